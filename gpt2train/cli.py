@@ -37,10 +37,11 @@ app = App(
 )
 # Imported when it is used: its commands include those of the installed plug-ins.
 app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score models and checkpoints.")
-# By its name: the command belongs to the data steps, which this package does not import.
+# By their names: the commands belong to the data steps, which this package does not import.
 app.command("tasks.verify.command:verify_output", name="verify")
 app.command("tasks.passport.command:passport", name="passport")
 app.command("tasks.passport.command:publish", name="publish")
+app.command("tasks.forget.command:forget", name="forget")
 data = App(name="data", help="Token files and documents.")
 app.command(data)
 data.command(label)

@@ -13,6 +13,7 @@ from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
 from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
 from flows.settings import DataprepSettings, OutputSettings
+from tasks.core.forgotten import check_no_removal
 from tasks.core.output_lock import locked
 from tasks.core.storage import Folder
 from tasks.train.launch.settings import LaunchSettings
@@ -43,6 +44,7 @@ def run_context(
     root.check_writable()
     runner = runner_of(settings)
     with locked(root, lost=runner.stop), runner:
+        check_no_removal(root)
         if flow_run is not None:
             stale_runs.claim_output(root, flow_run.id)
         if plan is not None:

@@ -115,6 +115,17 @@ class Epoch:
         low, high = max(0, first - 1) // self.context, last // self.context
         return np.flatnonzero((self.order >= low) & (self.order <= high))
 
+    def of_documents(self, starts: np.ndarray) -> np.ndarray:
+        """Indices of the samples with any token of the documents that start at these tokens of the corpus."""
+        begins = np.concatenate(([0], self.ends[:-1]))
+        found = np.flatnonzero(np.isin(begins + self.shift, starts))
+        marks = np.zeros(len(self.order) + 2, dtype=np.int64)
+        limit = len(self.order)  # the tail of the stream is in no sample
+        # As in `containing`: the token at a cut is in two samples.
+        np.add.at(marks, np.minimum(np.maximum(begins[found] - 1, 0) // self.context, limit), 1)
+        np.add.at(marks, np.minimum((self.ends[found] - 1) // self.context, limit) + 1, -1)
+        return np.flatnonzero(np.cumsum(marks)[self.order] > 0)
+
     def _first(self, slots: np.ndarray) -> np.ndarray:
         """Start of each sample in the stream."""
         return self.order[slots].astype(np.int64) * self.context

@@ -96,6 +96,14 @@ class Samples:
         indices = np.concatenate(found)
         return indices[indices < until]
 
+    def of_documents(self, starts: np.ndarray, until: int) -> np.ndarray:
+        """Indices below `until` of the samples with tokens of the documents that start at these ones, ascending."""
+        found = [np.empty(0, dtype=np.int64)]
+        for number in range(-(-until // self.per_epoch) if len(starts) else 0):
+            found.append(self._epoch(number).of_documents(starts) + number * self.per_epoch)
+        indices = np.concatenate(found)
+        return indices[indices < until]
+
     def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
         """Check every token of one of `parts` equal parts of the file; `UserError` names one outside the vocabulary."""
         first, last = self.tokens * part // parts, self.tokens * (part + 1) // parts

@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 
 from gpt2train.config import CONFIG_FILE, Corpus, RunConfig, read_run_config
-from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.config.data import split_weights
 from gpt2train.data.document_split import Part
 from gpt2train.data.indexed import idx_path
-from gpt2train.data.mixture import Mixture
 from gpt2train.data.run_tokenizer import find_run_tokenizer
-from gpt2train.data.samples import CACHE, Samples, validation_corpora
+from gpt2train.data.samples import validation_corpora
 from gpt2train.data.sharded_dataset import TokenDataset, open_tokens, shard_prefixes
 from gpt2train.data.suffix_index import index_root
 from gpt2train.data.suffix_search import Span, SuffixIndex, find_spans
@@ -28,12 +25,11 @@ from gpt2train.data.token_bytes import token_bytes
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.runs.documents import DocumentRecord, OutputFolder, look_up
-from gpt2train.runs.trace import document_row, document_tables, read_samples
+from gpt2train.runs.reading_order import PACKED, ReadingOrder
+from gpt2train.runs.trace import document_row, document_tables
 
 MIN_TOKENS = 8
-PACKED = ("next_token", "span_corruption")  # objectives whose samples are cut from the stream of documents
 MAX_STEPS = 1000  # listed of those that read a place
 
 
@@ -182,7 +178,7 @@ class TextTracer:
         pairs = zip(source.corpora, source.open(), strict=True)
         self.indexes = [SuffixIndex(dataset, root or index_root(corpus.prefix)) for corpus, dataset in pairs]
         self._tables: dict[int, list[pq.ParquetFile]] = {}
-        self._samples: dict[int, Samples] = {}
+        self._order: ReadingOrder | None = None
 
     def trace_text(self, text: str, min_tokens: int = MIN_TOKENS, places: int = 3) -> TextTrace:
         """Find the spans of a text.
@@ -307,20 +303,7 @@ class TextTracer:
         config, run = self.source.config, self.source.run
         if config is None or run is None or self.source.part != "train" or config.objective.name not in PACKED:
             return None
-        mixture = Mixture([one.weight for one in self.source.corpora])
-        until = mixture.drawn(corpus, read_samples(run, config))
-        if corpus not in self._samples:
-            prefix, cache = self.source.corpora[corpus].prefix, Path(config.data.cache or run / CACHE)
-            lengths = config.sample_length, config.vocab, config.seed
-            self._samples[corpus] = Samples(prefix, *lengths, cache, split=self.source.split)
-        inner = self._samples[corpus].containing(start, end, until)
-        samples = np.sort(mixture.global_indices(corpus, inner)).tolist()
-        plan = BatchPlan(config.batch.global_batch or _global_batch(run, config), config.batch.ramp_up)
-        steps = list(dict.fromkeys(plan.steps_until(sample + 1) - 1 for sample in samples))
+        self._order = self._order or ReadingOrder(run, config)
+        samples = self._order.containing(corpus, start, end).tolist()
+        steps = self._order.steps(samples)
         return Reading(tuple(steps[:MAX_STEPS]), len(steps), tuple(samples[:MAX_STEPS]))
-
-
-def _global_batch(run: Path, config: RunConfig) -> int:
-    """Samples of a step of a run whose settings leave it to the number of processes."""
-    rows = read_metrics(run)
-    return max(1, read_samples(run, config) // int(rows[-1]["step"])) if rows else 1

@@ -23,6 +23,7 @@ from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, find_duplicates,
 from tasks.blacklist.megatron_rules import MegatronClassifier
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
+from tasks.core.forgotten import REASON, forgotten_beside, name_of, read_forgotten
 from tasks.core.input_files import PACKED, InputFile, suffix_of, where_to_read
 from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
@@ -48,6 +49,7 @@ def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSetti
         "lists": digest([[item.name, item.identity] for item in lists]),
         "domains": rules.listed.digest,
         "names": digest(sorted(rules.names)),
+        **read_forgotten(root).inputs,
     }
     parameters = settings.model_dump(mode="json", exclude={"domain_lists"})  # the fingerprint has their content
     # No `packages`: a crawl continues with its list if tld has a new list of public suffixes, or idna new tables.
@@ -76,10 +78,13 @@ def read_list(
 ) -> Outcome:
     """Classify each row of one list; write the verdicts, the keys of the kept rows, and the index of the keys."""
     classifier = MegatronClassifier(rules) if settings.parity else UrlClassifier(rules)
+    forgotten = forgotten_beside(folder)
 
     def classify(number: int, listed: str | None, url: str | None) -> tuple[str, str, bytes]:
         if listed is None or url is None:
             return "too_long", f"row {number}: more than {LONGEST} bytes", b""
+        if forgotten.matches(url):
+            return REASON, "", b""
         if settings.credentials == "reject" and url != listed:
             return "credentials", "a user name or password before the host", b""
         return classifier(listed if settings.parity else url)  # by Megatron-LM's rules a user name is malformed
@@ -102,7 +107,11 @@ def read_list(
                 f"row {number}: {detail}" if reason == "malformed" else detail
                 for (number, _), (reason, detail, _) in zip(block, verdicts, strict=True)
             ]
-            columns = [[url for _, url in block], [reason for reason, _, _ in verdicts], details]
+            urls = [
+                name_of(url) if url and reason == REASON else url
+                for (_, url), (reason, _, _) in zip(block, verdicts, strict=True)
+            ]
+            columns = [urls, [reason for reason, _, _ in verdicts], details]
             writer.write_table(pa.table([pa.array(column, pa.string()) for column in columns], schema=CLASSIFIED_ROWS))
             count += len(block)
     index = np.array(key_writer.index, dtype=np.int64).reshape(-1, cells + 1)

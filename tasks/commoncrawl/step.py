@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from multidict import CIMultiDict
 
 from gpt2train.errors import RunError
+from tasks.core.forgotten import REASON, forgotten_beside, name_of
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows
@@ -91,6 +92,11 @@ def fetch_slice(
         return await asyncio.gather(*(_fetch(session, server, row, settings) for row in rows))
 
     answers = session.run(fetch_all())
+    if forgotten := forgotten_beside(folder):  # the captures of forgotten pages are not listed, but pages redirect
+        for number, answer in enumerate(answers):
+            if isinstance(answer, Page) and forgotten.matches(answer.url, answer.final_url):
+                rows[number] = {**rows[number], "url": name_of(answer.url)}
+                answers[number] = FetchRejectedError(REASON, "")
     failed = [error for error in answers if isinstance(error, FetchRejectedError) and error.retryable]
     if failed:  # the archives do not change: a page is missing because of the network alone
         raise RunError(f"{server}: {len(failed)} of {len(rows)} pages failed, the first by {failed[0]}; run again")

@@ -99,6 +99,11 @@ class NgramIndex:
         pairs = np.array(list(holders), dtype=np.int64).reshape(-1, 2)
         return np.array(grams, dtype=np.int64).reshape(-1, 2), np.array(keys, dtype=np.uint64), pairs
 
+    @property
+    def size(self) -> int:
+        """Number of distinct n-grams."""
+        return len(self._lengths)
+
     def sources(self, gram: int) -> list[int]:
         """Numbers of the texts that contain an n-gram, in order."""
         return self._holders[self._ends[gram - 1] if gram else 0 : self._ends[gram]].tolist()

@@ -8,6 +8,7 @@ import pyarrow as pa
 from yarl import URL
 
 from tasks.core.document import strip_unstorable
+from tasks.core.forgotten import REASON, Forgotten, name_of
 from tasks.core.shards import rejected_row
 from tasks.core.url_lists import LONGEST
 from tasks.discover.domains import Domain
@@ -95,3 +96,28 @@ class FoundUrls:
         if len(self.rejected) < MAX_REJECTED:
             row = {"url": strip_unstorable(url[:LONGEST]), "source": str(base)}
             self.rejected.append(rejected_row(row, reason, strip_unstorable(detail)))
+
+    def drop_forgotten(self, forgotten: Forgotten) -> None:
+        """Reject the URLs of forgotten pages, and name none of them as the place where another URL was found."""
+
+        def shown(url: str) -> str:
+            return name_of(url) if forgotten.matches(url) else url
+
+        for number, row in enumerate(self.rejected):
+            self.rejected[number] = {**row, "source": shown(row["source"])}
+            if forgotten.matches(row["url"]):
+                self.reasons.subtract([row["reason"]])
+                self.reasons[REASON] += 1
+                self.rejected[number] = rejected_row({"url": name_of(row["url"])}, REASON)
+        self.rows = {
+            url: {**row, "found_in": shown(row["found_in"])}
+            for url, row in self.rows.items()
+            if not self.is_dropped(row, forgotten)
+        }
+
+    def is_dropped(self, row: dict[str, Any], forgotten: Forgotten) -> bool:
+        """Reject the row of a forgotten page, and return True if it is one."""
+        if not forgotten.matches(row["url"]):
+            return False
+        self.reject(name_of(row["url"]), "", REASON, "")
+        return True

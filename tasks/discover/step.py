@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpt2train.errors import RunError
+from tasks.core.forgotten import forgotten_beside, read_forgotten
 from tasks.core.input_files import InputFile
 from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
@@ -45,7 +46,8 @@ def discover(
         RunError: No URL was found, or the index of Common Crawl cannot be read.
     """
     named = [[domain.host, domain.scheme, domain.port] for domain in domains]
-    step = Step(root, "discover", version=1, parameters=settings, inputs={"domains": digest(named)})
+    inputs = {"domains": digest(named), **read_forgotten(root).inputs}
+    step = Step(root, "discover", version=1, parameters=settings, inputs=inputs)
     if done := runner.finished(step):
         return done
     from tasks.discover.session import Session  # imports aiohttp (0.3 s)
@@ -85,6 +87,9 @@ def discover_domain(
         sites.run(_find(sites, found, settings))
     if "commoncrawl" in settings.methods:
         captures = index.run(find_captures(index, crawls, found, settings))
+    if forgotten := forgotten_beside(folder):
+        found.drop_forgotten(forgotten)
+        captures = [row for row in captures if not found.is_dropped(row, forgotten)]
     outputs = []
     if found.rows:
         outputs.append(write_rows(folder, f"{name}.parquet", list(found.rows.values()), DISCOVERED))
@@ -123,13 +128,13 @@ async def _find(session: "Session", found: FoundUrls, settings: DiscoverSettings
 
 def lists_of(root: Folder, found: Manifest, domains: Sequence[Domain]) -> list[InputFile]:
     """Return the lists of URLs of a finished discovery, one per domain, for the blacklist."""
-    folder = root / found.folder
+    folder, aliases = root / found.folder, read_forgotten(root).aliases
     return [
         InputFile(
             folder.location(record.name),
             f"discover/{domains[int(record.name.removesuffix('.parquet').rpartition('-')[2])].name}",
             record.bytes,
-            record.sha256,
+            aliases.get(record.sha256, record.sha256),
         )
         for record in found.outputs
         if not record.name.startswith(CAPTURE_LISTS)

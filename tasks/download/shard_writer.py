@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from gpt2train.errors import RunError
+from tasks.core.forgotten import forgotten_beside
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.shards import REJECTED, rejected_row, write_rows, write_table
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.download.consent.tally import CONSENT_FILE, signal_counts, tally_signals
+from tasks.download.forgotten_pages import is_forgotten, without_forgotten
 from tasks.download.host_stats import HOSTS_FILE, tally_hosts
 from tasks.download.journal import clear_journals
 from tasks.download.ledger import LEDGERS, Row, content_of, counts_of, ledgers_of, schema_of
@@ -15,7 +17,13 @@ from tasks.download.warc import EMPTY, encode_head
 
 
 def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
-    """Write the archive, the ledger and the rejected rows of one shard; a row without a page has an empty record."""
+    """Write the archive, the ledger and the rejected rows of one shard; a row without a page has an empty record.
+
+    Pages that were redirected to a forgotten one are left out.
+    """
+    if forgotten := forgotten_beside(folder):
+        rows = without_forgotten(rows, forgotten)
+        pages = (page for page in pages if not is_forgotten(page, forgotten))
     dates = [row["fetched_at"] for row in rows if not row["reason"]]
     archive = f"{name}.warc.gz"
     with folder.writing(archive) as draft, draft.open("wb") as file:

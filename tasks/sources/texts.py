@@ -11,6 +11,7 @@ from pydantic import Field
 
 from gpt2train.settings import Settings
 from tasks.core.document import document_id
+from tasks.core.forgotten import read_forgotten
 from tasks.core.input_files import InputFile, where_to_read
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
@@ -45,7 +46,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
         "texts",
         version=1,
         parameters=settings.model_dump(mode="json") | {"key": key},
-        inputs={"files": identity_of(files)},
+        inputs={"files": identity_of(files), **read_forgotten(root).inputs},
         packages=("orjson",),
     )
     if done := runner.finished(step):

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from gpt2train.errors import UserError
+from tasks.core.forgotten import REASON, forgotten_beside, name_of
 from tasks.core.input_files import InputFile
 from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.shards import commit_rows, rejected_row
@@ -46,7 +47,7 @@ def fault_of(file: InputFile) -> str | None:
 class ShardWriter:
     """Writer of a batch's rows into the shards `<name>-00000.parquet`, `<name>-00001.parquet` and so on.
 
-    The sizes of the kept rows are summed as the fact `fact` of the outcome.
+    The sizes of the kept rows are summed as the fact `fact` of the outcome. Rows of forgotten pages are rejected.
 
     Attributes:
         rows: Rows of the current shard, kept and rejected.
@@ -58,6 +59,7 @@ class ShardWriter:
     ) -> None:
         self._folder, self._name, self._schema, self._fact, self._size_of = folder, name, schema, fact, size_of
         self._outcomes: list[Outcome] = []
+        self._forgotten = forgotten_beside(folder)
         self._begin()
 
     def _begin(self) -> None:
@@ -67,12 +69,17 @@ class ShardWriter:
 
     def keep(self, row: dict[str, Any]) -> None:
         """Add a row of the schema."""
+        if self._forgotten.matches_row(row):
+            self.reject(row, REASON, "")
+            return
         self._kept.append(row)
         self.rows += 1
         self.size += self._size_of(row)
 
     def reject(self, row: dict[str, Any], reason: str, detail: str) -> None:
         """Add a rejected row."""
+        if self._forgotten.matches_row(row):
+            row, reason, detail = {"url": name_of(row["url"]), "source": row["source"]}, REASON, ""
         self._rejected.append(rejected_row(row, reason, detail))
         self.rows += 1
 

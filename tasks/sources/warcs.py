@@ -15,6 +15,7 @@ from gpt2train.settings import Settings
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.document import strip_unstorable
+from tasks.core.forgotten import read_forgotten
 from tasks.core.input_files import InputFile, find_inputs, kind_of, where_to_read
 from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
@@ -89,7 +90,7 @@ def warcs(
     Raises:
         UserError: No archive holds a usable page; the message has the counts of the reasons.
     """
-    inputs = {"files": identity_of(files)}
+    inputs = {"files": identity_of(files), **read_forgotten(root).inputs}
     rules = None
     if settings.blacklist:
         rules = rules_of(blacklist or BlacklistSettings())

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from gpt2train.settings import Settings
+from tasks.core.forgotten import read_forgotten
 from tasks.core.input_files import InputFile, open_input, where_to_read
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
@@ -41,7 +42,7 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
         "webpages",
         version=1,
         parameters=settings,
-        inputs={"files": identity_of(files)},
+        inputs={"files": identity_of(files), **read_forgotten(root).inputs},
     )
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
     write_locations(step.folder, batches)

@@ -10,6 +10,7 @@ from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.cloze.settings import ClozeSettings
 from tasks.cloze.step import CLOZE, cloze
+from tasks.core.forgotten import FORGOTTEN
 from tasks.core.input_files import InputFile, find_inputs
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
@@ -156,11 +157,19 @@ def _tokenizer(output: Output, made: Manifest, runner: Runner, _: Folder) -> Man
 def _warcs(output: Output, made: Manifest, runner: Runner, scratch: Folder) -> Manifest:
     if made.parameters.get("blacklist"):
         raise NotRedoneError("the blocklists are not kept")
+    _copy_forgotten(output, scratch)
     return warcs(scratch, _files(output, made), WarcSettings.model_validate(made.parameters), runner)
 
 
 def _webpages(output: Output, made: Manifest, runner: Runner, scratch: Folder) -> Manifest:
+    _copy_forgotten(output, scratch)
     return webpages(scratch, _files(output, made), WebpagesSettings.model_validate(made.parameters), runner)
+
+
+def _copy_forgotten(output: Output, scratch: Folder) -> None:
+    """Copy the list of forgotten URLs, which the steps read in the folder that they write."""
+    if output.root.size(FORGOTTEN) is not None:
+        scratch.write_bytes(FORGOTTEN, output.root.read_bytes(FORGOTTEN))
 
 
 def _files(output: Output, made: Manifest) -> list[InputFile]:

@@ -1,0 +1,172 @@
+"""The command `gpt2train forget`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gpt2train.errors import UserError
+from gpt2train.io.command_line import printable
+from gpt2train.io.files import format_bytes
+from tasks.core.output_lock import locked
+from tasks.core.storage import Folder
+from tasks.forget.plan import Removal, plan_removal
+from tasks.forget.remove import pending_removal, remove_pages
+from tasks.forget.scan import Scanned
+from tasks.forget.targets import read_targets
+from tasks.forget.training import GO_ON, RunReading
+
+MAX_SHOWN = 5  # names on a line; JSON has all
+
+
+def forget(
+    targets: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "--out"])],
+    run: str | None = None,
+    yes: Annotated[bool, Parameter(negative=())] = False,
+    delete_checkpoints: Annotated[bool, Parameter(negative=())] = False,
+    json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Show what an output and its trainings hold of pages, and with --yes remove the pages from all of its files.
+
+    Without --yes nothing is written. A removal that was interrupted is completed by the next call, which needs no
+    targets. The exit code is 1 if a file still has a text or a URL of the pages afterwards.
+
+    Parameters
+    ----------
+    targets
+        URLs; domains, with their subdomains; files with one of these per line.
+    output
+        Output folder of a flow, or its fsspec URL.
+    run
+        Name of the run in runs/, or a run folder elsewhere, whose samples and steps are shown; by default all runs.
+    yes
+        Remove the pages.
+    delete_checkpoints
+        Remove also the checkpoints after the first step that read the pages.
+    json_
+        Print JSON.
+    """
+    root = Folder(output if "://" in output else Path(output).absolute())
+    wanted = read_targets(targets)
+    if root.is_local and not Path(root.path()).is_dir():
+        raise UserError(f"there is no output at {output}; give the --output of a flow")
+    if not yes:
+        _show_plan(root, wanted, run, json_)
+        return
+    with locked(root):
+        if (pending := pending_removal(root)) is not None:
+            _remove(root, pending, json_)
+            wanted = [target for target in wanted if target not in pending.targets]
+            if not wanted:
+                return
+        removal = plan_removal(root, _given(wanted), run)
+        _remove(root, removal.model_copy(update={"delete_checkpoints": delete_checkpoints}), json_)
+
+
+def _given(targets: list[str]) -> list[str]:
+    if not targets:
+        raise UserError("give a URL, a domain, or a file with one of these per line")
+    return targets
+
+
+def _show_plan(root: Folder, targets: list[str], run: str | None, as_json: bool) -> None:
+    if (pending := pending_removal(root)) is not None:
+        raise UserError(
+            f"{root.url}: the removal of {', '.join(pending.targets[:MAX_SHOWN])} was interrupted; --yes completes it"
+        )
+    removal = plan_removal(root, _given(targets), run)
+    if as_json:
+        print(json.dumps(_values(removal), ensure_ascii=False, indent=1))
+        return
+    _print(root, removal)
+    print("nothing was changed; --yes removes the pages")
+
+
+def _remove(root: Folder, removal: Removal, as_json: bool) -> None:
+    if not as_json:
+        _print(root, removal)
+    seen = remove_pages(root, removal)
+    if as_json:
+        proof = {"files": seen.files, "bytes": seen.bytes, "traces": 0}
+        print(json.dumps(_values(removal) | {"scan": proof}, ensure_ascii=False, indent=1))
+        return
+    _print_end(root, removal, seen)
+
+
+def _values(removal: Removal) -> dict[str, object]:
+    """Return the plan for programs, without the texts."""
+    return removal.model_dump(mode="json", exclude={"found": {"texts"}, "wanted": True})
+
+
+def _print(root: Folder, removal: Removal) -> None:
+    found = removal.found
+    tokens = ", ".join(f"{count:,} {split}" for split, count in found.tokens.items()) or "none"
+    lines = [
+        f"{root.url}: {_count(found.urls, 'URL')}, {_count(found.documents, 'document')}; tokens: {tokens}; "
+        f"{removal.files:,} files searched, {format_bytes(removal.bytes)}"
+    ]
+    if removal.missing:
+        lines.append(f"without a page here, but listed for later runs: {_some(removal.missing)}")
+    if found.steps:
+        lines.append(f"{'step':<24} {'kept':>7} {'rejected':>9} {'other':>7}  files")
+    lines += [
+        f"{step.folder:<24} {step.kept:>7,} {step.rejected:>9,} {step.other:>7,}  {_some(step.files)}"
+        for step in found.steps
+    ]
+    lines += _about("rewritten without the pages", removal.sources)
+    lines += _about("removed, to be made again by the flow", removal.removed)
+    traces = [(one.is_readable, f"{one.file} ({one.what})") for one in removal.traces]
+    lines += _about("removed, or its lines", tuple(text for is_readable, text in traces if is_readable))
+    lines += _about("to be removed by hand", tuple(text for is_readable, text in traces if not is_readable))
+    lines += _about("your own files with the pages, left alone", found.user_files)
+    lines += _about("copies without their keeper, of which the next deduplication decides anew", found.orphans)
+    lines += _about("other pages with the same words, which stay", removal.mirrors)
+    for reading in removal.runs:
+        lines += _run_lines(reading, removal.delete_checkpoints)
+    print("\n".join(printable(line) for line in lines), flush=True)
+
+
+def _about(title: str, names: tuple[str, ...]) -> list[str]:
+    return [f"{title}: {_some(names)}"] if names else []
+
+
+def _run_lines(reading: RunReading, delete: bool) -> list[str]:
+    if reading.note:
+        return [f"{reading.run}: {reading.note}"]
+    if not reading.steps:
+        return [f"{reading.run}: no step has read the pages so far ({_count(reading.documents, 'training document')})"]
+    steps = ", ".join(f"{step:,}" for step in reading.first_steps[:MAX_SHOWN])
+    more = ", …" if reading.steps > MAX_SHOWN else ""
+    lines = [
+        f"{reading.run}: {_count(reading.documents, 'document')} in {reading.samples:,} samples, read by "
+        f"{reading.steps:,} steps: {steps}{more}"
+    ]
+    if reading.later:
+        lines.append(f"  checkpoints after the first of them{', removed' if delete else ''}: {_some(reading.later)}")
+    if reading.checkpoint is None:
+        lines.append("  no checkpoint before them: retrain from the start")
+    else:
+        lines.append(f"  last checkpoint before them: {reading.checkpoint}; to go on from it, after the data flow:")
+        lines.append(f"  python -m flows.pretrain --config {reading.run}/{GO_ON}")
+    return lines
+
+
+def _print_end(root: Folder, removal: Removal, seen: Scanned) -> None:
+    print(f"{seen.files:,} files searched, {format_bytes(seen.bytes)}: no text and no URL of the pages is left")
+    if removal.removed:
+        print("run the data flow again with its settings; it makes the removed steps again, and fetches nothing")
+    print(f"list: {root.location('forgotten.json')}")
+
+
+def _count(items: tuple[str, ...] | int, name: str) -> str:
+    count = items if isinstance(items, int) else len(items)
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MAX_SHOWN:,} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more

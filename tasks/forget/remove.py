@@ -1,0 +1,141 @@
+"""Removal of pages by its plan, repeatable from any point at which it was killed, and the scan that proves it."""
+
+import contextlib
+import shutil
+from pathlib import Path, PurePosixPath
+
+from gpt2train.errors import RunError, UserError
+from gpt2train.io.files import write_atomic
+from gpt2train.io.run_folder import BEST, LATEST
+from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
+from gpt2train.io.run_folder import MANIFEST as CHECKPOINT_MANIFEST
+from tasks.core.forgotten import FORGOTTEN, PENDING, Forgotten, encode_forgotten, read_forgotten
+from tasks.core.manifest import MANIFEST, canonical, read_manifest
+from tasks.core.storage import Folder
+from tasks.download.journal import clear_journals
+from tasks.forget.corpus import RUNS
+from tasks.forget.decode import json_line
+from tasks.forget.plan import Removal
+from tasks.forget.rewrite import rewrite_step
+from tasks.forget.scan import Scanned, Searcher, is_traced, scan
+from tasks.forget.training import RunReading, write_settings
+from tasks.verify.output import COPIES
+
+LINES = (".jsonl", ".ndjson")
+KEPT = ("config.toml", "run.json")  # files of a run without which it is none
+
+
+def pending_removal(root: Folder) -> Removal | None:
+    """Read the removal that was interrupted; None if there is none.
+
+    Raises:
+        UserError: Its file is damaged.
+    """
+    if root.size(PENDING) is None:
+        return None
+    try:
+        return Removal.model_validate_json(root.read_bytes(PENDING))
+    except ValueError as error:
+        raise UserError(f"{root.url}/{PENDING} is damaged; remove it and forget the same URLs again") from error
+
+
+def remove_pages(root: Folder, removal: Removal) -> Scanned:
+    """Remove the pages of a plan, and search every file for what is left.
+
+    Raises:
+        RunError: A file still has a text or URL of the pages; the removal stays pending.
+    """
+    root.write_bytes(PENDING, canonical(removal.model_dump(mode="json")))
+    forgotten = read_forgotten(root).united(removal.wanted)
+    root.write_bytes(FORGOTTEN, encode_forgotten(forgotten))
+    for reading in removal.runs:
+        write_settings(reading)
+        if removal.delete_checkpoints:
+            _delete_checkpoints(reading)
+    clear_journals(root / "pages")  # of a store they are on this machine
+    for folder in removal.removed:  # all manifests first: from then on nobody trusts the files
+        (root / folder).remove(MANIFEST)
+    for folder in removal.removed:
+        _remove_folder(root, folder)
+    for step in removal.rewritten:
+        forgotten = _rewrite(root, step.folder, forgotten, step.inputs)
+    searcher = Searcher(removal.wanted, removal.pages, removal.found.texts)
+    for trace in removal.traces:
+        if trace.is_readable:  # nobody knows what is in the others
+            _remove_trace(root, trace.file, searcher)
+    seen = scan(root, removal.wanted, removal.pages, removal.found.texts, removal.sources)
+    if seen.traces:
+        shown = "; ".join(f"{trace.file} {trace.place}: {trace.what}" for trace in seen.traces[:5])
+        raise RunError(
+            f"{len(seen.traces)} files of {root.url} still have a trace: {shown}; remove them, then run again"
+        )
+    root.remove(PENDING)
+    return seen
+
+
+def _rewrite(root: Folder, folder: str, forgotten: Forgotten, links: dict[str, str]) -> Forgotten:
+    """Rewrite a step that takes pages from outside; return the list with the aliases of the rewritten lists of URLs."""
+    made = read_manifest(root / folder)
+    if made is None:
+        raise RunError(f"{root.url}/{folder}/{MANIFEST} is missing or damaged; remove {folder}, then run again")
+
+    def remember(changed: dict[str, str]) -> None:
+        nonlocal forgotten
+        aliases = {new: forgotten.aliases.get(old, old) for new, old in changed.items()}
+        forgotten = forgotten.united(Forgotten(aliases=aliases))
+        root.write_bytes(FORGOTTEN, encode_forgotten(forgotten))
+
+    rewrite_step(root, made, forgotten, links, remember if made.step == "discover" else None)
+    return forgotten
+
+
+def _remove_folder(root: Folder, folder: str) -> None:
+    """Remove a folder with all its files."""
+    clear_journals(root / folder)
+    (root / folder).remove(*(root / folder).files())
+    if root.is_local:
+        shutil.rmtree(root.path(folder), ignore_errors=True)  # empty folders
+
+
+def _remove_trace(root: Folder, name: str, searcher: Searcher) -> None:
+    """Remove the file of a trace, its lines, or the whole step that made it."""
+    if root.size(name) is None or PurePosixPath(name).name in KEPT:
+        return
+    if name.startswith(COPIES):
+        _remove_step(root, "/".join(name.split("/")[:2]))
+    elif (step := _step_of(root, name)) is not None and not name.startswith(RUNS):
+        _remove_step(root, step)
+    elif name.endswith(LINES):
+        lines = root.read_bytes(name).splitlines(keepends=True)
+        kept = [line for line in lines if not is_traced(json_line(line, ""), searcher)]
+        root.write_bytes(name, b"".join(kept))
+    else:
+        root.remove(name)
+
+
+def _step_of(root: Folder, name: str) -> str | None:
+    """Return the folder with the manifest of the step that a file is of; None if there is none."""
+    parents = [str(parent) for parent in PurePosixPath(name).parents][:-1]
+    return next((parent for parent in parents if root.size(f"{parent}/{MANIFEST}") is not None), None)
+
+
+def _remove_step(root: Folder, folder: str) -> None:
+    for name in (root / folder).files():
+        if PurePosixPath(name).name == MANIFEST:
+            (root / folder).remove(name)
+    _remove_folder(root, folder)
+
+
+def _delete_checkpoints(reading: RunReading) -> None:
+    """Remove the checkpoints after the first step that read the pages; `latest` names the one before."""
+    folder = Path(reading.run) / CHECKPOINTS
+    if reading.later:
+        for name in (LATEST, BEST):
+            with contextlib.suppress(OSError):
+                if (folder / name).read_text().strip() in reading.later:
+                    (folder / name).unlink()
+        if reading.checkpoint is not None:
+            write_atomic(folder / LATEST, f"{reading.checkpoint}\n".encode())
+    for name in reading.later:
+        (folder / name / CHECKPOINT_MANIFEST).unlink(missing_ok=True)  # without it the folder is no checkpoint
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,0 +1,151 @@
+"""What the trainings on an output have read of pages: samples, steps, and the checkpoint before the first of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, to_toml
+from gpt2train.config.data import MixtureSettings
+from gpt2train.errors import RunError, UserError
+from gpt2train.io.files import write_atomic
+from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
+from gpt2train.io.run_folder import checkpoint_step, list_checkpoints
+from gpt2train.monitoring.run_record import read_record
+from gpt2train.runs.reading_order import PACKED, ReadingOrder
+from gpt2train.runs.trace import document_tables
+from gpt2train.settings import Settings
+from tasks.core.forgotten import Forgotten
+from tasks.core.storage import Folder
+
+MAX_LISTED = 1000  # samples and steps
+GO_ON = "forget.toml"  # settings of the flow that goes on, in the run folder
+
+
+class GoOn(Settings):
+    """Settings of the training flow."""
+
+    preset: str
+    data: str
+    output: str
+    train: TrainSettings
+    launch: dict[str, Any]
+
+
+class RunReading(Settings):
+    """What a run has read of the pages."""
+
+    run: str
+    """Run folder."""
+    documents: int = 0
+    """Training documents."""
+    samples: int = 0
+    """Samples of its training order that hold them, up to the last step so far."""
+    first_samples: tuple[int, ...] = ()
+    steps: int = 0
+    """Steps that read these samples."""
+    first_steps: tuple[int, ...] = ()
+    """From 0, as in `gpt2train trace`."""
+    checkpoint: str | None = None
+    """Last checkpoint before the first of these steps; None if there is none, or if no step has read the pages."""
+    later: tuple[str, ...] = ()
+    """Checkpoints after it: their weights depend on the pages."""
+    note: str = ""
+    """Reason for which the steps are not known."""
+
+
+def find_runs(root: Folder, name: str | None) -> list[Path]:
+    """Return the run folders of an output, or the one that is named, there or by its path.
+
+    Raises:
+        UserError: There is no such run.
+    """
+    if name is None:
+        return sorted(path.parent for path in Path(root.path()).glob(f"runs/*/{CONFIG_FILE}")) if root.is_local else []
+    candidates = [Path(root.path()) / "runs" / name] if root.is_local else []
+    for path in (*candidates, Path(name)):
+        if (path / CONFIG_FILE).is_file():
+            return [path.absolute()]
+    raise UserError(f"there is no run {name} in {root.url}/runs, and no run folder at {name}")
+
+
+def read_by(run: Path, wanted: Forgotten) -> RunReading:
+    """Find what a run has read of the pages, by the tables beside the tokens of its corpora."""
+    try:
+        config = read_run_config(run / CONFIG_FILE)
+        if config.data.split is not None or config.objective.name not in PACKED:
+            return RunReading(run=str(run), note=_unknown(config))
+        order, found, documents = ReadingOrder(run, config), list[np.ndarray](), 0
+        for number, corpus in enumerate(config.data.corpora):
+            starts = document_starts(Path(corpus.prefix), wanted)
+            documents += len(starts)
+            if len(starts):
+                found.append(order.of_documents(number, starts))
+    except (UserError, RunError, OSError) as error:
+        return RunReading(run=str(run), note=" ".join(str(error).split()))
+    samples = np.unique(np.concatenate(found)).tolist() if found else []
+    steps = order.steps(samples)
+    listed = {"first_samples": tuple(samples[:MAX_LISTED]), "first_steps": tuple(steps[:MAX_LISTED])}
+    reading = RunReading(run=str(run), documents=documents, samples=len(samples), steps=len(steps), **listed)
+    if not steps:
+        return reading
+    checkpoints = list_checkpoints(run)
+    before = [path.name for path in checkpoints if checkpoint_step(path) <= steps[0]]
+    later = tuple(path.name for path in checkpoints if checkpoint_step(path) > steps[0])
+    return reading.model_copy(update={"checkpoint": before[-1] if before else None, "later": later})
+
+
+def _unknown(config: RunConfig) -> str:
+    if config.data.split is not None:
+        return "its token files were made elsewhere: which documents are pages is not known; they are left alone"
+    return f"the objective {config.objective.name} reads no packed documents; its samples are not known here"
+
+
+def document_starts(prefix: Path, wanted: Forgotten) -> np.ndarray:
+    """First tokens of the documents of a corpus that are of the pages.
+
+    Raises:
+        UserError: The tokens have no table of their documents.
+    """
+    starts: list[int] = []
+    for table in document_tables(prefix.parents[1], prefix.parent.name):
+        for group in range(table.num_row_groups):
+            rows = table.read_row_group(group, columns=["url", "start"]).to_pylist()
+            starts += [row["start"] for row in rows if wanted.matches(row["url"])]
+    return np.array(starts, dtype=np.int64)
+
+
+def write_settings(reading: RunReading) -> Path | None:
+    """Write the settings with which the flow goes on from the checkpoint on the tokens that are made next.
+
+    The new run has the optimizer's state and the remaining steps; its samples begin anew, since the tokens are others.
+    None if the run has to begin from the start, or is gone.
+    """
+    run = Path(reading.run)
+    if reading.checkpoint is None or not reading.steps or not (run / CONFIG_FILE).is_file():
+        return None
+    config = read_run_config(run / CONFIG_FILE)
+    checkpoint = run / CHECKPOINTS / reading.checkpoint
+    steps = max(1, config.steps - checkpoint_step(checkpoint))
+    first, *others = config.data.corpora
+    train = TrainSettings.model_validate({name: getattr(config, name) for name in TrainSettings.model_fields})
+    start = {"init_from": str(checkpoint), "restore": "optimizer"}
+    changed = train.model_copy(
+        update={
+            "steps": steps,
+            "epochs": 0.0,
+            "schedule": train.schedule.model_copy(update={"warmup": min(train.schedule.warmup, steps - 1)}),
+            "checkpoints": train.checkpoints.model_copy(update=start),
+            "mixture": MixtureSettings(corpora=tuple(others), weight=first.weight),
+        }
+    )
+    record = read_record(run)
+    settings = GoOn(
+        preset=(record and record.preset) or "tiny",
+        data=str(Path(first.prefix).parents[2]),
+        output=str(run.parents[1]),
+        train=changed,
+        launch=record.launch if record else {},
+    )
+    write_atomic(run / GO_ON, to_toml(settings).encode())
+    return run / GO_ON

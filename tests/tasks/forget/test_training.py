@@ -1,0 +1,133 @@
+"""Samples and steps that have read the pages of a removal, and the settings that go on before them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.settings import PretrainFlowSettings, resolve
+from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
+from gpt2train.data.epoch import Epoch
+from gpt2train.data.samples import Samples
+from gpt2train.errors import UserError
+from gpt2train.settings import build
+from tasks.core.forgotten import Forgotten, url_hash
+from tasks.core.storage import Folder
+from tasks.forget.training import find_runs, read_by, write_settings
+from tasks.shuffle.settings import ShuffleSettings
+from tasks.shuffle.step import shuffle
+from tasks.tokenize.settings import TokenizeSettings
+from tasks.tokenize.step import tokenize
+from tasks.tokenizer.settings import TokenizerSettings
+from tasks.tokenizer.step import tokenizer
+from tests.tasks.corpus import Inline, documents_of, row
+
+CONTEXT, BATCH, STEPS = 16, 4, 30
+ROWS = [row(f"Chapter {n}: {'a fox and a wolf ' * (n % 5 + 1)}.", f"http://a.test/{n}") for n in range(30)]
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    st.integers(1, 6),
+    st.none() | st.integers(0, 3),
+    st.sets(st.integers(0, 11)),
+)
+def test_samples_of_documents_are_those_of_their_tokens(
+    lengths: list[int], context: int, seed: int | None, chosen: set[int]
+) -> None:
+    bounds = np.concatenate(([0], np.cumsum(lengths)))
+    epoch = Epoch.build(bounds, context, seed, 0)
+    documents = [number for number in sorted(chosen) if number < len(lengths) and lengths[number]]
+    expected = {
+        sample
+        for number in documents
+        for token in range(bounds[number], bounds[number + 1])
+        for sample in epoch.containing(token, token + 1).tolist()
+    }
+    assert epoch.of_documents(bounds[documents]).tolist() == sorted(expected)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens of 30 documents, and a run that has made 30 steps on them, with checkpoints."""
+    out = tmp_path_factory.mktemp("training") / "out"
+    root = Folder(out)
+    with Inline(workers=1) as runner:
+        shuffled = shuffle(root, documents_of(root, ROWS), ShuffleSettings(), runner)
+        words = tokenizer(root, shuffled, TokenizerSettings(vocab_size=300), runner)
+        tokenize(root, shuffled, words, TokenizeSettings(), runner)
+    run = out / "runs/tiny-0123abcd"
+    settings: dict[str, Any] = {
+        "model": {"context": CONTEXT, "layers": 1, "heads": 2, "hidden": 32},
+        "batch": {"global_batch": BATCH, "micro_batch": BATCH},
+        **{"seed": 7, "vocab": 300, "output": str(run), "schedule": {"warmup": 25}, "steps": 40},
+        "data": {"train": f"{out}/tokens/train/tokens"},
+    }
+    run.mkdir(parents=True)
+    (run / CONFIG_FILE).write_text(to_toml(build(RunConfig, settings)))
+    rows = [{"step": step, "tokens": step * BATCH * CONTEXT} for step in range(1, STEPS + 1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    for step in range(2, STEPS + 1, 2):
+        folder = run / f"checkpoints/step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    (run / "checkpoints/latest").write_text(f"step-{STEPS:08d}\n")
+    return out
+
+
+def wanted_of(*numbers: int) -> Forgotten:
+    return Forgotten(urls=tuple(sorted(url_hash(f"https://a.test/{number}") for number in numbers)))
+
+
+def test_steps_are_those_whose_samples_hold_the_documents(out: Path) -> None:
+    """Compared with the samples of the training's own loader, token by token."""
+    [run] = find_runs(Folder(out), None)
+    samples = Samples(out / "tokens/train/tokens", CONTEXT, 300, 7)
+    positions, _ = samples.locate(range(STEPS * BATCH))
+    table = {row["url"]: row for row in _documents(out)}
+    for numbers in ((3,), (5, 17), (29,)):
+        reading = read_by(run, wanted_of(*numbers))
+        tokens = [np.arange(table[url]["start"], table[url]["end"]) for url in (f"http://a.test/{n}" for n in numbers)]
+        holding = np.flatnonzero(np.isin(positions, np.concatenate(tokens)).any(axis=1))
+        assert reading.documents == len(numbers)
+        assert list(reading.first_samples) == holding.tolist() and reading.samples == len(holding)
+        assert list(reading.first_steps) == sorted({sample // BATCH for sample in holding.tolist()})
+        before = reading.first_steps[0] // 2 * 2
+        assert reading.checkpoint == (f"step-{before:08d}" if before else None)
+        assert len(reading.later) == (STEPS - before) // 2
+    assert read_by(run, wanted_of(99)).steps == 0
+
+
+def _documents(out: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(out / "tokens/train/documents.parquet").to_pylist()
+
+
+def test_the_settings_go_on_from_the_checkpoint(out: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(out / "runs/tiny-0123abcd", tmp_path / "runs/tiny-0123abcd"))
+    reading = read_by(run, wanted_of(3)).model_copy(update={"checkpoint": "step-00000020", "first_steps": (20,)})
+    path = write_settings(reading)
+    assert path is not None
+    settings = resolve(PretrainFlowSettings, str(path))
+    assert settings.data == str(out) and settings.output == str(tmp_path)
+    assert settings.train.checkpoints.init_from == f"{run}/checkpoints/step-00000020"
+    assert (settings.train.steps, settings.train.schedule.warmup) == (20, 19)
+    assert settings.train.model.hidden == 32 and settings.train.seed == 7
+    assert write_settings(reading.model_copy(update={"checkpoint": None})) is None
+
+
+def test_a_run_is_found_by_name_or_path(out: Path, tmp_path: Path) -> None:
+    root = Folder(out)
+    assert find_runs(root, "tiny-0123abcd") == find_runs(Folder("memory://none"), str(out / "runs/tiny-0123abcd"))
+    with pytest.raises(UserError, match="there is no run other"):
+        find_runs(root, "other")
+    (tmp_path / CONFIG_FILE).write_text(
+        (out / "runs/tiny-0123abcd" / CONFIG_FILE).read_text().replace("/train/", "/x/")
+    )
+    assert "x" in read_by(tmp_path, wanted_of(1)).note
