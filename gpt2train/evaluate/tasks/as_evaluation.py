@@ -1,5 +1,6 @@
 """Task of the package as an evaluation of one data file, for curves, flows and reports; does not import torch."""
 
+import hashlib
 from collections.abc import Sequence
 
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
@@ -31,4 +32,5 @@ def _evaluation(name: str, task: Task) -> Evaluation:
         run=run,
         metrics=tuple(measure.metric for measure in measures(task)),
         summary=lambda result: f"{name}: items {result['items']:,}",
+        identity=hashlib.sha256(task.model_dump_json().encode()).hexdigest(),
     )

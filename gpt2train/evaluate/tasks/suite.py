@@ -1,5 +1,7 @@
 """Scores of a task or of a suite of tasks, from the data files to the results; does not import torch at start-up."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields
 from gpt2train.evaluate.metrics import Result, significant
+from gpt2train.evaluate.registry import RESERVED
 from gpt2train.evaluate.tasks.bootstrap import interval
 from gpt2train.evaluate.tasks.description import Suite, Task, read_description
 from gpt2train.evaluate.tasks.items import Item, find_data, read_items
@@ -47,6 +50,50 @@ class Work:
     def file(self) -> str:
         """Name of the result file, without suffix."""
         return self.name.replace("/", "-")
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Fields of a result that identify the data."""
+        if isinstance(self.description, Task):
+            return dict(self.parts[0].facts)
+        hashes = "".join(part.facts[DATA_HASH_KEY] for part in self.parts).encode()
+        return data_fields(f"{len(self.parts)} tasks", hashes)
+
+    def identity(self, limit: int | None = None) -> str:
+        """Return the hash of everything besides the model that the scores depend on.
+
+        Args:
+            limit: number of items of each task to score.
+        """
+        facts = [self.name, self.description.model_dump(mode="json"), self.facts, self.missing, limit]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def read_works(
+    names: Sequence[str], folder: Path, partial: bool = False, limit: int | None = None, taken: Sequence[str] = ()
+) -> list[Work]:
+    """Read several tasks and suites, of which each has a result file of its own.
+
+    Args:
+        names: as `read_description`.
+        folder: as `read_work`.
+        partial: as `read_work`.
+        limit: as `read_work`.
+        taken: names of result files of other evaluations.
+
+    Raises:
+        UserError: as `read_work`, or two tasks have the same name, or one has the name of another result.
+    """
+    works: dict[str, Work] = {}
+    for name in names:
+        work = read_work(name, folder, partial, limit)
+        if work.file in (*RESERVED, *taken):
+            others = ", ".join((*RESERVED, *taken))
+            raise UserError(f"task {work.name!r}: {others} have another meaning; rename the file")
+        if work.file in works:
+            raise UserError(f"task {work.name} is given twice; give it once, or rename the file of one")
+        works[work.file] = work
+    return list(works.values())
 
 
 def read_work(name: str, folder: Path, partial: bool = False, limit: int | None = None) -> Work:
@@ -133,9 +180,8 @@ def joined(work: Work, parts: Sequence[TaskScores], limit: int | None = None) ->
         notes.append(
             f"{work.name}: mean of {len(values)} tasks, without {', '.join(work.missing)}: no {work.name} score"
         )
-    hashes = "".join(part.facts[DATA_HASH_KEY] for part in work.parts).encode()
     result = {
-        **data_fields(f"{len(work.parts)} tasks", hashes),
+        **work.facts,
         "suite": work.name,
         "items": sum(found["items"] for found in results.values()),
         "centred": significant(sum(values) / len(values)),

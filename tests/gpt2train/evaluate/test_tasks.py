@@ -19,6 +19,7 @@ from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
+from gpt2train.evaluate.tasks import as_evaluation, description
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Suite, Task, parse_description, read_description, ready_files
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
@@ -305,6 +306,54 @@ def test_a_task_in_the_curve_of_a_run(call: Call, folder: Path, trained_run: Tra
     assert point["documents"]["items"] == 2 and point["documents"]["bits_per_byte"] > 1
     with pytest.raises(UserError, match="there is no evaluation 'core'"):
         EVALUATIONS["core"]
+
+
+def test_suites_and_descriptions_in_the_curve_of_a_run(
+    call: Call, folder: Path, trained_run: TrainedRun, tmp_path: Path
+) -> None:
+    """The last checkpoint has the table of tasks; an edited description, other data or another limit score again."""
+    root = tmp_path / "out"
+    shutil.copytree(trained_run.root, root)
+    scores = root / "runs/small/scores"
+    choice, both = folder / "choice.toml", folder / "both.toml"
+    flags = ["--task-data", folder / "data", "--partial", "--tokenizer", root / "tokenizer"]
+
+    def reused(*tasks: object) -> int:
+        code, out, err = call("curve", root / "runs/small", "--tasks", *tasks, *flags)
+        assert (code, err) == (0, "")
+        lines[:] = out
+        return int(json.loads((scores / "curve.json").read_text())["reused"])
+
+    lines: list[str] = []
+    assert reused(choice, both) == 0
+    assert "choice accuracy" in lines[0] and "both centred" in lines[0] and "both/one" not in lines[0]
+    [point] = json.loads((scores / "curve.json").read_text())["points"]
+    assert set(point["both"]["tasks"]) == {"both/one", "both/two"}
+    rows = {tuple(line.split()[:2]): line for line in lines}
+    low, high = point["choice"]["accuracy_interval"]
+    assert f" {point['choice']['accuracy']:.4f} [{low:.4f}, {high:.4f}] " in rows["choice", "accuracy"]
+    assert rows["choice", "accuracy"].endswith("0.5000  Another model 0.7500")
+    assert ("both/one", "accuracy") in rows and ("both", "centred") in rows
+    assert any(line.startswith("note: both: mean of 2 tasks") for line in lines)
+    assert reused(choice, both) == 2
+    choice.write_text(choice.read_text().replace("[published]", 'delimiter = "  "\n[published]'))
+    assert reused(choice, both) == 1
+    flags += ["--limit", 3]
+    assert reused(choice, both) == 0 and any("scored on 3 items" in line for line in lines)
+    assert call("curve", root / "runs/small", "--tasks", choice)[2].count("give --task-data") == 1
+
+
+def test_an_edited_description_of_the_package_scores_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The identity of an evaluation is that of its description."""
+    before = EVALUATIONS["hellaswag"].identity
+    assert before and before != EVALUATIONS["piqa"].identity and not EVALUATIONS["lambada"].identity
+    ready = ready_files()
+    text = ready["hellaswag"].read_text(encoding="utf-8")
+    (folder / "hellaswag.toml").write_text("shots = 1\n" + text)
+    changed = {**ready, "hellaswag": folder / "hellaswag.toml"}
+    for module in (as_evaluation, description):
+        monkeypatch.setattr(module, "ready_files", lambda: changed)
+    assert EVALUATIONS["hellaswag"].identity != before
 
 
 def test_without_a_task_the_help_is_shown(call: Call) -> None:
