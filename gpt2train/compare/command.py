@@ -19,9 +19,10 @@ def compare_data(
     tasks: Annotated[list[str], Parameter(negative=(), consume_multiple=True)] | None = None,
     data: Path = Path(),
     limit: Annotated[int, Parameter(validator=Number(gte=2))] = 500,
-    seeds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 5,
+    seeds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 6,
     difference: Annotated[float, Parameter(validator=Number(gt=0))] = 0.02,
     tokens: Annotated[int, Parameter(validator=Number(gte=1))] | None = None,
+    epochs: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 4,
     proxy: Literal["micro", "small"] = "small",
     json_key: str = "text",
     jobs: Annotated[int, Parameter(validator=Number(gte=1))] = 2,
@@ -56,6 +57,8 @@ def compare_data(
         Difference in bits per byte to plan for.
     tokens
         Training tokens of each model; by default those of the proxy, or what the smaller corpus has.
+    epochs
+        Times that a training reads its documents; a model that reads them once hardly minds copies.
     proxy
         Size of the models.
     json_key
@@ -87,6 +90,7 @@ def compare_data(
             seeds=seeds,
             difference=difference,
             tokens=tokens,
+            epochs=epochs,
             proxy=proxy,
             json_key=json_key,
             jobs=jobs,
