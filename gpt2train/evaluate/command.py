@@ -102,6 +102,7 @@ def tasks(
     model: Models | None = None,
     data: Path | None = None,
     partial: Annotated[bool, Parameter(negative=())] = False,
+    fetch: Annotated[bool, Parameter(negative=())] = False,
     limit: Positive | None = None,
     log_samples: Annotated[bool, Parameter(negative=())] = False,
     output: Path | None = None,
@@ -122,6 +123,8 @@ def tasks(
         Folder of the tasks' data files, or the data file of one task.
     partial
         Leave out the tasks of a suite that have no data.
+    fetch
+        Fetch missing data into --data from the addresses of the descriptions; nothing is fetched without it.
     limit
         Score this many items of each task.
     log_samples
@@ -143,7 +146,7 @@ def tasks(
         read_description(name, [*EVALUATIONS, "curve"])
     if not model or data is None:
         raise UserError(f"evaluate {task[0]}: give {'--data' if model else '--model'}")
-    options = TaskOptions(data, partial, limit, log_samples, output, tokenizer, batch_tokens, layout, device)
+    options = TaskOptions(data, partial, fetch, limit, log_samples, output, tokenizer, batch_tokens, layout, device)
     score_tasks(task, model, options)
 
 

@@ -1,6 +1,8 @@
 """Scores of models on tasks for `gpt2train evaluate TASK…`: data first, then each model once."""
 
+import functools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ class TaskOptions:
 
     data: Path
     partial: bool
+    fetch: bool
     limit: int | None
     log_samples: bool
     output: Path | None
@@ -40,7 +43,10 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
         UserError: a task, its data, a model or the output is not usable.
         RunError: a checkpoint is damaged, or the outputs of a model are not finite.
     """
-    works = read_works(names, options.data, options.partial, options.limit)
+    if options.fetch and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("--fetch: fetch the data in one process first, without torchrun")
+    fetched = functools.partial(print, flush=True) if options.fetch else None
+    works = read_works(names, options.data, options.partial, options.limit, fetched=fetched)
     if len(set(models)) < len(models):
         raise UserError(f"--model: {next(m for m in models if list(models).count(m) > 1)} is given twice")
     if options.output is not None:

@@ -1,11 +1,10 @@
 """Task of the package as an evaluation of one data file, for curves, flows and reports; does not import torch."""
 
-import hashlib
 from collections.abc import Sequence
 
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.metrics import Result
-from gpt2train.evaluate.tasks.description import Task, read_description, ready_files
+from gpt2train.evaluate.tasks.description import Task, description_hash, read_description, ready_files
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
 from gpt2train.evaluate.tasks.scores import measures, score_task
 
@@ -32,5 +31,5 @@ def _evaluation(name: str, task: Task) -> Evaluation:
         run=run,
         metrics=tuple(measure.metric for measure in measures(task)),
         summary=lambda result: f"{name}: items {result['items']:,}",
-        identity=hashlib.sha256(task.model_dump_json().encode()).hexdigest(),
+        identity=description_hash(task),
     )

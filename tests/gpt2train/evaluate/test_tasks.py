@@ -25,6 +25,7 @@ from gpt2train.evaluate.tasks.description import Suite, Task, parse_description,
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
 from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import score_task
+from gpt2train.evaluate.tasks.suite import read_work
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.io.command_line import run_command
@@ -392,3 +393,41 @@ def test_an_ambiguous_name_of_a_data_file(call: Call, folder: Path) -> None:
     (folder / "data/items.jsonl").write_bytes((folder / "data/deep/items.jsonl").read_bytes())
     code, _, err = call(folder / "choice.toml", "--model", "m", "--data", folder / "data")
     assert code == 2 and "both fit **/items.jsonl; give --data the folder of one" in err
+
+
+def read_rows_of(task: Task, rows: list[dict[str, Any]], labels: bytes | None = None) -> list[Item]:
+    """Items of rows, with the content of a file of labels."""
+    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return read_items(task, "x", [DataFile("folder/dev.jsonl", raw, labels)])
+
+
+def test_labels_beside_the_data_are_those_of_the_rows(tmp_path: Path) -> None:
+    """PIQA as its authors give it out: the labels are a file of their own, whose content counts in the hash."""
+    rows = [{"goal": f"goal {n}", "sol1": "one", "sol2": "two"} for n in range(4)]
+    (tmp_path / "piqa").mkdir()
+    (tmp_path / "piqa/valid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"label.*put the labels beside it, as valid-labels\.lst"):
+        read_work("piqa", tmp_path)
+    (tmp_path / "piqa/valid-labels.lst").write_text("0\n1\n1\n0\n")
+    work = read_work("piqa", tmp_path)
+    assert [item.answer for item in work.parts[0].items] == [0, 1, 1, 0]
+    (tmp_path / "piqa/valid-labels.lst").write_text("1\n1\n1\n0\n")
+    assert read_work("piqa", tmp_path).identity() != work.identity()
+    (tmp_path / "piqa/valid-labels.lst").write_text("1\n0\n")
+    with pytest.raises(UserError, match="4 rows and 2 labels beside them"):
+        read_work("piqa", tmp_path)
+
+
+def test_labels_without_variation_are_refused() -> None:
+    """Unless the description says that the right answer is always there, or there are only a few rows."""
+    rows = [{"query": f"{n}", "choices": ["a", "b"], "gold": 1} for n in range(6)]
+    task = Task(kind="multiple_choice", data=("x.jsonl",))
+    with pytest.raises(UserError, match="labels without variation, all 6 answers are choice 1") as caught:
+        read_rows_of(task, rows)
+    assert "\n" not in str(caught.value) and "folder/dev.jsonl" in str(caught.value)
+    assert len(read_rows_of(task, rows[:4])) == 4
+    assert len(read_rows_of(task, [*rows, {**rows[0], "gold": 0}])) == 7
+    assert len(read_rows_of(task.model_copy(update={"answer": 1}), rows)) == 6
+    schema = Task(kind="schema", data=("x.jsonl",))
+    with pytest.raises(UserError, match="labels without variation"):
+        read_rows_of(schema, [{"context_options": ["a", "b"], "continuation": "c", "gold": 0} for _ in range(5)])
