@@ -84,9 +84,11 @@ def compare(folder: Path, kind: str, run: int, chosen: dict[str, int], jobs: int
         (work / "a.jsonl", work / "b.jsonl"),
         work / "out",
         heldout=(work / "held.jsonl",),
+        seeds=chosen["seeds"],
+        tokens=chosen["tokens"],
+        epochs=chosen["epochs"],
         proxy="micro",
         jobs=jobs,
-        **chosen,
     )
     started = time.perf_counter()
     result = Comparison(request).run(lambda line: None)
@@ -105,7 +107,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65_536, help="of each training")
     parser.add_argument("--epochs", type=int, default=Request.epochs, help="epochs that have these tokens")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="I N: of N equal commands that share the runs")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="I N: one of N commands that share the runs")
     parser.add_argument("--minutes", type=float, default=40, help="no further comparison is started after these")
     given = parser.parse_args()
     end, results = time.monotonic() + 60 * given.minutes, given.output / "results.jsonl"

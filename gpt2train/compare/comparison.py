@@ -42,10 +42,10 @@ class Request:
     tasks: tuple[str, ...] = ()
     data: Path = Path()
     limit: int = 500
-    seeds: int = 6
+    seeds: int = 8
     difference: float = 0.02
     tokens: int | None = None
-    epochs: int = 4
+    epochs: int = 3
     proxy: str = "small"
     json_key: str = "text"
     jobs: int = 2
@@ -75,7 +75,7 @@ class Comparison:
         self.request = request
         self.proxy = PROXIES[request.proxy]
         if request.seeds < 2:
-            raise UserError("--seeds 1: one seed gives no interval; give at least 2, better 6")
+            raise UserError("--seeds 1: one seed gives no interval; give at least 2, better 8")
         self.corpora = [
             read_corpus(path, request.json_key, name) for path, name in zip(request.corpora, request.names, strict=True)
         ]
@@ -134,8 +134,9 @@ class Comparison:
         if done.is_file():
             return int(json.loads(done.read_bytes()))
         epochs = self.request.epochs
+        wanted = (self.request.tokens or self.proxy.tokens) // self.step_tokens
         # One token more than the inputs: each has a target.
-        limit = (self.request.tokens or self.proxy.tokens) // epochs + 1
+        limit = -(-wanted // epochs) * self.step_tokens + 1
         found = {
             (arm, seed): _encoded(tokenizer, corpus.of_seed(seed, len(seeds)), limit)
             for arm, corpus in zip(ARMS, self.corpora, strict=True)
@@ -148,20 +149,26 @@ class Comparison:
                 f"{name} has {smallest - 1:,} tokens for seed {seed} of {len(seeds)}, in {epochs} epochs fewer "
                 f"than --tokens {self.request.tokens:,}; give a larger corpus, fewer --seeds or --tokens"
             )
-        steps = min(smallest - 1, limit - 1) // self.step_tokens
-        if steps * epochs < MIN_STEPS:
+        if wanted < MIN_STEPS:
             raise UserError(
-                f"{name} has {smallest - 1:,} tokens for seed {seed} of {len(seeds)}, which are "
-                f"{max(0, steps) * epochs} steps of {self.step_tokens:,} in {epochs} epochs, fewer than {MIN_STEPS}; "
-                "give a larger corpus, fewer --seeds or --proxy micro"
+                f"--tokens {self.request.tokens:,} are {wanted} steps of {self.step_tokens:,}, fewer than {MIN_STEPS}; "
+                "give more, or --proxy micro"
+            )
+        own = min(smallest - 1, limit - 1) // self.step_tokens
+        steps = min(wanted, own * epochs)
+        if steps < MIN_STEPS:
+            raise UserError(
+                f"{name} has {smallest - 1:,} tokens for seed {seed} of {len(seeds)}, which are {max(0, steps)} steps "
+                f"of {self.step_tokens:,} in {epochs} epochs, fewer than {MIN_STEPS}; give a larger corpus, fewer "
+                "--seeds or --proxy micro"
             )
         for (arm, seed), ids in found.items():
-            write_pair(self._prefix(arm, seed), _cut(ids, steps * self.step_tokens + 1), vocab_size(tokenizer))
+            write_pair(self._prefix(arm, seed), _cut(ids, own * self.step_tokens + 1), vocab_size(tokenizer))
         valid = _encoded(tokenizer, list(chain(*self.heldout.values())), 1 << 40)
         write_pair(self.folder / "valid", valid, vocab_size(tokenizer))
         write_atomic(self.folder / "heldout.json", json.dumps(self.heldout).encode())
-        write_atomic(done, json.dumps(steps * epochs).encode())
-        return steps * epochs
+        write_atomic(done, json.dumps(steps).encode())
+        return steps
 
     def _prefix(self, arm: str, seed: int) -> Path:
         return self.folder / f"{arm}-{seed}"

@@ -119,6 +119,7 @@ def test_held_out_texts_leave_both_corpora() -> None:
     [
         ({"seeds": 1}, "one seed gives no interval"),
         ({"tokens": 10_000_000}, "fewer than --tokens 10,000,000"),
+        ({"tokens": 9_000}, "--tokens 9,000 are 8 steps of 1,024, fewer than 16"),
         ({"seeds": 50}, "give a larger corpus"),
         ({"tasks": ("core",)}, "core"),
         ({"json_key": "body"}, "no document with a text under 'body'"),
