@@ -155,11 +155,11 @@ def test_trees_hold_every_request_once(requests: list[ScoringRequest], batch_tok
             assert tuple(reversed(path)) == requests[index].tokens[:-1]
             assert targets == requests[index].tokens[-requests[index].scored :]
             assert tree.depths[nodes[-1]] == len(path) - 1
-    batches = tree_batches(trees, batch_tokens)
+    batches = tree_batches(trees, 4, batch_tokens)
     assert sorted(tree for batch in batches for row in batch for tree in row) == list(range(len(trees)))
     for batch in batches:
         lengths = [sum(len(trees[tree]) for tree in row) for row in batch]
-        assert max(lengths) == len(trees[batch[0][0]])
+        assert max(len(trees[tree]) for row in batch for tree in row) == len(trees[batch[0][0]])
         assert len(batch) == 1 or len(batch) * max(lengths) <= batch_tokens
 
 
