@@ -1,5 +1,6 @@
 """Items of a task, from the rows of its data files; does not import torch."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,8 +71,10 @@ def _labels(task: Task, path: Path) -> bytes | None:
 
 
 def has_data(task: Task, folder: Path) -> bool:
-    """Return True if a data file of the task exists below a folder."""
-    return folder.is_dir() and any(next(folder.glob(pattern), None) for pattern in task.data)
+    """Return True if a data file of the task exists below a folder; a malformed name has none."""
+    with contextlib.suppress(ValueError, NotImplementedError):
+        return folder.is_dir() and any(next(folder.glob(pattern), None) for pattern in task.data)
+    return False
 
 
 def _find(task: Task, name: str, folder: Path) -> list[Path]:

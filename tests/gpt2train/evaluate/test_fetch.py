@@ -147,6 +147,7 @@ def test_hostile_answers_are_one_line_and_leave_nothing(
         (('url = "http', 'url = "file'), "is no http or https address"),
         (("**/deep/items.jsonl", "../items.jsonl"), "is no name for a fetched file"),
         (("**/deep/items.jsonl", "*.jsonl"), "is no name for a fetched file"),
+        (("**/deep/items.jsonl", "/items.jsonl"), "is no name for a fetched file"),
         (("url = ", "about = "), "has no url to fetch"),
     ],
 )
@@ -155,6 +156,7 @@ def test_descriptions_that_name_no_file_are_refused(
 ) -> None:
     name = describe(tmp_path, server)
     Path(name).write_text(Path(name).read_text().replace(*change))
+    (tmp_path / "data").mkdir()
     with pytest.raises(UserError, match=message):
         fetched(name, tmp_path / "data")
     assert server.asked == []
