@@ -1,8 +1,8 @@
 """Planted truth for `gpt2train compare-data`: is a damaged corpus found worse, and are halves of one found alike?
 
-    python -m benchmarks.compare_data --output FOLDER [--runs 20] [--minutes 40] [--seeds 3] [--tokens 65536]
+    python -m benchmarks.compare_data --output FOLDER [--runs 20] [--minutes 40] [--seeds 8] [--tokens 65536]
 
-Film reviews are split by run into a corpus, a damaged copy of it and 100 held-out reviews. The damage replaces 30 % of
+Film reviews are split by run into a corpus, a damaged copy of it and 50 held-out reviews. The damage replaces 30 % of
 the documents by shuffled words, menus of web pages, generated spam, or copies of other documents. `halves` compares two
 halves of the corpus. A finished comparison is a line of FOLDER/results.jsonl; the command may be stopped at any time.
 """
@@ -20,7 +20,7 @@ from gpt2train.compare.comparison import Comparison, Request
 from gpt2train.io.files import read_json_lines, write_atomic
 
 SHARE = 0.3
-HELD = 100
+HELD = 50
 DOCUMENTS = 2500  # of a corpus
 MENU = ("Home", "About", "Contact", "Login", "Register", "Search", "Help", "Terms", "Privacy", "News", "Blog", "Cart")
 SPAM = (
@@ -74,7 +74,7 @@ def corpora(kind: str, run: int) -> tuple[list[str], list[str], list[str]]:
     return clean, [DAMAGE[kind](text, rng, clean[bad:]) for text in clean[:bad]] + clean[bad:], held
 
 
-def compare(folder: Path, kind: str, run: int, seeds: int, tokens: int, jobs: int) -> dict[str, object]:
+def compare(folder: Path, kind: str, run: int, chosen: dict[str, int], jobs: int) -> dict[str, object]:
     """Run one comparison."""
     work = folder / f"{kind}-{run}"
     for name, documents in zip(("a", "b", "held"), corpora(kind, run), strict=True):
@@ -84,16 +84,18 @@ def compare(folder: Path, kind: str, run: int, seeds: int, tokens: int, jobs: in
         (work / "a.jsonl", work / "b.jsonl"),
         work / "out",
         heldout=(work / "held.jsonl",),
-        seeds=seeds,
-        tokens=tokens,
+        seeds=chosen["seeds"],
+        tokens=chosen["tokens"],
+        epochs=chosen["epochs"],
         proxy="micro",
         jobs=jobs,
     )
+    started = time.perf_counter()
     result = Comparison(request).run(lambda line: None)
     found = result["sets"]["held"]
     shutil.rmtree(work)
     row = {key: found[key] for key in ("better", "mean", "half_width", "seed_deviation", "heldout_error", "values")}
-    return {"kind": kind, "run": run, "seeds": seeds, "tokens": tokens, "seconds": result["seconds"], **row}
+    return {"kind": kind, "run": run, **chosen, "seconds": round(time.perf_counter() - started, 1), **row}
 
 
 def main() -> None:
@@ -101,24 +103,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=65_536, help="of each training")
+    parser.add_argument("--epochs", type=int, default=Request.epochs, help="epochs that have these tokens")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="I N: one of N commands that share the runs")
     parser.add_argument("--minutes", type=float, default=40, help="no further comparison is started after these")
     given = parser.parse_args()
     end, results = time.monotonic() + 60 * given.minutes, given.output / "results.jsonl"
     given.output.mkdir(parents=True, exist_ok=True)
-    chosen = (given.seeds, given.tokens)
+    chosen = {name: getattr(given, name) for name in ("seeds", "tokens", "epochs")}
     raw = results.read_bytes() if results.exists() else b""
-    rows = [
-        row for row in read_json_lines(raw, lambda row: "kind" in row)[0] if (row["seeds"], row["tokens"]) == chosen
-    ]
+    rows = [row for row in read_json_lines(raw, lambda row: "kind" in row)[0] if chosen.items() <= row.items()]
     done = {(row["kind"], row["run"]) for row in rows}
-    for run in range(given.runs):
+    part, parts = given.part
+    for run in range(part, given.runs, parts):
         for kind in (*DAMAGE, "halves"):
             if (kind, run) in done or time.monotonic() > end:
                 continue
-            row = compare(given.output, kind, run, *chosen, given.jobs)
+            row = compare(given.output, kind, run, chosen, given.jobs)
             rows.append(row)
             with results.open("a") as file:
                 file.write(json.dumps(row) + "\n")

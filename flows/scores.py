@@ -10,7 +10,7 @@ from tasks.cloze.step import cloze_file, no_passages_message
 from tasks.core.manifest import Manifest, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
-from tasks.evaluate.step import data_files, evaluate, read_data
+from tasks.evaluate.step import data_files, evaluate, read_data, read_tasks
 from tasks.merge.step import merge, write_card
 
 
@@ -42,6 +42,7 @@ def merge_and_score(
     data = inputs.data
     model = runner.run_step(merge, root, training, inputs.tokenizer, settings.merge, data=data)
     options: dict[str, Any] = {"wikitext": settings.wikitext, "evals": settings.evals, "data": data}
+    options["tasks"] = settings.tasks
     scores = runner.run_step(evaluate, root, model, inputs.lambada, inputs.documents, settings.evaluate, **options)
     if not runner.is_dry_run:
         write_card(root, training, settings.merge, scores)
@@ -49,13 +50,14 @@ def merge_and_score(
 
 
 def check_data(settings: MergeAndScoreSettings, lambada: str | None = None) -> None:
-    """Check the data files of LAMBADA, of WikiText and of `evals`.
+    """Check the data files of LAMBADA, of WikiText, of `evals` and of `tasks`.
 
     Raises:
-        UserError: a file is missing or malformed, or there is no evaluation of a name.
+        UserError: a file is missing or malformed, or there is no evaluation or task of a name.
     """
     for name, path in (data_files(lambada, settings.wikitext) | settings.evals).items():
         read_data(name, path)
+    read_tasks(settings.tasks, settings.evals)
 
 
 def scores_after_training(run: PlannedRun[PretrainFlowSettings]) -> tuple[ScoreInputs | None, str | None]:
@@ -68,6 +70,7 @@ def scores_after_training(run: PlannedRun[PretrainFlowSettings]) -> tuple[ScoreI
     settings = run.settings
     if not settings.score:
         given = [name for name in ("lambada", "wikitext", "evals") if getattr(settings, name)]
+        given += ["tasks"] if settings.tasks.names else []
         return None, f"--score is not given, so {given[0]} is not used and the model is not scored" if given else None
     if run.ready_tokens is not None:
         if run.ready_tokens.tokenizer is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from gpt2train.config import TrainSettings, preset, presets
-from gpt2train.config.data import Split
+from gpt2train.config.data import Split, TaskSelection
 from gpt2train.config.recipe import MAX_DEPTH, SMALL_DEPTH
 from gpt2train.errors import UserError
 from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
@@ -199,6 +199,8 @@ class MergeAndScoreSettings(Settings):
     evals: dict[str, str] = {}
     """Name of an evaluation of a plug-in (docs/develop/add-an-evaluation.md) or of a task (docs/train/evaluate.md) ->
     its data file, scored in addition."""
+    tasks: TaskSelection = TaskSelection()
+    """Tasks and suites that are scored in addition (docs/train/evaluate.md)."""
 
     @field_validator("evals")
     @classmethod

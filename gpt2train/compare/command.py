@@ -14,14 +14,17 @@ def compare_data(
     /,
     *,
     output: Path = Path("out/compare"),
+    a_set: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    b_set: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
     names: tuple[str, str] = ("A", "B"),
     heldout: Annotated[list[Path], Parameter(negative=(), consume_multiple=True)] | None = None,
     tasks: Annotated[list[str], Parameter(negative=(), consume_multiple=True)] | None = None,
     data: Path = Path(),
     limit: Annotated[int, Parameter(validator=Number(gte=2))] = 500,
-    seeds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 5,
+    seeds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 8,
     difference: Annotated[float, Parameter(validator=Number(gt=0))] = 0.02,
     tokens: Annotated[int, Parameter(validator=Number(gte=1))] | None = None,
+    epochs: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 3,
     proxy: Literal["micro", "small"] = "small",
     json_key: str = "text",
     jobs: Annotated[int, Parameter(validator=Number(gte=1))] = 2,
@@ -35,11 +38,16 @@ def compare_data(
     Parameters
     ----------
     a
-        Output folder of a data flow, prefix of token files, or a file or folder of documents.
+        Output folder of a data flow, prefix of token files, a file or folder of documents, or a settings file
+        (.toml) of flows.dataprep, which is run first.
     b
         The other corpus.
     output
         Folder of page.html, result.json and the trainings.
+    a_set
+        Settings of the data flow of A as KEY=VALUE, over those of its settings file.
+    b_set
+        Settings of the data flow of B; steps that both flows share run once.
     names
         Names of the corpora on the page.
     heldout
@@ -56,6 +64,8 @@ def compare_data(
         Difference in bits per byte to plan for.
     tokens
         Training tokens of each model; by default those of the proxy, or what the smaller corpus has.
+    epochs
+        Times that a training reads its documents; a model that reads them once hardly minds copies.
     proxy
         Size of the models.
     json_key
@@ -68,6 +78,7 @@ def compare_data(
         Print the result as JSON.
     """
     from gpt2train.compare.comparison import Comparison, Request
+    from gpt2train.compare.flow_arms import prepare_arms
     from gpt2train.compare.page import comparison_page
     from gpt2train.io.files import write_atomic
 
@@ -77,7 +88,7 @@ def compare_data(
 
     comparison = Comparison(
         Request(
-            corpora=(a, b),
+            corpora=prepare_arms((a, b), (a_set or (), b_set or ()), output, report),
             output=output,
             names=names,
             heldout=tuple(heldout or ()),
@@ -87,6 +98,7 @@ def compare_data(
             seeds=seeds,
             difference=difference,
             tokens=tokens,
+            epochs=epochs,
             proxy=proxy,
             json_key=json_key,
             jobs=jobs,

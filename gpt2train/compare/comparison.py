@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, read_corpus, read_heldout
+from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, group_corpora, read_corpus, read_heldout
 from gpt2train.compare.proxy import PROXIES, Job, run_job
 from gpt2train.compare.statistics import Difference, detectable, paired_difference, seeds_needed, sentence
 from gpt2train.data.bpe_tables import tokenizer_files
@@ -23,7 +23,7 @@ from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id,
 from gpt2train.errors import UserError
 from gpt2train.io.files import write_atomic
 
-VERSION = 1  # of the data and of the trainings; another one invalidates all results
+VERSION = 2  # of the data and of the trainings; another one invalidates all results
 ARMS = ("A", "B")
 PILOT_PAIRS, PILOT_SHARE = 3, 8  # pairs, at one of so many steps
 MIN_STEPS = 16
@@ -42,9 +42,10 @@ class Request:
     tasks: tuple[str, ...] = ()
     data: Path = Path()
     limit: int = 500
-    seeds: int = 5
+    seeds: int = 8
     difference: float = 0.02
     tokens: int | None = None
+    epochs: int = 3
     proxy: str = "small"
     json_key: str = "text"
     jobs: int = 2
@@ -74,10 +75,11 @@ class Comparison:
         self.request = request
         self.proxy = PROXIES[request.proxy]
         if request.seeds < 2:
-            raise UserError("--seeds 1: one seed gives no interval; give at least 2, better 5")
+            raise UserError("--seeds 1: one seed gives no interval; give at least 2, better 8")
         self.corpora = [
             read_corpus(path, request.json_key, name) for path, name in zip(request.corpora, request.names, strict=True)
         ]
+        group_corpora(self.corpora)
         self.heldout = self._heldout()
         self.sizes = {name: [len(text.encode()) for text in texts] for name, texts in self.heldout.items()}
         for name in request.tasks:
@@ -107,7 +109,8 @@ class Comparison:
         """Hash of everything that the results depend on, but for the number of pairs that run at a time."""
         request = self.request
         digest = hashlib.sha256()
-        facts = [VERSION, request.seeds, request.tokens, asdict(self.proxy), self.sizes, request.tasks, request.limit]
+        training = [request.seeds, request.tokens, request.epochs, asdict(self.proxy)]
+        facts = [VERSION, *training, self.sizes, request.tasks, request.limit]
         digest.update(json.dumps([*facts, self.heldout], sort_keys=True).encode())
         for corpus in self.corpora:
             digest.update(json.dumps(corpus.copies).encode())
@@ -123,12 +126,17 @@ class Comparison:
         return load_tokenizer(folder)
 
     def _write_tokens(self, tokenizer: Tokenizer) -> int:
-        """Write the tokens of each arm and seed, cut to one number, and of the held-out sets; return the steps."""
+        """Write the tokens of each arm and seed, cut to one number, and of the held-out sets; return the steps.
+
+        A training reads its tokens `epochs` times.
+        """
         seeds, done = range(self.request.seeds), self.folder / "steps.json"
         if done.is_file():
             return int(json.loads(done.read_bytes()))
+        epochs = self.request.epochs
+        wanted = (self.request.tokens or self.proxy.tokens) // self.step_tokens
         # One token more than the inputs: each has a target.
-        limit = (self.request.tokens or self.proxy.tokens) + 1
+        limit = -(-wanted // epochs) * self.step_tokens + 1
         found = {
             (arm, seed): _encoded(tokenizer, corpus.of_seed(seed, len(seeds)), limit)
             for arm, corpus in zip(ARMS, self.corpora, strict=True)
@@ -138,17 +146,24 @@ class Comparison:
         name = self.request.names[ARMS.index(arm)]
         if self.request.tokens and smallest < limit:
             raise UserError(
-                f"{name} has {smallest - 1:,} tokens for seed {seed} of {len(seeds)}, fewer than --tokens "
-                f"{self.request.tokens:,}; give a larger corpus, fewer --seeds or --tokens"
+                f"{name} has {smallest - 1:,} tokens for seed {seed} of {len(seeds)}, in {epochs} epochs fewer "
+                f"than --tokens {self.request.tokens:,}; give a larger corpus, fewer --seeds or --tokens"
             )
-        steps = min(smallest - 1, limit - 1) // self.step_tokens
+        if wanted < MIN_STEPS:
+            raise UserError(
+                f"--tokens {self.request.tokens:,} are {wanted} steps of {self.step_tokens:,}, fewer than {MIN_STEPS}; "
+                "give more, or --proxy micro"
+            )
+        own = min(smallest - 1, limit - 1) // self.step_tokens
+        steps = min(wanted, own * epochs)
         if steps < MIN_STEPS:
             raise UserError(
                 f"{name} has {smallest - 1:,} tokens for seed {seed} of {len(seeds)}, which are {max(0, steps)} steps "
-                f"of {self.step_tokens:,}, fewer than {MIN_STEPS}; give a larger corpus, fewer --seeds or --proxy micro"
+                f"of {self.step_tokens:,} in {epochs} epochs, fewer than {MIN_STEPS}; give a larger corpus, fewer "
+                "--seeds or --proxy micro"
             )
         for (arm, seed), ids in found.items():
-            write_pair(self._prefix(arm, seed), _cut(ids, steps * self.step_tokens + 1), vocab_size(tokenizer))
+            write_pair(self._prefix(arm, seed), _cut(ids, own * self.step_tokens + 1), vocab_size(tokenizer))
         valid = _encoded(tokenizer, list(chain(*self.heldout.values())), 1 << 40)
         write_pair(self.folder / "valid", valid, vocab_size(tokenizer))
         write_atomic(self.folder / "heldout.json", json.dumps(self.heldout).encode())
@@ -202,6 +217,7 @@ class Comparison:
             "verdict": sentence(found, self.request.names),
             "seeds": seeds,
             "tokens_per_seed": self.steps * self.step_tokens,
+            "epochs": self.request.epochs,
             "proxy": {"name": self.request.proxy, **asdict(self.proxy)},
             "corpora": [self._facts(corpus) for corpus in self.corpora],
             "sets": {name: self._row(name, value, results) for name, value in found},
@@ -219,6 +235,7 @@ class Comparison:
             "name": corpus.name,
             "documents": corpus.documents,
             "distinct": distinct,
+            "near_duplicates": corpus.near_duplicates,
             "dropped_as_held_out": corpus.dropped,
         }
 

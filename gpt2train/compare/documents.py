@@ -1,16 +1,18 @@
 """Documents of a comparison: both corpora, held-out sets, and the share of a corpus that each seed trains on.
 
-Documents are assigned by a keyed hash of their text. All copies of a text therefore have the same seed, which keeps the
-share of duplicates of the corpus, and copies of a held-out document are left out of both corpora.
+Documents are assigned by a keyed hash of their text, or of the first text of a group of near-duplicates. All copies and
+near-duplicates of a text therefore have the same seed and follow each other, which keeps the share of duplicates of the
+corpus, and those of a held-out document are left out of both corpora.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpt2train.compare.near_duplicates import near_duplicate_groups
 from gpt2train.data.indexed import IndexedDataset, idx_path
 from gpt2train.data.text_files import expand, read_rows
 from gpt2train.data.tokenizer import load_tokenizer
@@ -32,12 +34,14 @@ def text_key(text: str, purpose: str) -> bytes:
 
 @dataclass
 class Corpus:
-    """Texts of a corpus, with the number of copies of each, in the order of their hashes."""
+    """Texts of a corpus, with the number of copies of each, in the order of the hashes of their groups."""
 
     name: str
     copies: dict[str, int]
     dropped: int = 0
     """Documents left out because a held-out file shares text with them."""
+    groups: dict[str, str] = field(default_factory=dict)
+    """Text -> the text that stands for its near-duplicates; a text that is not a key stands for itself."""
 
     @property
     def documents(self) -> int:
@@ -46,8 +50,17 @@ class Corpus:
 
     def of_seed(self, seed: int, seeds: int) -> list[str]:
         """Documents of one seed: all copies of the texts that its hash assigns to the seed."""
-        chosen = (text for text in self.copies if int.from_bytes(text_key(text, "seed")) % seeds == seed)
+        chosen = (text for text in self.copies if int.from_bytes(text_key(self.group(text), "seed")) % seeds == seed)
         return [text for text in chosen for _ in range(self.copies[text])]
+
+    def group(self, text: str) -> str:
+        """Text that stands for the near-duplicates of a text."""
+        return self.groups.get(text, text)
+
+    @property
+    def near_duplicates(self) -> int:
+        """Number of documents that are copies or near-duplicates of another one."""
+        return self.documents - len({self.group(text) for text in self.copies})
 
 
 def read_corpus(path: Path, key: str, name: str) -> Corpus:
@@ -76,6 +89,17 @@ def read_corpus(path: Path, key: str, name: str) -> Corpus:
     return Corpus(name, dict(sorted(counts.items(), key=lambda item: text_key(item[0], "order"))))
 
 
+def group_corpora(corpora: Sequence[Corpus]) -> None:
+    """Find the near-duplicates in all corpora together, and order the texts of each by group."""
+    texts = sorted({text for corpus in corpora for text in corpus.copies}, key=lambda text: text_key(text, "order"))
+    firsts = near_duplicate_groups(texts)
+    groups = {text: texts[first] for text, first in zip(texts, firsts, strict=True) if text != texts[first]}
+    for corpus in corpora:
+        corpus.groups = groups
+        keys = {text: (text_key(corpus.group(text), "order"), text_key(text, "order")) for text in corpus.copies}
+        corpus.copies = {text: corpus.copies[text] for text in sorted(corpus.copies, key=keys.__getitem__)}
+
+
 def read_heldout(path: Path, key: str) -> list[str]:
     """Read the distinct documents of a held-out file or folder, in their order.
 
@@ -89,20 +113,23 @@ def read_heldout(path: Path, key: str) -> list[str]:
 
 
 def draw_heldout(corpus: Corpus, other: Corpus) -> list[str]:
-    """Draw a held-out set from a corpus; the texts and their copies are removed from both corpora.
+    """Draw a held-out set from a corpus; the texts, their copies and near-duplicates are removed from both corpora.
 
     Raises:
         UserError: the corpus is too small for a held-out set.
     """
-    ordered = sorted(corpus.copies, key=lambda text: text_key(text, "heldout"))
+    by_group: dict[str, str] = {}
+    for text in sorted(corpus.copies, key=lambda text: text_key(text, "heldout")):
+        by_group.setdefault(corpus.group(text), text)
+    ordered = sorted(by_group.values(), key=lambda text: text_key(corpus.group(text), "heldout"))
     drawn = ordered[: min(MAX_HELD, len(ordered) // HELD_SHARE)]
     if len(drawn) < 2:
         raise UserError(
             f"{corpus.name}: {len(ordered)} distinct documents are too few to hold some out; give --heldout"
         )
-    for text in drawn:
-        corpus.copies.pop(text)
-        other.copies.pop(text, None)
+    groups = {corpus.group(text) for text in drawn}
+    for one in (corpus, other):
+        one.copies = {text: count for text, count in one.copies.items() if one.group(text) not in groups}
     return drawn
 
 

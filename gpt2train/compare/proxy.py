@@ -120,7 +120,7 @@ def _settings(job: Job, proxy: Proxy, run: Path) -> dict[str, Any]:
         "optimizer": {"name": "muon", "lr": proxy.lr, "weight_decay": 0.1},
         "schedule": {**schedule, "decay_shape": "linear"},
         "data": {"train": job.train, "valid": job.valid},
-        "validation": {"samples": 64, "interval": max(1, job.steps // 8)},
+        "validation": {"samples": 32, "interval": max(1, job.steps // 8), "sample": {"tokens": 0}},
         "checkpoints": {"interval": max(1, job.steps // 4), "keep": 1, "keep_best": 0},
         "logging": {"interval": max(1, job.steps // 8)},
     }

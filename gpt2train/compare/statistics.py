@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student
 
-ERROR_RATE = 0.05  # of a comparison, shared among its held-out sets and tasks (Bonferroni)
+ERROR_RATE = 0.02  # of a comparison, shared among its held-out sets and tasks (Bonferroni)
 POWER = 0.8
 MAX_SEEDS = 100
 RESAMPLES = 1000

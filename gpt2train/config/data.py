@@ -123,27 +123,34 @@ class SampleSettings(Settings):
     """Seed of sampling, the same at each validation; training does not depend on it."""
 
 
-class TaskScoreSettings(Settings):
-    """Tasks that are scored during the training, as `gpt2train evaluate` scores them."""
+class TaskSelection(Settings):
+    """Tasks that are scored as `gpt2train evaluate` scores them."""
 
     names: tuple[str, ...] = ()
     """Tasks that come with the package (hellaswag, blimp, core, ...), or paths of TOML files; none by default."""
     data: str | None = None
-    """Folder of the tasks' data files, or the data file of one task; rank 0 reads it."""
-    limit: PositiveNumber = 200
-    """Items of each task that are scored, the same each time."""
-    every: PositiveNumber = 1
-    """Validations from one scoring to the next; the last step is always scored."""
+    """Folder of the tasks' data files, or the data file of one task."""
+    limit: PositiveNumber | None = None
+    """Items of each task that are scored; by default all."""
     partial: bool = False
     """Leave out the tasks of a suite that have no data."""
 
     @model_validator(mode="after")
-    def _has_data(self) -> "TaskScoreSettings":
+    def _has_data(self) -> "TaskSelection":
         if self.names and self.data is None:
-            raise ValueError("validation.tasks.names needs validation.tasks.data, the folder of the tasks' data files")
+            raise ValueError("tasks.names needs tasks.data, the folder of the tasks' data files")
         if twice := [name for name in self.names if self.names.count(name) > 1]:
-            raise ValueError(f"validation.tasks.names has {twice[0]} twice; give it once")
+            raise ValueError(f"tasks.names has {twice[0]} twice; give it once")
         return self
+
+
+class TaskScoreSettings(TaskSelection):
+    """Tasks that are scored during the training; rank 0 reads their data."""
+
+    limit: PositiveNumber = 200
+    """Items of each task that are scored, the same each time."""
+    every: PositiveNumber = 1
+    """Validations from one scoring to the next; the last step is always scored."""
 
 
 class ValidationSettings(Settings):

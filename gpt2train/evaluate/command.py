@@ -12,15 +12,17 @@ from cyclopts.validators import Number
 
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
+from gpt2train.evaluate.curve_table import curve_lines
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.files import check_output, data_fields, read_input, write_result
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.rank0_progress import rank0_progress
-from gpt2train.evaluate.registry import EVALUATIONS
+from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
-from gpt2train.evaluate.tables import curve_lines, result_lines
+from gpt2train.evaluate.tables import result_lines
 from gpt2train.evaluate.task_command import TaskOptions, score_tasks
 from gpt2train.evaluate.tasks.description import read_description
+from gpt2train.evaluate.tasks.suite import read_works
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.command_line import HELP_DEBUG
@@ -100,6 +102,7 @@ def tasks(
     model: Models | None = None,
     data: Path | None = None,
     partial: Annotated[bool, Parameter(negative=())] = False,
+    fetch: Annotated[bool, Parameter(negative=())] = False,
     limit: Positive | None = None,
     log_samples: Annotated[bool, Parameter(negative=())] = False,
     output: Path | None = None,
@@ -120,6 +123,8 @@ def tasks(
         Folder of the tasks' data files, or the data file of one task.
     partial
         Leave out the tasks of a suite that have no data.
+    fetch
+        Fetch missing data into --data from the addresses of the descriptions; nothing is fetched without it.
     limit
         Score this many items of each task.
     log_samples
@@ -141,7 +146,7 @@ def tasks(
         read_description(name, [*EVALUATIONS, "curve"])
     if not model or data is None:
         raise UserError(f"evaluate {task[0]}: give {'--data' if model else '--model'}")
-    options = TaskOptions(data, partial, limit, log_samples, output, tokenizer, batch_tokens, layout, device)
+    options = TaskOptions(data, partial, fetch, limit, log_samples, output, tokenizer, batch_tokens, layout, device)
     score_tasks(task, model, options)
 
 
@@ -153,6 +158,10 @@ def curve(
     data: Path | None = None,
     wikitext: Path | None = None,
     evals: dict[str, Path] | None = None,
+    tasks: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    task_data: Path | None = None,
+    partial: Annotated[bool, Parameter(negative=())] = False,
+    limit: Positive | None = None,
     output: Path | None = None,
     tokenizer: Path | None = None,
     stride: Positive = 32,
@@ -173,6 +182,14 @@ def curve(
         WikiText in its tokenised form.
     evals
         Data file of any evaluation, as --evals.NAME FILE.
+    tasks
+        Tasks and suites that come with the package (hellaswag, core, …), or paths of TOML files.
+    task_data
+        Folder of the data files of --tasks, or the data file of one task.
+    partial
+        Leave out the tasks of a suite that have no data.
+    limit
+        Score this many items of each of --tasks.
     output
         Folder for curve.json and curve.png; by default RUN/scores.
     tokenizer
@@ -189,13 +206,17 @@ def curve(
         raise UserError(f"--evals.{twice[0]}: give --{'data' if twice[0] == 'lambada' else twice[0]} instead")
     files = {name: file for name, file in {**given, **(evals or {})}.items() if file is not None}
     raw = {name: read_input(file) for name, file in files.items()}
+    if tasks and task_data is None:
+        raise UserError(f"--tasks {tasks[0]}: give --task-data, the folder of the data files")
+    works = read_works(tasks or (), task_data or Path(), partial, limit, (*BUILT_IN, *(evals or {})))
     folder = output or run / "scores"
     check_output(folder / "curve.json")
-    from gpt2train.evaluate.curve import curve_measure, score_run
+    from gpt2train.evaluate.curve import curve_measure, score_run, task_measure
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
     options = {"wikitext": WikitextSettings(stride=stride)}
     measures = [curve_measure(name, files[name], raw[name], options.get(name), batch_tokens) for name in files]
+    measures += [task_measure(work, limit, batch_tokens) for work in works]
     with rank0_progress("checkpoints") as report:
         scored = score_run(run, measures, tokenizer, device, group(), report)
     for line in curve_lines(scored):

@@ -25,6 +25,7 @@ from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields, write_result
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS
+from gpt2train.evaluate.tasks.suite import Work, score_work
 from gpt2train.io.run_folder import FOLDER, MANIFEST, list_checkpoints
 from gpt2train.parallel.mesh import broadcast_from_rank0
 from gpt2train.settings import Settings
@@ -46,6 +47,8 @@ class CurveMeasure:
     """Function from a model to its result."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the plug-ins that the numbers depend on."""
+    identity: str = ""
+    """Hash of a description that the numbers depend on."""
 
 
 def curve_measure(
@@ -71,7 +74,22 @@ def curve_measure(
         return evaluation.evaluate(Scorer(subject.model, subject.tokenizer, batch_tokens, group=group), data, settings)
 
     facts = {**data_fields(file.name, raw), **settings.model_dump(mode="json")}
-    return CurveMeasure(name, facts, score, plugin_versions([name]))
+    return CurveMeasure(name, facts, score, plugin_versions([name]), evaluation.identity)
+
+
+def task_measure(work: Work, limit: int | None = None, batch_tokens: int = BATCH_TOKENS) -> CurveMeasure:
+    """Create the measure of a task or suite.
+
+    Args:
+        work: task or suite with its data.
+        limit: number of items of each task to score.
+        batch_tokens: tokens per batch, including padding.
+    """
+
+    def score(subject: EvalModel, group: dist.ProcessGroup | None) -> Scored:
+        return score_work(Scorer(subject.model, subject.tokenizer, batch_tokens, group=group), work, limit)[0]
+
+    return CurveMeasure(work.file, work.facts, score, identity=work.identity(limit))
 
 
 def score_run(
@@ -148,6 +166,7 @@ def _key(checkpoint: Path, measure: CurveMeasure, tokenizer: Path) -> str:
     weights_hash, vocabulary_hash = sha256(checkpoint / MANIFEST), tokenizer_hash(tokenizer)
     parts = [VERSION, weights_hash, vocabulary_hash, measure.kind, dict(measure.about)]
     parts += [dict(measure.versions)] if measure.versions else []
+    parts += [measure.identity] if measure.identity else []
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -4,9 +4,8 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpt2train.evaluate.files import DATA_HASH_KEY
+from gpt2train.evaluate.curve_table import curve_metrics
 from gpt2train.evaluate.metrics import Metric
-from gpt2train.evaluate.registry import EVALUATIONS
 
 INK, LOSS, OTHER = "#1f2430", "#d1495b", "#7a5195"
 COLORS = {"lambada": "#2f7d5b", "wikitext": "#3b6fb6"}
@@ -27,8 +26,7 @@ def curve_picture(curve: Mapping[str, Any]) -> bytes:
     panels: list[tuple[str, str, bool, Callable[[Point], float | None]]] = [
         ("validation loss, nats per token", LOSS, False, lambda point: point["valid_loss"])
     ]
-    for name in curve[DATA_HASH_KEY]:
-        panels += [_panel(name, metric) for metric in EVALUATIONS[name].main_metrics]
+    panels += [_panel(name, metric) for name, metric in curve_metrics(curve)]
     points = curve["points"]
     shown = [(label, color, log, series) for label, color, log, value in panels if (series := _series(points, value))]
     figure = Figure(figsize=(7.2, 2.4 * max(1, len(shown))), dpi=150, layout="constrained")

@@ -78,6 +78,7 @@ class Evaluation:
         metrics: metrics of the result, in the order of the table.
         summary: function from a result to the first line of the table: the size of the data.
         settings: settings model; its fields are flags of the command.
+        identity: hash of a description outside of the code, which results depend on as on the data.
         counts: name of each count in the manifest of a flow -> its key in the result.
     """
 
@@ -89,11 +90,7 @@ class Evaluation:
     summary: Callable[[Mapping[str, Any]], str] | None = None
     settings: type[Settings] = Settings
     counts: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def main_metrics(self) -> tuple[Metric, ...]:
-        """Metrics of a run's curve."""
-        return tuple(metric for metric in self.metrics if metric.main)
+    identity: str = ""
 
     def evaluate(self, scorer: Scorer, data: Any, settings: Settings | None = None) -> Result:
         """Score a model; the result has the settings too.

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpt2train.evaluate.evaluation import Evaluation
-from gpt2train.evaluate.files import DATA_HASH_KEY
-from gpt2train.evaluate.registry import EVALUATIONS
 
 MAX_NAME = 24  # characters of a model's path in a column's head; the end of the path is kept
 
@@ -24,25 +22,6 @@ def result_lines(evaluation: Evaluation, results: Mapping[str, Mapping[str, Any]
     ]
     head = ["; ".join(sorted({evaluation.summary(result) for result in models}))] if evaluation.summary else []
     return [*head, *_table(list(results), rows), *notes_lines(results)]
-
-
-def curve_lines(curve: Mapping[str, Any]) -> list[str]:
-    """Format a run's curve, with one line per checkpoint.
-
-    Args:
-        curve: result of `gpt2train.evaluate.curve.score_run`.
-    """
-    points = curve["points"]
-    columns = [(name, metric) for name in curve[DATA_HASH_KEY] for metric in EVALUATIONS[name].main_metrics]
-    rows = [["step", "tokens", "valid loss", *(metric.column or f"{name} {metric.name}" for name, metric in columns)]]
-    for point in points:
-        loss = "–" if point["valid_loss"] is None else f"{point['valid_loss']:.4g}"
-        values = [metric.text(point[name]) for name, metric in columns]
-        rows.append([f"{point['step']:,}", f"{point['tokens']:,}", loss, *values])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    last = [points[-1][name] for name in curve[DATA_HASH_KEY]]
-    return lines + [f"note: last checkpoint: {note}" for result in last for note in result.get("notes", ())]
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str], str]]) -> list[str]:

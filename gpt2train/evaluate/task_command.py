@@ -1,6 +1,8 @@
 """Scores of models on tasks for `gpt2train evaluate TASK…`: data first, then each model once."""
 
+import functools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,8 @@ from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, check_output, write_result
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.rank0_progress import rank0_progress
-from gpt2train.evaluate.registry import RESERVED
-from gpt2train.evaluate.tasks.suite import Samples, Work, read_work, score_work
-from gpt2train.evaluate.tasks.table import task_lines
+from gpt2train.evaluate.tasks.suite import Samples, read_works, score_work
+from gpt2train.evaluate.tasks.table import definitions, task_lines
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.files import write_atomic
 
@@ -25,6 +26,7 @@ class TaskOptions:
 
     data: Path
     partial: bool
+    fetch: bool
     limit: int | None
     log_samples: bool
     output: Path | None
@@ -41,7 +43,10 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
         UserError: a task, its data, a model or the output is not usable.
         RunError: a checkpoint is damaged, or the outputs of a model are not finite.
     """
-    works = _read_works(names, options)
+    if options.fetch and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("--fetch: fetch the data in one process first, without torchrun")
+    fetched = functools.partial(print, flush=True) if options.fetch else None
+    works = read_works(names, options.data, options.partial, options.limit, fetched=fetched)
     if len(set(models)) < len(models):
         raise UserError(f"--model: {next(m for m in models if list(models).count(m) > 1)} is given twice")
     if options.output is not None:
@@ -61,7 +66,7 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
                     result, samples = score_work(scorer, work, options.limit)
                 results[work.name][str(path)] = {"model": str(path), **result}
                 written += _write(subject.scores / work.file, results[work.name][str(path)], samples, options)
-    for line in task_lines([(work, results[work.name]) for work in works]):
+    for line in task_lines(list(results.values()), definitions(works)):
         print_once(line)
     if options.output is not None:
         written.append(("scores", options.output))
@@ -92,18 +97,6 @@ def _write(path: Path, result: Result, samples: Samples, options: TaskOptions) -
         if is_rank0():
             write_atomic(written[-1][1], _sample_lines(samples))
     return written
-
-
-def _read_works(names: Sequence[str], options: TaskOptions) -> list[Work]:
-    works = [read_work(name, options.data, options.partial, options.limit) for name in names]
-    seen: set[str] = set()
-    for work in works:
-        if work.file in RESERVED:
-            raise UserError(f"task {work.name!r}: {', '.join(RESERVED)} have another meaning; rename the file")
-        if work.file in seen:
-            raise UserError(f"task {work.name} is given twice; give it once, or rename the file of one")
-        seen.add(work.file)
-    return works
 
 
 def _joined(results: Mapping[str, Mapping[str, Result]]) -> Result:

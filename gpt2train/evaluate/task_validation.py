@@ -16,12 +16,11 @@ from gpt2train.evaluate.tasks.suite import Work, joined, read_work
 from gpt2train.evaluate.tasks.table import MEAN
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.model.objectives import OBJECTIVES
+from gpt2train.monitoring.metrics import TASK_PREFIX
 from gpt2train.parallel.mesh import any_rank, broadcast_from_rank0
 from gpt2train.training.engine import Engine
 
 log = logging.getLogger("gpt2train")
-
-PREFIX = "valid_task_"  # of the columns in the metrics
 
 
 class TaskValidation:
@@ -113,4 +112,4 @@ def _of_work(work: Work, result: Result) -> dict[str, float]:
     """Return the columns of a task, or the mean of a suite."""
     suite = isinstance(work.description, Suite)
     metrics = [MEAN] if suite else [measure.metric for measure in measures(work.parts[0].task)]
-    return {f"{PREFIX}{work.file}_{metric.name}": float(result[metric.name]) for metric in metrics}
+    return {f"{TASK_PREFIX}{work.file}_{metric.name}": float(result[metric.name]) for metric in metrics}

@@ -4,6 +4,7 @@ The choices of a question follow the same context. A tree holds the context once
 attends to its ancestors, so its hidden state is the one it has in its own sequence.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from gpt2train.evaluate.scoring_request import ScoringRequest
 
 ROOT = -1  # parent of a first token
+ROW_LENGTHS = (1, 1.125, 1.25, 1.5, 1.75, 2, 2.5, 3)  # lengths of rows that are tried, in sizes of the largest tree
+BATCH_COST = 64  # tokens that take as long as a batch itself
 
 
 @dataclass
@@ -97,27 +100,55 @@ def _pays(tree: TokenTree, request: ScoringRequest, hidden: int, max_tokens: int
     return together <= max_tokens and shared * 6 * hidden >= together**2 - len(tree) ** 2 - length**2
 
 
-def tree_batches(trees: Sequence[TokenTree], batch_tokens: int) -> list[list[list[int]]]:
-    """Return batches of rows of trees, each as its index; the first tree of the first row is as long as the batch.
+def tree_batches(trees: Sequence[TokenTree], hidden: int, batch_tokens: int) -> list[list[list[int]]]:
+    """Return batches of rows of trees, each as its index.
 
-    A row begins with the largest tree that is left and is filled up with the largest ones that fit, so that little is
-    padded.
+    A row takes the largest trees that fit, until none does. The length of the rows and their number are those with the
+    least work for each node: padding is computed as other tokens are, long rows have more pairs in the attention, and
+    each batch costs something itself.
 
     Args:
         trees: trees of all requests.
+        hidden: width of the model.
         batch_tokens: maximum size of a batch, including padding; a larger tree is a batch of its own.
     """
     order = sorted(range(len(trees)), key=lambda i: (len(trees[i]), -i))
     sizes = [len(trees[index]) for index in order]
     batches: list[list[list[int]]] = []
     while order:
-        size = sizes[-1]
-        batch: list[list[int]] = []
-        while order and (not batch or (len(batch) + 1) * size <= batch_tokens):
-            row, free = [], size
-            while place := bisect_right(sizes, free):
-                row.append(order.pop(place - 1))
-                free -= sizes.pop(place - 1)
-            batch.append(row)
-        batches.append(batch)
+        places = _cheapest_batch(sizes, hidden, batch_tokens)
+        batches.append([[order[place] for place in row] for row in places])
+        taken = {place for row in places for place in row}
+        order = [index for place, index in enumerate(order) if place not in taken]
+        sizes = [size for place, size in enumerate(sizes) if place not in taken]
     return batches
+
+
+def _cheapest_batch(sizes: Sequence[int], hidden: int, batch_tokens: int) -> list[list[int]]:
+    """Return rows of places in the ascending sizes, the largest one among them."""
+    best, least = [[len(sizes) - 1]], math.inf
+    for length in sorted({int(sizes[-1] * factor) for factor in ROW_LENGTHS}):
+        if length > max(batch_tokens, sizes[-1]):
+            break
+        rows = _fill_rows(sizes, length, max(1, batch_tokens // length))
+        widest = used = 0
+        for count, row in enumerate(rows, 1):
+            filled = sum(sizes[place] for place in row)
+            widest, used = max(widest, filled), used + filled
+            cost = (count * widest * (1 + widest / (6 * hidden)) + BATCH_COST) / used
+            if cost < least:
+                best, least = rows[:count], cost
+    return best
+
+
+def _fill_rows(sizes: Sequence[int], length: int, count: int) -> list[list[int]]:
+    """Fill up to `count` rows of a length, each with the largest trees that are left and fit."""
+    left, places = list(sizes), list(range(len(sizes)))
+    rows: list[list[int]] = []
+    while left and len(rows) < count:
+        row, free = [], length
+        while place := bisect_right(left, free):
+            row.append(places.pop(place - 1))
+            free -= left.pop(place - 1)
+        rows.append(row)
+    return rows

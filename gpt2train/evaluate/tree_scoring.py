@@ -1,11 +1,14 @@
 """Log-probabilities under a model in this process, for requests with common prefixes.
 
 Each common prefix is computed once (`gpt2train.evaluate.token_tree`), and so are the logits of a node that several
-requests score. The results equal those of `gpt2train.evaluate.scoring.score` up to rounding.
+requests score. The last MLP is computed where a token is scored. The results equal those of
+`gpt2train.evaluate.scoring.score` up to rounding.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +61,7 @@ def score_shared(
     if not isinstance(model, CausalLM):
         return score(model, requests, batch_tokens, report, group)
     trees = build_trees(requests, model.shape.hidden, batch_tokens)
-    batches = tree_batches(trees, batch_tokens)
+    batches = tree_batches(trees, model.shape.hidden, batch_tokens)
     if group is None:
         found = _score_batches(model, trees, batches, report)
         return [found[index] for index in range(len(requests))]
@@ -89,12 +92,6 @@ def _score_batch(model: CausalLM, rows: Sequence[Sequence[TokenTree]]) -> dict[i
     for row, start, tree in placed:
         tokens[row, start : start + len(tree)] = torch.tensor(tree.tokens)
         depths[row, start : start + len(tree)] = torch.tensor(tree.depths)
-    device = model.wte.weight.device
-    if len(placed) == len(rows) and all(tree.is_chain for _, _, tree in placed):
-        hidden = model.hidden(tokens.to(device))
-    else:
-        mask = TreeMask(torch.from_numpy(_ancestors(placed, (len(rows), size, size))).unsqueeze(1).to(device))
-        hidden = model.hidden(tokens.to(device), [mask] * len(model.blocks), depths.to(device))  # type: ignore[list-item]
     # Each node that a request scores gets its logits once; a target is scored by the logits of its node.
     logit_rows: dict[tuple[int, int], int] = {}
     at = [
@@ -103,8 +100,16 @@ def _score_batch(model: CausalLM, rows: Sequence[Sequence[TokenTree]]) -> dict[i
         for node in chain.from_iterable(tree.nodes)
     ]
     targets = [target for _, _, tree in placed for target in chain.from_iterable(tree.targets)]
-    chosen = hidden[[row for row, _ in logit_rows], [node for _, node in logit_rows]]
-    log_probs, greedy = _log_probs(model, chosen, torch.tensor(at), torch.tensor(targets))
+    places = [row for row, _ in logit_rows], [node for _, node in logit_rows]
+    device = model.wte.weight.device
+    with _last_mlp_at(model, places):
+        if len(placed) == len(rows) and all(tree.is_chain for _, _, tree in placed):
+            hidden = model.hidden(tokens.to(device))
+        else:
+            mask = TreeMask(torch.from_numpy(_ancestors(placed, (len(rows), size, size))).unsqueeze(1).to(device))
+            caches: list[Any] = [mask] * len(model.blocks)
+            hidden = model.hidden(tokens.to(device), caches, depths.to(device))
+    log_probs, greedy = _log_probs(model, hidden[places], torch.tensor(at), torch.tensor(targets))
     if not torch.isfinite(log_probs).all():
         raise RunError(NOT_FINITE)
     values, right = iter(log_probs.tolist()), iter(greedy.tolist())
@@ -113,6 +118,37 @@ def _score_batch(model: CausalLM, rows: Sequence[Sequence[TokenTree]]) -> dict[i
         for _, _, tree in placed
         for index, scored in zip(tree.requests, tree.targets, strict=True)
     }
+
+
+@contextmanager
+def _last_mlp_at(model: CausalLM, places: tuple[list[int], list[int]]) -> Iterator[None]:
+    """Have the last block compute its MLP at some positions alone, where nothing after it needs the others.
+
+    Args:
+        model: model whose blocks begin their MLP with `ln_2` and end it with `down`; others compute all positions.
+        places: rows and positions.
+    """
+    block = list(model.blocks.values())[-1]
+    norm, down = (getattr(block, name, None) for name in ("ln_2", "down"))
+    if norm is None or down is None:
+        yield
+        return
+    before, after = norm.forward, down.forward
+    full: list[Tensor] = []
+
+    def select(x: Tensor) -> Tensor:
+        full.append(torch.zeros_like(x))
+        return before(x[places])
+
+    def spread(inner: Tensor) -> Tensor:
+        full[0][places] = after(inner)
+        return full[0]
+
+    norm.forward, down.forward = select, spread
+    try:
+        yield
+    finally:
+        del norm.forward, down.forward  # the methods of the classes again
 
 
 def _starts(trees: Sequence[TokenTree]) -> Iterator[tuple[int, TokenTree]]:

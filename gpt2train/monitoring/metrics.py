@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpt2train")
 
 FILE = "metrics.jsonl"
+TASK_PREFIX = "valid_task_"  # of the columns of `validation.tasks`
 JOULES_PER_KWH = 3.6e6
 NOT_CURVES = ("step", "tokens")  # columns that are not sent to trackers
 

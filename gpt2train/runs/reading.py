@@ -18,7 +18,7 @@ from gpt2train.config import CONFIG_FILE, RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import FOLDER, LATEST, RECORD, checkpoint_name, last_step
 from gpt2train.model.families import parameter_count
-from gpt2train.monitoring.metrics import FILE, gpu_kwh, read_metrics, unreadable_lines
+from gpt2train.monitoring.metrics import FILE, TASK_PREFIX, gpu_kwh, read_metrics, unreadable_lines
 from gpt2train.monitoring.run_record import MANIFEST, RunRecord, read_record, token_fingerprint
 from gpt2train.monitoring.time_left import TimeLeft
 from gpt2train.settings import build, flatten, read_toml
@@ -50,6 +50,7 @@ class Run:
         lambada_accuracy: accuracy by LAMBADA's headline definition.
         lambada_perplexity: perplexity by LAMBADA's headline definition.
         wikitext_perplexity: WikiText perplexity per word of the original text.
+        task_scores: last score of each column of `validation.tasks`, by `<task>_<metric>`.
         hours: time of all steps; a repeated step counts each time.
         repeated_hours: part of `hours` spent on steps that were repeated.
         tokens_per_second: median over the steps.
@@ -80,6 +81,7 @@ class Run:
     lambada_accuracy: float | None
     lambada_perplexity: float | None
     wikitext_perplexity: float | None
+    task_scores: dict[str, float]
     hours: float
     repeated_hours: float
     tokens_per_second: float | None
@@ -187,6 +189,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         lambada_accuracy=headline.get("accuracy"),
         lambada_perplexity=headline.get("perplexity"),
         wikitext_perplexity=evaluation.get("wikitext", {}).get("adjusted_perplexity"),
+        task_scores=_task_scores(rows),
         hours=(sum(_numbers(rows, "seconds")) + record.repeated_seconds) / 3600,
         repeated_hours=record.repeated_seconds / 3600,
         tokens_per_second=statistics.median(speeds) if speeds else None,
@@ -241,6 +244,12 @@ def _evaluation(folder: Path) -> Iterator[tuple[str, Any]]:
         if not isinstance(found, dict):
             raise RunError(f"{path} is not a result of an evaluation; remove it")
         yield path.stem, found
+
+
+def _task_scores(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    columns = dict.fromkeys(key for row in rows for key in row if key.startswith(TASK_PREFIX))
+    last = {column.removeprefix(TASK_PREFIX): _numbers(rows, column)[-1:] for column in columns}
+    return {name: value for name, values in last.items() for value in values}
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

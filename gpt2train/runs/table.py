@@ -27,6 +27,15 @@ KEYS: dict[str, tuple[Callable[[Run], Any], bool]] = {
 }
 # Settings that are paths or derived from data; the table shows the data's fingerprint instead.
 PATH_SETTINGS = ("output", "data.train", "data.valid", "data.cache", "tokenizer_hash")
+# Metrics of tasks, with their heads in the table.
+TASK_METRICS = {
+    "accuracy_norm": "norm",
+    "accuracy": "acc",
+    "word_perplexity": "word ppl",
+    "perplexity": "ppl",
+    "bits_per_byte": "bits/byte",
+    "centred": "centred",
+}
 FINGERPRINT_CHARS = 8  # characters of a fingerprint that are shown
 NONE = "–"
 MAX_COLUMNS = 8  # maximum number of runs whose differing settings are shown in columns
@@ -55,12 +64,36 @@ def columns(run: Run) -> dict[str, str]:
         "LAMBADA": NONE if run.lambada_accuracy is None else f"{run.lambada_accuracy:.2%}",
         "LAMBADA ppl": perplexity(run.lambada_perplexity),
         "WikiText ppl": perplexity(run.wikitext_perplexity),
+        **{_task_head(name): _task_cell(name, value) for name, value in run.task_scores.items()},
         "hours": number(run.hours, 2 if run.hours >= 0.1 else 4),
         "tokens/s": NONE if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
         "GPU": NONE if run.gpu_utilization is None else f"{run.gpu_utilization:.0%}",
         "kWh": NONE if run.gpu_kwh is None else f"{run.gpu_kwh:,.3g}",
         "left": format_duration(run.seconds_left) if run.seconds_left else NONE,
     }
+
+
+def table_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """Return the cells of several runs, by the same columns; a run has dashes for the tasks that it lacks."""
+    rows = [columns(run) for run in runs]
+    tasks = dict.fromkeys(_task_head(name) for run in runs for name in run.task_scores)
+    heads = [head for head in rows[0] if head not in tasks]
+    heads[heads.index("hours") : heads.index("hours")] = tasks
+    return [{head: row.get(head, NONE) for head in heads} for row in rows]
+
+
+def _task_head(name: str) -> str:
+    """Return the column of a task's score, `hellaswag acc` for `hellaswag_accuracy`."""
+    for metric, short in TASK_METRICS.items():
+        if name.endswith(f"_{metric}"):
+            return f"{name.removesuffix(f'_{metric}')} {short}"
+    return name
+
+
+def _task_cell(name: str, value: float) -> str:
+    if name.endswith(("_accuracy", "_accuracy_norm")):
+        return f"{value:.2%}"
+    return perplexity(value) if name.endswith("_perplexity") else number(value, 4)
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
@@ -87,7 +120,7 @@ def _compared(run: Run) -> dict[str, Any]:
 
 def text(runs: Sequence[Run]) -> str:
     """Format the table of runs, followed by the differing settings."""
-    rows = [columns(run) for run in runs]
+    rows = table_rows(runs)
     parts = [aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=("run", "state", "data", "layout"))]
     if len(runs) > 1:
         parts.append(different(runs) or "no setting differs")

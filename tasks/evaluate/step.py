@@ -1,22 +1,25 @@
 """Evaluate step: LAMBADA by three definitions, perplexity on held-out documents and WikiText, sample generations.
 
 Writes `<run folder>/eval/`: `lambada.json`, `perplexity.json`, `samples.json`, and optionally `wikitext.json` and
-`NAME.json` of other evaluations. Each is a batch in its own process with one thread, so that they run in parallel and a
-killed run repeats at most the batches in flight.
+`NAME.json` of other evaluations, of tasks and of suites. Each is a batch in its own process with one thread, so that
+they run in parallel and a killed run repeats at most the batches in flight.
 """
 
 import heapq
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from gpt2train.config.data import TaskSelection
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields
 from gpt2train.evaluate.perplexity import document_perplexity
-from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
+from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS, plugin_versions
+from gpt2train.evaluate.tasks.suite import Work, read_works, score_work
 from gpt2train.evaluate.wikitext import WikitextSettings
 from tasks.core.input_files import read_any
 from tasks.core.manifest import Manifest, Outcome
@@ -42,6 +45,7 @@ def evaluate(
     *,
     wikitext: str | None = None,
     evals: Mapping[str, str] | None = None,
+    tasks: TaskSelection | None = None,
     data: Folder | None = None,
     device: Device = "auto",
     threads: int = 1,
@@ -58,6 +62,7 @@ def evaluate(
         runner: runs the batches.
         wikitext: path or URL of WikiText in its tokenised form; None: no `wikitext.json`.
         evals: path or URL of the data of other evaluations, by the name of the evaluation.
+        tasks: tasks and suites to score, with the folder of their data.
         data: output that holds the documents, by default `root`.
         device: device of the model; not part of the fingerprint.
         threads: threads per process; not part of the fingerprint.
@@ -68,6 +73,8 @@ def evaluate(
     """
     paths = {**data_files(lambada, wikitext), **(evals or {})}
     files = {name: read_data(name, path) for name, path in paths.items()}
+    chosen = tasks or TaskSelection()
+    works = {work.file: work for work in read_tasks(chosen, paths)}
     step = Step(
         root,
         "evaluate",
@@ -77,6 +84,8 @@ def evaluate(
             "merge": model,
             **({} if held_out is None else {"held_out": held_out}),
             **{name: data_fields(paths[name], raw)[DATA_HASH_KEY] for name, raw in files.items()},
+            **{f"{name} description": identity for name in paths if (identity := EVALUATIONS[name].identity)},
+            **{f"task {name}": work.identity(chosen.limit) for name, work in works.items()},
         },
         folder=str(PurePosixPath(model.folder).parent / "eval"),
         packages=("tokenizers", "torch", *plugin_versions(paths)),
@@ -88,14 +97,13 @@ def evaluate(
     model_folder = (root / model.folder).path()
     first = [name for name in ("lambada",) if name in paths]
     of_the_run = [name for name in OF_THE_RUN if held_out is not None or name != "perplexity"]
-    items = [*first, *of_the_run, *(name for name in sorted(paths) if name not in first)]
+    items = [*first, *of_the_run, *(name for name in sorted(paths) if name not in first), *works]
     if is_encoder_decoder(Path(model_folder)):
         log.warning("the model has an encoder and a decoder: samples alone, no LAMBADA score and no perplexity")
         items = ["samples"]
     documents = data or root
-    outcomes = runner.batches(
-        step, "part", items, evaluate_part, model_folder, paths, files, documents, held_out, settings, device, threads
-    )
+    inputs = PartInputs(model_folder, paths, files, works, chosen.limit, documents, held_out)
+    outcomes = runner.batches(step, "part", items, evaluate_part, inputs, settings, device, threads)
     total = Outcome.total(outcomes)
     if held_out is not None and "perplexity" in items and not total.facts["held_out_documents"]:
         log.warning(
@@ -126,18 +134,44 @@ def read_data(name: str, path: str) -> bytes:
     return raw
 
 
+def read_tasks(tasks: TaskSelection, others: Iterable[str]) -> list[Work]:
+    """Read tasks and suites with their data.
+
+    Args:
+        tasks: names of the tasks, and the folder of their data.
+        others: names of other evaluations.
+
+    Raises:
+        UserError: there is no task of a name, or its description or data are missing or malformed.
+    """
+    return read_works(tasks.names, Path(tasks.data or ""), tasks.partial, tasks.limit, (*BUILT_IN, *others))
+
+
+@dataclass(frozen=True)
+class PartInputs:
+    """Inputs of the results.
+
+    Attributes:
+        model_folder: path of the merged model.
+        paths: path or URL of the data file of each evaluation.
+        data: content of these files.
+        works: tasks and suites with their data, by the name of their result.
+        limit: number of items of each task to score.
+        documents: output that holds the documents.
+        held_out: manifest of the documents.
+    """
+
+    model_folder: str
+    paths: Mapping[str, str]
+    data: Mapping[str, bytes]
+    works: Mapping[str, Work]
+    limit: int | None
+    documents: Folder
+    held_out: Manifest | None
+
+
 def evaluate_part(
-    folder: Folder,
-    name: str,
-    item: str,
-    model_folder: str,
-    paths: dict[str, str],
-    data: dict[str, bytes],
-    documents: Folder,
-    held_out: Manifest | None,
-    settings: EvaluateSettings,
-    device: Device,
-    threads: int,
+    folder: Folder, name: str, item: str, inputs: PartInputs, settings: EvaluateSettings, device: Device, threads: int
 ) -> Outcome:
     """Write one of the result files."""
     import torch
@@ -146,15 +180,21 @@ def evaluate_part(
     from gpt2train.data.tokenizer import load_model_tokenizer
     from gpt2train.inference.generate import generate
 
-    texts = held_out_texts(documents, held_out, settings) if item == "perplexity" and held_out is not None else []
+    held_out, data, paths = inputs.held_out, inputs.data, inputs.paths
+    texts: list[str] = []
+    if item == "perplexity" and held_out is not None:
+        texts = held_out_texts(inputs.documents, held_out, settings)
     if item == "perplexity" and not texts:
         return Outcome(facts={"held_out_documents": 0})
     torch.set_num_threads(threads)
-    model = read_model(Path(model_folder), device)
-    tokenizer = load_model_tokenizer(model_folder, model.shape.vocab)
+    model = read_model(Path(inputs.model_folder), device)
+    tokenizer = load_model_tokenizer(inputs.model_folder, model.shape.vocab)
     if item == "perplexity":
         result = document_perplexity(Scorer(model, tokenizer), texts, settings.stride)
         counts = {"held_out_documents": result["documents"]}
+    elif item in inputs.works:
+        result, _ = score_work(Scorer(model, tokenizer), inputs.works[item], inputs.limit)
+        counts = {}
     elif item in data:
         evaluation, raw = EVALUATIONS[item], data[item]
         stride = min(settings.wikitext_stride, model.shape.context)

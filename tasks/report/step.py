@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
+from gpt2train.evaluate.tasks.table import is_of_tasks, result_rows
 from gpt2train.io.files import format_bytes
 from gpt2train.monitoring.metrics import gpu_kwh, read_metrics
 from gpt2train.monitoring.run_record import read_record
@@ -77,6 +78,7 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
         "task": task_findings(root, by_step, metrics),
         "evaluation": results,
         "other_scores": _other_scores(results),
+        "task_rows": [row for result in results.values() if is_of_tasks(result) for row in result_rows(result)],
         "unscored": _unscored(by_step.get("cloze"), evaluation) if evaluation else [],
         "tokens": by_step["tokenize"].outcome.facts if "tokenize" in by_step else {},
         "steps": [_provenance(manifest, timings) for manifest in manifests],
@@ -152,7 +154,8 @@ def _evaluation(root: Folder, manifest: Manifest) -> dict[str, Any]:
 
 def _other_scores(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
     """One row per metric of the evaluations of plug-ins."""
-    names = [name for name in results if name not in (*BUILT_IN, *OF_THE_RUN)]
+    others = [name for name in results if name not in (*BUILT_IN, *OF_THE_RUN)]
+    names = [name for name in others if not is_of_tasks(results[name])]
     return [
         {
             "name": f"{name}: {metric.name}",

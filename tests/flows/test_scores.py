@@ -1,5 +1,6 @@
 """`flows.pretrain --score`: merge and scores after the training, on data in another output, by any of the flows."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from flows.settings import EvaluateFlowSettings, PipelineSettings, PretrainFlowS
 from flows.ui.result import result
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest
+from tasks.report.settings import ReportSettings
+from tasks.report.step import report
 from tests.flows.commands import run
 from tests.flows.small_tokens import TRAIN, prepare_scored_data
 from tests.tasks.corpus import Inline
@@ -58,12 +61,37 @@ def test_a_pretraining_ends_with_model_and_scores(
     settings = resolve(EvaluateFlowSettings, flags={"run": str(tmp_path / "out" / training.folder), **SCORES})
     assert evaluate.planned(settings).cached_steps() == [("merge", model), ("evaluate", scores)]
 
+    # Tasks and suites are scored in addition; without them the fingerprint is as before.
+    tasks = write_tasks(tmp_path)
+    *_, scores = trained(planned(tmp_path / "out", data=str(data), tasks=tasks))
+    assert [record.name for record in scores.outputs][-2:] == ["choice.json", "both.json"]
+    page = result(planned_run.root, [training, model, scores])
+    assert "| both/one, accuracy | " in page and ", random 0.5000, Another model 0.7500 |" in page
+    assert "| both, centred | " in page
+    report(planned_run.root, [scores], ReportSettings(), runner=Inline(workers=1))
+    whole = (tmp_path / "out/report/report.html").read_text()
+    assert "<td>both/one</td>" in whole and "Another model 0.7500</td>" in whole and "95 % interval" in whole
+    with (tmp_path / "choice.toml").open("a") as file:
+        file.write("[published.Edited]\naccuracy = 0.1\n")
+    assert trained(planned(tmp_path / "out", data=str(data), tasks=tasks))[-1].fingerprint != scores.fingerprint
+
     # Without documents and cloze set, the training of the same tokens is scored as far as it can be.
     bare = tmp_path / "bare"
     shutil.copytree(data, bare, ignore=shutil.ignore_patterns("evalset", "shuffled"))
     *_, scores = trained(planned(tmp_path / "out", data=str(bare)))
     assert [record.name for record in scores.outputs] == ["samples.json"]
     assert f"no LAMBADA score: {bare} holds no cloze set of its own; give --lambada FILE" in caplog.text
+
+
+def write_tasks(folder: Path) -> dict[str, Any]:
+    """Settings of a task and of a suite, with their data."""
+    rows = [{"query": f"{n} is", "choices": ["a number", "a horse of"], "gold": n % 2} for n in range(6)]
+    (folder / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = 'kind = "multiple_choice"\ndata = ["items.jsonl"]\n'
+    published = '"Another model" = { accuracy = 0.75 }\n'
+    (folder / "choice.toml").write_text(f"{task}[published]\n{published}")
+    (folder / "both.toml").write_text(f'kind = "suite"\n[tasks.one]\n{task}[tasks.one.published]\n{published}')
+    return {"names": [str(folder / f"{name}.toml") for name in ("choice", "both")], "data": str(folder)}
 
 
 def test_wrong_data_of_the_scores_end_the_run_before_the_training(
@@ -75,6 +103,14 @@ def test_wrong_data_of_the_scores_end_the_run_before_the_training(
         assert run("pretrain", *words) == 2
         error = capsys.readouterr().err
         assert name in error and error.count("\n") == 1
+    for tasks, message in (
+        (["--tasks.names", "hellaswag"], "tasks.names needs tasks.data"),
+        (["--tasks.names", "helaswag", "--tasks.data", str(tmp_path)], "there is no task 'helaswag'"),
+        (["--tasks.names", "hellaswag", "--tasks.data", str(tmp_path)], "has no **/hellaswag_val.jsonl"),
+    ):
+        assert run("pretrain", "--data", str(data), "--output", str(tmp_path / "out"), "--score", *tasks) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
     with pytest.raises(UserError, match="lambada has a setting of its own"):
         planned(tmp_path / "out", evals={"lambada": "x"})
     assert not (tmp_path / "out/runs").exists()

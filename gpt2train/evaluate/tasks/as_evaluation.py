@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.metrics import Result
-from gpt2train.evaluate.tasks.description import Task, read_description, ready_files
+from gpt2train.evaluate.tasks.description import Task, description_hash, read_description, ready_files
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
 from gpt2train.evaluate.tasks.scores import measures, score_task
 
@@ -31,4 +31,5 @@ def _evaluation(name: str, task: Task) -> Evaluation:
         run=run,
         metrics=tuple(measure.metric for measure in measures(task)),
         summary=lambda result: f"{name}: items {result['items']:,}",
+        identity=description_hash(task),
     )

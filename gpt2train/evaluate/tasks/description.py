@@ -4,6 +4,7 @@ Without further fields a task reads the rows of llm-foundry and CORE: `query`, `
 `continuation`, `gold`; `context`, `continuation`; and `text` for a perplexity.
 """
 
+import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -41,6 +42,13 @@ class Task(Settings):
     """One line on the task."""
     source: str = ""
     """Origin of the data, for the error if they are missing."""
+    url: str = ""
+    """Address from which `--fetch` takes the data file, under the first of its names."""
+    sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    """Hash of the file at `url`; without one, the hash of the first fetch is kept beside the data."""
+    labels: str = ""
+    """End of the name of a file beside each data file, in place of its suffix, with a label per line. They are read as
+    `label` of the rows, which then need none of their own."""
     rule: Literal["lm-eval", "core"] = "lm-eval"
     """lm-eval: sum of the log-probabilities after the context, as lm-evaluation-harness. core: mean over the tokens in
     which the prompts differ, as CORE of DCLM in nanochat."""
@@ -96,6 +104,13 @@ class Suite(Settings):
         if found := [name for name, task in tasks.items() if task.kind == "perplexity"]:
             raise ValueError(f"{found[0]} is a perplexity, which has no accuracy; leave it out")
         return tasks
+
+
+def description_hash(description: Task | Suite) -> str:
+    """Return the hash of the fields that scores and their table depend on."""
+    origin = {"about", "source", "url", "sha256"}
+    nested: Any = origin if isinstance(description, Task) else {"about": True, "tasks": {"__all__": origin}}
+    return hashlib.sha256(description.model_dump_json(exclude=nested).encode()).hexdigest()
 
 
 def read_description(name: str, commands: Sequence[str] = ()) -> tuple[str, Task | Suite]:

@@ -1,5 +1,6 @@
 """Items of a task, from the rows of its data files; does not import torch."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.tasks.templates import Row, RowError, text_of, value_of
 
+MIN_VARIED = 5  # items from which on equal answers are an error; four pairs have them once in eight times
 MAX_DIGITS = 10  # of an index in a text
 
 
@@ -37,10 +39,11 @@ class Item:
 
 @dataclass(frozen=True)
 class DataFile:
-    """Name and content of a data file."""
+    """Name and content of a data file, and of the file of its labels if it has one."""
 
     name: str
     content: bytes
+    labels: bytes | None = None
 
 
 def find_data(task: Task, name: str, folder: Path) -> list[DataFile]:
@@ -56,9 +59,22 @@ def find_data(task: Task, name: str, folder: Path) -> list[DataFile]:
     """
     paths = [folder] if folder.is_file() else _find(task, name, folder)
     try:
-        return [DataFile(str(path), path.read_bytes()) for path in paths]
+        return [DataFile(str(path), path.read_bytes(), _labels(task, path)) for path in paths]
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}; check the path") from error
+
+
+def _labels(task: Task, path: Path) -> bytes | None:
+    """Return the content of the file of labels beside a data file; None if there is none."""
+    beside = path.with_name(f"{path.stem}{task.labels}")
+    return beside.read_bytes() if task.labels and beside.is_file() else None
+
+
+def has_data(task: Task, folder: Path) -> bool:
+    """Return True if a data file of the task exists below a folder; a malformed name has none."""
+    with contextlib.suppress(ValueError, NotImplementedError):
+        return folder.is_dir() and any(next(folder.glob(pattern), None) for pattern in task.data)
+    return False
 
 
 def _find(task: Task, name: str, folder: Path) -> list[Path]:
@@ -89,17 +105,54 @@ def read_items(task: Task, name: str, data: Sequence[DataFile]) -> list[Item]:
     build = _builder(task, name)
     items = []
     for file in data:
-        for number, row in _rows(file):
+        for number, row in _labelled(file, name):
             try:
                 items.append(build(row))
             except RowError as error:
                 remedy = "correct the line, or the task"
+                if task.labels and file.labels is None and "label" not in row:
+                    remedy = f"put the labels beside it, as {Path(file.name).stem}{task.labels} with one per line"
                 raise UserError(f"{file.name} line {number}: task {name}: {error}; {remedy}") from error
     if not items:
         raise UserError(f"{', '.join(file.name for file in data)}: no rows for the task {name}; give a file with some")
+    _check_answers(task, name, items, data)
     if task.shots >= len(items):
         raise UserError(f"task {name}: {task.shots} shots need more than {len(items)} items; give more data")
     return items
+
+
+def _check_answers(task: Task, name: str, items: Sequence[Item], data: Sequence[DataFile]) -> None:
+    """Check that the right answer, where rows say it, is not the same choice in all of them.
+
+    Raises:
+        UserError: it is, so that a model that always gives this choice would seem perfect.
+    """
+    if isinstance(task.field("answer"), str) and len(items) >= MIN_VARIED and len({item.answer for item in items}) == 1:
+        right = items[0].answer
+        raise UserError(
+            f"{', '.join(file.name for file in data)}: task {name}: labels without variation, all {len(items)} answers "
+            f"are choice {right}; correct the labels, or give the description answer = {right} if they are right"
+        )
+
+
+def _labelled(file: DataFile, name: str) -> Iterator[tuple[int, Row]]:
+    """Yield line number and row of each line, with the label of the file of labels if there is one.
+
+    Raises:
+        UserError: the file of labels has another number of lines.
+    """
+    rows = _rows(file)
+    if file.labels is None:
+        yield from rows
+        return
+    labels, found = file.labels.decode("utf-8", "replace").split(), list(rows)
+    if len(labels) != len(found):
+        raise UserError(
+            f"{file.name}: task {name}: {len(found)} rows and {len(labels)} labels beside them; give the labels of "
+            "these rows"
+        )
+    for (number, row), label in zip(found, labels, strict=True):
+        yield number, {**row, "label": label}
 
 
 def _rows(file: DataFile) -> Iterator[tuple[int, Row]]:

@@ -64,6 +64,11 @@ WORD_PERPLEXITY = Measure(
     ("log_prob", "words"),
     lambda sums, count: _exp(-sums[0] / sums[1]),
 )
+METRICS = {
+    measure.metric.name: measure.metric
+    for measure in (ACCURACY, ACCURACY_NORM, TARGET_PERPLEXITY, BITS_PER_BYTE, WORD_PERPLEXITY)
+}
+"""Metrics by name, for numbers of a result; `definition` is that of the rule lm-eval."""
 
 
 def measures(task: Task) -> tuple[Measure, ...]:

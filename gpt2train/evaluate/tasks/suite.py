@@ -1,5 +1,7 @@
 """Scores of a task or of a suite of tasks, from the data files to the results; does not import torch at start-up."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +11,10 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields
 from gpt2train.evaluate.metrics import Result, significant
+from gpt2train.evaluate.registry import RESERVED
 from gpt2train.evaluate.tasks.bootstrap import interval
-from gpt2train.evaluate.tasks.description import Suite, Task, read_description
+from gpt2train.evaluate.tasks.description import Suite, Task, description_hash, read_description
+from gpt2train.evaluate.tasks.fetch import Fetched, check_fetched, fetch_data
 from gpt2train.evaluate.tasks.items import Item, find_data, read_items
 from gpt2train.evaluate.tasks.scores import TaskScores, centred, score_task
 
@@ -48,8 +52,60 @@ class Work:
         """Name of the result file, without suffix."""
         return self.name.replace("/", "-")
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """Fields of a result that identify the data."""
+        if isinstance(self.description, Task):
+            return dict(self.parts[0].facts)
+        hashes = "".join(part.facts[DATA_HASH_KEY] for part in self.parts).encode()
+        return data_fields(f"{len(self.parts)} tasks", hashes)
 
-def read_work(name: str, folder: Path, partial: bool = False, limit: int | None = None) -> Work:
+    def identity(self, limit: int | None = None) -> str:
+        """Return the hash of everything besides the model that the scores depend on.
+
+        Args:
+            limit: number of items of each task to score.
+        """
+        facts = [self.name, description_hash(self.description), self.facts, self.missing, limit]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def read_works(
+    names: Sequence[str],
+    folder: Path,
+    partial: bool = False,
+    limit: int | None = None,
+    taken: Sequence[str] = (),
+    fetched: Fetched | None = None,
+) -> list[Work]:
+    """Read several tasks and suites, of which each has a result file of its own.
+
+    Args:
+        names: as `read_description`.
+        folder: as `read_work`.
+        partial: as `read_work`.
+        limit: as `read_work`.
+        taken: names of result files of other evaluations.
+        fetched: as `read_work`.
+
+    Raises:
+        UserError: as `read_work`, or two tasks have the same name, or one has the name of another result.
+    """
+    works: dict[str, Work] = {}
+    for name in names:
+        work = read_work(name, folder, partial, limit, fetched)
+        if work.file in (*RESERVED, *taken):
+            others = ", ".join((*RESERVED, *taken))
+            raise UserError(f"task {work.name!r}: {others} have another meaning; rename the file")
+        if work.file in works:
+            raise UserError(f"task {work.name} is given twice; give it once, or rename the file of one")
+        works[work.file] = work
+    return list(works.values())
+
+
+def read_work(
+    name: str, folder: Path, partial: bool = False, limit: int | None = None, fetched: Fetched | None = None
+) -> Work:
     """Read a task or suite and its data.
 
     Args:
@@ -57,12 +113,19 @@ def read_work(name: str, folder: Path, partial: bool = False, limit: int | None 
         folder: folder with the data, or the data file of a task.
         partial: leave out the tasks of a suite that have no data.
         limit: number of items of each task that will be scored.
+        fetched: fetch data that are missing from the addresses of the descriptions, and call this with a line on each
+            file; None: fetch nothing.
 
     Raises:
         UserError: there is no such task, its description or data are malformed or missing, or there are too few items
             for its examples.
     """
     label, description = read_description(name)
+    if fetched is not None:
+        tasks = {label: description} if isinstance(description, Task) else description.tasks
+        for part, task in tasks.items():
+            if task.url or not partial:
+                fetch_data(task, part, folder, fetched)
     if isinstance(description, Task):
         return Work(label, description, [_part(label, description, folder, limit)])
     if folder.is_file():
@@ -84,11 +147,13 @@ def read_work(name: str, folder: Path, partial: bool = False, limit: int | None 
 
 def _part(name: str, task: Task, folder: Path, limit: int | None) -> Part:
     data = find_data(task, name, folder)
+    check_fetched(folder, data)
     items = read_items(task, name, data)
     if limit is not None and task.rule == "core" and task.shots >= limit:
         raise UserError(f"task {name}: its {task.shots} shots are drawn from the items of --limit {limit}; give more")
-    content = b"".join(file.content if file.content.endswith(b"\n") else file.content + b"\n" for file in data)
-    raw = data[0].content if len(data) == 1 else content
+    contents = [part for file in data for part in (file.content, file.labels) if part is not None]
+    joined = b"".join(content if content.endswith(b"\n") else content + b"\n" for content in contents)
+    raw = contents[0] if len(contents) == 1 else joined
     label = Path(data[0].name).name if len(data) == 1 else f"{len(data)} files"
     return Part(name, task, items, data_fields(label, raw))
 
@@ -133,9 +198,8 @@ def joined(work: Work, parts: Sequence[TaskScores], limit: int | None = None) ->
         notes.append(
             f"{work.name}: mean of {len(values)} tasks, without {', '.join(work.missing)}: no {work.name} score"
         )
-    hashes = "".join(part.facts[DATA_HASH_KEY] for part in work.parts).encode()
     result = {
-        **data_fields(f"{len(work.parts)} tasks", hashes),
+        **work.facts,
         "suite": work.name,
         "items": sum(found["items"] for found in results.values()),
         "centred": significant(sum(values) / len(values)),

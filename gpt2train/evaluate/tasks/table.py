@@ -1,65 +1,106 @@
 """Table of tasks: one line per metric, with a column per model, the random baseline and published scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpt2train.evaluate.metrics import Metric
 from gpt2train.evaluate.tables import MAX_NAME, notes_lines
-from gpt2train.evaluate.tasks.description import Suite, Task
-from gpt2train.evaluate.tasks.scores import measures
+from gpt2train.evaluate.tasks.description import Suite
+from gpt2train.evaluate.tasks.scores import METRICS, measures
 from gpt2train.evaluate.tasks.suite import Work
 
-MEAN = Metric("centred", "mean of (accuracy - random) / (1 - random)", scale="share")
+MEAN = Metric("centred", "mean of (accuracy - random) / (1 - random)", scale="share", main=True)
+INTERVAL = "_interval"  # end of the key of a metric's interval
 HEAD = ("task", "metric", "items")
+INTERVALS = "[low, high]: 95 % interval of the bootstrap over the items"
 Results = Mapping[str, Mapping[str, Any]]
 
 
-def task_lines(scored: Sequence[tuple[Work, Results]]) -> list[str]:
+@dataclass(frozen=True)
+class TaskRow:
+    """Line of the table, as text.
+
+    Attributes:
+        task: name of the task or suite.
+        metric: name of the metric.
+        items: number of items.
+        score: value and interval.
+        random: accuracy of guessing; empty for other metrics.
+        published: published scores of other models.
+    """
+
+    task: str
+    metric: str
+    items: str
+    score: str
+    random: str
+    published: str
+
+
+def is_of_tasks(result: Mapping[str, Any]) -> bool:
+    """Return True for the result of a task or suite, False for that of another evaluation."""
+    return "suite" in result or ("task" in result and "published" in result)
+
+
+def result_rows(result: Mapping[str, Any]) -> list[TaskRow]:
+    """Format the result of a model on a task, or on a suite and its tasks.
+
+    Args:
+        result: result of `gpt2train.evaluate.tasks.suite.score_work`.
+    """
+    parts = result["tasks"].values() if "suite" in result else [result]
+    rows = [_row(part["task"], metric, part) for part in parts for metric in task_metrics(part)]
+    return [*rows, _row(result["suite"], MEAN, result)] if "suite" in result else rows
+
+
+def task_metrics(result: Mapping[str, Any]) -> list[Metric]:
+    """Return the metrics of a result of a task, or the mean of a suite."""
+    if "suite" in result:
+        return [MEAN]
+    return [METRICS[key.removesuffix(INTERVAL)] for key in result if key.endswith(INTERVAL)]
+
+
+def definitions(works: Sequence[Work]) -> list[str]:
+    """Return the lines that define the metrics of tasks and suites, each once, in their order."""
+    metrics = [measure.metric for work in works for part in work.parts for measure in measures(part.task)]
+    metrics += [MEAN for work in works if isinstance(work.description, Suite)]
+    return list(dict.fromkeys(f"{metric.name}: {metric.definition}" for metric in metrics))
+
+
+def task_lines(scored: Sequence[Results], defined: Iterable[str] = ()) -> list[str]:
     """Format the results of several tasks.
 
     Args:
-        scored: each task or suite, with the result of each model by its path.
+        scored: for each task or suite the result of each model by its path.
+        defined: lines that define the metrics.
     """
-    models = list(scored[0][1])
+    models = list(scored[0])
     heads = [name if len(name) <= MAX_NAME else f"…{name[1 - MAX_NAME :]}" for name in models]
     rows = [[*HEAD, *heads, "random", "published"]]
-    used: dict[tuple[str, str], None] = {}
-    for work, results in scored:
-        for part in work.parts:
-            found = [_of_part(results[model], part.name) for model in models]
-            for measure in measures(part.task):
-                rows.append(_row(part.name, measure.metric, found, part.task))
-                used[(measure.metric.name, measure.metric.definition)] = None
-        if isinstance(work.description, Suite):
-            rows.append(_row(work.name, MEAN, [results[model] for model in models], work.description))
-            used[(MEAN.name, MEAN.definition)] = None
+    for results in scored:
+        for found in zip(*(result_rows(results[model]) for model in models), strict=True):
+            first = found[0]
+            scores = [row.score for row in found]
+            rows.append([first.task, first.metric, first.items, *scores, first.random, first.published])
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [f"{name}: {definition}" for name, definition in used]
-    lines.append("[low, high]: 95 % interval of the bootstrap over the items")
-    for _, results in scored:
+    lines += [*defined, INTERVALS]
+    for results in scored:
         lines += notes_lines(results)
     return lines
 
 
-def _of_part(result: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = result["tasks"][name] if "tasks" in result else result
-    return found
+def _row(name: str, metric: Metric, result: Mapping[str, Any]) -> TaskRow:
+    interval = ", ".join(metric.text({metric.name: value}) for value in result[f"{metric.name}{INTERVAL}"])
+    random = f"{result['random']:.4f}" if metric.name.startswith("accuracy") else ""
+    score = f"{metric.text(result)} [{interval}]"
+    return TaskRow(name, metric.name, f"{result['items']:,}", score, random, _published(metric, result))
 
 
-def _row(name: str, metric: Metric, results: Sequence[Mapping[str, Any]], description: Task | Suite) -> list[str]:
-    cells = [f"{metric.text(result)} [{_interval(metric, result)}]" for result in results]
-    random = f"{results[0]['random']:.4f}" if metric.name.startswith("accuracy") else ""
-    return [name, metric.name, f"{results[0]['items']:,}", *cells, random, _published(metric, description)]
-
-
-def _interval(metric: Metric, result: Mapping[str, Any]) -> str:
-    return ", ".join(metric.text({metric.name: value}) for value in result[f"{metric.name}_interval"])
-
-
-def _published(metric: Metric, description: Task | Suite) -> str:
-    if isinstance(description, Suite):
-        found = dict(description.published)
+def _published(metric: Metric, result: Mapping[str, Any]) -> str:
+    if "suite" in result:
+        found = dict(result["published"])
     else:
-        found = {model: v[metric.name] for model, v in description.published.items() if metric.name in v}
+        found = {model: values[metric.name] for model, values in result["published"].items() if metric.name in values}
     return ", ".join(f"{model} {metric.text({metric.name: value})}" for model, value in found.items())

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from gpt2train.runs.reading import Run
-from gpt2train.runs.table import NONE, columns, differences, shown
+from gpt2train.runs.table import NONE, differences, shown, table_rows
 
 MARK = '<meta name="generator" content="gpt2train runs">'
 POINTS = 800  # maximum number of points of a curve, about its width in pixels
@@ -28,7 +28,7 @@ def render(runs: Sequence[Run]) -> str:
     style, script = (package.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(package.joinpath("page.html").read_text(encoding="utf-8"))
-    cells = [columns(run) for run in runs]
+    cells = table_rows(runs)
     return template.render(
         mark=MARK,
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:",

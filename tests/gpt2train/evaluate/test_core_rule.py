@@ -10,7 +10,7 @@ import torch
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.tasks.description import Task, parse_description
+from gpt2train.evaluate.tasks.description import Task, parse_description, read_description
 from gpt2train.evaluate.tasks.items import DataFile, read_items
 from gpt2train.evaluate.tasks.scores import score_task
 from gpt2train.model.gpt2 import GPT2
@@ -135,3 +135,58 @@ def test_prompts_that_are_too_long_lose_their_start(open_data: Path, tmp_path: P
         {"context_options": [text(9), text(8)], "continuation": text(4), "gold": draw.randrange(2)} for _ in range(9)
     ]
     assert check(model, bpe, "schema", schemas, 1, "\n") == 0
+
+
+def planted(model: GPT2, bpe: Path, context: str, wrong: str) -> str:
+    """A continuation that greedy decoding gives after a context, or `wrong` where that is no text of its own."""
+    tokenizer = load_tokenizer(bpe)
+    [ids] = encode_ordinary(tokenizer, [context.strip()])
+    tokens = torch.tensor([[end_of_text_id(tokenizer), *ids][-CONTEXT:]])
+    logits = torch.nn.functional.linear(model.hidden(tokens)[0, -1], model.wte.weight[: model.shape.vocab])
+    text = tokenizer.decode([int(logits.argmax())])
+    [again] = encode_ordinary(tokenizer, [context.strip() + text])
+    return text[1:] if text.startswith(" ") and text.strip() and again[: len(ids)] == ids else wrong
+
+
+@pytest.mark.parametrize("name", ["squad", "coqa"])
+def test_squad_and_coqa_are_greedy_matches_as_in_nanochat(open_data: Path, tmp_path: Path, name: str) -> None:
+    """Rows in llm-foundry's form, some with the answer that the model gives; the passages exceed the context."""
+    bpe, model = noisy_model(open_data, tmp_path, CONTEXT)
+    _, task = read_description(f"core/{name}")
+    assert isinstance(task, Task)
+    assert (task.kind, task.rule, task.random, task.shots) == ("greedy", "core", 0.0, 10 if name == "squad" else 0)
+    draw, words, rows = random.Random(1), WORDS.split(), []
+    for number in range(24):
+        story, question = (" ".join(draw.choices(words, k=count)) for count in (8 + number * 6, 6))
+        head = f"{story}\n" if name == "squad" else f"Story: {story}\n\nPreceding questions:\n\nFinal question:\n"
+        context = f"{head}Question: {question}?\nAnswer: "
+        answer = " ".join(draw.choices(words, k=draw.randrange(1, 4)))
+        right = planted(model, bpe, context, answer)
+        rows.append({"context": context, "continuation": right if number % 2 else answer})
+    truncated = check(model, bpe, task.kind, rows, task.shots, task.delimiter)
+    assert truncated == len(rows) if name == "squad" else 0 < truncated < len(rows)
+    if name == "coqa":  # the answers of the examples change the prompts of squad
+        raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        items = read_items(task, name, [DataFile("x", raw)])
+        tokenizer = load_tokenizer(bpe)
+        assert 0 < score_task(Scorer(model, tokenizer), task, name, items).result["accuracy"] < 1
+        # lm-evaluation-harness: log p of the continuation, all of whose tokens are the most likely ones.
+        harness = task.model_copy(update={"rule": "lm-eval"})
+        found = score_task(Scorer(model, tokenizer), harness, name, items).samples
+        for row, own in zip(rows, found, strict=True):
+            log_prob, greedy = likelihood(model, tokenizer, row)
+            assert (own["log_probs"], own["correct"]) == (pytest.approx([log_prob], abs=1e-4), greedy)
+
+
+@torch.inference_mode()
+def likelihood(model: GPT2, tokenizer: Any, row: dict[str, str]) -> tuple[float, bool]:
+    """`loglikelihood` of lm-evaluation-harness: spaces at the end of the context go to the continuation."""
+    context, continuation = row["context"], f" {row['continuation']}"
+    spaces = len(context) - len(context.rstrip())
+    context, continuation = context[:-spaces] if spaces else context, context[len(context) - spaces :] + continuation
+    whole, before = encode_ordinary(tokenizer, [context + continuation, context])
+    target = whole[len(before) :]
+    tokens = torch.tensor([(whole[: len(before)] + target)[-(CONTEXT + 1) :]])
+    logits = torch.nn.functional.linear(model.hidden(tokens[:, :-1])[0], model.wte.weight[: model.shape.vocab])
+    scored, right = logits[-len(target) :].log_softmax(1), tokens[0, -len(target) :]
+    return float(scored.gather(1, right[:, None]).sum()), bool((scored.argmax(1) == right).all())

@@ -170,5 +170,5 @@ def test_tasks_need_a_tokenizer_and_data(
     config = make(tokens, tmp_path / "run", steps=4, validation={"interval": 2, "tasks": tasks})
     with pytest.raises(UserError, match=r"validation\.tasks need the tokenizer of the run; put it into "):
         train(config, alone)
-    with pytest.raises(UserError, match=r"validation\.tasks\.names needs validation\.tasks\.data"):
+    with pytest.raises(UserError, match=r"validation\.tasks: tasks\.names needs tasks\.data"):
         make(tokens, tmp_path / "other", validation={"tasks": tasks | {"data": None}})

@@ -19,11 +19,13 @@ from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
+from gpt2train.evaluate.tasks import as_evaluation, description
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Suite, Task, parse_description, read_description, ready_files
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
 from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import score_task
+from gpt2train.evaluate.tasks.suite import read_work
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.io.command_line import run_command
@@ -153,11 +155,11 @@ def test_trees_hold_every_request_once(requests: list[ScoringRequest], batch_tok
             assert tuple(reversed(path)) == requests[index].tokens[:-1]
             assert targets == requests[index].tokens[-requests[index].scored :]
             assert tree.depths[nodes[-1]] == len(path) - 1
-    batches = tree_batches(trees, batch_tokens)
+    batches = tree_batches(trees, 4, batch_tokens)
     assert sorted(tree for batch in batches for row in batch for tree in row) == list(range(len(trees)))
     for batch in batches:
         lengths = [sum(len(trees[tree]) for tree in row) for row in batch]
-        assert max(lengths) == len(trees[batch[0][0]])
+        assert max(len(trees[tree]) for row in batch for tree in row) == len(trees[batch[0][0]])
         assert len(batch) == 1 or len(batch) * max(lengths) <= batch_tokens
 
 
@@ -307,6 +309,54 @@ def test_a_task_in_the_curve_of_a_run(call: Call, folder: Path, trained_run: Tra
         EVALUATIONS["core"]
 
 
+def test_suites_and_descriptions_in_the_curve_of_a_run(
+    call: Call, folder: Path, trained_run: TrainedRun, tmp_path: Path
+) -> None:
+    """The last checkpoint has the table of tasks; an edited description, other data or another limit score again."""
+    root = tmp_path / "out"
+    shutil.copytree(trained_run.root, root)
+    scores = root / "runs/small/scores"
+    choice, both = folder / "choice.toml", folder / "both.toml"
+    flags = ["--task-data", folder / "data", "--partial", "--tokenizer", root / "tokenizer"]
+
+    def reused(*tasks: object) -> int:
+        code, out, err = call("curve", root / "runs/small", "--tasks", *tasks, *flags)
+        assert (code, err) == (0, "")
+        lines[:] = out
+        return int(json.loads((scores / "curve.json").read_text())["reused"])
+
+    lines: list[str] = []
+    assert reused(choice, both) == 0
+    assert "choice accuracy" in lines[0] and "both centred" in lines[0] and "both/one" not in lines[0]
+    [point] = json.loads((scores / "curve.json").read_text())["points"]
+    assert set(point["both"]["tasks"]) == {"both/one", "both/two"}
+    rows = {tuple(line.split()[:2]): line for line in lines}
+    low, high = point["choice"]["accuracy_interval"]
+    assert f" {point['choice']['accuracy']:.4f} [{low:.4f}, {high:.4f}] " in rows["choice", "accuracy"]
+    assert rows["choice", "accuracy"].endswith("0.5000  Another model 0.7500")
+    assert ("both/one", "accuracy") in rows and ("both", "centred") in rows
+    assert any(line.startswith("note: both: mean of 2 tasks") for line in lines)
+    assert reused(choice, both) == 2
+    choice.write_text(choice.read_text().replace("[published]", 'delimiter = "  "\n[published]'))
+    assert reused(choice, both) == 1
+    flags += ["--limit", 3]
+    assert reused(choice, both) == 0 and any("scored on 3 items" in line for line in lines)
+    assert call("curve", root / "runs/small", "--tasks", choice)[2].count("give --task-data") == 1
+
+
+def test_an_edited_description_of_the_package_scores_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The identity of an evaluation is that of its description."""
+    before = EVALUATIONS["hellaswag"].identity
+    assert before and before != EVALUATIONS["piqa"].identity and not EVALUATIONS["lambada"].identity
+    ready = ready_files()
+    text = ready["hellaswag"].read_text(encoding="utf-8")
+    (folder / "hellaswag.toml").write_text("shots = 1\n" + text)
+    changed = {**ready, "hellaswag": folder / "hellaswag.toml"}
+    for module in (as_evaluation, description):
+        monkeypatch.setattr(module, "ready_files", lambda: changed)
+    assert EVALUATIONS["hellaswag"].identity != before
+
+
 def test_without_a_task_the_help_is_shown(call: Call) -> None:
     code, out, _ = call()
     assert code == 0 and any("lambada" in line for line in out)
@@ -343,3 +393,41 @@ def test_an_ambiguous_name_of_a_data_file(call: Call, folder: Path) -> None:
     (folder / "data/items.jsonl").write_bytes((folder / "data/deep/items.jsonl").read_bytes())
     code, _, err = call(folder / "choice.toml", "--model", "m", "--data", folder / "data")
     assert code == 2 and "both fit **/items.jsonl; give --data the folder of one" in err
+
+
+def read_rows_of(task: Task, rows: list[dict[str, Any]], labels: bytes | None = None) -> list[Item]:
+    """Items of rows, with the content of a file of labels."""
+    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return read_items(task, "x", [DataFile("folder/dev.jsonl", raw, labels)])
+
+
+def test_labels_beside_the_data_are_those_of_the_rows(tmp_path: Path) -> None:
+    """PIQA as its authors give it out: the labels are a file of their own, whose content counts in the hash."""
+    rows = [{"goal": f"goal {n}", "sol1": "one", "sol2": "two"} for n in range(4)]
+    (tmp_path / "piqa").mkdir()
+    (tmp_path / "piqa/valid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"label.*put the labels beside it, as valid-labels\.lst"):
+        read_work("piqa", tmp_path)
+    (tmp_path / "piqa/valid-labels.lst").write_text("0\n1\n1\n0\n")
+    work = read_work("piqa", tmp_path)
+    assert [item.answer for item in work.parts[0].items] == [0, 1, 1, 0]
+    (tmp_path / "piqa/valid-labels.lst").write_text("1\n1\n1\n0\n")
+    assert read_work("piqa", tmp_path).identity() != work.identity()
+    (tmp_path / "piqa/valid-labels.lst").write_text("1\n0\n")
+    with pytest.raises(UserError, match="4 rows and 2 labels beside them"):
+        read_work("piqa", tmp_path)
+
+
+def test_labels_without_variation_are_refused() -> None:
+    """Unless the description says that the right answer is always there, or there are only a few rows."""
+    rows = [{"query": f"{n}", "choices": ["a", "b"], "gold": 1} for n in range(6)]
+    task = Task(kind="multiple_choice", data=("x.jsonl",))
+    with pytest.raises(UserError, match="labels without variation, all 6 answers are choice 1") as caught:
+        read_rows_of(task, rows)
+    assert "\n" not in str(caught.value) and "folder/dev.jsonl" in str(caught.value)
+    assert len(read_rows_of(task, rows[:4])) == 4
+    assert len(read_rows_of(task, [*rows, {**rows[0], "gold": 0}])) == 7
+    assert len(read_rows_of(task.model_copy(update={"answer": 1}), rows)) == 6
+    schema = Task(kind="schema", data=("x.jsonl",))
+    with pytest.raises(UserError, match="labels without variation"):
+        read_rows_of(schema, [{"context_options": ["a", "b"], "continuation": "c", "gold": 0} for _ in range(5)])

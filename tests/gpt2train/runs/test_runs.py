@@ -12,7 +12,7 @@ from gpt2train.cli import app
 from gpt2train.io.command_line import run_command
 from gpt2train.runs.reading import find_runs, read_run, read_runs
 from gpt2train.runs.table import KEYS, differences, sort_runs
-from tests.gpt2train.runs.fake_runs import make_run
+from tests.gpt2train.runs.fake_runs import a_row, make_run, write_rows
 
 
 @pytest.fixture
@@ -50,6 +50,26 @@ def test_the_table_describes_each_run(out: Path, capsys: pytest.CaptureFixture[s
         ["different", "tiny-1", "tiny-2", "tiny-3"],
         ["optimizer.lr", "0.0006", "0.01", "0.0006"],
     ]
+
+
+def test_the_last_scores_of_tasks_are_columns(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each run has its own tasks; a step without scores, or one that is not finite, does not hide the last score."""
+    names = ("hellaswag_accuracy", "hellaswag_accuracy_norm", "mine_word_perplexity", "core_centred")
+    for at, values in enumerate([(0.2, 0.25, 200.0, -0.01), (0.3, 0.35, 120.5, 0.0125)]):
+        scores = {f"valid_task_{name}": value for name, value in zip(names, values, strict=True)}
+        write_rows(out / "runs" / "tiny-1", [{**a_row(101 + at), **scores}])
+    write_rows(out / "runs" / "tiny-1", [{**a_row(103), "valid_task_core_centred": None}])
+    write_rows(out / "runs" / "tiny-2", [{**a_row(41), "valid_task_other_bits_per_byte": 1.75}])
+    assert run_command(app, ["runs", str(out), "--sort", "name"]) == 0
+    head, first, second, third, *_ = capsys.readouterr().out.splitlines()
+    order = ("hellaswag acc", "hellaswag norm", "mine word ppl", "core centred", "other bits/byte", "hours")
+    places = [head.index(name) for name in order]
+    assert places == sorted(places)
+    assert all(said in first for said in ("30.00%", "35.00%", "120.50", "0.0125")) and "25.00%" in first
+    assert "1.7500" in second and "30.00%" not in second and "1.7500" not in first + third
+    assert run_command(app, ["runs", str(out), "--json", "--sort", "name"]) == 0
+    shown = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["task_scores"].get("core_centred") for run in shown] == [0.0125, None, None]
 
 
 def test_many_runs_are_grouped_by_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
