@@ -151,11 +151,19 @@ class Step:
                     "depend on it; install the same packages on every machine"
                 )
 
+    def has_files_of(self, manifest: Manifest) -> bool:
+        """Return True if every file of a manifest of this folder exists as it says."""
+        return self._intact(manifest.outcome, self.folder.sizes())
+
     def begin(self) -> None:
         """Prepare the folder: remove an outdated manifest before any of its files is replaced."""
         if self.row_input is not None:
             set_aside(self)
         self.records.remove(MANIFEST)
+        self.start_timing()
+
+    def start_timing(self) -> None:
+        """Count the time of the step from here."""
         self._started, self._cpu = time.monotonic(), cpu_seconds()
 
     def maps_alike(self, earlier: Manifest) -> bool:
