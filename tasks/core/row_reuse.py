@@ -4,7 +4,7 @@ A step begins again because its input has changed, with the same version, parame
 its earlier files are moved to `_previous/`, where the batches find the result of each row by a key of the row's input:
 
     documents/_rows/part-00000.parquet               one row per input row, in order (schema `ROWS`)
-    documents/_previous/_manifest.json               the earlier manifest, while the step runs
+    documents/_previous/_moved.json                  the earlier manifest, while the step runs
     documents/_previous/part-00000.parquet           its files
     documents/_previous/_rows/part-00000.parquet
 
@@ -36,7 +36,9 @@ ROWS = pa.schema(
         pa.field("facts", pa.string()),  # JSON: counts that the row added to the facts of the step; null: none
     ]
 )
-MOVING = "_moving.json"  # the earlier manifest in `_previous/` until all its files are there
+# The earlier manifest in `_previous/`, until all its files are there and from then on. It has not the name of a manifest:
+# readers that search an output for manifests must not find it.
+MOVING, MOVED = "_moving.json", "_moved.json"
 MAX_FRUITLESS = 16  # files of keys that a batch reads in a row without finding a row
 
 Row = dict[str, Any]
@@ -152,8 +154,15 @@ def _parts_by_distance(previous: PreviousRows, name: str) -> Iterator[_Part | No
 
 @functools.lru_cache(maxsize=2)
 def _read_manifest(url: str, fingerprint: str) -> Manifest | None:
-    manifest = read_manifest(Folder(url))
+    manifest = _read(Folder(url), MOVED)
     return manifest if manifest is not None and manifest.fingerprint == fingerprint else None
+
+
+def _read(previous: Folder, name: str) -> Manifest | None:
+    try:
+        return Manifest.model_validate_json(previous.read_bytes(name))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
 
 
 def _manifest_of(previous: PreviousRows) -> Manifest | None:
@@ -189,35 +198,37 @@ def set_aside(step: "Step") -> None:
             return
         previous.write_bytes(MOVING, folder.read_bytes(MANIFEST))
         folder.remove(MANIFEST)
-    if (found := read_manifest(previous)) is not None:
-        if not step.maps_alike(found):
-            drop_previous(folder)
-        return
-    try:
-        text = previous.read_bytes(MOVING)
-    except FileNotFoundError:
-        return
-    found = Manifest.model_validate_json(text)
+    moved, moving = _read(previous, MOVED), _read(previous, MOVING)
+    found = moved or moving
+    if found is not None and not step.maps_alike(found):
+        drop_previous(folder)
+    elif moved is None and moving is not None:
+        _move(folder, moving)
+
+
+def _move(folder: Folder, found: Manifest) -> None:
     sizes = folder.sizes()
     for record in (*found.outputs, *found.outcome.rejected):
         for name in (record.name, KEYS + record.name):
             if name in sizes:
                 folder.move(name, PREVIOUS + name)
-    previous.write_bytes(MANIFEST, text)
+    previous = folder / PREVIOUS.rstrip("/")
+    previous.write_bytes(MOVED, found.model_dump_json().encode())
     previous.remove(MOVING)
 
 
-def previous_rows(folder: Folder) -> PreviousRows | None:
+def previous_rows(step: "Step") -> PreviousRows | None:
     """Return the earlier outputs that `set_aside` has moved, if any."""
-    previous = folder / PREVIOUS.rstrip("/")
-    found = read_manifest(previous)
-    return PreviousRows(previous, found.fingerprint) if found is not None else None
+    previous = step.folder / PREVIOUS.rstrip("/")
+    found = _read(previous, MOVED)
+    return PreviousRows(previous, found.fingerprint) if found is not None and step.maps_alike(found) else None
 
 
 def drop_previous(folder: Folder) -> None:
     """Remove `_previous/` of a step."""
     previous = folder / PREVIOUS.rstrip("/")
-    previous.remove(MANIFEST)  # first: without it the other files count for nothing
+    for name in (MOVED, MOVING):  # first: without them the other files count for nothing
+        previous.remove(name)
     previous.remove(*previous.files())
 
 

@@ -177,7 +177,7 @@ class Step:
 
     def previous_rows(self) -> PreviousRows | None:
         """Return the earlier outputs from which batches may take rows, after `begin`; None if there are none."""
-        return previous_rows(self.folder) if self.row_input is not None else None
+        return previous_rows(self) if self.row_input is not None else None
 
     def batch(self, batch: str) -> Outcome | None:
         """Return the outcome that an earlier, unfinished run with this fingerprint committed for a batch, else None."""

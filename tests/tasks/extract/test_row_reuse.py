@@ -206,6 +206,33 @@ def test_a_killed_run_goes_on(
     assert allowed >= {"move": 4, "batch": 3, "commit": 1}[moment]
 
 
+@pytest.mark.parametrize("allowed", [0, 2, 99])
+def test_other_settings_after_a_kill_take_no_row(
+    tmp_path: Path, runner: Runner, sent: list[str], monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """The run that was killed while it moved files, or in its first batch, had the settings of the earlier output."""
+    pages, root = [page(number) for number in range(4)], Folder(tmp_path / "out")
+    run(root, [pages[:2], pages[2:]], runner)
+    calls, move = iter(range(allowed)), Folder.move
+
+    def cut(*args: Any) -> None:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        move(*args)
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    new = [[*pages, page(9)]]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Folder, "move", cut)
+        patch.setattr(module, "write_keys", fail)
+        run(root, new, runner)
+    sent.clear()
+    run(root, new, runner, tables=False)
+    assert len(sent) == 5 and tree(root) == from_scratch(tmp_path, new, runner, tables=False)
+
+
 def test_rows_that_moved_far_are_computed(tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for a row reads a bounded number of files."""
     monkeypatch.setattr(row_reuse, "MAX_FRUITLESS", 1)
