@@ -36,8 +36,8 @@ ROWS = pa.schema(
         pa.field("facts", pa.string()),  # JSON: counts that the row added to the facts of the step; null: none
     ]
 )
-# The earlier manifest in `_previous/`, until all its files are there and from then on. Readers that search an output for
-# manifests must not find it.
+# The earlier manifest in `_previous/`, until all its files are there and from then on. Readers that search an output
+# for manifests must not find it.
 MOVING, MOVED = "_moving.json", "_moved.json"
 MAX_FRUITLESS = 16  # files of keys that a batch reads in a row without finding a row
 
