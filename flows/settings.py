@@ -106,6 +106,9 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     It changes no fingerprint and does not bypass `download.allow_private`."""
     retry_failed: bool = False
     """Fetch again the pages of a finished download that failed for a transient reason; keep the others."""
+    refresh: bool = False
+    """Ask for all pages again and keep those that have not changed; report the new, changed and gone ones
+    (docs/data/refresh.md)."""
     lambada: str | None = None
     """LAMBADA test file ({"text": …} lines): removed from the training text, and scored. None: a cloze set in
     LAMBADA's format is drawn from the held-out test documents."""

@@ -97,7 +97,7 @@ def documents_of(
     if settings.urls or (settings.domains and settings.discover.requests_pages) or not settings.has_source:
         with url_source(settings, sources) as (lists, connect_to):
             urls = runner.run_step(blacklist, root, [*lists, *found], settings.blacklist)
-            options = {"connect_to": connect_to, "retry_failed": settings.retry_failed}
+            options = {"connect_to": connect_to, "retry_failed": settings.retry_failed, "refresh": settings.refresh}
             fetched = runner.run_step(download, root, urls, settings.download, **options)
         steps.append(urls)
         pages.insert(0, fetched)

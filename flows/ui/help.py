@@ -13,7 +13,7 @@ USUAL = (
     *("run", "config", "model", "task", "urls", "warcs", "documents", "data", "tokens", "split", "valid"),
     *("output", "preset"),
     *("tokenizer.name", "lambada", "download.user_agent", "workers", "runner"),
-    *("train.steps", "launch.processes", "score", "dry_run", "retry_failed"),
+    *("train.steps", "launch.processes", "score", "dry_run", "retry_failed", "refresh"),
 )
 STEPS = (
     *("limits", "discover", "blacklist", "download", "warc", "webpages", "texts", "extract", "boilerplate", "clean"),

@@ -175,7 +175,7 @@ def find_rows(
 def find_pages(output: OutputFolder, urls: set[str], end: float = float("inf")) -> Iterator[tuple[str, str]]:
     """Yield each URL with the positions of its page: archive, record and byte offset, and row of the ledger."""
     folder = output / PAGES
-    ledgers = {f"ledger/{name.split('.')[0]}.parquet": name for name in folder.names()}
+    ledgers = {f"ledger/{name.removesuffix('.warc.gz')}.parquet": name for name in folder.names()}
     for ledger, row, url in find_rows(folder, list(ledgers), "url", urls, end):
         if location := _record(folder, ledgers[ledger], url, end):
             yield url, f"{PAGES}/{ledgers[ledger]} {location}; {PAGES}/{ledger} row {row}"

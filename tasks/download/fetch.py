@@ -17,9 +17,10 @@ from tasks.download.consent.page_tags import page_tags
 from tasks.download.consent.signals import Consent, SiteSignals, consent
 from tasks.download.host_scheduler import ROBOTS_BYTES, HostScheduler
 from tasks.download.http_client import HttpClient, Response, RetryableFetchError, TimeBudget, brief, check_status
-from tasks.download.ledger import Fetched
+from tasks.download.ledger import Fetched, Row
 from tasks.download.mime import UNKNOWN_TYPES, checked_language, parse_content_type, sniff_html
 from tasks.download.response_body import FetchRejectedError
+from tasks.download.revisit import VALIDATORS, checked_validator, conditions_of
 from tasks.download.settings import DownloadSettings
 from tasks.download.ssrf_guard import Lookup, refuse, system_lookup, target_of
 from tasks.download.urls import join, parse
@@ -58,16 +59,21 @@ class Fetcher:
         """Drop all connections."""
         await self._client.close()
 
-    async def fetch(self, url: str, source: str, headers: Mapping[str, str] | None = None) -> Fetched:
+    async def fetch(
+        self, url: str, source: str, headers: Mapping[str, str] | None = None, earlier: Row | None = None
+    ) -> Fetched:
         """Fetch one page. Failures of the server are not raised: the result has their reason.
 
-        `headers` are further fields of the request. With `Range`, the answer must be that range (status 206).
+        `headers` are further fields of the request. With `Range`, the answer must be that range (status 206). With the
+        ledger row of an `earlier` page, the request is conditional; the result is `not_modified` if that page stands.
 
         Raises:
             RunError: This machine failed, not the server.
             UserError: This machine or its settings failed, not the server.
         """
         page = Fetched(url, source, final_url=url, request_headers=headers or {})
+        if earlier is not None:
+            page.conditions, page.conditions_url = conditions_of(earlier), earlier["final_url"] or ""
         if self.settings.consent.enabled:
             page.signals, page.licenses = (), ()
         requested: list[URL] = []
@@ -132,6 +138,9 @@ class Fetcher:
             site = await self._site_signals(url, page, delay)
             requested.append(url)
             target = await self._request(url, page, budget, delay, site)
+            if target is None and page.not_modified and not self._is_allowed(url, page, site):
+                page.not_modified, page.conditions = False, {}
+                continue
             if target is None:
                 return
             if target in visited:
@@ -149,6 +158,18 @@ class Fetcher:
         _decide(page, consent(self.settings.consent, self.settings.agent, str(url), site))
         return site
 
+    def _is_allowed(self, url: URL, page: Fetched, site: SiteSignals | None) -> bool:
+        """Note the signals of a page that was not modified; False if they would drop it without its tags.
+
+        The page may lift what its site reserves, so that the whole answer decides.
+        """
+        if site is None:
+            return True
+        found = consent(self.settings.consent, self.settings.agent, str(url), site, page.headers)
+        page.signals = tuple(dict.fromkeys(signal.name for signal in found.signals))
+        page.licenses = found.licenses
+        return found.refusal is None
+
     async def _check_consent(self, url: URL, page: Fetched, site: SiteSignals, response: Response, body: bytes) -> None:
         """Decide about a page whose header and body are known."""
         small = len(body) < MAX_INLINE_TAGS
@@ -160,11 +181,15 @@ class Fetcher:
         self, url: URL, page: Fetched, budget: TimeBudget, delay: float, site: SiteSignals | None
     ) -> URL | None:
         """Send one request; fill in the page, or return the target of a redirect."""
-        get = self._client.get(url, page.request_headers)
+        conditions = page.conditions if str(url) == page.conditions_url else {}
+        get = self._client.get(url, {**page.request_headers, **conditions})
         async with self.hosts.slot(url, delay), budget.running(), get as response:
             page.http_status, page.ip = response.status, response.peer
             if (target := _redirect(url, response)) is not None:
                 return target
+            if response.status == 304 and conditions:
+                page.headers, page.not_modified = response.headers, True
+                return None
             try:
                 check_status(response, 206 if "Range" in page.request_headers else 200)
             except RetryableFetchError as failure:
@@ -173,6 +198,8 @@ class Fetcher:
                 raise
             page.content_type, page.charset = parse_content_type(response.headers.get("Content-Type"))
             page.content_language = checked_language(response.headers.get("Content-Language"))
+            page.headers = response.headers
+            page.etag, page.last_modified = (checked_validator(response.headers.get(name)) for name in VALIDATORS)
             unknown = page.content_type in UNKNOWN_TYPES
             if not unknown and not self.settings.accepts(page.content_type):
                 raise FetchRejectedError("content_type", page.content_type[:80])

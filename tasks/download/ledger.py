@@ -4,13 +4,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tasks.core.manifest import Outcome, canonical
 from tasks.core.shards import read_rows
 from tasks.core.storage import FileRecord, Folder
+
+if TYPE_CHECKING:
+    from tasks.download.consent.signals import Headers
 
 LEDGERS = "ledger/"
 LEDGER = pa.schema(
@@ -31,6 +34,9 @@ LEDGER = pa.schema(
         pa.field("fetched_at", pa.string()),  # UTC, ISO 8601
         pa.field("elapsed_ms", pa.int64()),  # of the requests, without waits for the host's rate limit
         pa.field("attempts", pa.int32()),  # requests for the page, redirects not counted
+        pa.field("content_language", pa.string()),  # of the HTTP header; this and the following: not in older ledgers
+        pa.field("etag", pa.string()),  # validators of the page, for a refresh
+        pa.field("last_modified", pa.string()),
     ]
 )
 CONSENT = pa.schema(  # further columns if the signals were looked for
@@ -64,14 +70,20 @@ class Fetched:
     fetched_at: str = ""
     elapsed_ms: int = 0
     attempts: int = 0
+    etag: str = ""  # ETag and Last-Modified of the page; empty if there is none that can be sent back
+    last_modified: str = ""
+    headers: "Headers | None" = field(default=None, repr=False)  # of the last response with status 200 or 304
+    not_modified: bool = False  # the server confirmed the earlier page (304)
     request_headers: Mapping[str, str] = field(default_factory=dict)  # fields beside those of every request
+    conditions: Mapping[str, str] = field(default_factory=dict)  # further fields for `conditions_url` alone
+    conditions_url: str = ""  # the URL that the earlier page came from, after redirects
     signals: tuple[str, ...] | None = None  # None if the signals are not looked for
     licenses: tuple[str, ...] | None = None
 
     def fail(self, reason: str, detail: str, retryable: bool = False) -> None:
         """Record the reason for dropping the page."""
         self.reason, self.detail, self.retryable = reason, detail, retryable
-        self.body, self.sha256 = None, ""
+        self.body, self.sha256, self.not_modified = None, "", False
 
     def row(self) -> Row:
         """Return the ledger row. Undecodable characters in what a server sent become question marks."""

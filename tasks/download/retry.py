@@ -19,7 +19,7 @@ from tasks.download.crawl import Crawler
 from tasks.download.host_stats import HOSTS_FILE
 from tasks.download.journal import Journal, journal_folder
 from tasks.download.ledger import counts_of, ledgers_of
-from tasks.download.shard_writer import finish, write_shard
+from tasks.download.shard_writer import REFRESH, REFRESH_FACT, finish, write_shard
 
 ROUND = re.compile(r"\.retry-(\d+)$")
 COUNTED = ["bytes", "retryable", "reason"]
@@ -63,7 +63,11 @@ def retry(step: Step, done: Manifest, runner: Runner, crawler: Crawler, at_once:
         shards.append(counts[stem].model_copy(update=named))
     names = [record.name for record in done.outcome.audit if record.name.startswith(HOSTS_FILE)]
     hosts = next_name(names[0].removesuffix(".parquet") if names else HOSTS_FILE)
-    return finish(step, Outcome.total(shards), hosts)
+    refreshed = Outcome(
+        audit=tuple(record for record in done.outcome.audit if record.name.startswith(REFRESH)),
+        facts={name: count for name, count in done.outcome.facts.items() if name.startswith(REFRESH_FACT)},
+    )
+    return finish(step, Outcome.total([*shards, refreshed]), hosts)
 
 
 def retry_shard(folder: Folder, name: str, stem: str, crawler: Crawler, key: str) -> Outcome:

@@ -15,6 +15,10 @@ from tasks.download.journal import clear_journals
 from tasks.download.ledger import LEDGERS, Row, content_of, counts_of, ledgers_of, schema_of
 from tasks.download.warc import EMPTY, encode_head
 
+REFRESH = "refresh/"  # folder of what the last refresh found
+REFRESH_FACT = "refresh_"  # prefix of the facts with the number of URLs by change
+CHANGES = ("new", "changed", "gone", "unchanged", "kept", "missing")  # `revisit.py` says what they mean
+
 
 def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
     """Write the archive, the ledger and the rejected rows of one shard; a row without a page has an empty record.
@@ -63,3 +67,9 @@ def finish(step: Step, total: Outcome, hosts_name: str = HOSTS_FILE) -> Manifest
         total = total.model_copy(update={"audit": (*total.audit, record), "facts": dict(sorted(facts.items()))})
     clear_journals(step.folder)  # every shard is committed, so that a run killed from here on leaves no journal
     return step.commit(total, content=content_of(step.folder, ledgers))
+
+
+def changes(download: Manifest) -> dict[str, int]:
+    """Return the number of URLs by change at the last refresh; empty if there was none."""
+    facts = download.outcome.facts
+    return {change: facts[REFRESH_FACT + change] for change in CHANGES if REFRESH_FACT + change in facts}

@@ -5,6 +5,7 @@
     pages/rejected/part-00000.parquet       the URLs without a page, with their reasons
     pages/hosts.parquet                     one row per host: pages, failures, most frequent reason, time
     pages/consent.parquet                   one row per host and signal or license: pages, and those dropped for it
+    pages/refresh/                          changes by URL and revisit records of the last refresh: `refresh.py`
     pages/_journal/                         fetched pages of the shards in flight
 
 A batch is one URL shard. Several batches are in flight in one event loop, which enforces the limits per host exactly.
@@ -12,10 +13,11 @@ Two runs may fetch different bytes: the manifest's `content` is a hash of the ke
 fingerprints of later steps depend on the pages.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tasks.core.manifest import Manifest, Outcome
+from tasks.core.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.step import Step
@@ -23,6 +25,8 @@ from tasks.core.storage import Folder
 from tasks.download.journal import Journal, clear_journals, journal_folder, remove_committed_journals
 from tasks.download.settings import DownloadSettings
 from tasks.download.shard_writer import finish, write_shard
+
+log = logging.getLogger("gpt2train")
 
 if TYPE_CHECKING:
     from tasks.download.crawl import Crawler
@@ -35,12 +39,14 @@ def download(
     runner: Runner,
     connect_to: Mapping[str, str] | None = None,
     retry_failed: bool = False,
+    refresh: bool = False,
 ) -> Manifest:
     """Fetch each URL of the list politely, with bounded time and size, and from public addresses only.
 
     `connect_to` maps a host pattern to the `address:port` to connect to instead, as curl's `--connect-to`. It is not
     part of the fingerprint, and the address must be public or in `settings.allow_private`. `retry_failed` fetches
-    again the pages of a finished download that failed for a temporary reason.
+    again the pages of a finished download that failed for a temporary reason. `refresh` asks for all pages again
+    and keeps those of the earlier download that have not changed, also if the list of URLs has changed.
 
     Raises:
         RunError: No page could be fetched; the message has the counts of the reasons.
@@ -53,6 +59,11 @@ def download(
         inputs={"blacklist": urls},
         folder="pages",  # no `packages`: another release of the HTTP client must not repeat the download
     )
+    if refresh and runner.is_dry_run:
+        step.fingerprint, step.inputs = "", {}  # the dry run shows the step as one that will run
+    earlier = read_manifest(step.folder) if refresh and not runner.is_dry_run else None
+    if earlier is not None and _is_refreshable(step, earlier):
+        return _refresh(step, earlier, urls, settings, runner, connect_to or {})
     done = runner.finished(step)
     if done:
         clear_journals(step.folder, "part-*")  # left by a run that was killed after the manifest; a retry's are kept
@@ -71,6 +82,30 @@ def download(
         at_once = settings.shards_at_once
         batches = runner.batches(step, "part", names, download_shard, *args, where="thread", at_once=at_once, rows=rows)
     return finish(step, Outcome.total(batches))
+
+
+def _is_refreshable(step: Step, done: Manifest) -> bool:
+    """Return True if the pages of a finished download may stay in the output of a step, maybe for other URLs."""
+    same = (done.step, done.version, done.parameters) == (step.name, step.version, step.parameters)
+    if not same:
+        log.warning("the settings of the download have changed since the last one: all pages are fetched again")
+    return same and step.has_files_of(done)
+
+
+def _refresh(
+    step: Step,
+    earlier: Manifest,
+    urls: Manifest,
+    settings: DownloadSettings,
+    runner: Runner,
+    connect_to: Mapping[str, str],
+) -> Manifest:
+    from tasks.download.crawl import Crawler
+    from tasks.download.refresh import refresh
+
+    runner.prepare(step)
+    with Crawler(settings, connect_to, runner.stopping, runner.advance) as crawler:
+        return refresh(step, earlier, urls, runner, crawler, settings.shards_at_once)
 
 
 def download_shard(folder: Folder, name: str, shard: str, urls: Folder, crawler: "Crawler", key: str) -> Outcome:

@@ -11,7 +11,7 @@ import uuid
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 from warcio.statusandheaders import StatusAndHeaders
@@ -24,6 +24,8 @@ from tasks.download.mime import checked_charset
 # U+2029 end lines for some readers.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PRINTABLE = re.compile("[\x20-\x7e]*")
+MAX_FIELDS = 2**16  # bytes of the header of a record
+BLOCK = 2**17  # bytes read at a time
 COMPRESSION = 6  # zlib level; 9 doubles the time per page and saves 1 % of the bytes
 
 
@@ -60,7 +62,7 @@ def encode_record(page: Page) -> bytes:
         del fields["WARC-IP-Address"]
     http_headers = StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1")
     name = f"{escaped(page.url)} {page.sha256}"
-    return _encode("response", page.final_url, page.body, name, fields, http_headers=http_headers)
+    return encode("response", page.final_url, page.body, name, fields, http_headers=http_headers)
 
 
 def encode_head(name: str, date: str) -> bytes:
@@ -69,21 +71,45 @@ def encode_head(name: str, date: str) -> bytes:
     software = f"software: gpt2train/{__version__}\r\nformat: WARC File Format 1.1\r\nisPartOf: {name}\r\n"
     fields = {"WARC-Date": date, "WARC-Filename": name}
     id_name = f"warcinfo {name} {date}"
-    return _encode("warcinfo", "", software.encode(), id_name, fields, warc_content_type="application/warc-fields")
+    return encode("warcinfo", "", software.encode(), id_name, fields, warc_content_type="application/warc-fields")
 
 
-def _encode(kind: str, uri: str, payload: bytes, id_name: str, fields: Mapping[str, str], **options: Any) -> bytes:
+def encode(kind: str, uri: str, payload: bytes, id_name: str, fields: Mapping[str, str], **options: Any) -> bytes:
     """Encode a record as a gzip member; its id is the hash of `id_name`, so that equal pages give equal bytes."""
     buffer = io.BytesIO()
     writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
-    record_id = {"WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, id_name)}>"}
-    headers = record_id | {field: escaped(value) for field, value in fields.items()}
+    headers = {"WARC-Record-ID": record_name(id_name)} | {field: escaped(value) for field, value in fields.items()}
     writer.write_record(
         writer.create_warc_record(
             escaped(uri), kind, io.BytesIO(payload), length=len(payload), warc_headers_dict=headers, **options
         )
     )
     return _member(buffer.getvalue())
+
+
+def record_name(id_name: str) -> str:
+    """Return the WARC-Record-ID of a record by the name that `encode` was given."""
+    return f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, id_name)}>"
+
+
+def response_spans(file: IO[bytes]) -> list[tuple[int, int]]:
+    """Return offset and length of each response record of an archive with one gzip member per record.
+
+    Raises:
+        zlib.error: A member is damaged.
+    """
+    spans, position, data = [], 0, b""
+    while data := data or file.read(BLOCK):
+        member, head, length = zlib.decompressobj(16 + zlib.MAX_WBITS), b"", 0
+        while data and not member.eof:
+            found = member.decompress(data)
+            head += found[: MAX_FIELDS - len(head)] if len(head) < MAX_FIELDS else b""
+            length += len(data) - len(member.unused_data)
+            data = member.unused_data or (b"" if member.eof else file.read(BLOCK))
+        if b"\r\nWARC-Type: response\r\n" in head.partition(b"\r\n\r\n")[0] + b"\r\n":
+            spans.append((position, length))
+        position += length
+    return spans
 
 
 def escaped(value: str) -> str:

@@ -60,17 +60,19 @@ def language_hint(tree: HtmlElement, header: str | None = None) -> str | None:
 
 def stated_date(tree: HtmlElement, latest: str) -> str | None:
     """Publication day (ISO) stated by the tags of a page, at most `latest`; None if they state none."""
+    return next((day for day in stated_days(tree) if day <= latest[:10]), None)
+
+
+def stated_days(tree: HtmlElement) -> list[str]:
+    """Publication days (ISO) stated by the tags of a page, those of the most specific tags first."""
     stated: dict[str, str] = {}
     for element in tree.iter("meta", "time"):
         name = (element.get("property") or element.get("name") or element.get("itemprop") or "").lower()
         value = element.get("content") or element.get("datetime")
         if name in DATE_NAMES and value:
             stated.setdefault(name, value)
-    for name in DATE_NAMES:
-        found = DATE.match(stated.get(name, ""))
-        if found and (day := _day("-".join(found.groups()))) and day <= latest[:10]:
-            return day
-    return None
+    found = (DATE.match(stated.get(name, "")) for name in DATE_NAMES)
+    return [day for one in found if one and (day := _day("-".join(one.groups())))]
 
 
 def _day(text: str) -> str | None:

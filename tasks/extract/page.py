@@ -20,7 +20,7 @@ from tasks.download.warc import Page
 from tasks.extract.complexity import MAX_ELEMENTS, cut_attributes
 from tasks.extract.decode import MAX_NOISE, count_undecodable, decode
 from tasks.extract.main_content import parse, structured_text
-from tasks.extract.metadata import language_hint, page_title, stated_date
+from tasks.extract.metadata import language_hint, page_title, stated_days
 from tasks.extract.prefilter import prefilter_reason
 from tasks.extract.settings import WORKER_OUTGROWN, Compare, ExtractOptions, ExtractResult
 from tasks.extract.soft_404 import detect_soft_404, page_marks
@@ -71,16 +71,18 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
         if (elements := int(tree.xpath("count(//*)"))) > MAX_ELEMENTS:
             return _rejected("too_many_elements", f"found {elements:,}, at most {MAX_ELEMENTS:,} expected")
         title, language = page_title(tree), language_hint(tree, page.content_language)
-        date = stated_date(tree, page.fetched_at)
+        days = stated_days(tree)
+        date = next((day for day in days if day <= page.fetched_at[:10]), None)
+        by_fetch_day = bool(days and days[0] != date)
         marks = page_marks(tree, title) if options.detect_soft_404 else None
         if date is None and options.dates:
-            date = _search_date(tree, page)
+            date, by_fetch_day = _search_date(tree, page), True
         text = strip_unstorable(main_text(tree, options) or "").strip()
     if marks and (found := detect_soft_404(marks, text)):
         return _rejected(*found)
     if not text:
         return _rejected("no_text", f"no main text in {len(page.body):,} bytes")
-    return ExtractResult(text=text, title=title, date=date, language=language)
+    return ExtractResult(text=text, title=title, date=date, language=language, by_fetch_day=by_fetch_day)
 
 
 def main_text(tree: HtmlElement, options: ExtractOptions) -> str | None:

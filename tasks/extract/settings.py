@@ -76,3 +76,5 @@ class ExtractResult(NamedTuple):
     """Reason code of the rejection; None: the page has a main text."""
     detail: str = ""
     """Details of the rejection for a reader."""
+    by_fetch_day: bool = False
+    """The day of the fetch, the latest possible date of the page, has shaped the date or its lack."""

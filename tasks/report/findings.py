@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 from gpt2train.data.text_units import has_unspaced, units_of
 from gpt2train.runs.contamination import RESULT, parse_result
 from tasks.core.manifest import Manifest
-from tasks.core.shards import read_table
+from tasks.core.shards import read_rows, read_table
 from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.cluster_report import Cluster, largest_clusters
 from tasks.dedup.lost_sources import MAX_LOST_SHARE, lost_sources
+from tasks.download.shard_writer import REFRESH, changes
 from tasks.report.pictures import length_histogram
 
 TOP = 20  # entries of a list
@@ -47,6 +48,7 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dic
         "languages": languages(root, by_step.get("clean"), after),
         "hosts": hosts(root, download) if download else [],
         "consent": consent_signals(root, download) if download else None,
+        "refresh": refresh_changes(root, download) if download else None,
         "lines": _boilerplate_lines(root, by_step.get("boilerplate")),
         "clusters": [_cluster(found) for found in clusters],
         "rejected": {
@@ -120,6 +122,21 @@ def consent_signals(root: Folder, download: Manifest) -> dict[str, list[dict[str
     worst = [{"name": row["value"], "urls": row["pages"], **row} for row in rows if row["kind"] == "signal"]
     licenses = sorted(kinds["license"], key=lambda row: (-row["urls"], row["name"]))
     return {"signals": kinds["signal"], "hosts": worst[:TOP], "licenses": licenses[:TOP]} if rows else None
+
+
+def refresh_changes(root: Folder, download: Manifest) -> dict[str, Any] | None:
+    """Number of URLs by change at the last refresh, and the first URLs that are not as they were; None without one."""
+    counts = changes(download)
+    found: dict[str, list[dict[str, Any]]] = {change: [] for change in counts if change != "unchanged"}
+    for record in download.outcome.audit if counts else ():
+        if all(len(found[change]) >= min(TOP, counts[change]) for change in found):
+            break
+        if record.name.startswith(REFRESH) and record.name.endswith(".parquet"):
+            for row in read_rows(root / download.folder, record.name):
+                if len(some := found.get(row["change"], [])) < TOP and row["change"] in found:
+                    some.append(row)
+    urls = [row for change, rows in found.items() if change != "missing" for row in rows]
+    return {"counts": counts, "urls": urls} if counts else None
 
 
 def _kind_and_value(row: Mapping[str, Any]) -> tuple[str, str]:

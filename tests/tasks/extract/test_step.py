@@ -198,7 +198,7 @@ def test_the_grouping_of_pages_changes_nothing(runner: Runner, monkeypatch: pyte
     pages = [page(ARTICLE.replace("library", f"library {n}").encode(), f"http://a.example/{n}") for n in range(7)]
     monkeypatch.setattr("tasks.extract.step.GROUP_PAGES", size)
     found = list(extracted(runner.pool, pages, ExtractOptions()))
-    assert [row["url"] for row, _ in found] == [one.url for one in pages]
+    assert [row.url for row, _ in found] == [one.url for one in pages]
     assert [f"library {n}" in one.text for n, (_, one) in enumerate(found)] == [True] * 7
 
 

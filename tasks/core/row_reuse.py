@@ -1,0 +1,237 @@
+"""Reuse of rows: a step that maps rows one by one takes the unchanged ones from its own earlier outputs.
+
+A step begins again because its input has changed, with the same version, parameters, packages and other inputs. Then
+its earlier files are moved to `_previous/`, where the batches find the result of each row by a key of the row's input:
+
+    documents/_rows/part-00000.parquet               one row per input row, in order (schema `ROWS`)
+    documents/_previous/_moved.json                  the earlier manifest, while the step runs
+    documents/_previous/part-00000.parquet           its files
+    documents/_previous/_rows/part-00000.parquet
+
+The results are copied, so the outputs are those of a run from scratch. Nothing here is named by a manifest, and all of
+it may be removed: a file of keys counts only together with the very files that its batch wrote, by their hashes.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from gpt2train.errors import RunError
+from tasks.core.manifest import MANIFEST, Manifest, Outcome, canonical, digest, read_manifest
+from tasks.core.shards import read_table, write_table
+from tasks.core.storage import FileRecord, Folder
+
+if TYPE_CHECKING:
+    from tasks.core.step import Step
+
+KEYS, PREVIOUS = "_rows/", "_previous/"
+ROWS = pa.schema(
+    [
+        pa.field("key", pa.binary(16)),  # of the input row; null if the result depends on more than the row
+        pa.field("kept", pa.bool_(), nullable=False),  # the row went to the outputs, not to the rejected rows
+        pa.field("facts", pa.string()),  # JSON: counts that the row added to the facts of the step; null: none
+    ]
+)
+# The earlier manifest in `_previous/`, until all its files are there and from then on. Readers that search an output
+# for manifests must not find it.
+MOVING, MOVED = "_moving.json", "_moved.json"
+MAX_FRUITLESS = 16  # files of keys that a batch reads in a row without finding a row
+
+Row = dict[str, Any]
+
+
+def row_key(*values: object) -> bytes:
+    """Return the key of an input row: a hash of all values of it that shape its result."""
+    return hashlib.blake2b(canonical(list(values)), digest_size=16).digest()
+
+
+def text_key(text: str) -> bytes:
+    """Return the key of a text."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+class RowResult(NamedTuple):
+    """Result of one input row."""
+
+    key: bytes | None
+    row: Row
+    """Output row, or rejected row."""
+    kept: bool
+    facts: dict[str, int] = {}
+
+
+class PreviousRows(NamedTuple):
+    """Earlier outputs of a step from which its batches may take rows; picklable."""
+
+    folder: Folder
+    """`_previous/` of the step."""
+    fingerprint: str
+    """Fingerprint of the earlier manifest."""
+
+
+def write_keys(folder: Folder, outcome: Outcome, results: Sequence[RowResult]) -> None:
+    """Write the keys of a batch, whose only output file and rejected file are already written."""
+    facts = [json.dumps(result.facts, sort_keys=True) if result.facts else None for result in results]
+    columns = [[result.key for result in results], [result.kept for result in results], facts]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)]
+    table = pa.Table.from_arrays(arrays, schema=ROWS)
+    made = {"files": digest([record.sha256 for record in outcome.files]), "rows": _digest_of(table)}
+    write_table(folder, KEYS + outcome.outputs[0].name, table.replace_schema_metadata(made))
+
+
+def _digest_of(table: pa.Table) -> str:
+    plain = [[value and value.hex() for value in table["key"].to_pylist()]]
+    return digest([*plain, table["kept"].to_pylist(), table["facts"].to_pylist()])
+
+
+class _Part:
+    """Earlier results of one batch: their keys, and their rows when they are first asked for."""
+
+    def __init__(self, folder: Folder, keys: pa.Table, output: FileRecord, rejected: FileRecord | None) -> None:
+        self._folder, self._records = folder, (rejected, output)
+        self._rows: list[list[Row] | None] = [None, None]
+        self.positions: dict[bytes, tuple[bool, int, str | None]] = {}
+        counts = [0, 0]
+        for key, kept, facts in zip(*(column.to_pylist() for column in keys.columns), strict=True):
+            if key is not None:
+                self.positions[key] = (kept, counts[kept], facts)
+            counts[kept] += 1
+
+    def result(self, key: bytes) -> RowResult:
+        kept, position, facts = self.positions[key]
+        rows, record = self._rows[kept], self._records[kept]
+        if rows is None:
+            assert record is not None  # `_part` has compared the counts
+            rows = self._rows[kept] = read_table(self._folder, record.name).to_pylist()
+        return RowResult(key, dict(rows[position]), kept, json.loads(facts) if facts else {})
+
+
+class RowFinder:
+    """Finder of the earlier results of one batch's rows.
+
+    It reads the keys of the earlier batch of the same number first, and then, for rows that are not there, those of
+    its neighbours: rows move to a neighbour when rows before them came or went.
+    """
+
+    def __init__(self, previous: PreviousRows | None, name: str) -> None:
+        self._parts: list[_Part] = []
+        self._rest: Iterator[_Part | None] = iter(())
+        self._fruitless = 0
+        if previous is not None:
+            self._rest = _parts_by_distance(previous, name)
+
+    def find(self, key: bytes) -> RowResult | None:
+        """Return the earlier result of a row with this key; None if it must be computed."""
+        for part in self._parts:
+            if key in part.positions:
+                return part.result(key)
+        while self._fruitless < MAX_FRUITLESS:
+            self._fruitless += 1
+            if (read := next(self._rest, None)) is None:
+                continue
+            self._parts.append(read)
+            if key in read.positions:
+                self._fruitless = 0
+                return read.result(key)
+        return None
+
+
+def _parts_by_distance(previous: PreviousRows, name: str) -> Iterator[_Part | None]:
+    """Yield the earlier batches that can be read, the nearest to the batch `name` first; None for any other."""
+    manifest = _manifest_of(previous)
+    if manifest is None:
+        return
+    rejected = {record.name: record for record in manifest.outcome.rejected}
+    own = int(name.rpartition("-")[2])
+    numbers = sorted(range(len(manifest.outputs)), key=lambda number: (abs(number - own), number))
+    for output in (manifest.outputs[number] for number in numbers):
+        yield _part(previous.folder, output, rejected.get(f"rejected/{output.name}"))
+
+
+@functools.lru_cache(maxsize=2)
+def _read_manifest(url: str, fingerprint: str) -> Manifest | None:
+    manifest = _read(Folder(url), MOVED)
+    return manifest if manifest is not None and manifest.fingerprint == fingerprint else None
+
+
+def _read(previous: Folder, name: str) -> Manifest | None:
+    try:
+        return Manifest.model_validate_json(previous.read_bytes(name))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def _manifest_of(previous: PreviousRows) -> Manifest | None:
+    return _read_manifest(previous.folder.url, previous.fingerprint)
+
+
+def _part(folder: Folder, output: FileRecord, rejected: FileRecord | None) -> _Part | None:
+    """Return an earlier batch; None without keys that belong to its files, or if one of the files has changed."""
+    records = [record for record in (output, rejected) if record is not None]
+    try:
+        keys = read_table(folder, KEYS + output.name)
+        files = [folder.record(record.name) for record in records]
+    except (FileNotFoundError, RunError):
+        return None
+    made = {name.decode(): value.decode() for name, value in (keys.schema.metadata or {}).items()}
+    if not keys.schema.equals(ROWS) or made.get("rows") != _digest_of(keys):
+        return None
+    hashes = [record.sha256 for record in files]
+    if hashes != [record.sha256 for record in records] or made.get("files") != digest(hashes):
+        return None
+    return _Part(folder, keys, output, rejected)
+
+
+def set_aside(step: "Step") -> None:
+    """Move the files of an earlier run to `_previous/` if rows may be taken from them; otherwise remove that folder.
+
+    A killed run continues: the manifest is `_moving.json` until all files are moved.
+    """
+    folder, previous = step.folder, step.folder / PREVIOUS.rstrip("/")
+    if (found := read_manifest(folder)) is not None:  # what `_previous/` holds is older
+        drop_previous(folder)
+        if not step.maps_alike(found):
+            return
+        previous.write_bytes(MOVING, folder.read_bytes(MANIFEST))
+        folder.remove(MANIFEST)
+    moved, moving = _read(previous, MOVED), _read(previous, MOVING)
+    found = moved or moving
+    if found is not None and not step.maps_alike(found):
+        drop_previous(folder)
+    elif moved is None and moving is not None:
+        _move(folder, moving)
+
+
+def _move(folder: Folder, found: Manifest) -> None:
+    sizes = folder.sizes()
+    for record in (*found.outputs, *found.outcome.rejected):
+        for name in (record.name, KEYS + record.name):
+            if name in sizes:
+                folder.move(name, PREVIOUS + name)
+    previous = folder / PREVIOUS.rstrip("/")
+    previous.write_bytes(MOVED, found.model_dump_json().encode())
+    previous.remove(MOVING)
+
+
+def previous_rows(step: "Step") -> PreviousRows | None:
+    """Return the earlier outputs that `set_aside` has moved, if any."""
+    previous = step.folder / PREVIOUS.rstrip("/")
+    found = _read(previous, MOVED)
+    return PreviousRows(previous, found.fingerprint) if found is not None and step.maps_alike(found) else None
+
+
+def drop_previous(folder: Folder) -> None:
+    """Remove `_previous/` of a step."""
+    previous = folder / PREVIOUS.rstrip("/")
+    for name in (MOVED, MOVING):  # first: without them the other files count for nothing
+        previous.remove(name)
+    previous.remove(*previous.files())
+
+
+def is_leftover(name: str, named: Collection[str]) -> bool:
+    """Return True for an earlier file, or keys of a batch whose files the manifest does not name."""
+    return name.startswith(PREVIOUS) or (name.startswith(KEYS) and name.removeprefix(KEYS) not in named)

@@ -1,0 +1,418 @@
+"""`--refresh`: conditional requests, what stays, what leaves, the revisit records, and the report of changes."""
+
+import dataclasses
+import hashlib
+import io
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from warcio.archiveiterator import ArchiveIterator
+
+from tasks.core.manifest import Manifest, need_manifest
+from tasks.core.shards import read_rows
+from tasks.core.step import Step
+from tasks.core.storage import Folder
+from tasks.download.journal import Journal
+from tasks.download.ledger import CONTENT, LEDGER, ledgers_of
+from tasks.download.revisit import checked_validator
+from tasks.download.shard_writer import changes
+from tasks.download.step import download
+from tasks.download.warc import Page
+from tasks.sources.index import read_pages
+from tests.tasks.corpus import Inline
+from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
+from tests.tasks.web_server import Handler, Site
+
+DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
+CONSENT: dict[str, Any] = {"consent": {"enabled": True}}
+
+
+@dataclasses.dataclass
+class Server:
+    """Pages with validators, behind the test site."""
+
+    site: Site
+    bodies: dict[str, str] = dataclasses.field(default_factory=dict)
+    validators: dict[str, str] = dataclasses.field(default_factory=dict)  # path -> etag, date, both, none
+    extra: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)  # path -> further header fields
+    asked: list[tuple[str, int, bool]] = dataclasses.field(default_factory=list)  # path, status, was it conditional
+
+    def put(self, path: str, text: str | None, kind: str = "etag", **extra: str) -> None:
+        self.extra[path] = extra
+        self.validators[path] = kind
+        self.site.handlers[path] = self._answer
+        self.bodies.pop(path, None)
+        if text is not None:
+            self.bodies[path] = f"<html><head></head><body><p>{text}</p></body></html>"
+
+    def _answer(self, h: Handler) -> None:
+        path, kind = h.path, self.validators[h.path]
+        if path not in self.bodies:
+            return self._note(h, 410, b"", {})
+        body = self.bodies[path].encode()
+        tag, fields = f'W/"{hashlib.sha256(body).hexdigest()[:8]}"', {}
+        if kind in ("etag", "both"):
+            fields["ETag"] = tag
+        if kind in ("date", "both"):
+            fields["Last-Modified"] = DATE
+        known = (h.headers["If-None-Match"] or "", h.headers["If-Modified-Since"] or "")
+        wanted = {"etag": (tag, ""), "both": (tag, DATE), "date": ("", DATE)}.get(kind)
+        status = 304 if known == wanted and (kind != "date" or "changed" not in self.bodies[path]) else 200
+        self._note(h, status, b"" if status == 304 else body, {**fields, **self.extra[path]})
+        return None
+
+    def _note(self, h: Handler, status: int, body: bytes, fields: dict[str, str]) -> None:
+        conditional = "If-None-Match" in h.headers or "If-Modified-Since" in h.headers
+        self.asked.append((h.path, status, conditional))
+        h.answer(body, "text/html; charset=utf-8", status, **{name.replace("-", "_"): v for name, v in fields.items()})
+
+
+@pytest.fixture
+def server(site: Site) -> Iterator[Server]:
+    yield Server(site)
+
+
+def urls(*paths: str, host: str = "a") -> list[str]:
+    return [f"http://{host}.test{path}" for path in paths]
+
+
+def refresh(root: Folder, server: Server, **options: Any) -> Manifest:
+    server.asked.clear()
+    settings = make_settings(**options)
+    address = {"*.test": server.site.address}
+    return download(root, need_manifest(root / "urls"), settings, Inline(2), address, refresh=True)
+
+
+def pages(root: Folder, made: Manifest) -> list[Page]:
+    return [page for record in made.outputs for page in read_pages(root / "pages", record.name)]
+
+
+def listed(root: Folder, made: Manifest) -> dict[str, dict[str, Any]]:
+    names = [
+        one.name for one in made.outcome.audit if one.name.startswith("refresh/") and one.name.endswith(".parquet")
+    ]
+    rows = [row for name in names for row in read_rows(root / "pages", name)]
+    return {row["url"].partition(".test")[2]: row for row in rows}
+
+
+def ledger(root: Folder, made: Manifest) -> list[dict[str, Any]]:
+    return [row for record in ledgers_of(made.outcome.audit) for row in read_rows(root / "pages", record.name)]
+
+
+def plain(found: list[Page]) -> list[Page]:
+    return [dataclasses.replace(page, fetched_at="", ip="") for page in found]
+
+
+def revisits(root: Folder, made: Manifest) -> list[Any]:
+    found = []
+    for name in [one.name for one in made.outcome.audit if one.name.startswith("refresh/") and "warc" in one.name]:
+        for record in ArchiveIterator(io.BytesIO((root / "pages").read_bytes(name))):
+            if record.rec_type != "warcinfo":
+                assert record.rec_type == "revisit" and not record.content_stream().read()
+                found.append(record)
+    return found
+
+
+def fill(server: Server) -> list[list[str]]:
+    for kind in ("etag", "date", "both", "none"):
+        server.put(f"/{kind}", f"The page {kind} stands.", kind)
+        server.put(f"/{kind}/changes", f"The page {kind} is old.", kind)
+    server.put("/goes", "A page that goes.")
+    server.put("/comes", None)
+    server.put("/never", None)
+    server.put("/breaks", "A page whose server breaks.")
+    server.put("/hidden", "A page that robots.txt forbids.")
+    first = urls("/etag", "/etag/changes", "/goes", "/comes", "/breaks", "/date", "/date/changes")
+    return [first, urls("/both", "/both/changes", "/never", "/none", "/none/changes", "/hidden")]
+
+
+def change(server: Server) -> None:
+    for kind in ("etag", "date", "both", "none"):
+        server.put(f"/{kind}/changes", f"The page {kind} has changed.", kind)
+    server.put("/goes", None)
+    server.put("/comes", "A page that has come.")
+    server.site.robots["a.test"] = (200, "User-agent: *\nDisallow: /hidden\n")
+
+
+def test_pages_stay_change_come_and_go(server: Server, tmp_path: Path) -> None:
+    """A refresh equals a first run over the same pages, and asks for no page that stands."""
+    root, shards = Folder(tmp_path / "out"), fill(server)
+    first = run(root, server.site, shards)
+    before = {page.url: page for page in pages(root, first)}
+    change(server)
+    second = refresh(root, server)
+    answered = {path: (status, conditional) for path, status, conditional in server.asked}
+    assert len(server.asked) == len(answered) == 12  # one request each, none for the forbidden one
+    for kind in ("etag", "date", "both"):
+        assert (answered[f"/{kind}"], answered[f"/{kind}/changes"]) == ((304, True), (200, True))
+    assert answered["/none"] == (200, False) and answered["/comes"] == (200, False)
+    found = listed(root, second)
+    assert {path: row["change"] for path, row in found.items()} == {
+        **{f"/{kind}": "unchanged" for kind in ("etag", "date", "both", "none")},
+        **{f"/{kind}/changes": "changed" for kind in ("etag", "date", "both", "none")},
+        **{"/goes": "gone", "/comes": "new", "/never": "missing", "/breaks": "unchanged", "/hidden": "gone"},
+    }
+    assert (found["/goes"]["reason"], found["/hidden"]["reason"]) == ("not_found", "robots_forbidden")
+    assert changes(second) == {"new": 1, "changed": 4, "gone": 2, "unchanged": 5, "kept": 0, "missing": 1}
+    assert found["/etag"]["sha256"] == found["/etag"]["earlier_sha256"] != found["/etag/changes"]["earlier_sha256"]
+
+    fresh_root = Folder(tmp_path / "fresh")
+    fresh = run(fresh_root, server.site, shards)
+    assert (second.content, second.fingerprint) == (fresh.content, fresh.fingerprint) != (first.content, "")
+    assert plain(pages(root, second)) == plain(pages(fresh_root, fresh))
+    names = [name for name in LEDGER.names if name not in ("fetched_at", "elapsed_ms", "ip")]
+    rows = [
+        [{name: row[name] for name in names} for row in ledger(*one)] for one in ((root, second), (fresh_root, fresh))
+    ]
+    assert rows[0] == rows[1]
+    assert second.outcome.reasons == fresh.outcome.reasons
+    standing = [page for page in pages(root, second) if before.get(page.url) == page]  # with the time of their fetch
+    assert len(standing) == 5
+    assert set((root / "pages").files()) == {"_manifest.json", *(record.name for record in second.outcome.files)}
+
+
+def test_revisit_records_refer_to_the_pages(server: Server, tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    first = run(root, server.site, fill(server))
+    rows = {row["url"]: row for row in ledger(root, first)}
+    ids = {}
+    for record in first.outputs:
+        for one in ArchiveIterator(io.BytesIO((root / "pages").read_bytes(record.name))):
+            ids[one.rec_headers["X-List-URL"]] = (one.rec_headers["WARC-Record-ID"], one.rec_headers["WARC-Date"])
+    change(server)
+    second = refresh(root, server)
+    found = {record.rec_headers["X-List-URL"]: record for record in revisits(root, second)}
+    assert {url.partition(".test")[2] for url in found} == {"/etag", "/date", "/both", "/none", "/breaks"}
+    for url, record in found.items():
+        head = record.rec_headers
+        identical = url.endswith("/none")
+        profile = "identical-payload-digest" if identical else "server-not-modified"
+        assert head["WARC-Profile"] == f"http://netpreserve.org/warc/1.1/revisit/{profile}"
+        assert (head["WARC-Refers-To"], head["WARC-Refers-To-Date"]) == ids[url]
+        assert head["WARC-Refers-To-Target-URI"] == head["WARC-Target-URI"] == url
+        assert head["WARC-Payload-Digest"] == f"sha256:{rows[url]['sha256']}"
+        assert head["WARC-Record-ID"] not in {one for one, _ in ids.values()}
+        assert head["Content-Type"] == "application/http; msgtype=response"
+        assert record.http_headers.get_statuscode() == ("200" if identical else "304")
+        assert (head["WARC-Truncated"] == "length") == identical
+    assert found["http://a.test/both"].http_headers.get_header("Last-Modified") == DATE
+    for one in second.outcome.files:
+        if one.name.endswith(".warc.gz"):
+            with (root / "pages").open(one.name) as file:
+                for record in (archive := ArchiveIterator(file, check_digests="raise")):
+                    archive.read_to_end(record)
+
+
+def test_temporary_failures_keep_the_page(server: Server, tmp_path: Path) -> None:
+    """Busy servers, cut connections, time-outs, and a robots.txt that cannot be read; the next refresh asks again."""
+    root, paths = Folder(tmp_path), [f"/{name}" for name in ("503", "501", "cut", "slow", "403")]
+    for path in paths:
+        server.put(path, f"The page {path}.")
+    server.put("/robots", "A page.")
+    quick: dict[str, Any] = {"attempts": 1, "deadline": 1.5, "max_host_failures": 10}
+    first = run(root, server.site, [urls(*paths), urls("/robots", host="b")], **quick)
+    before = {page.url: page for page in pages(root, first)}
+    handlers, site = dict(server.site.handlers), server.site
+    site.handlers |= {
+        "/503": lambda h: h.answer(b"", status=503),
+        "/501": lambda h: h.answer(b"", status=501),
+        "/cut": lambda h: h.connection.close(),
+        "/slow": lambda h: time.sleep(2),
+        "/403": lambda h: h.answer(b"", status=403),
+    }
+    site.robots["b.test"] = (500, "")
+    second = refresh(root, server, **quick)
+    found = listed(root, second)
+    assert {path: row["change"] for path, row in found.items()} == {
+        **dict.fromkeys(("/503", "/501", "/cut", "/slow", "/robots"), "kept"),
+        "/403": "gone",
+    }
+    assert found["/robots"]["reason"] == "robots_unavailable" and found["/slow"]["reason"] == "deadline"
+    assert pages(root, second) == [page for url, page in before.items() if not url.endswith("/403")]
+    notes = {row["url"]: row["detail"] for row in ledger(root, second) if row["status"] == "ok"}
+    assert "http_error: status 503" in notes["http://a.test/503"] and all(notes.values())
+    assert not second.outcome.facts["retryable"] and second.outcome.reasons == {"http_error": 1}
+    site.handlers.update(handlers)
+    site.robots.clear()
+    third = refresh(root, server, **quick)
+    assert changes(third) == {"new": 1, "changed": 0, "gone": 0, "unchanged": 5, "kept": 0, "missing": 0}
+    assert third.content == first.content and not any(row["detail"] for row in ledger(root, third))
+
+
+def test_nothing_changed_keeps_the_files(server: Server, tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    for name in ("1", "2"):
+        server.put(f"/{name}", f"Page {name}.")
+    first = run(root, server.site, [urls("/1"), urls("/2")])
+    second = refresh(root, server)
+    assert second.outputs == first.outputs and second.identity == first.identity
+    assert [status for _, status, _ in server.asked] == [304, 304]
+    server.put("/2", "Page 2 has changed.")
+    third = refresh(root, server)
+    assert [one.name for one in third.outputs] == ["part-00000.warc.gz", "part-00001.refresh-2.warc.gz"]
+    assert set((root / "pages").files()) == {"_manifest.json", *(record.name for record in third.outcome.files)}
+
+
+def test_a_longer_list_is_refreshed_by_url(server: Server, tmp_path: Path) -> None:
+    """URLs that moved to another shard, new ones, and one that is no longer listed."""
+    root = Folder(tmp_path / "out")
+    for number in range(8):
+        server.put(f"/{number}", f"Page {number}.")
+    run(root, server.site, [urls("/0", "/1", "/2"), urls("/3", "/4")])
+    new = [urls("/7", "/0", "/1"), urls("/6", "/2", "/4"), urls("/5")]
+    make_urls(root, new)
+    server.put("/4", "Page 4 has changed.")
+    second = refresh(root, server)
+    assert changes(second) == {"new": 3, "changed": 1, "gone": 0, "unchanged": 3, "kept": 0, "missing": 0}
+    fresh = run(Folder(tmp_path / "fresh"), server.site, new)
+    assert second.identity == fresh.identity
+    assert plain(pages(root, second)) == plain(pages(Folder(tmp_path / "fresh"), fresh))
+    server.asked.clear()
+    assert run(root, server.site, new) == second and not server.asked
+
+
+def test_an_object_store(server: Server) -> None:
+    root = Folder("memory://refresh/out")
+    first = run(root, server.site, fill(server))
+    change(server)
+    second = refresh(root, server)
+    assert changes(second)["unchanged"] == 5 and second.content != first.content
+    assert len(pages(root, second)) == second.outcome.kept
+
+
+def test_a_corpus_without_validators_is_compared_by_its_pages(server: Server, tmp_path: Path) -> None:
+    """The ledger of an older release: plain requests; identical pages are unchanged, and equal those of a first run."""
+    root = Folder(tmp_path / "out")
+    shards = fill(server)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("ledger", "shard_writer"):
+            old = [one for one in LEDGER if one.name not in ("content_language", "etag", "last_modified")]
+            patch.setattr(f"tasks.download.{name}.schema_of", lambda rows, old=old: pa.schema(old))
+        first = run(root, server.site, shards)
+    assert "etag" not in ledger(root, first)[0]
+    change(server)
+    second = refresh(root, server)
+    assert not any(conditional for _, _, conditional in server.asked)
+    assert changes(second) == {"new": 1, "changed": 4, "gone": 2, "unchanged": 5, "kept": 0, "missing": 1}
+    profiles = {record.rec_headers["WARC-Profile"].rpartition("/")[2] for record in revisits(root, second)}
+    assert profiles == {"identical-payload-digest"}
+    assert second.identity == run(Folder(tmp_path / "fresh"), server.site, shards).identity
+    third = refresh(root, server)
+    assert {status for path, status, _ in server.asked if path == "/etag"} == {304}
+    assert changes(third)["unchanged"] == 10
+
+
+def test_signals_are_looked_for_again(server: Server, tmp_path: Path) -> None:
+    """New signals of robots.txt, of the header of a 304 and of tdmrep.json; and a page that lifts its site's."""
+    root = Folder(tmp_path / "out")
+    lifting = "<meta name='tdm-reservation' content='0'>"
+    for path in ("/agent", "/header", "/stands"):
+        server.put(path, f"The page {path}.")
+    server.put("/lifts", "A page.")
+    server.bodies["/lifts"] = server.bodies["/lifts"].replace("<head>", f"<head>{lifting}")
+    server.put("/reserved", "Another page.")
+    shards = [urls("/agent", "/header", "/stands"), urls("/lifts", "/reserved", host="b")]
+    first = run(root, server.site, shards, **CONSENT)
+    assert first.outcome.kept == 5
+    server.site.robots["a.test"] = (200, "User-agent: GPTBot\nDisallow: /agent\n")
+    server.extra["/header"] = {"X-Robots-Tag": "noai"}
+    server.site.handlers["/.well-known/tdmrep.json"] = lambda h: h.answer(
+        b'[{"location": "*", "tdm-reservation": 1}]' if "b.test" in h.headers["Host"] else b"[]", "application/json"
+    )
+    second = refresh(root, server, **CONSENT)
+    found = listed(root, second)
+    assert {path: (row["change"], row["reason"]) for path, row in found.items()} == {
+        "/agent": ("gone", "robots_ai_agent"),
+        "/header": ("gone", "noai"),
+        "/stands": ("unchanged", ""),
+        "/lifts": ("unchanged", ""),
+        "/reserved": ("gone", "tdm_reservation"),
+    }
+    fresh = run(Folder(tmp_path / "fresh"), server.site, shards, **CONSENT)
+    assert (second.content, second.outcome.reasons) == (fresh.content, fresh.outcome.reasons)
+
+
+def test_other_settings_fetch_everything_again(server: Server, tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    server.put("/1", "Page 1.")
+    run(root, server.site, [urls("/1")])
+    second = refresh(root, server, max_redirects=3)
+    assert not changes(second) and server.asked == [("/1", 200, False)]
+
+
+def test_a_redirect_is_followed_before_the_condition(server: Server, tmp_path: Path) -> None:
+    """The condition goes to the page itself; where the redirect leads elsewhere now, the page is fetched."""
+    root = Folder(tmp_path)
+    server.put("/1", "The same page.")
+    server.put("/2", "The same page.")
+    server.site.handlers["/move"] = lambda h: h.redirect("/1")
+    run(root, server.site, [urls("/move")])
+    assert changes(refresh(root, server))["unchanged"] == 1 and server.asked == [("/1", 304, True)]
+    server.site.handlers["/move"] = lambda h: h.redirect("/2")
+    second = refresh(root, server)
+    assert server.asked == [("/2", 200, False)]
+    assert [page.final_url for page in pages(root, second)] == ["http://a.test/2"]
+    assert CONTENT[1] == "final_url" and changes(second)["unchanged"] == 1
+
+
+@pytest.mark.parametrize("moment", [(Journal, "add"), (Step, "commit_batch")], ids=["page", "shard"])
+def test_an_interrupted_refresh_goes_on(server: Server, tmp_path: Path, moment: tuple[type, str]) -> None:
+    """The earlier download stays valid; no page that was answered is asked for again."""
+    root, shards = Folder(tmp_path / "out"), fill(server)
+    first = run(root, server.site, shards)
+    shutil.copytree(tmp_path / "out", tmp_path / "straight")
+    change(server)
+    straight = refresh(Folder(tmp_path / "straight"), server)
+    owner, name = moment
+    original, calls = getattr(owner, name), []
+
+    def cut(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == (1 if name == "commit_batch" else 5):
+            raise KeyboardInterrupt if name == "commit_batch" else RuntimeError
+        return original(*args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((KeyboardInterrupt, RuntimeError)):
+        patch.setattr(owner, name, cut)
+        refresh(root, server)
+    assert need_manifest(root / "pages") == first
+    answered = {path for path, _, _ in server.asked}
+    again = refresh(root, server)
+    assert again.content == straight.content and changes(again) == changes(straight)
+    asked = [path for path, _, _ in server.asked]
+    assert len(asked) == len(set(asked)) < 12
+    if name == "commit_batch":
+        assert not answered & set(asked)
+
+
+def test_the_pages_of_a_retry_are_refreshed_and_the_other_way_round(server: Server, tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    server.put("/1", "Page 1.")
+    server.put("/2", "Page 2.")
+    stands = server.site.handlers["/2"]
+    server.site.handlers["/2"] = server.site.handlers["/broken"]
+    run(root, server.site, [urls("/1", "/2")])
+    manifest, address = need_manifest(root / "urls"), {"*.test": server.site.address}
+    server.put("/1", "Page 1 has changed.")
+    second = refresh(root, server)
+    assert changes(second) == {"new": 0, "changed": 1, "gone": 0, "unchanged": 0, "kept": 0, "missing": 1}
+    server.site.handlers["/2"] = stands
+    third = download(root, manifest, make_settings(), Inline(1), address, retry_failed=True)
+    assert third.outcome.kept == 2 and listed(root, third)["/1"]["change"] == "changed"
+    fourth = refresh(root, server)
+    assert changes(fourth)["unchanged"] == 2 and len(pages(root, fourth)) == 2
+
+
+@pytest.mark.parametrize("value", ['"a"', 'W/"b c"', DATE])
+def test_validators_that_can_be_sent_back(value: str) -> None:
+    assert checked_validator(f" {value} ") == value
+
+
+@pytest.mark.parametrize("value", [None, "", '"\x85"', "a\r\nb", '"é"', '"' + "x" * 600 + '"', "\udc80"])
+def test_validators_that_cannot_be_sent_back(value: str | None) -> None:
+    assert checked_validator(value) == ""
