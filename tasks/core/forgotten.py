@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from yarl import URL
-
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
 from tasks.core.manifest import canonical, digest
+from tasks.core.reject_limits import FORGOTTEN as REASON
 from tasks.core.storage import Folder
 
 FORGOTTEN = "forgotten.json"
 PENDING = "forgotten.pending.json"  # of a removal that has not ended: what it removes, with excerpts
-REASON = "forgotten"
 URL_COLUMNS = ("url", "final_url")  # columns that name the page of a row
 NAME_DIGITS = 32  # of a hash in place of a URL
 
@@ -133,6 +131,8 @@ def _hashes_of(url: str) -> set[str]:
 
 def _parts(url: str) -> tuple[str, str]:
     """Return host, empty if there is none, and key of a URL."""
+    from yarl import URL  # 0.05 s, which a worker needs only if there is a list
+
     try:
         parsed = URL(url.strip())
         host, port = (parsed.raw_host or "").lower().rstrip("."), parsed.port

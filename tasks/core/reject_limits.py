@@ -14,6 +14,7 @@ from pydantic import Field
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 
+FORGOTTEN = "forgotten"  # reason of rows that the user wants to be dropped (`tasks.core.forgotten`)
 MAX_SHOWN = 6  # reasons that an error names; the others are summed
 
 
@@ -53,10 +54,14 @@ class LimitSettings(Settings):
 def check_reject_rate(limits: LimitSettings, step: str, folder: str, seen: int, reasons: Mapping[str, int]) -> None:
     """Check a step's rejected rows, by reason code, against its limit; `folder` is its URL, for the message.
 
+    Forgotten rows do not count.
+
     Raises:
         RunError: More of the `seen` rows were rejected than the limit allows.
     """
-    rejected, limit = sum(reasons.values()), limits.share(step)
+    forgotten = reasons.get(FORGOTTEN, 0)
+    rejected, limit = sum(reasons.values()) - forgotten, limits.share(step)
+    seen -= forgotten
     if rejected <= limit * seen or (seen < limits.min_rows and rejected < seen):
         return
     ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))

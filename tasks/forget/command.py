@@ -158,7 +158,9 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
 def _print_end(root: Folder, removal: Removal, seen: Scanned) -> None:
     print(f"{seen.files:,} files searched, {format_bytes(seen.bytes)}: no text and no URL of the pages is left")
     if removal.removed:
-        print("run the data flow again with its settings; it makes the removed steps again, and fetches nothing")
+        fetched = {"pages", "commoncrawl", "discover"}.intersection(removal.removed)
+        said = f"; {', '.join(sorted(fetched))}, which was interrupted, begins anew" if fetched else ""
+        print(f"run the data flow again with its settings, which makes the removed steps again{said}")
     print(f"list: {root.location('forgotten.json')}")
 
 

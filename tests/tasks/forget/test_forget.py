@@ -229,6 +229,18 @@ def test_what_cannot_be_removed_is_named_and_no_flow_begins(out: Path) -> None:
     check_no_removal(Folder(out))
 
 
+def test_an_interrupted_crawl_begins_anew(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("documents", "tokens"):
+        shutil.rmtree(out / folder)
+    (out / "pages" / MANIFEST).unlink()
+    (out / "pages/_batches").mkdir(exist_ok=True)
+    (out / "pages/_batches/part-00000.json").write_text("{}")
+    forget(("http://a.test/3",), output=str(out), yes=True)
+    assert "pages, which was interrupted, begins anew" in capsys.readouterr().out
+    assert not (out / "pages").exists() and not (out / "clean").exists() and (out / "urls").exists()
+    assert words_in(out, "Dora") == {}
+
+
 @pytest.mark.parametrize("target", ["http://a.test/99", "other.test", "no page.html"])
 def test_a_page_that_the_corpus_does_not_have(out: Path, target: str) -> None:
     before = hashes(out)

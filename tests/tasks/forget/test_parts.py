@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2train.errors import RunError
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, name_of, read_forgotten, url_hash, url_key
 from tasks.core.manifest import Outcome, digest
+from tasks.core.reject_limits import LimitSettings, check_reject_rate
 from tasks.core.shards import REJECTED, read_rows, rejected_row, write_rows, write_table
 from tasks.core.step import Step
 from tasks.core.storage import Folder
@@ -131,6 +133,14 @@ def test_a_file_that_cannot_be_read_is_a_trace(tmp_path: Path) -> None:
         ("tokens.bin", "cannot be read"),
     ]
     assert list(pieces(Folder(tmp_path), "tokens.idx"))
+
+
+def test_forgotten_rows_do_not_count_as_rejected() -> None:
+    limits = LimitSettings(min_rows=1, texts=0.5)
+    check_reject_rate(limits, "texts", "x", 10, {REASON: 8, "empty": 1})
+    check_reject_rate(limits, "texts", "x", 10, {REASON: 10})
+    with pytest.raises(RunError, match="rejected 2 of 2 rows"):
+        check_reject_rate(limits, "texts", "x", 10, {REASON: 8, "empty": 2})
 
 
 def page(url: str, final: str, text: str) -> Page:
