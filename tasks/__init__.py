@@ -26,7 +26,7 @@ of its row, so that there is no cycle:
 | `merge`         | `passport`                               |
 | `evaluate`      |                                          |
 | `finetune`      |                                          |
-| `report`        | `cloze`, `dedup`, `evaluate`             |
+| `report`        | `cloze`, `dedup`, `download`, `evaluate` |
 | `browse`        |                                          |
 | `passport`      | `browse`                                 |
 | `verify`        | `boilerplate`, `clean`, `cloze`          |
@@ -42,7 +42,7 @@ of its row, so that there is no cycle:
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
 the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `substrings` counts tokens as
 `clean` and finds words as `dedup`; `train` reads the files that `ready_tokens` has opened; `report` shows the results
-of `cloze`, `dedup` and `evaluate`; `passport` finds the steps of an output as `browse` does, and has sections of the
-card that `merge` writes; `verify` does the steps of a corpus again; `forget` rewrites the files of `download` and
-`sources`, finds texts as `decontaminate` does and reads an output as `verify`.
+of `cloze`, `dedup`, `download` and `evaluate`; `passport` finds the steps of an output as `browse` does, and has
+sections of the card that `merge` writes; `verify` does the steps of a corpus again; `forget` rewrites the files of
+`download` and `sources`, finds texts as `decontaminate` does and reads an output as `verify`.
 """

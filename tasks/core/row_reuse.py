@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -24,9 +24,6 @@ from gpt2train.errors import RunError
 from tasks.core.manifest import MANIFEST, Manifest, Outcome, canonical, digest, read_manifest
 from tasks.core.shards import read_table, write_table
 from tasks.core.storage import FileRecord, Folder
-
-if TYPE_CHECKING:
-    from tasks.core.step import Step
 
 KEYS, PREVIOUS = "_rows/", "_previous/"
 ROWS = pa.schema(
@@ -186,7 +183,16 @@ def _part(folder: Folder, output: FileRecord, rejected: FileRecord | None) -> _P
     return _Part(folder, keys, output, rejected)
 
 
-def set_aside(step: "Step") -> None:
+class MappingStep(Protocol):
+    """Step that maps rows one by one, as `tasks.core.step.Step` with a row input."""
+
+    folder: Folder
+
+    def maps_alike(self, earlier: Manifest) -> bool:
+        """Return True if the rows of an earlier output were made as this step makes them."""
+
+
+def set_aside(step: MappingStep) -> None:
     """Move the files of an earlier run to `_previous/` if rows may be taken from them; otherwise remove that folder.
 
     A killed run continues: the manifest is `_moving.json` until all files are moved.
@@ -217,7 +223,7 @@ def _move(folder: Folder, found: Manifest) -> None:
     previous.remove(MOVING)
 
 
-def previous_rows(step: "Step") -> PreviousRows | None:
+def previous_rows(step: MappingStep) -> PreviousRows | None:
     """Return the earlier outputs that `set_aside` has moved, if any."""
     previous = step.folder / PREVIOUS.rstrip("/")
     found = _read(previous, MOVED)
