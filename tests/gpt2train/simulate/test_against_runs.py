@@ -50,7 +50,10 @@ EIGHT: dict[str, dict[str, Any]] = {
     "tp x pp x dp, zero 1": {"parallel": {"tp": 2, "pp": 2, "zero": 1}},
     "tp x pp x dp, zero 3": {"parallel": {"tp": 2, "pp": 2, "zero": 3}},
     "tp 4 x dp, zero 2": {"parallel": {"tp": 4, "zero": 2}},
-    "pp 4 interleaved x dp": {"parallel": {"pp": 4, "schedule": "interleaved", "virtual_pipeline_stages": 2}},
+    "pp 4 interleaved x dp": {
+        "model": {"layers": 8},
+        "parallel": {"pp": 4, "schedule": "interleaved", "virtual_pipeline_stages": 2},
+    },
 }
 
 
