@@ -229,6 +229,7 @@ def test_what_cannot_be_removed_is_named_and_no_flow_begins(out: Path) -> None:
     check_no_removal(Folder(out))
 
 
+@pytest.mark.slow
 def test_an_interrupted_crawl_begins_anew(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in ("documents", "tokens"):
         shutil.rmtree(out / folder)
@@ -241,14 +242,14 @@ def test_an_interrupted_crawl_begins_anew(out: Path, capsys: pytest.CaptureFixtu
     assert words_in(out, "Dora") == {}
 
 
-@pytest.mark.parametrize("target", ["http://a.test/99", "other.test", "no page.html"])
-def test_a_page_that_the_corpus_does_not_have(out: Path, target: str) -> None:
+def test_a_page_that_the_corpus_does_not_have(out: Path) -> None:
     before = hashes(out)
     with pytest.raises(UserError, match="has no page of"):
-        forget((target,), output=str(out), yes=True)
+        forget(("http://a.test/99", "other.test", "no page.html"), output=str(out), yes=True)
     assert {name: value for name, value in hashes(out).items() if name != ".lock"} == before
 
 
+@pytest.mark.slow
 def test_the_command_line(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "removals.txt").write_text("http://a.test/3\n")
     command = ["forget", "http://a.test/1", "c.test", str(tmp_path / "removals.txt"), "--output", str(out)]
@@ -276,6 +277,7 @@ def test_bad_input_is_said_in_one_line(out: Path, tmp_path: Path) -> None:
         forget(("http://a.test/1",), output=str(out), yes=True)
 
 
+@pytest.mark.slow
 def test_pages_are_forgotten_one_after_the_other(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for page in ("http://a.test/1", "http://a.test/3"):
         forget((page,), output=str(out), yes=True)
@@ -295,6 +297,7 @@ def store() -> Iterator[str]:
         fsspec.filesystem("memory").rm("/forget", recursive=True)
 
 
+@pytest.mark.slow
 def test_a_store_gets_the_same_files(out: Path, store: str) -> None:
     fsspec.filesystem("memory").put(f"{out}/", "/forget/", recursive=True)
     forget(PAGES, output=store, yes=True)
@@ -355,7 +358,7 @@ def instants_of(killer: Killer) -> tuple[int, dict[str, str]]:
 @pytest.mark.slow
 def test_a_removal_killed_twice_is_completed_by_the_next_call(killer: Killer) -> None:
     count, undisturbed = instants_of(killer)
-    killer.check([1, *range(3, count, count // 5), count - 1], undisturbed)
+    killer.check([3, count // 3, 2 * count // 3, count - 1], undisturbed)
 
 
 @pytest.mark.exhaustive
