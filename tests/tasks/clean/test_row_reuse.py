@@ -71,7 +71,7 @@ def drawn(draw: random.Random, count: int) -> list[list[tuple[str, str]]]:
     return [rows[: cuts[0]], rows[cuts[0] : cuts[1]], rows[cuts[1] :]]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_any_change_gives_the_bytes_of_a_run_from_scratch(tmp_path: Path, cleaned: list[str], seed: int) -> None:
     """Kept, rejected, repaired, cut and masked documents, by the facts of the manifest too."""
     draw = random.Random(seed)
@@ -89,6 +89,7 @@ def test_any_change_gives_the_bytes_of_a_run_from_scratch(tmp_path: Path, cleane
     )
 
 
+@pytest.mark.slow
 def test_rows_of_other_settings_or_tokenizers_are_not_taken(
     tmp_path: Path, cleaned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

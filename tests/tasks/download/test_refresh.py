@@ -360,7 +360,10 @@ def test_a_redirect_is_followed_before_the_condition(server: Server, tmp_path: P
     assert CONTENT[1] == "final_url" and changes(second)["unchanged"] == 1
 
 
-@pytest.mark.parametrize("moment", [(Journal, "add"), (Step, "commit_batch")], ids=["page", "shard"])
+AT_PAGE = pytest.param((Journal, "add"), marks=pytest.mark.slow, id="page")
+
+
+@pytest.mark.parametrize("moment", [AT_PAGE, pytest.param((Step, "commit_batch"), id="shard")])
 def test_an_interrupted_refresh_goes_on(server: Server, tmp_path: Path, moment: tuple[type, str]) -> None:
     """The earlier download stays valid; no page that was answered is asked for again."""
     root, shards = Folder(tmp_path / "out"), fill(server)

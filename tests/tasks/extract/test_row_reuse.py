@@ -124,6 +124,7 @@ def test_rows_of_other_settings_packages_or_versions_are_not_taken(
         assert pages_sent() == 4
 
 
+@pytest.mark.slow
 def test_files_that_do_not_belong_to_their_keys_give_no_row(tmp_path: Path, runner: Runner, sent: list[str]) -> None:
     """A part, or its keys, as a kill between two writes, another run, or a corpus of an older release leaves them."""
     pages = [page(number, "empty" if number == 1 else "library") for number in range(3)]
@@ -163,6 +164,7 @@ def test_a_date_after_the_fetch_is_looked_at_again(tmp_path: Path, runner: Runne
         assert tree(root) == from_scratch(tmp_path, [pages(day)], runner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["move", "batch", "commit"])
 def test_a_killed_run_goes_on(
     tmp_path: Path, runner: Runner, sent: list[str], monkeypatch: pytest.MonkeyPatch, moment: str
