@@ -1,13 +1,18 @@
 """Index of training tokens: rate of building, bytes per token, and time of a search in real text.
 
-`python -m benchmarks.token_index [--passages N]`
+`python -m benchmarks.token_index [--passages N] [--blocks N]`
 
 The corpus is reviews, news and speeches in the tokens of the published vocabulary. The searched passages are drawn from
 it, and from documentation, which is not in it.
+
+With --blocks the corpus is repeated, in another order of its documents, until it fills a block of the index, and the
+block is copied: 15 blocks are 10^9 tokens. They are searched first with the files out of the page cache.
 """
 
 import argparse
+import os
 import random
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +23,7 @@ from benchmarks.corpora import DATA, pages, texts
 from benchmarks.pairs import machine
 from gpt2train.data.indexed import write_index
 from gpt2train.data.sharded_dataset import open_tokens
-from gpt2train.data.suffix_index import build_index
+from gpt2train.data.suffix_index import BLOCK_TOKENS, build_index
 from gpt2train.data.suffix_search import SuffixIndex, find_spans
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
 
@@ -29,6 +34,7 @@ def main() -> None:
     """Read the arguments and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=int, default=1000)
+    parser.add_argument("--blocks", type=int)
     given = parser.parse_args()
     tokenizer = build_tokenizer(*read_tables(DATA / "bpe"))
 
@@ -36,6 +42,9 @@ def main() -> None:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(found, add_special_tokens=False)]
 
     documents = encode(texts("text/imdb_dev") + texts("text/reuters_dev") + texts("text/speeches_dev"))
+    if given.blocks:
+        search_blocks(documents, given.blocks, given.passages)
+        return
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder) / "tokens"
         np.concatenate([np.array(document, dtype="<u2") for document in documents]).tofile(f"{prefix}.bin")
@@ -62,6 +71,52 @@ def main() -> None:
                 f"{len(passages)} passages of {LENGTH} tokens {name}: {whole} found whole, "
                 f"{sum(map(len, spans))} spans, {1e3 * each:.2f} ms a passage, {1e6 * each / LENGTH:.0f} us a position"
             )
+
+
+def search_blocks(documents: list[list[int]], blocks: int, passages: int) -> None:
+    """Print the time of a search in a number of full blocks."""
+    rng, order, total = np.random.default_rng(1), list[int](), 0
+    while total < BLOCK_TOKENS - 100_000:
+        order += (shuffled := rng.permutation(len(documents)).tolist())
+        total += sum(len(documents[n]) for n in shuffled)
+    arrays = [np.array(document, dtype="<u2") for document in documents]
+    while total > BLOCK_TOKENS:
+        total -= len(arrays[order.pop()])
+    with tempfile.TemporaryDirectory(dir=".") as folder:  # on the disk: /tmp may be in memory
+        places = [Path(folder) / str(number) for number in range(blocks)]
+        places[0].mkdir()
+        np.concatenate([arrays[n] for n in order]).tofile(places[0] / "tokens.bin")
+        write_index(places[0] / "tokens.idx", [len(arrays[n]) for n in order], "<u2")
+        build_index(open_tokens(places[0] / "tokens"), places[0] / "index")
+        for place in places[1:]:
+            shutil.copytree(places[0], place)
+        print(f"{machine()}\n{blocks * total / 1e6:,.0f} million tokens in {blocks} blocks")
+        long = [n for n in order if len(arrays[n]) > LENGTH]
+        indexes: list[SuffixIndex] = []
+        for name in ("files out of the page cache", "in the page cache"):
+            found = []
+            for _ in range(passages):
+                document = documents[long[int(rng.integers(len(long)))]]
+                at = int(rng.integers(len(document) - LENGTH))
+                if name.startswith("files"):
+                    indexes.clear()  # mapped pages would stay
+                    drop_from_cache(Path(folder))
+                    indexes += [SuffixIndex(open_tokens(place / "tokens"), place / "index") for place in places]
+                started = time.perf_counter()
+                spans = find_spans(indexes, document[at : at + LENGTH], 8)
+                found.append(time.perf_counter() - started)
+                assert any(span.end - span.start == LENGTH for span in spans)
+            times = f"median {np.median(found):.3f} s, most {max(found):.3f} s"
+            print(f"{passages} passages of {LENGTH} tokens, {name}: {times}", flush=True)
+
+
+def drop_from_cache(folder: Path) -> None:
+    """Let the system forget the pages of all files that no process has mapped."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":
