@@ -78,6 +78,7 @@ NOT_SHAPING = {
     "pyarrow": "writes the same rows; a file's own footer names the release that wrote it",
     "pydantic": "checks settings, which are in the fingerprint",
     "safetensors": "the format is fixed: every reader gives the same numbers",
+    "idna": "compares domains with those of a list, which is in the fingerprint",
     "yarl": "compares addresses with those of a list, which is in the fingerprint",
     "scipy": "connected components of a graph, which are a fact",
 }
