@@ -5,18 +5,19 @@ Writes `clean/part-00000.parquet`, schema `shards.CLEAN`: the columns of the doc
 that of the extracted text. Cheap tests run first.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.clean.filters.filter_chain import (
     apply,
+    file_hash,
     filter_files,
     filter_packages,
     need_language,
     not_in_fingerprint,
 )
+from tasks.clean.filters.registry import LocalModel
 from tasks.clean.filters.verdict import Rejection
 from tasks.clean.language_share import TextLanguage, cut_foreign, detect
 from tasks.clean.settings import CleanSettings
@@ -41,7 +42,7 @@ def clean(
     inputs: dict[str, Manifest | str] = {"extract": documents}
     if tokenizer:
         inputs["tokenizer"] = tokenizer
-    inputs |= {f"filter {name}": hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    inputs |= {f"filter {name}": file_hash(file) for name, file in files.items()}
     step = Step(
         root,
         "clean",
@@ -68,9 +69,9 @@ def clean_part(
     source: Folder,
     settings: CleanSettings,
     tokenizer: TokenizerFile | None,
-    files: Mapping[str, bytes],
+    files: Mapping[str, bytes | LocalModel],
 ) -> Outcome:
-    """Clean one part; runs in a worker. `files` has the content of the filters' files by the filter's name."""
+    """Clean one part; runs in a worker. `files` has the filters' files and models by the filter's name."""
     rows = list(read_rows(source, part))
     from tasks.clean.repair import is_repaired, repair  # ftfy, 0.1 s, which only this step needs
 
