@@ -6,18 +6,19 @@ that of the extracted text. Cheap tests run first. When the documents have chang
 not are taken from the earlier output (`core/row_reuse.py`).
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.clean.filters.filter_chain import (
     apply,
+    file_hash,
     filter_files,
     filter_packages,
     need_language,
     not_in_fingerprint,
 )
+from tasks.clean.filters.registry import LocalModel
 from tasks.clean.filters.verdict import Rejection
 from tasks.clean.language_share import TextLanguage, cut_foreign, detect
 from tasks.clean.settings import CleanSettings
@@ -45,7 +46,7 @@ def clean(
     inputs: dict[str, Manifest | str] = {"extract": documents}
     if tokenizer:
         inputs["tokenizer"] = tokenizer
-    inputs |= {f"filter {name}": hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    inputs |= {f"filter {name}": file_hash(file) for name, file in files.items()}
     step = Step(
         root,
         "clean",
@@ -75,10 +76,10 @@ def clean_part(
     source: Folder,
     settings: CleanSettings,
     tokenizer: TokenizerFile | None,
-    files: Mapping[str, bytes],
+    files: Mapping[str, bytes | LocalModel],
     previous: PreviousRows | None = None,
 ) -> Outcome:
-    """Clean one part; runs in a worker. `files` has the content of the filters' files by the filter's name."""
+    """Clean one part; runs in a worker. `files` has the filters' files and models by the filter's name."""
     rows, earlier = list(read_rows(source, part)), RowFinder(previous, name)
     taken = [_of_row(row, earlier.find(text_key(row["text"]))) for row in rows]
     changed = [row for row, result in zip(rows, taken, strict=True) if result is None]
@@ -109,7 +110,7 @@ def clean_rows(
     rows: Sequence[dict[str, Any]],
     settings: CleanSettings,
     tokenizer: TokenizerFile | None,
-    files: Mapping[str, bytes],
+    files: Mapping[str, bytes | LocalModel],
 ) -> Iterator[RowResult]:
     """Yield the cleaned or rejected row of each document."""
     from tasks.clean.repair import is_repaired, repair  # ftfy, 0.1 s, which only this step needs

@@ -1,18 +1,29 @@
 """Chain of the opt-in quality filters: settings of all, and their application to a text."""
 
+import hashlib
 import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, create_model
 
-from gpt2train.errors import RunError
+from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
-from tasks.clean.filters import c4, cleanup, fineweb, gopher, pii, quality, repetition  # noqa: F401 (they register themselves)
-from tasks.clean.filters.registry import Replacement, TextFilter, filters
+from tasks.clean.filters import (  # noqa: F401 (they register themselves)
+    c4,
+    cleanup,
+    fasttext_model,
+    fineweb,
+    gopher,
+    pii,
+    quality,
+    repetition,
+)
+from tasks.clean.filters.registry import FilterModel, LocalModel, Replacement, TextFilter, filters
 from tasks.clean.filters.verdict import Rejection
-from tasks.core.input_files import read_any
+from tasks.core.input_files import find_inputs, read_any
 
 ABOUT = "Opt-in quality filters; all are off by default."
 
@@ -45,7 +56,7 @@ class Filtered(NamedTuple):
 
 
 def apply(
-    text: str, language: str | None, settings: FilterSettings, files: Mapping[str, bytes] | None = None
+    text: str, language: str | None, settings: FilterSettings, files: Mapping[str, bytes | LocalModel] | None = None
 ) -> Filtered:
     """Apply the enabled filters to a repaired text in a language, up to the first that rejects it.
 
@@ -73,29 +84,50 @@ def need_language(settings: FilterSettings) -> bool:
     return any(item.asks_for_language(options) for _, item, options in _enabled(settings))
 
 
-def filter_files(settings: FilterSettings) -> dict[str, bytes]:
-    """Contents of the files that the enabled filters need, by the filter's name.
+def filter_files(settings: FilterSettings) -> dict[str, bytes | LocalModel]:
+    """Contents of the files that the enabled filters need, or their models, by the filter's name.
 
     Raises:
         UserError: A file cannot be read, or is none of its filter.
     """
-    found: dict[str, bytes] = {}
+    found: dict[str, bytes | LocalModel] = {}
     for name, item, options in _enabled(settings):
-        if item.file is not None:
-            found[name] = read_any(str(getattr(options, item.file.field)))
-            item.file.check(found[name], str(getattr(options, item.file.field)))
+        if item.file is None:
+            continue
+        location = str(getattr(options, item.file.field))
+        if isinstance(item.file, FilterModel):
+            found[name] = model = _local_model(location, f"--clean.filters.{name}.{item.file.field}")
+            item.file.check(model, options)
+        else:
+            found[name] = content = read_any(location)
+            item.file.check(content, location)
     return found
+
+
+def file_hash(file: bytes | LocalModel) -> str:
+    """Hash of the content of a filter's file or model, for the fingerprint."""
+    return file.sha256 if isinstance(file, LocalModel) else hashlib.sha256(file).hexdigest()
+
+
+def _local_model(location: str, flag: str) -> LocalModel:
+    path = Path(location).expanduser().absolute()
+    if "://" in location or path.is_dir():
+        raise UserError(f"{location} is no file on the local disk; give the path of one with {flag}")
+    [found] = find_inputs([str(path)], flag, ())
+    return LocalModel(found.location, found.identity)
 
 
 def not_in_fingerprint(settings: FilterSettings) -> dict[str, bool | set[str]]:
     """Settings that the outputs do not depend on, for pydantic's `exclude`.
 
-    These are all settings of the plug-in filters that are off, and the names of the filters' files: the fingerprint has
-    the files' contents.
+    These are all settings of the filters that are off and are plug-ins or have a model, and the names of the filters'
+    files: the fingerprint has the files' contents.
     """
     used = {name for name, _, _ in _enabled(settings)}
     unused: dict[str, bool | set[str]] = {
-        name: True for name, item in filters().items() if item.distributions and name not in used
+        name: True
+        for name, item in filters().items()
+        if (item.distributions or isinstance(item.file, FilterModel)) and name not in used
     }
     return unused | {name: {item.file.field} for name, item in filters().items() if item.file and name not in unused}
 

@@ -32,6 +32,25 @@ class FilterFile(NamedTuple):
     """Called with the content and the name before the cleaning begins; raises UserError for another kind of file."""
 
 
+class LocalModel(NamedTuple):
+    """Model on the local disk that is too large to be sent to the workers: they open it by its path."""
+
+    path: str
+    """Absolute path of the file."""
+    sha256: str
+    """Hash of the content, so that a worker opens a file again whose content has changed."""
+
+
+class FilterModel(NamedTuple):
+    """Model that a filter opens by its path. The fingerprint of the cleaning has its content, not its path."""
+
+    field: str
+    """Setting of the filter that has the path."""
+    check: Callable[[LocalModel, Any], object]
+    """Called with the model and the filter's settings before the cleaning begins; raises UserError for another kind of
+    file."""
+
+
 @dataclass(frozen=True)
 class TextFilter:
     """A filter of the cleaning.
@@ -45,7 +64,8 @@ class TextFilter:
             to 600.
         uses_language: Returns True for settings with which the filter asks for the language of the text. `function`
             then has a third parameter, the ISO 639 code (None if the text has no letters).
-        file: File that the filter needs. Its content, bytes, is the last argument of `function`.
+        file: File that the filter needs: its content, bytes, is the last argument of `function`; that of a
+            `FilterModel` is a `LocalModel`.
         packages: Returns the distributions whose rules the filter applies under its settings.
     """
 
@@ -53,11 +73,11 @@ class TextFilter:
     function: Callable[..., Rejection | Replacement | None]
     order: int
     uses_language: Callable[[Any], bool] | None = None
-    file: FilterFile | None = None
+    file: FilterFile | FilterModel | None = None
     packages: Callable[[Any], Sequence[str]] = lambda settings: ()
 
     def run(
-        self, text: str, language: str | None, settings: Settings, content: bytes | None = None
+        self, text: str, language: str | None, settings: Settings, content: bytes | LocalModel | None = None
     ) -> Rejection | Replacement | None:
         """Apply the filter to a text, with the content of its file if it has one."""
         more = ((language,) if self.uses_language else ()) + ((content,) if self.file else ())
