@@ -106,8 +106,8 @@ def stop_clocks() -> None:
     tasks.core.step.cpu_seconds = lambda: 0.0  # type: ignore[assignment]
     fetch = Fetcher.fetch
 
-    async def timeless(self: Fetcher, url: str, source: str) -> Fetched:
-        page = await fetch(self, url, source)
+    async def timeless(self: Fetcher, url: str, source: str, **others: Any) -> Fetched:
+        page = await fetch(self, url, source, **others)
         page.fetched_at, page.elapsed_ms = "2026-01-01T00:00:00Z", 0
         return page
 
