@@ -105,13 +105,11 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     """Host pattern -> address:port to connect to instead, as curl's --connect-to: for a mirror, a proxy or a test.
     It changes no fingerprint and does not bypass `download.allow_private`."""
     retry_failed: bool = False
-    """Fetch again the pages of a finished download that failed for a transient reason; keep the others."""
+    """Fetch again the pages of a finished download that failed for a transient reason."""
     refresh: bool = False
-    """Ask for all pages again and keep those that have not changed; report the new, changed and gone ones
-    (docs/data/refresh.md)."""
+    """Ask for all pages again, and take those that have changed (docs/data/refresh.md)."""
     lambada: str | None = None
-    """LAMBADA test file ({"text": …} lines): removed from the training text, and scored. None: a cloze set in
-    LAMBADA's format is drawn from the held-out test documents."""
+    """LAMBADA test file: removed from the training text, and scored. None: a set is drawn from the test documents."""
     discover: DiscoverSettings = DiscoverSettings()
     """Search for the URLs of `domains`: sitemaps, feeds, links, Common Crawl."""
     blacklist: BlacklistSettings = BlacklistSettings()

@@ -125,7 +125,7 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
     given = torch.tensor([[row["probabilities"][name] for name in ("no", "yes")] for row in rows])
     torch.testing.assert_close(given, logits.softmax(-1), atol=1e-5, rtol=1e-5)
     card = Path(merged, "README.md").read_text()
-    assert "text-classification" in card and "valid, 12 samples: accuracy" in card and "classes | 2" in card
+    assert "text-classification" in card and "| accuracy (valid, 12 examples) |" in card and "classes | 2" in card
 
     # Nothing is repeated; another learning rate is another run on the same samples.
     again = planned(made, tmp_path / "out", "classification", train=LONG)

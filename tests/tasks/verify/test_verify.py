@@ -108,7 +108,10 @@ def test_a_flipped_byte_in_any_file_is_found(corpus: Path, tmp_path: Path, capsy
     names = [
         str(p.relative_to(corpus))
         for p in corpus.rglob("*")
-        if p.stat().st_size and p.is_file() and p.name != "timings.jsonl"
+        if p.stat().st_size
+        and p.is_file()
+        and p.name != "timings.jsonl"
+        and p.parent.name != "_rows"  # hashes beside the outputs, which a step checks before it takes rows by them
     ]
     assert len(names) > 15
     for number, name in enumerate(names):
