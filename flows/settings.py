@@ -107,9 +107,9 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     retry_failed: bool = False
     """Fetch again the pages of a finished download that failed for a transient reason."""
     refresh: bool = False
-    """Ask for all pages again, and take those that have changed (docs/data/refresh.md)."""
+    """Ask for all pages again; take those that have changed (docs/data/refresh.md)."""
     lambada: str | None = None
-    """LAMBADA test file: removed from the training text, and scored. None: a set is drawn from the test documents."""
+    """LAMBADA test file: removed from the training text, and scored. None: one drawn from test documents."""
     discover: DiscoverSettings = DiscoverSettings()
     """Search for the URLs of `domains`: sitemaps, feeds, links, Common Crawl."""
     blacklist: BlacklistSettings = BlacklistSettings()
