@@ -109,7 +109,7 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     refresh: bool = False
     """Ask for all pages again; take those that have changed (docs/data/refresh.md)."""
     lambada: str | None = None
-    """LAMBADA test file: removed from the training text, and scored. None: one drawn from test documents."""
+    """LAMBADA test file, kept out of the training text. None: one drawn from test documents."""
     discover: DiscoverSettings = DiscoverSettings()
     """Search for the URLs of `domains`: sitemaps, feeds, links, Common Crawl."""
     blacklist: BlacklistSettings = BlacklistSettings()
