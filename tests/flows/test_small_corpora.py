@@ -143,10 +143,8 @@ def test_a_validation_split_below_one_sample_is_left_out(
     assert words and "holds 8 tokens, fewer than one sample of 9" in words
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param("two lines", marks=pytest.mark.slow), pytest.param("Chinese", marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["two lines", "Chinese"])
 def test_the_pipeline_succeeds_on_a_small_corpus(kind: str, tmp_path: Path) -> None:
     settings = settings_for(kind, tmp_path)
     (tmp_path / "run.toml").write_text(to_toml(settings))

@@ -185,7 +185,7 @@ def test_other_family_and_other_format_are_refused(tokens: Path, reference: Path
         assert done.returncode == 1 and last.startswith("gpt2train.errors.UserError") and message in last
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_commands_of_the_page(tmp_path: Path) -> None:
     rows = [
         {"url": f"http://kept.example/{n}", "text": f"Document {n} says that {n} foxes jump over {n + 1} dogs. " * 9}

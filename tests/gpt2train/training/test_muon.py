@@ -130,7 +130,7 @@ LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], float, float]]] = {
         "tp x pp x zero 2": ({"zero": 2, "tp": 2, "pp": 2}, 1, 0),
     },
 }
-MANY = [pytest.param(4, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (6, 8))]
+MANY = [pytest.param(n, marks=pytest.mark.exhaustive) for n in (4, 6, 8)]
 
 
 @pytest.mark.parametrize("processes", [2, *MANY])
