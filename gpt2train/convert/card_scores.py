@@ -81,8 +81,10 @@ def _evaluations(folder: Path) -> Iterator[Score]:
         for name, found in lambada["definitions"].items():
             if name == lambada.get("headline", "lambada_openai"):
                 count, error = int(lambada["passages"]), _number(found.get("standard_error"))
-                yield Score(name, "accuracy", "last word, accuracy", float(found["accuracy"]), error, count)
-                yield Score(name, "perplexity", "last word, perplexity", float(found["perplexity"]), None, count)
+                data = str(lambada.get("data", "unknown set"))
+                accuracy, perplexity = float(found["accuracy"]), float(found["perplexity"])
+                yield Score(data, "accuracy", f"last word by {name}, accuracy", accuracy, error, count)
+                yield Score(data, "perplexity", f"last word by {name}, perplexity", perplexity, None, count)
     if held_out := _read(folder / "perplexity.json"):
         count = int(held_out["documents"])
         for metric in ("word_perplexity", "bits_per_byte"):

@@ -15,6 +15,7 @@ from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.convert.card_scores import STEP_MANIFEST, Score
 from gpt2train.convert.hf_layout import layout_of
+from gpt2train.convert.markdown import plain
 from gpt2train.convert.markdown import table as _table
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import RunError, UserError
@@ -103,7 +104,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
     parts.append("## Training data\n\n" + data)
     parts += [f"## {name}\n\n{text}" for name, text in facts.sections]
     if facts.scores:
-        scores = [(score.name, score.text) for score in facts.scores]
+        scores = [(plain(score.name), score.text) for score in facts.scores]
         parts.append("## Evaluation\n\n" + _table(("measure", "value (95 % interval)"), scores))
     with_transformers = CLASSIFY_WITH_TRANSFORMERS if shape.labels else WITH_TRANSFORMERS
     if encodes:
@@ -127,11 +128,16 @@ def _model_index(name: str, task: str, scores: tuple[Score, ...]) -> list[str]:
         return []
     lines = ["model-index:", f"- name: {name}", "  results:"]
     for dataset, some in groupby(scores, key=lambda score: score.dataset):
-        kind = dataset.lower().replace(" ", "_").replace("-", "_")
-        lines += ["  - task:", f"      type: {task}", "    dataset:", f"      name: {dataset}", f"      type: {kind}"]
+        kind = "".join(c if c.isascii() and c.isalnum() else "_" for c in dataset.lower())
+        lines += ["  - task:", f"      type: {task}", "    dataset:", f"      name: {json.dumps(dataset)}"]
+        lines.append(f"      type: {kind}")
         lines.append("    metrics:")
         for score in some:
-            lines += [f"    - type: {score.metric}", f"      name: {score.label}", f"      value: {score.value:.6g}"]
+            lines += [
+                f"    - type: {score.metric}",
+                f"      name: {json.dumps(score.label)}",
+                f"      value: {score.value:.6g}",
+            ]
     return lines
 
 

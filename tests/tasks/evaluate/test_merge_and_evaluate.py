@@ -153,7 +153,7 @@ def test_the_model_card_gets_the_scores(upstream: Upstream, model: Manifest, sco
     run = Path((upstream.root / "runs/small").path())
     merge_checkpoint(run, tmp_path / "m", Path(upstream.root.path("tokenizer")))
     card = (tmp_path / "m/README.md").read_text()
-    assert f"| last word, accuracy (lambada_openai, {upstream.passages:,} examples) |" in card
+    assert f"| last word by lambada\\_openai, accuracy (cloze.jsonl, {upstream.passages:,} examples) |" in card
     assert "| word perplexity (held-out documents, 3 examples) |" in card
     assert "| bits per byte (held-out documents, 3 examples) |" in card
     assert "## Cost" not in card, "what only the manifests of a flow know is left to the flow"
