@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -223,8 +224,16 @@ def test_passport(trained: Path, folder: Path) -> None:
     for content, name in tasks_of("operate/passport.md"):
         (folder / name).write_text(content)
     sent: list[str] = []
-    send = {"gpt2train passport out --send": lambda: sent.append("sent")}
-    outputs = follow("operate/passport.md", folder, small={}, stand_ins=send)
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, cwd=folder, capture_output=True)
+
+    stand_ins = {
+        "gpt2train passport out --about about.toml --send": lambda: sent.append("sent"),
+        "openssl ecparam": lambda: openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "key.pem"),
+        "openssl ec -in": lambda: openssl("ec", "-in", "key.pem", "-pubout", "-out", "key.pub"),
+    }
+    outputs = follow("operate/passport.md", folder, small={}, stand_ins=stand_ins)
     assert any("signature: " in output for output in outputs.values()) and sent
     summary = (folder / "out/passport/eu-summary.md").read_text()
     assert "| name | A Laboratory |" in summary and "Given files" in summary
