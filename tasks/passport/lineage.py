@@ -1,7 +1,7 @@
 """OpenLineage events of the steps that made a corpus and a model, and how they are sent.
 
 Format: OpenLineage 2-0-2 (https://openlineage.io). A step is a job, its folder a dataset; identifiers follow from the
-manifests, so that the same events are the same runs for whoever receives them twice.
+manifests, so that the same events are the same runs for a receiver that gets them twice.
 """
 
 import json
