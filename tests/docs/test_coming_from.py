@@ -101,7 +101,7 @@ def test_colossalai_zero(folder: Path, crawl: str) -> None:
         assert tomllib.loads(file.read_text())["parallel"]["cpu_offload"] == offloaded
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_oneflow(folder: Path) -> None:
     page = (DOCS / "coming-from/oneflow.md").read_text(encoding="utf-8")
     (folder / "my-corpus.json").write_text("".join(re.findall(r"^\{.*\n", page, re.M)))

@@ -74,7 +74,7 @@ def test_own_texts(folder: Path) -> None:
     assert (folder / "out/report/report.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fineweb(folder: Path, texts: list[str], open_data: Path) -> None:
     copy_to(open_data / "bpe", folder / "bpe")
     copy_to(open_data / "lambada/lambada_test.jsonl", folder / "whole.jsonl")
@@ -120,7 +120,7 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path) -> None:
     assert {row["url"].split("/")[2] for row in rows} == {"example.org"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fine_tune(folder: Path, open_data: Path) -> None:
     def download() -> None:
         """A GPT-2 of the published vocabulary, as transformers writes it."""

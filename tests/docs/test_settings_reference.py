@@ -175,6 +175,7 @@ def test_no_default_depends_on_this_machine(pages: dict[str, str]) -> None:
         assert not re.search(r'default `"/', text)
 
 
+@pytest.mark.exhaustive
 def test_the_pages_are_the_same_in_another_process(pages: dict[str, str], tmp_path: Path) -> None:
     program = "import settings_reference as r, sys; sys.stdout.write(''.join(map(r.page, r.PAGES)))"
     path = os.pathsep.join([str(ROOT), str(HOOKS)])

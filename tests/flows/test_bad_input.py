@@ -102,6 +102,7 @@ def test_evaluation_without_a_run_names_the_missing_run(tmp_path: Path, capsys: 
         assert captured.out == ""
 
 
+@pytest.mark.exhaustive
 def test_a_list_without_any_accepted_url_is_an_error(finished: Finished, server: Server, tmp_path: Path) -> None:
     """Seen by a step, inside a Prefect run; still one line."""
     (tmp_path / "urls.txt").write_text("http://www.youtube.example/x\nnot a url\n")

@@ -35,6 +35,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("early_stop")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("plugin")
 def test_the_flow_goes_on_after_an_early_stop(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gpt2train")

@@ -79,6 +79,7 @@ def steps_of(plan: str) -> dict[str, str]:
     return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 
 
+@pytest.mark.exhaustive
 def test_a_plug_in_is_in_the_plan_and_in_the_help(
     plugin: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

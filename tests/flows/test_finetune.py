@@ -153,7 +153,8 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
             check(planned(made, tmp_path / "more", name, model=merged))
 
 
-@pytest.mark.parametrize(("select", "step"), [("best", 8), pytest.param("last", 24, marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("select", "step"), [("best", 8), pytest.param("last", 24, marks=pytest.mark.exhaustive)])
 def test_the_model_is_that_of_the_best_epoch(made: Path, tmp_path: Path, select: str, step: int) -> None:
     """Validation rows with the opposite labels, so that each epoch makes them worse."""
     lines = (made / "train.tsv").read_text().splitlines()
@@ -174,6 +175,7 @@ def test_the_model_is_that_of_the_best_epoch(made: Path, tmp_path: Path, select:
     )  # as `gpt2train merge RUN` and the next tuning
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["answers", "text"])
 def test_answers_and_texts_are_trained_and_scored(made: Path, tmp_path: Path, kind: str) -> None:
     run = planned(made, tmp_path / "out", kind)
@@ -299,7 +301,7 @@ def test_the_commands_of_the_page_have_a_plan(named_as_on_the_page: Path, capsys
         assert "task_scores" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_layout_of_the_tutorial_has_the_losses_of_one_process(made: Path, tmp_path: Path) -> None:
     """pp 2, ZeRO 1, micro-batch 1."""
     curves = []

@@ -59,7 +59,7 @@ def test_a_flow_killed_in_training_leaves_no_rank_and_loses_no_step(finished: Fi
     assert int((run / "checkpoints/latest").read_text().split("-")[1]) == last
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ctrl_c_saves_and_the_same_command_resumes(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     flags = ["--output", str(output), "--train.steps", "1500", "--train.checkpoints.interval", "700"]
@@ -88,7 +88,7 @@ def is_training_run(run: Path, rows: int) -> bool:
     return path.exists() and len(path.read_text().splitlines()) >= rows
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     before = set(output.glob("runs/*"))

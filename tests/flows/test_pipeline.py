@@ -133,7 +133,7 @@ def test_another_dedup_threshold_repeats_dedup_and_later_steps(finished: Finishe
     assert (finished.output / "report" / "report.html").read_bytes() == whole
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_evaluate_scores_a_finished_run(finished: Finished, server: Server) -> None:
     command = [*finished.mini.command("evaluate")[:3], "--run", str(finished.run)]
     environment = finished.mini.environ(**server.environment)
@@ -142,7 +142,7 @@ def test_evaluate_scores_a_finished_run(finished: Finished, server: Server) -> N
     assert done.stdout == f"scores: {finished.run}/eval\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_full_disk_is_one_error_line_and_the_same_command_resumes(finished: Finished, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "600k") as mounted:
         if not mounted:

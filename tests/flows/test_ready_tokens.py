@@ -107,6 +107,7 @@ def test_tokens_made_elsewhere_train_validate_and_merge(
         assert losses(tmp_path / "own", key) == losses(folder, key)
 
 
+@pytest.mark.exhaustive
 def test_corpora_are_blended_and_a_vocabulary_alone_suffices(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +155,7 @@ def test_validation_tokens_of_their_own_take_the_place_of_a_split(
     assert f"validation {flags['valid']}; tokenizer" in plan and "valid 40 documents" in plan
 
 
+@pytest.mark.exhaustive
 def test_a_validation_set_below_one_sample_is_left_out(
     made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_validation_set_below_one_sample_is_left_out(
     assert read_run_config(tmp_path / "out" / training.folder / CONFIG_FILE).data.valid is None
 
 
+@pytest.mark.exhaustive
 def test_they_are_merged_and_scored_if_asked(
     made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +207,7 @@ def test_a_setting_of_scores_without_them_is_named(made: Path, tmp_path: Path) -
     assert "--score is not given, so lambada is not used" in show_dry_run(run)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_split_has_the_same_losses_on_two_processes(made: Path, tmp_path: Path) -> None:
     flags = {"tokens": str(made / "tokens/a"), "split": "7,2,1"}
     found = []
@@ -217,6 +220,7 @@ def test_a_split_has_the_same_losses_on_two_processes(made: Path, tmp_path: Path
         assert two == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_token_beyond_the_vocabulary_ends_the_run_before_its_first_step(made: Path, tmp_path: Path) -> None:
     (tmp_path / "a.bin").hardlink_to(made / "tokens/a.bin")
     (tmp_path / "a.idx").hardlink_to(made / "tokens/a.idx")
@@ -300,7 +304,7 @@ def test_a_deployment_takes_them_as_parameters() -> None:
     assert {"tokens", "split", "tokenizer", "vocab"} <= schema.keys() and "949,50,1" in schema["split"]["description"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_trains_on_them(made: Path, tmp_path: Path) -> None:
     """The whole command, with Prefect's server."""
     (tmp_path / "run.toml").write_text(to_toml(planned(tmp_path / "out").settings))

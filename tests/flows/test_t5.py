@@ -120,6 +120,7 @@ def test_the_preset_trains_merges_and_generates(tmp_path: Path, capsys: pytest.C
         assert "has an encoder and a decoder (t5)" in err and err.count("\n") == 1
 
 
+@pytest.mark.exhaustive
 def test_tokens_without_sentinels_are_refused(tmp_path: Path) -> None:
     root = prepare_tokens(tmp_path / "out")
     flags = {"output": str(root), "preset": "t5-cpm", "train": SMALL, "launch": {"processes": 1}}

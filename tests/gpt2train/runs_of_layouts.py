@@ -34,6 +34,7 @@ ctx = join("cpu")
 install_excepthook(ctx.rank, debug=True)
 for path in sys.argv[1:]:
     settings = read_run_config(Path(path))
-    check_first_values(settings)
+    if settings.parallel.tp == settings.parallel.pp == 1:
+        check_first_values(settings)
     train(settings, ctx)
 dist.destroy_process_group()

@@ -26,13 +26,18 @@ from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import all_ended, curve, finish, make, start, start_alone, wait_for, weights, with_lr, write
 
 HERE = Path(__file__).parent
+LAYOUTS: dict[str, dict[str, Any]] = {
+    **{f"zero {zero}": {"zero": zero} for zero in range(4)},
+    "tensor parallel": {"tp": 2},
+    "two stages": {"pp": 2},
+}
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """Finished runs of two processes, all in one process group: every ZeRO stage."""
+    """Finished runs of two processes, all in one process group: every ZeRO stage, tensor parallel, two stages."""
     folder = tmp_path_factory.mktemp("two")
-    runs = {f"zero {zero}": make(tokens, folder / f"zero{zero}", parallel={"zero": zero}) for zero in (0, 1, 2, 3)}
+    runs = {name: make(tokens, folder / name.replace(" ", ""), parallel=parallel) for name, parallel in LAYOUTS.items()}
     run_ranks(HERE / "runs_of_layouts.py", *map(write, runs.values()))
     return runs
 
@@ -44,8 +49,7 @@ def test_every_layout_trains_the_same(
     train(reference, alone)
     expected = curve(reference.output)
     assert expected[-1] < expected[0] - 0.3
-    for zero in range(4):
-        run = two_ranks[f"zero {zero}"]
+    for run in two_ranks.values():
         for key in ("loss", "grad_norm"):
             np.testing.assert_allclose(curve(run.output, key), curve(reference.output, key), rtol=1e-5, err_msg=key)
         ours, theirs = weights(run.output), weights(reference.output)

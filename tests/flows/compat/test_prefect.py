@@ -84,7 +84,7 @@ print(state.type.value, state.message, sorted(set(seen)))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_engine_uses_the_methods_and_the_returned_state() -> None:
     """With a server of its own, so in another process."""
     done = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, timeout=800)

@@ -84,6 +84,7 @@ def test_a_missing_cluster_is_reported_in_one_line(mini: Mini, tmp_path: Path) -
 STARTED = "import time; time.sleep(600)"
 
 
+@pytest.mark.exhaustive
 def test_a_failed_start_of_ray_is_retried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray")
     monkeypatch.setattr("flows.compat.ray.STATUS_SECONDS", 0.2)

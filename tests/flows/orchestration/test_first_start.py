@@ -18,7 +18,7 @@ with prefect_server():
 TOGETHER = 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_several_first_starts_at_once(tmp_path: Path) -> None:
     """Each creates the tables of the database, unless another one does."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}

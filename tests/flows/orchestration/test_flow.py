@@ -58,6 +58,7 @@ print([type(handler).__name__ for handler in ours.handlers], ours.isEnabledFor(l
 """
 
 
+@pytest.mark.exhaustive
 def test_log_lines_of_the_steps_reach_the_logs_of_a_deployed_run() -> None:
     (pool,) = {json.dumps(entry["work_pool"]["job_variables"]["env"]) for entry in ENTRIES}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING")}
@@ -240,6 +241,7 @@ def test_a_flow_is_created_without_a_warning() -> None:
         assert not any("default" in field for field in prefect_schema(made).properties.values())
 
 
+@pytest.mark.exhaustive
 def test_a_flow_can_be_sent_to_the_workers_of_a_cluster() -> None:
     """Ray and Dask pickle it with the context of its run; in a command it belongs to `__main__`."""
     code = (

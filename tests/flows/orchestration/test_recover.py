@@ -137,7 +137,7 @@ def test_a_training_that_logs_nothing_ends_with_its_worker(prefect_server: Prefe
     assert training.saved() == training.steps()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_without_a_worker_can_be_cancelled(prefect_server: PrefectServer, tmp_path: Path) -> None:
     """Started by hand on a long-lived server: no worker is there to end a cancelled run."""
     output = prepare_tokens(tmp_path / "out")

@@ -98,7 +98,7 @@ def first_run(server: Server) -> str:
     return str(found[0]["id"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_artifacts_during_training_show_progress_and_warnings(
     finished: Finished, server: Server, tmp_path: Path
 ) -> None:

@@ -59,8 +59,8 @@ def break_in_step(monkeypatch: pytest.MonkeyPatch, step: int, harm: Any) -> None
     ("lr", "async_save"),
     [
         (1e30, True),
-        pytest.param(1e5, True, marks=pytest.mark.slow),
-        pytest.param(float("inf"), False, marks=pytest.mark.slow),
+        pytest.param(1e5, True, marks=pytest.mark.exhaustive),
+        pytest.param(float("inf"), False, marks=pytest.mark.exhaustive),
     ],
 )
 def test_lost_weights_are_not_saved_and_the_run_resumes_from_an_earlier_step(
@@ -98,6 +98,7 @@ def test_finite_weights_that_are_worse_than_guessing_are_not_saved(
     assert checkpoint_steps(tmp_path / "run") == [3, 6, 9]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("last", [True, False])
 def test_the_end_and_a_stop_save_finite_weights_or_nothing(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, last: bool

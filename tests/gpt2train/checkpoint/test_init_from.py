@@ -66,7 +66,7 @@ def test_the_first_loss_is_that_of_the_source(
     assert curve(config.output)[1] != curve(config.output)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_start_from_every_format(tokens: Path, tmp_path: Path, sources: Path) -> None:
     """Tensor-parallel, pipeline and ZeRO 3; each process keeps its share."""
     layouts: dict[str, Any] = {"tp": {"tp": 2}, "pp": {"pp": 2}, "zero": {"zero": 3}}

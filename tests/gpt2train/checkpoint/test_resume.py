@@ -231,6 +231,7 @@ def test_a_checkpoint_without_its_manifest_is_named(
     assert len(list((run / "checkpoints").glob("step-*"))) == 4
 
 
+@pytest.mark.exhaustive
 def test_other_validation_data_is_logged_and_resets_the_best_checkpoint(
     tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
 ) -> None:

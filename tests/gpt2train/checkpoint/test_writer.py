@@ -44,6 +44,7 @@ def delay(monkeypatch: pytest.MonkeyPatch, before: Callable[[CheckpointManifest]
     monkeypatch.setattr(manager, "write", delayed)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("zero", [0, 3])
 def test_the_state_of_the_step_is_saved_while_training_goes_on(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, zero: int

@@ -141,7 +141,7 @@ def test_held_out_files_that_hold_a_whole_corpus_are_refused(tmp_path: Path) -> 
         Comparison(Request((file, file), tmp_path / "out", heldout=(file,), proxy="micro"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_comparison_resumes(tmp_path: Path) -> None:
     """The trainings that were finished are not repeated; the result has both arms and the page loads nothing."""
     files = [str(write(tmp_path / f"{name}.jsonl", reviews(1200, at))) for at, name in enumerate("ab")]

@@ -145,9 +145,9 @@ def test_a_tokenizer_json_that_was_published_with_a_model_is_preferred(tmp_path:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("t5", marks=pytest.mark.exhaustive),
         pytest.param("bert-base-uncased", marks=pytest.mark.exhaustive),
-        pytest.param("bert-base-chinese", marks=pytest.mark.slow),
+        pytest.param("bert-base-chinese", marks=pytest.mark.exhaustive),
         pytest.param("smollm2", marks=pytest.mark.exhaustive),  # tests/gpt2train/data/test_tokenizer_kinds.py
         pytest.param("trained bpe", marks=pytest.mark.exhaustive),
     ],

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 )
 SAVED = [
     pytest.param((1, 1), marks=pytest.mark.exhaustive, id="tp1-pp1"),
-    pytest.param((2, 2), marks=pytest.mark.slow, id="tp2-pp2"),
+    pytest.param((2, 2), marks=pytest.mark.exhaustive, id="tp2-pp2"),
 ]
 KINDS = ("fp32", "bf16", "distributed")
 FORMS: tuple[Literal["torch", "torch_dist"], ...] = ("torch", "torch_dist")

@@ -126,6 +126,7 @@ def test_torch_reads_what_is_written(tmp_path: Path) -> None:
         assert torch.equal(found[f"optimizer.state.exp_avg.{key}"][layer], moment)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["torch_dist", "torch"])
 def test_a_training_goes_on_from_megatron_core_as_from_its_own_checkpoint(
     tokens: Path, tmp_path: Path, alone: DistContext, form: str

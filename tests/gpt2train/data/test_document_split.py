@@ -150,6 +150,7 @@ def pair_run(tokens: Path, output: Path, folder: Path, **changes: Any) -> RunCon
     return make(tokens, output, data={"train": str(folder / "train"), "valid": str(folder / "valid")}, **changes)
 
 
+@pytest.mark.exhaustive
 def test_a_range_of_one_file_trains_like_a_file_of_its_own(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     one, other = split_run(tokens, tmp_path / "one"), pair_run(tokens, tmp_path / "other", tmp_path)
     assert stored_corpora(one) == stored_corpora(other) and validation_identity(one) == validation_identity(other)

@@ -67,9 +67,8 @@ def test_difficult_texts_have_equal_ids_with_the_published_vocabulary(published:
     assert end_of_text_id(published) not in encoded.ids
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("one word", marks=pytest.mark.exhaustive), pytest.param("no words", marks=pytest.mark.slow)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["one word", "no words"])
 def test_ten_megabytes_without_a_space_have_equal_ids(published: Tokenizer, name: str) -> None:
     assert differing(published, [LONG[name]]) == []
 

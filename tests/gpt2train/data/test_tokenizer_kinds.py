@@ -240,7 +240,7 @@ def script_texts(data: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("t5", marks=pytest.mark.exhaustive),
         pytest.param("bert-base-uncased", marks=pytest.mark.exhaustive),
         pytest.param("bert-base-chinese", marks=pytest.mark.exhaustive),
         pytest.param("smollm2", marks=pytest.mark.exhaustive),

@@ -66,7 +66,7 @@ def plain_answers(model: Path, tokenizer_folder: Path, items: Path) -> list[int]
     return answers
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_command_of_two_models_and_curve(installed: Path, run: Path, tmp_path: Path) -> None:
     items, tokenizer = tmp_path / "items.jsonl", run.parents[1] / "tokenizer"
     shutil.copytree(run / "checkpoints/step-00000002", run / "checkpoints/step-00000003")

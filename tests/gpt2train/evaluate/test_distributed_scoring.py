@@ -91,7 +91,7 @@ def test_a_task_is_scored_by_several_processes(open_data: Path, tmp_path: Path) 
             assert own == pytest.approx(alone, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_on_two_processes_scores_as_on_one(open_data: Path, tmp_path: Path) -> None:
     lines = (open_data / "lambada/lambada_test.jsonl").read_bytes().splitlines(keepends=True)[:60]
     data = tmp_path / "set.jsonl"

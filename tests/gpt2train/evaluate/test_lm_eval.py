@@ -79,7 +79,7 @@ def odd_first(passages: list[str], count: int) -> list[str]:
     return [*odd[:20], *passages[: count - len(odd[:20])]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_harness_counts_the_same(harness: Harness, open_data: Path, tmp_path: Path) -> None:
     passages = read_passages((open_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
     bpe = small_bpe(open_data / "bpe", tmp_path / "bpe")

@@ -129,9 +129,9 @@ def test_scores_every_second_validation_and_after_a_resume(
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param("tp2", marks=pytest.mark.slow),
+        pytest.param("tp2", marks=pytest.mark.exhaustive),
         pytest.param("pp2", marks=pytest.mark.slow),
-        pytest.param("zero3", marks=pytest.mark.slow),
+        pytest.param("zero3", marks=pytest.mark.exhaustive),
         pytest.param("interleaved", marks=pytest.mark.exhaustive),
     ],
 )

@@ -119,6 +119,7 @@ def test_four_processes_answer_as_one_and_end_on_sigterm(folder: Path, expected:
         assert server.finish() == (0, "")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("flags", [(), ("--tp", "2")], ids=["one process", "two processes"])
 def test_other_machines_reach_no_port_of_a_server_by_default(folder: Path, flags: tuple[str, ...]) -> None:
     server = Server(renamed_python("-m", "gpt2train", "serve", "--model", str(folder), "--port", "0", *flags))
@@ -136,6 +137,7 @@ def test_other_machines_reach_no_port_of_a_server_by_default(folder: Path, flags
         server.job.communicate()
 
 
+@pytest.mark.exhaustive
 def test_a_job_by_torchrun_answers_the_same_and_idle_ranks_sleep(
     folder: Path, expected: list[list[tuple[int, str]]]
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_rank_killed_during_a_request_is_named_and_ends_the_service(
     assert "rank 3 on " in err and "SIGKILL" in err, err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_killed_while_idle_is_named_and_ends_the_service(rank: int, folder: Path) -> None:
     with served(folder, "--tp", "2") as server:

@@ -66,7 +66,7 @@ def test_a_hanging_rank_is_named_and_restarted(tokens: Path, tmp_path: Path) -> 
     assert "restart 1 of 1" in out and code == 0, out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_user_error_is_not_retried(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", vocab=250)
     job = start("--max-restarts", "3", "-m", "gpt2train.train", "--config", write(config))

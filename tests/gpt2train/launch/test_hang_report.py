@@ -20,7 +20,7 @@ def test_ranks_in_the_same_collective_are_one_part() -> None:
     assert summary(states) == "ranks 0, 1, 2 wait for 30 s in all_reduce at a.py:1 in f; rank 3 is at b.py:2 in g"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "last", "stack"),
     [

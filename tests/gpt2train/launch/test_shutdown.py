@@ -59,6 +59,7 @@ class Job:
         return (self.folder / name).exists()
 
 
+@pytest.mark.exhaustive
 def test_a_save_outlives_a_killed_parent_for_the_shutdown_timeout_at_most(tmp_path: Path) -> None:
     patient, hasty = Job(tmp_path / "a", 2.0, 60.0), Job(tmp_path / "b", 600.0, 2.0)
     ending: list[psutil.Process] = []
@@ -74,6 +75,7 @@ def test_a_save_outlives_a_killed_parent_for_the_shutdown_timeout_at_most(tmp_pa
         job.parent.wait()
 
 
+@pytest.mark.exhaustive
 def test_a_job_whose_parent_is_killed_saves_if_it_has_a_shutdown_timeout(tmp_path: Path) -> None:
     saves, hasty, without_timeout = (
         Job(tmp_path / "a", 2.0, 60.0),

@@ -28,7 +28,7 @@ def srun(rank: int, world: int, nodes: str, per_node: str, local: int, node: int
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_of_srun_train_like_one(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = make(tokens, tmp_path / "run", batch={"micro_batch": 2, "global_batch": 12}, steps=8)
     command = [sys.executable, "-m", "gpt2train.train", "--config", write(config)]
@@ -66,7 +66,7 @@ def test_contradicting_variables_are_refused_before_anything_starts(tokens: Path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_launcher_per_machine_works_under_srun(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=6)
     launch = [sys.executable, "-m", "gpt2train.launch", "--", "--nproc-per-node", "1", "--local-addr", "127.0.0.1"]

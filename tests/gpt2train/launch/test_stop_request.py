@@ -26,6 +26,7 @@ class AskedAt(StopRequest):
         return self.look <= 0
 
 
+@pytest.mark.exhaustive
 def test_a_stop_request_ends_a_validation(tmp_path: Path, alone: DistContext) -> None:
     # 16 micro-batches of validation check twice; the steps before check once each.
     changes = {"batch": {"micro_batch": 1, "global_batch": 2}, "validation": {"interval": 3, "samples": 16}}

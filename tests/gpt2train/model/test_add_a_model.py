@@ -17,6 +17,8 @@ from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, start_alone
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
 from tests.tasks.plugin_page import ROOT, files_of
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["installed", "installed_for_all_processes"]
 
 PAGE = "add-a-model.md"
@@ -163,6 +165,7 @@ def test_distributed_model_generates_the_same(model: Path) -> None:
         assert (split.returncode, split.stdout) == (0, whole.stdout), split.stderr
 
 
+@pytest.mark.exhaustive
 def test_other_family_and_other_format_are_refused(tokens: Path, reference: Path, model: Path, tmp_path: Path) -> None:
     shutil.copytree(reference, tmp_path / "run")
     config = run_of(tokens, tmp_path / "run", {})

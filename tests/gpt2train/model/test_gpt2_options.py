@@ -183,6 +183,7 @@ def test_a_folder_is_read_back_and_transformers_loads_what_it_has(options: dict[
             transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
 
 
+@pytest.mark.exhaustive
 def test_formats_without_the_options_are_refused(tmp_path: Path) -> None:
     for options, refused in (({"bias": False}, "bias = false"), ({"head_dim": 12}, "head_dim = 12")):
         shape, folder = shape_of(options), tmp_path / refused.split()[0]

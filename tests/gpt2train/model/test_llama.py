@@ -171,7 +171,7 @@ def train_alone(config: RunConfig) -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param("strongest", marks=pytest.mark.slow),
+        pytest.param("strongest", marks=pytest.mark.exhaustive),
         pytest.param("two", marks=pytest.mark.exhaustive),
         pytest.param("four", marks=pytest.mark.exhaustive),
     ],
@@ -202,6 +202,7 @@ def test_all_layouts_have_the_losses_of_one_process(
         assert np.max(np.abs(ours / theirs - 1)) <= 1e-5, (name, "valid_loss")
 
 
+@pytest.mark.exhaustive
 def test_half_precision_trains(tokens: Path, reference: Callable[[str], Path], tmp_path: Path) -> None:
     losses = curve(reference("qwen3"))
     assert losses[-1] < losses[0] - 0.3
@@ -210,6 +211,7 @@ def test_half_precision_trains(tokens: Path, reference: Callable[[str], Path], t
     assert np.allclose(curve(config.output), losses, rtol=2e-2)
 
 
+@pytest.mark.exhaustive
 def test_the_z_loss_is_apart_from_the_loss(tokens: Path, tmp_path: Path) -> None:
     config = run_of(tokens, tmp_path / "with", "capped", {}, steps=4)
     plain = config.model_copy(update={"objective": ObjectiveSettings(), "output": str(tmp_path / "without")})

@@ -97,7 +97,7 @@ def test_generated_and_served_tokens_are_the_most_likely_ones(
     ("name", "flags"),
     [
         pytest.param("qwen3", ("--tp", "2"), marks=pytest.mark.exhaustive),
-        pytest.param("own", ("--pp", "2"), marks=pytest.mark.slow),
+        pytest.param("own", ("--pp", "2"), marks=pytest.mark.exhaustive),
         pytest.param("own", ("--tp", "2"), marks=pytest.mark.exhaustive),
         pytest.param("qwen3", ("--pp", "2"), marks=pytest.mark.exhaustive),
     ],

@@ -43,6 +43,7 @@ def test_gpus_are_added_up() -> None:
     assert " | GPU 70% 500 W" in step_line(ROW | columns, 9)
 
 
+@pytest.mark.exhaustive
 def test_a_slow_rank_is_named(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=6, logging={"interval": 3, "tensorboard": False})
     run_ranks(SLOW_RANK, write(config), "wait", "0.3")

@@ -42,6 +42,7 @@ class Listener(logging.Handler):
         self.messages.append(record.getMessage())
 
 
+@pytest.mark.exhaustive
 def test_a_run_logs_its_steps_and_records_a_profile(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     listener, log = Listener(), logging.getLogger("gpt2train")
     request.addfinalizer(partial(log.setLevel, log.level))

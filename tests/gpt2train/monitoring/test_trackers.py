@@ -72,6 +72,7 @@ def test_mlflow_continues_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert run.data.params["model.layers"] == "12" and run.data.params["vocab"] == "300"
 
 
+@pytest.mark.exhaustive
 def test_weights_and_biases_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="Weights & Biases is not installed (extra track)")
     monkeypatch.setenv("WANDB_MODE", "offline")

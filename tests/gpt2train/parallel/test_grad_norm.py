@@ -9,6 +9,8 @@ import pytest
 
 from tests.gpt2train.forked_ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 RANKS = Path(__file__).parent / "run_cases.py"
 LAYOUTS = {
     "replicas": {"zero": 0},

@@ -112,7 +112,12 @@ def test_an_automatic_placement_fills_the_device(
 
 
 @pytest.mark.parametrize(
-    ("placement", "used"), [("optimizer", None), ("auto", None), ("auto", 250_000)], ids=["optimizer", "all", "part"]
+    ("placement", "used"),
+    [
+        pytest.param("optimizer", None, marks=pytest.mark.exhaustive, id="optimizer"),
+        pytest.param("auto", None, marks=pytest.mark.exhaustive, id="all"),
+        pytest.param("auto", 250_000, id="part"),
+    ],
 )
 def test_every_placement_computes_the_same(
     tokens: Path,

@@ -14,6 +14,8 @@ from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import finish, start
 from tests.gpt2train.parallel.pipeline_cases import HELD_OUT, SAMPLES, STEPS, batch, counted, settings
 
+pytestmark = pytest.mark.slow  # the fast suite has one pipeline: test_train.py
+
 HERE = Path(__file__).parent
 CASES: dict[str, dict[str, Any]] = {
     "1f1b": {"parallel": {"pp": 2}},
@@ -110,7 +112,7 @@ def test_gradients_equal_those_of_one_process(case: str, plain: dict[str, Any], 
     ("how", "line"),
     [
         pytest.param("raise", "error: rank 1: ValueError: broken on purpose", marks=pytest.mark.exhaustive),
-        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
+        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:

@@ -14,6 +14,8 @@ from gpt2train.model.shape import Shape
 from gpt2train.parallel.tensor_parallel import _parallel_class
 from tests.gpt2train.forked_ranks import run_ranks
 
+pytestmark = pytest.mark.slow  # the fast suite has one tensor-parallel run: test_train.py
+
 RANKS = Path(__file__).parent / "run_cases.py"
 Findings = Callable[[str], list[dict[str, Any]]]
 WAYS = [(tp, sequence) for tp in (2, 4) for sequence in (False, True)]
@@ -149,7 +151,7 @@ def test_dropout_keeps_a_group_in_agreement(findings: Findings) -> None:
     assert all(found["same"] and found["and after"] for found in findings("dropout_cases.kept_in_step"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sharded_block_compiles_as_one_graph(tmp_path: Path) -> None:
     output = tmp_path / "found.json"
     ways = [(0.0, False, False), (0.0, True, False), (0.5, True, False), (0.5, False, False)]

@@ -93,7 +93,7 @@ def check_overflows(name: str, runs: dict[tuple[str, str, float], Path]) -> None
     assert 3 < curve(ours, "skipped")[-1] < 15
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize(("precision", "name"), SLOW)
 def test_half_precision_is_close_to_one_process(
@@ -102,7 +102,7 @@ def test_half_precision_is_close_to_one_process(
     check_half(precision, name, runs)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(2 * SECONDS)
 def test_overflows_are_skipped_on_the_same_steps(runs: dict[tuple[str, str, float], Path]) -> None:
     check_overflows(OVERFLOWS[0], runs)

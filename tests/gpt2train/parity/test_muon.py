@@ -57,7 +57,7 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return finished(tmp_path_factory.mktemp("rest"), REST)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for n in (2, 4) for name in SLOW[n]])
 def test_layouts_train_like_one_process(name: str, slow: dict[str, Path]) -> None:
     check(slow[name], slow["one"])

@@ -116,14 +116,14 @@ def test_stages_end_between_and_inside_the_stacks(tmp_path: Path) -> None:
     assert stage_layers(shape, 4) == [range(1), range(1, 2), range(2, 4), range(4, 5)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_reference_learns_and_clips(reference: Path) -> None:
     losses = curve(reference)
     assert losses[-1] < losses[0] - 0.3
     assert min(curve(reference, "grad_norm")) > 0.3  # the limit: every step is clipped
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("processes", "name"), [(n, name) for n in SLOW for name in SLOW[n]])
 def test_layouts_train_like_one_process(processes: int, name: str, runs: Runs, reference: Path) -> None:
     check(runs("slow", processes)[name], reference)

@@ -36,6 +36,7 @@ def apart(ours: Path | str, exact: Path | str) -> float:
     return float(np.max(np.abs(np.array(curve(ours)) / np.array(curve(exact)) - 1)))
 
 
+@pytest.mark.exhaustive
 def test_one_process_in_half_precision_is_close_to_float32(tokens: Path, tmp_path: Path) -> None:
     exact = train_alone(half(tokens, tmp_path / "fp32", "fp32", 4))
     for precision, bound in BOUNDS.items():

@@ -128,7 +128,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return compare(tmp_path_factory.mktemp("two"), 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LAYOUTS[1])
 def test_one_process_needs_the_planned_memory(name: str, one: dict[str, list[float]]) -> None:
     assert one[name] == [pytest.approx(1, abs=0.1)]

@@ -45,6 +45,7 @@ def test_a_layout_that_does_not_fit_gives_way_to_one_that_needs_less() -> None:
     assert any(reason.startswith("tp 1 x pp 1, ZeRO 0: simulated 0.") for reason in reasons)
 
 
+@pytest.mark.exhaustive
 def test_the_command_says_which_memory_is_a_formula(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--preset", "117m", "--gpus", "2", "--tp", "2", "--pp", "1", "--zero", "0", "--micro-batch", "4"]
     flags += ["--activation-checkpointing", "none"]

@@ -203,6 +203,7 @@ def test_clients_without_the_key_fill_no_memory(short: Running) -> None:
     assert grown < 22 * MiB, grown  # of 70; 40 where bodies were kept
 
 
+@pytest.mark.exhaustive
 def test_the_total_size_of_all_bodies_is_bounded() -> None:
     with running(settings=ServeSettings(max_buffered=3 * MiB, max_body=2 * MiB)) as server:
         guard_full = [connect(server, head("PUT", "/api", f"Content-Length: {2 * MiB}")) for _ in range(3)]

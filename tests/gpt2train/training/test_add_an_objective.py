@@ -69,7 +69,7 @@ def test_data_and_loss_are_those_of_plain_loops(installed: Path, tmp_path: Path)
     assert json.loads(done.stdout) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_objective_trains_on_two_layouts(tmp_path: Path) -> None:
     runs = [tmp_path / "dp", tmp_path / "tp"]
     files = [write(runs[0]), write(runs[1], parallel={"tp": 2})]
@@ -85,7 +85,7 @@ def test_the_objective_trains_on_two_layouts(tmp_path: Path) -> None:
     assert rows[0][0]["loss"] - last["loss"] > 0.3 and 0 < z_loss < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("café\n".encode("latin-1"))
     for changes, message in (

@@ -111,6 +111,7 @@ def test_events_come_in_order_with_state_and_metrics(tokens: Path, tmp_path: Pat
     assert read_run_config(Path(config.output) / CONFIG_FILE).callbacks == ("recorder",)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_a_callback_stops_is_finished_until_the_callbacks_change(
     tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_skipped_step_changes_nothing_whatever_the_gradient_is() -> None:
     assert all(torch.equal(value, state[name]) for name, value in optimizer.state().items())
 
 
+@pytest.mark.exhaustive
 def test_a_run_learns_and_resumes_bit_for_bit(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     changes = {"optimizer": {"name": "muon", "muon_momentum": 0.9}, "schedule": {"decay_steps": 20}}
     whole = make(tokens, tmp_path / "whole", **changes)

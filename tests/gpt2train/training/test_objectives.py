@@ -68,6 +68,7 @@ def objectives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.exhaustive
 def test_a_loss_of_ones_own_on_the_logits(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     settings = {"steps": 4, "validation": {"interval": 1, "samples": 6}}
     plain = make(tokens, tmp_path / "plain", **settings)

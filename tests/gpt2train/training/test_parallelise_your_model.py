@@ -71,7 +71,7 @@ def test_layouts_have_the_losses_of_one_process(job: str, reference: Path, tmp_p
             assert np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-2)) <= 1e-5, (run.name, key)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_resumes_on_its_own_data_and_on_no_other(reference: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     short = write(folder, {}, steps=10, checkpoints={"interval": 5})

@@ -92,6 +92,7 @@ class StopsAt(StopRequest):
         return self.left <= 0
 
 
+@pytest.mark.exhaustive
 def test_starting_the_next_step_early_changes_nothing(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path)
     ctx = join("cpu")

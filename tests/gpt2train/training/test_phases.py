@@ -101,14 +101,15 @@ def test_phases_add_up_to_the_seconds_of_a_step(tokens: Path, tmp_path: Path, al
     assert statistics.median(named) > 0.5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("parallel", "kind"),
     [
-        pytest.param({"zero": 0}, "wait", marks=pytest.mark.slow, id="dp"),
+        pytest.param({"zero": 0}, "wait", marks=pytest.mark.exhaustive, id="dp"),
         pytest.param({"zero": 3}, "wait", id="zero 3"),
-        pytest.param({"tp": 2}, "wait", marks=pytest.mark.slow, id="tp"),
+        pytest.param({"tp": 2}, "wait", marks=pytest.mark.exhaustive, id="tp"),
         pytest.param({"pp": 2}, "wait", id="pp"),
-        pytest.param({}, "data", marks=pytest.mark.slow, id="data"),
+        pytest.param({}, "data", marks=pytest.mark.exhaustive, id="data"),
     ],
 )
 def test_waiting_has_a_phase_of_its_own(parallel: dict[str, Any], kind: str, tokens: Path, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_half_precision_trains_like_float32(tokens: Path, tmp_path: Path, alone:
     assert {row["loss_scale"] for row in rows} == {65536.0} and rows[-1]["skipped"] == 0
 
 
+@pytest.mark.exhaustive
 def test_fp16_skips_overflows_and_resumes_bit_for_bit(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     """A scale that is far too high falls until the gradients fit; the schedule waits for the first update."""
     scaler = {"initial": 2.0**28, "window": 3, "hysteresis": 2}

@@ -19,6 +19,7 @@ from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.jobs import VOCAB, curve, make, weights
 
 
+@pytest.mark.exhaustive
 def test_a_run_of_epochs_ends_after_their_samples(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = make(tokens, tmp_path / "run", epochs=0.5, batch={"micro_batch": 4})
     per_epoch = samples_per_epoch(config)
@@ -43,6 +44,7 @@ def test_epochs_too_few_for_the_warmup_are_refused(tokens: Path, tmp_path: Path,
         train(make(tokens, tmp_path / "run", epochs=0.01), alone)
 
 
+@pytest.mark.exhaustive
 def test_samples_may_be_shorter_than_the_position_embedding(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     model = {"context": 8, "max_positions": 16}
     optimizer = {"weight_decay": 0.0}

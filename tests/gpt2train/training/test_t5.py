@@ -85,6 +85,7 @@ def test_samples_depend_on_seed_and_index_alone(tokens: Path, tmp_path: Path) ->
     assert torch.equal(read(1, "valid").tokens, read(1, "valid").tokens)
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_gives_the_same_losses_and_merges_with_equal_logits(
     tokens: Path, alone: DistContext, tmp_path: Path
 ) -> None:

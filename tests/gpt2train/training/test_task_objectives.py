@@ -83,7 +83,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind", ["gpt2", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("llama", "answers"))]
 )
@@ -159,6 +159,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_samples(tmp_path: Path, alone: 
         train(classifier(tokens, tmp_path / "wrong", model={"labels": 4}, **wrong), alone)
 
 
+@pytest.mark.exhaustive
 def test_a_run_resumes_with_the_losses_of_an_uninterrupted_one(tmp_path: Path, alone: DistContext) -> None:
     """Beyond an epoch, whose samples come in another order."""
     tokens = labelled(tmp_path / "tokens")

@@ -61,6 +61,7 @@ def test_bits_per_byte_are_those_of_the_bytes_of_the_targets(tokens: Path, tmp_p
         assert row["validation_seconds"] > 0
 
 
+@pytest.mark.exhaustive
 def test_samples_change_no_number(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     with_samples = run(tokens, tmp_path / "with")
     without = run(tokens, tmp_path / "without", validation={"interval": 2, "samples": 5, "sample": {"tokens": 0}})
@@ -72,6 +73,7 @@ def test_samples_change_no_number(tokens: Path, tmp_path: Path, alone: DistConte
     assert all(left[name].equal(right[name]) for name in left)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_sample_continues_its_prompt_the_same_each_time(
     temperature: float, tokens: Path, tmp_path: Path, alone: DistContext
@@ -117,9 +119,9 @@ def test_samples_after_the_checkpoint_are_replaced(tokens: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     "layout",
     [
-        "tp2",
-        "pp2",
-        pytest.param("zero3", marks=pytest.mark.slow),
+        pytest.param("tp2", marks=pytest.mark.slow),
+        pytest.param("pp2", marks=pytest.mark.slow),
+        pytest.param("zero3", marks=pytest.mark.exhaustive),
         pytest.param("interleaved", marks=pytest.mark.exhaustive),
     ],
 )

@@ -107,6 +107,7 @@ def test_the_parity_setting_follows_megatron(tmp_path: Path) -> None:
 POOL = [f"http://good.example/{n}" for n in range(9)] + ["http://x.com/a.pdf", "x"]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None)
 @given(
     lists=st.lists(st.lists(st.sampled_from(POOL), min_size=1, max_size=20), min_size=1, max_size=3),
@@ -213,7 +214,7 @@ MEASURED = """if True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_million_urls_take_fifteen_seconds_and_constant_memory(tmp_path: Path) -> None:
     def measure(count: int) -> tuple[float, float]:
         command = [sys.executable, "-c", MEASURED, str(tmp_path / "list.txt"), str(count)]

@@ -202,7 +202,7 @@ def test_windows_and_samples_of_any_text_are_bounded_and_reproducible(
     assert all(len(piece) < 2 * window for piece in pieces[-1:])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pages_are_kept_and_dropped_by_their_share_of_english(real_data: Path) -> None:
     """A twelfth of the documentation pages, which are in 20 languages, against langdetect on all sections of each."""
     texts: list[tuple[str, str]] = []
@@ -231,6 +231,7 @@ def test_pages_are_kept_and_dropped_by_their_share_of_english(real_data: Path) -
     assert error < 0.05
 
 
+@pytest.mark.exhaustive
 def test_both_detectors_agree_on_most_texts(open_data: Path) -> None:
     """Texts long enough to pass the length test: passages in many languages, and English of four kinds."""
     texts = [row["text"] for row in read_jsonl(open_data / "lang" / "udhr_lang_dev.jsonl.gz")][::6]

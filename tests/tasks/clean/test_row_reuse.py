@@ -71,7 +71,7 @@ def drawn(draw: random.Random, count: int) -> list[list[tuple[str, str]]]:
     return [rows[: cuts[0]], rows[cuts[0] : cuts[1]], rows[cuts[1] :]]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))])
 def test_any_change_gives_the_bytes_of_a_run_from_scratch(tmp_path: Path, cleaned: list[str], seed: int) -> None:
     """Kept, rejected, repaired, cut and masked documents, by the facts of the manifest too."""
     draw = random.Random(seed)

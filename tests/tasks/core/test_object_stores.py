@@ -244,6 +244,7 @@ except (UserError, ConnectionError) as error:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_an_unusable_store_is_reported_in_one_line() -> None:
     pytest.importorskip("s3fs")
     with store_server("s3") as variables:

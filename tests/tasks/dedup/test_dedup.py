@@ -114,8 +114,8 @@ def test_candidate_rates_follow_the_s_curve(
     [
         ("reuters", "w5_ge0.4", DedupSettings()),
         ("reuters", "c5_ge0.4", RAW),
-        pytest.param("imdb", "w5_ge0.4", DedupSettings(), marks=pytest.mark.slow),
-        pytest.param("imdb", "c5_ge0.7", RAW, marks=pytest.mark.slow),
+        pytest.param("imdb", "w5_ge0.4", DedupSettings(), marks=pytest.mark.exhaustive),
+        pytest.param("imdb", "c5_ge0.7", RAW, marks=pytest.mark.exhaustive),
     ],
 )
 def test_natural_pairs_are_found(
@@ -213,7 +213,8 @@ def test_only_files_of_the_manifest_are_left(planted_run: tuple[Folder, Manifest
     assert set((root / "dedup").files()) == named | {"_manifest.json"}
 
 
-@pytest.mark.parametrize("policy", ["greedy", pytest.param("connected", marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("policy", ["greedy", pytest.param("connected", marks=pytest.mark.exhaustive)])
 def test_small_groups_ranges_and_pieces_give_the_same_result(
     planted: list[dict[str, Any]],
     planted_run: tuple[Folder, Manifest],

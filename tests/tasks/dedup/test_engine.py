@@ -72,7 +72,7 @@ def test_the_engine_changes_no_byte(tmp_path: Path, open_data: Path, chosen: Ded
 @pytest.mark.parametrize(
     "chosen",
     [
-        pytest.param(DedupSettings(), id="default", marks=pytest.mark.slow),
+        pytest.param(DedupSettings(), id="default", marks=pytest.mark.exhaustive),
         pytest.param(DedupSettings(parity="megatron"), id="megatron", marks=pytest.mark.exhaustive),
     ],
 )

@@ -78,6 +78,7 @@ def audits(manifest: Manifest) -> list[str]:
     return [record.name for record in manifest.outcome.audit if record.name.startswith("clusters/")]
 
 
+@pytest.mark.exhaustive
 def test_crawls_deduplicated_in_turn_leave_no_pair(real_data: Path, tmp_path: Path) -> None:
     """No pair of kept documents, of whichever crawl, is a verified pair of the deduplication of all of them."""
     found = list(read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz"))[:1500]

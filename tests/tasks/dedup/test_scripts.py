@@ -75,8 +75,9 @@ def shuffled_pieces(units: Sequence[str], size: int = 12) -> list[str]:
     return [unit for start in starts for unit in units[start : start + size]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "language", ["tha", "jpn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lao", "mya", "bod"))]
+    "language", ["tha", "jpn", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("lao", "mya", "bod"))]
 )
 def test_planted_duplicates_in_other_scripts_have_the_recall_of_english_ones(
     real_data: Path, tmp_path: Path, language: str

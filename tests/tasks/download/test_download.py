@@ -192,7 +192,7 @@ print(manifest.outcome.kept, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_pages(site: Site, tmp_path: Path) -> None:
     """200 MB of pages in two shards: the process stays within 100 MB of one that fetches two pages."""
     site.handlers["/large"] = lambda h: h.answer(b"<p>" + os.urandom(400_000), "text/html")

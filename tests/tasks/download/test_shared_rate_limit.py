@@ -62,6 +62,7 @@ def test_two_processes_share_the_delay_of_a_host(site: Site, tmp_path: Path) -> 
     assert times[-1] - times[0] > 2.4  # nine pauses; each by itself would take four of them, 1.2
 
 
+@pytest.mark.exhaustive
 def test_two_processes_request_from_a_host_in_turn(site: Site, tmp_path: Path) -> None:
     def slow(h: Any) -> None:
         """Answer after 50 ms; at host b.test not before both processes ask, however late one of them is."""

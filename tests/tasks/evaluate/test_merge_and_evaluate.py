@@ -227,7 +227,7 @@ def test_wikitext_is_scored_if_given(upstream: Upstream, model: Manifest, scores
     assert "wikitext.json" not in (upstream.root / scores.folder).files()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_evaluation_of_a_plug_in_is_scored_where_it_is_given(
     upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

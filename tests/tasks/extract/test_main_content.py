@@ -141,7 +141,7 @@ def test_it_fits_the_gold_pages_as_well_as_trafilatura(real_data: Path) -> None:
         assert fitted["structure"][name] >= value - 0.0025, (name, fitted)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_fits_documentation(real_data: Path) -> None:
     pages = reference_pages(real_data)
     assert len(pages) >= 60

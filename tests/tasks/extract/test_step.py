@@ -128,7 +128,7 @@ def test_a_page_that_kills_its_worker_costs_no_other_page(hostile: HostilePool) 
     assert "exit code -9" in found[1].detail
 
 
-@pytest.mark.parametrize("body", [b"HANG", pytest.param(b"STOP", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("body", [b"HANG", pytest.param(b"STOP", marks=pytest.mark.exhaustive)])
 def test_a_worker_that_hangs_without_cpu_time_is_killed(
     hostile: HostilePool, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
@@ -148,7 +148,7 @@ def test_a_page_that_exceeds_its_cpu_time_is_rejected(hostile: HostilePool) -> N
 
 
 @pytest.mark.parametrize(
-    "burns", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)]
+    "burns", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.exhaustive)]
 )
 def test_a_busy_machine_changes_no_result(hostile: HostilePool, burns: bool) -> None:
     """Four busy processes beside a page that needs half of the deadline, and thrice the deadline by the wall clock."""

@@ -157,6 +157,7 @@ def kept_by_cleaning(data: Path, texts: list[str]) -> set[int]:
     }
 
 
+@pytest.mark.exhaustive
 def test_extraction_quality_and_kept_pages_are_equal_on_a_sample(real_data: Path) -> None:
     pages, others = gate(real_data, every=28, limit=15)
     assert pages > 25

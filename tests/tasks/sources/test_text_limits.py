@@ -60,7 +60,7 @@ REST = [("gz", "txt"), ("bz2", "jsonl"), ("bz2", "txt"), ("xz", "jsonl")]
     ("packing", "kind"),
     [
         *FAST_BOMBS,
-        *(pytest.param(*bomb, marks=pytest.mark.slow) for bomb in SLOW_BOMBS),
+        *(pytest.param(*bomb, marks=pytest.mark.exhaustive) for bomb in SLOW_BOMBS),
         *(pytest.param(*bomb, marks=pytest.mark.exhaustive) for bomb in REST),
     ],
 )
@@ -82,6 +82,7 @@ def test_a_decompression_bomb_is_a_rejected_row(tmp_path: Path, packing: str, ki
     assert grown < 150 * 1024, f"{grown / 1024:.0f} MB"
 
 
+@pytest.mark.exhaustive
 def test_many_keys_take_bounded_memory(tmp_path: Path) -> None:
     """Nine lines of 2 MB with distinct keys, none of them the text key, then a good one."""
     with (tmp_path / "keys.jsonl").open("w") as file:
@@ -116,6 +117,7 @@ def unpacked(bomb: Path) -> tuple[str, int]:
     return said, int(grown)
 
 
+@pytest.mark.exhaustive
 def test_a_repeated_text_in_a_parquet_file_takes_little_memory(tmp_path: Path) -> None:
     """One text of 16 MiB that a thousand rows repeat: 1 kB of file, 16 GB of texts."""
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 2**24]))
@@ -128,7 +130,8 @@ def test_a_repeated_text_in_a_parquet_file_takes_little_memory(tmp_path: Path) -
     assert grown < 600
 
 
-@pytest.mark.parametrize("megabytes", [300, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("megabytes", [300, pytest.param(600, marks=pytest.mark.exhaustive)])
 def test_a_large_page_of_a_parquet_file_takes_little_memory(tmp_path: Path, megabytes: int) -> None:
     """A text in one plain page, 10 to 60 kB of file, behind rows that can be used."""
     bomb = tmp_path / "bomb.parquet"

@@ -133,7 +133,8 @@ def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path, bpe: Path, ne
     assert content_of(*one) == content_of(*other)
 
 
-@pytest.mark.parametrize("keep", [pytest.param(0, marks=pytest.mark.slow), -2])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("keep", [pytest.param(0, marks=pytest.mark.exhaustive), -2])
 def test_incomplete_files_without_a_commit_are_not_used(
     tmp_path: Path, bpe: Path, news: list[dict[str, Any]], keep: int
 ) -> None:
@@ -147,6 +148,7 @@ def test_incomplete_files_without_a_commit_are_not_used(
     assert content_of(*run(tmp_path / "torn", news, bpe)) == straight
 
 
+@pytest.mark.exhaustive
 def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
     """kill -9 of the whole process once a batch is committed; the next run repeats the others only."""
     straight = content_of(*run(tmp_path / "straight", news, bpe, per_shard=10))

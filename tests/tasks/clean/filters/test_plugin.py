@@ -75,6 +75,7 @@ def test_the_filter_of_the_page_cleans_in_worker_processes(tmp_path: Path) -> No
     assert cached == [] and upgraded["fingerprint"] != after["fingerprint"]
 
 
+@pytest.mark.exhaustive
 def test_help_and_errors_name_its_settings(tmp_path: Path) -> None:
     install(PAGE, tmp_path)
     code = "import runpy, sys; sys.argv = ['', '--help-all']; runpy.run_module('flows.dataprep', run_name='__main__')"

@@ -134,7 +134,7 @@ def steps(config: RunConfig) -> int:
     return int(rows[-1]["step"]) if rows else 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_job_on_two_machines_survives_a_network_cut_and_leaves_nothing(hosts: TwoHosts) -> None:
     tokens = write_tokens(hosts.folder)
     checkpoints = {"interval": 10, "keep": 2}

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpt2train.launch.rank_process import lock_run_folder
 from tasks.train.launch.job import Job
 from tasks.train.launch.local import run_local, wait_for_previous_job
@@ -20,6 +22,7 @@ with lock_run_folder(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.exhaustive
 def test_the_next_job_waits_while_the_previous_one_saves(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "config.toml"), LaunchSettings(processes=1))
     waits = f"waiting until the previous job has saved and ended in {tmp_path}"

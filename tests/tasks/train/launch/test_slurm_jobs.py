@@ -79,6 +79,7 @@ def test_a_requeued_and_preempted_job_gives_the_same_losses(
     assert curve(cut.run) == curve(whole.run)
 
 
+@pytest.mark.exhaustive
 def test_a_restarted_flow_finds_its_job_and_can_cancel_it(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
     job = job_of(tokens, tmp_path / "run", {"processes": 2, "nodes": 1}, steps=NO_END)
     killed = start_flow(job, tmp_path / "first.log")
