@@ -22,7 +22,7 @@ from tasks.extract.step import extract
 from tasks.sources.documents import Documents, find_documents
 from tasks.sources.merge_manifests import merge_manifests
 from tasks.sources.texts import texts
-from tasks.sources.warcs import find_warcs, warcs
+from tasks.sources.warcs import ArchiveConsent, find_warcs, warcs
 from tasks.sources.webpages import webpages
 
 MAX_COUNTED_BYTES = 2**26  # URL lists of more bytes are not counted
@@ -102,7 +102,9 @@ def documents_of(
         steps.append(urls)
         pages.insert(0, fetched)
     if settings.warcs:
-        pages.append(runner.run_step(warcs, root, sources.warcs, settings.warc, blacklist=settings.blacklist))
+        consent = ArchiveConsent(**dict(settings.download.consent), agent=settings.download.agent)
+        options = {"blacklist": settings.blacklist, "consent": consent}
+        pages.append(runner.run_step(warcs, root, sources.warcs, settings.warc, **options))
     if files.pages:
         pages.append(runner.run_step(webpages, root, files.pages, settings.webpages))
     documents: list[Manifest] = []

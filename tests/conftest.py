@@ -59,6 +59,7 @@ LONGEST_FIRST = (
     "tests/flows/",
 )
 
+MAX_NAME = 50  # characters of a value in the name of a test
 SLOW_SECONDS = 900.0  # until a slow test counts as hung: some drive eight processes on two cores
 
 
@@ -92,6 +93,18 @@ def is_long(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a long value by its beginning and its length, and gzip data, which hold the time, by their length alone.
+
+    Names that differ between the two processes of pytest-xdist end the run.
+    """
+    if isinstance(val, bytes) and val.startswith(b"\x1f\x8b"):
+        return f"gzip of {len(val)} bytes"
+    if isinstance(val, str | bytes) and len(val) > MAX_NAME:
+        return f"{val[:MAX_NAME]!r} of {len(val)}"
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave exhaustive tests out of the slow ones, mark the unit tests, and put the tests into groups and their order.
 

@@ -12,8 +12,6 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from multidict import CIMultiDict
-
 from gpt2train.errors import RunError
 from tasks.core.forgotten import REASON, forgotten_beside, name_of
 from tasks.core.manifest import Manifest, Outcome
@@ -23,13 +21,12 @@ from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
 from tasks.discover.settings import DiscoverSettings
 from tasks.discover.step import CAPTURE_LISTS
-from tasks.download.consent.page_tags import page_tags
-from tasks.download.consent.signals import SiteSignals, consent
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.settings import DownloadSettings
 from tasks.download.warc import EMPTY, Page, encode_head, encode_record
 from tasks.sources.archive_stream import ArchiveStream
-from tasks.sources.http_payload import page_of, split_response
+from tasks.sources.archived_consent import check_consent
+from tasks.sources.http_payload import page_of
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 if TYPE_CHECKING:
@@ -155,11 +152,5 @@ def page_of_range(body: bytes, row: Mapping[str, Any], settings: DownloadSetting
         raise FetchRejectedError("broken_record", f"the record is of {record.url[:200]}")
     page = page_of(record, f"commoncrawl/{row['crawl']}", settings.max_bytes, settings.max_ratio)
     if settings.consent.enabled:
-        head, _ = split_response(record.block or b"")
-        tags = page_tags(page.body, page.charset)
-        found = consent(
-            settings.consent, settings.agent, page.final_url, SiteSignals(), CIMultiDict(head.headers), tags
-        )
-        if found.refusal is not None:
-            raise FetchRejectedError(found.refusal.name, found.refusal.detail)
+        check_consent(page, record.block, settings.consent, settings.agent)
     return page

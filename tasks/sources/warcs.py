@@ -5,6 +5,7 @@ file of rejected rows for each has the responses without a usable page and the b
 batch per archive: it is read once from end to end here, and in parts by the extraction.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.download.consent.settings import ConsentSettings
 from tasks.download.response_body import FetchRejectedError
 from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive
+from tasks.sources.archived_consent import check_consent
 from tasks.sources.http_payload import page_of
 from tasks.sources.index import INDEX, index_row, write_locations
 from tasks.sources.user_files import ShardWriter, commit_some, identity_of
@@ -46,6 +49,12 @@ class WarcSettings(Settings):
     """Maximum bytes of one page when decoded."""
     max_ratio: float = Field(100.0, ge=1)
     """Maximum ratio of decoded bytes to bytes in the archive, above 1 MiB. Limits compression bombs."""
+
+
+class ArchiveConsent(ConsentSettings):
+    """Consent signals that are honoured, and the name of the crawler that they are read for."""
+
+    agent: str
 
 
 def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
@@ -84,8 +93,11 @@ def warcs(
     settings: WarcSettings,
     runner: Runner,
     blacklist: BlacklistSettings | None = None,
+    consent: ArchiveConsent | None = None,
 ) -> Manifest:
     """Index the pages of archives into `warcs/`; one batch per archive. `blacklist` holds the rules for its setting.
+
+    Pages whose header or tags refuse their use are rejected, if `consent` is given and enabled.
 
     Raises:
         UserError: No archive holds a usable page; the message has the counts of the reasons.
@@ -95,22 +107,34 @@ def warcs(
     if settings.blacklist:
         rules = rules_of(blacklist or BlacklistSettings())
         inputs["rules"] = digest([rules.listed.digest, sorted(rules.names), rules.extensions, rules.min_length])
-    packages = ("idna", "tld", "warcio")
-    step = Step(root, "warcs", version=2, parameters=settings, inputs=inputs, packages=packages)
+    parameters = settings.model_dump(mode="json")
+    if consent is not None and not consent.enabled:
+        consent = None
+    if consent is not None:
+        parameters["consent"] = consent.model_dump(mode="json")
+    packages = ("idna", "tld", "warcio", *(("libxml2", "lxml") if consent else ()))
+    version = 3 if consent else 2  # an index of an earlier release is kept where the signals are off
+    step = Step(root, "warcs", version=version, parameters=parameters, inputs=inputs, packages=packages)
     write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done
     where = where_to_read(files, root)
-    outcomes = runner.batches(step, "part", list(files), warcs_part, settings, rules, where=where)
+    outcomes = runner.batches(step, "part", list(files), warcs_part, settings, rules, consent, where=where)
     what = "the archives given with --warcs hold no page that can be used"
     return commit_some(step, outcomes, what, "no response records")
 
 
 def warcs_part(
-    folder: Folder, name: str, file: InputFile, settings: WarcSettings, rules: Rules | None = None
+    folder: Folder,
+    name: str,
+    file: InputFile,
+    settings: WarcSettings,
+    rules: Rules | None = None,
+    consent: ArchiveConsent | None = None,
 ) -> Outcome:
     """Index one archive; runs in a worker."""
     classify = UrlClassifier(rules) if rules is not None else None
+    signals: Counter[str] = Counter()  # of the pages that are kept
     shards = ShardWriter(folder, name, INDEX, "bytes", lambda row: int(row["bytes"]))
     with open_archive(file.location) as stream:
         last = -1
@@ -125,12 +149,17 @@ def warcs_part(
                 if classify is not None and (verdict := classify(record.url))[0]:
                     raise FetchRejectedError(verdict[0], verdict[1])
                 page = page_of(record, file.name, settings.max_bytes, settings.max_ratio)
+                if consent is not None:
+                    found = check_consent(page, record.block, consent, consent.agent)
+                    signals.update(signal.name for signal in found.signals)
             except FetchRejectedError as error:
                 row = {"url": strip_unstorable(record.url), "source": file.name}
                 shards.reject(row, error.reason, f"{file.name}, byte {_format(record.position)}: {error.detail}")
             else:
                 shards.keep(index_row(file, page, record))
-    return shards.close()
+    outcome = shards.close()
+    facts = {f"{signal}_signals": count for signal, count in sorted(signals.items())}
+    return outcome.model_copy(update={"facts": outcome.facts | facts})
 
 
 def _format(position: StreamPosition) -> str:

@@ -26,7 +26,7 @@ from tasks.extract.step import extract
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
 from tasks.sources.index import PLACES
-from tasks.sources.warcs import WarcSettings, warcs
+from tasks.sources.warcs import ArchiveConsent, WarcSettings, warcs
 from tasks.sources.webpages import WebpagesSettings, webpages
 from tasks.substrings.settings import SubstringSettings
 from tasks.substrings.step import substrings
@@ -158,7 +158,11 @@ def _warcs(output: Output, made: Manifest, runner: Runner, scratch: Folder) -> M
     if made.parameters.get("blacklist"):
         raise NotRedoneError("the blocklists are not kept")
     _copy_forgotten(output, scratch)
-    return warcs(scratch, _files(output, made), WarcSettings.model_validate(made.parameters), runner)
+    parameters = dict(made.parameters)
+    signals = parameters.pop("consent", None)
+    consent = ArchiveConsent.model_validate(signals) if signals else None
+    settings = WarcSettings.model_validate(parameters)
+    return warcs(scratch, _files(output, made), settings, runner, consent=consent)
 
 
 def _webpages(output: Output, made: Manifest, runner: Runner, scratch: Folder) -> Manifest:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from gpt2train.errors import RunError, UserError
 from tasks.core.manifest import MANIFEST, Manifest
 from tasks.core.storage import FileRecord, Folder
@@ -82,6 +84,10 @@ def _do_again(output: Output, made: Manifest, options: Options, finding: Finding
                     finding.problems.append(f"{made.folder}/{name}: {found}")
     except NotRedoneError as reason:
         finding.notes.append(f"not done again: {reason}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        finding.notes.append(f"not done again: its setting {name} is unknown or wrong here; is its plug-in installed?")
     except (UserError, RunError, OSError, LookupError, ValueError) as error:
         finding.notes.append(f"not done again: {' '.join(str(error).split()) or type(error).__name__}")
 

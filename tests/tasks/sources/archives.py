@@ -14,7 +14,7 @@ from tasks.core.runner import Runner
 from tasks.core.storage import Folder
 from tasks.download.warc import Page
 from tasks.sources.index import read_pages
-from tasks.sources.warcs import WarcSettings, find_warcs, warcs
+from tasks.sources.warcs import ArchiveConsent, WarcSettings, find_warcs, warcs
 from tests.tasks.corpus import Inline, rejected_of
 
 HTML = "text/html; charset=utf-8"
@@ -98,8 +98,11 @@ def archive(folder: Path, data: bytes, name: str = "a.warc.gz") -> Path:
     return path
 
 
-def index(root: Path, *files: Path, runner: Runner | None = None, **chosen: object) -> Manifest:
-    return warcs(Folder(root), find_warcs([str(file) for file in files]), WarcSettings(**chosen), runner or Inline())
+def index(
+    root: Path, *files: Path, runner: Runner | None = None, consent: ArchiveConsent | None = None, **chosen: object
+) -> Manifest:
+    found = find_warcs([str(file) for file in files])
+    return warcs(Folder(root), found, WarcSettings(**chosen), runner or Inline(), consent=consent)
 
 
 def pages_of(root: Path, manifest: Manifest) -> list[Page]:

@@ -17,13 +17,14 @@ from tasks.core.runner import Runner
 from tasks.core.storage import Folder
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import extract
-from tasks.sources.warcs import WarcSettings, find_warcs, warcs
+from tasks.sources.warcs import ArchiveConsent, WarcSettings, find_warcs, warcs
 from tests.tasks.corpus import Inline, content_of, rows_of
 from tests.tasks.sources.archives import (
     BODY,
     COMPRESSORS,
     INFO,
     archive,
+    faults_of,
     index,
     members,
     numbered,
@@ -112,6 +113,30 @@ def test_blacklist_rules_apply_if_asked(tmp_path: Path) -> None:
     rules = BlacklistSettings(min_length=19)
     other = warcs(Folder(tmp_path / "out"), find_warcs([str(path)]), WarcSettings(blacklist=True), Inline(), rules)
     assert other.outcome.reasons == {"blacklisted_domain": 1, "too_short": 2}
+
+
+def test_signals_of_headers_and_tags_are_honoured_if_enabled(tmp_path: Path) -> None:
+    tag = b'<html><head><meta name="robots" content="noimageai"></head>' + BODY
+    records = [
+        response(1, numbered(1)),
+        response(2, numbered(2), "X-Robots-Tag: noai"),
+        response(3, numbered(3), "X-Robots-Tag: otherbot: noai", "TDM-Reservation: 1"),
+        response(4, numbered(4), "Content-Signal: search=yes, ai-train=no"),
+        response(5, tag),
+        response(6, numbered(6), "X-Robots-Tag: gptbot: noai"),
+        response(7, numbered(7), "X-Robots-Tag: noindex", "TDM-Reservation: 0"),
+    ]
+    path = archive(tmp_path, members(records))
+    before = index(tmp_path / "out", path)
+    assert (before.outcome.kept, before.version) == (7, 2)
+    consent = ArchiveConsent(agent="gpt2train", honour=("noai", "tdm_reservation", "content_signal"))
+    manifest = index(tmp_path / "out", path, consent=consent)
+    assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(5), url(7)]
+    assert manifest.outcome.reasons == {"content_signal": 1, "noai": 2, "tdm_reservation": 1}
+    assert manifest.outcome.facts["noimageai_signals"] == 1  # recorded, not honoured
+    assert "a.warc.gz, byte " in str(faults_of(tmp_path / "out", manifest)[0])
+    off = consent.model_copy(update={"enabled": False})
+    assert index(tmp_path / "out", path, consent=off) == before
 
 
 def test_the_index_has_no_path_and_a_moved_archive_is_found(tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ import pytest
 from gpt2train.errors import RunError, UserError
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
+from tasks.core.input_files import find_inputs
 from tasks.core.manifest import MANIFEST, Manifest, digest, fingerprint
 from tasks.core.shards import write_table
 from tasks.core.storage import Folder
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
+from tasks.sources.warcs import ArchiveConsent
+from tasks.sources.webpages import WebpagesSettings, webpages
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings
@@ -26,6 +29,7 @@ from tasks.verify.command import verify_output
 from tasks.verify.redo import RedoRunner
 from tests.tasks.core.test_versions import documents, upgrade
 from tests.tasks.corpus import Inline
+from tests.tasks.sources.archives import archive, index, members, numbered, response
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +213,24 @@ def test_a_corpus_without_recorded_packages_is_verified_and_said_to_be_one(
     edit(out, "tokenizer", lambda m: m.update(fingerprint=old))
     found = verified(capsys, out, step=("tokenizer",))["tokenizer"]
     assert found["problems"] == [] and "packages unknown" in found["notes"][0]
+
+
+def test_indexes_of_archives_and_pages_are_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    consent = ArchiveConsent(agent="gpt2train")
+    records = [response(1, numbered(1)), response(2, numbered(2), "X-Robots-Tag: noai"), response(3, numbered(3))]
+    path = archive(tmp_path, members(records))
+    made = index(tmp_path / "out", path, consent=consent)
+    assert made.outcome.reasons == {"noai": 1}
+    (tmp_path / "a.html").write_bytes(numbered(4))
+    with Inline() as runner:
+        webpages(Folder(tmp_path / "out"), find_inputs([f"{tmp_path}/*.html"], "", ()), WebpagesSettings(), runner)
+    found = verified(capsys, tmp_path / "out")
+    assert [found[name]["problems"] for name in ("warcs", "webpages")] == [[], []]
+    assert [found[name]["redone"] for name in ("warcs", "webpages")] == ["1 of 1 batches"] * 2
+    (tmp_path / "a.html").write_bytes(numbered(5))
+    archive(tmp_path, members(records[::2]))
+    found = verified(capsys, tmp_path / "out")
+    assert all(found[name]["problems"] or found[name]["notes"] for name in ("warcs", "webpages")), found
 
 
 def test_an_output_in_a_store_is_verified(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

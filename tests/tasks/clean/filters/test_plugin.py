@@ -41,6 +41,15 @@ print(json.dumps([manifest.model_dump(mode="json"), rejected, sorted(runner.skip
 os._exit(0)  # pyarrow's threads can outlive a program as short as this one and abort its teardown
 """
 
+VERIFIES = """
+import os, sys
+from tasks.verify.command import verify_output
+
+verify_output(sys.argv[1], step=("clean",))
+sys.stdout.flush()
+os._exit(0)
+"""
+
 
 def clean(root: Folder, settings: dict[str, Any], plugins: Path | None) -> tuple[dict[str, Any], list[Any], list[str]]:
     """Clean the documents in a process of its own: the manifest, the rejected rows, the cached steps."""
@@ -69,6 +78,10 @@ def test_the_filter_of_the_page_cleans_in_worker_processes(tmp_path: Path) -> No
     assert after["parameters"]["filters"]["links"] == {"enabled": True, "max_share": 0.05}
     assert after["versions"] == {**before["versions"], "gpt2train-links": "1.0"}
     assert clean(root, settings, plugins)[2] == ["clean"]
+    verified = run(VERIFIES, root.url, plugins=plugins)
+    assert (verified.returncode, "clean" in verified.stdout) == (0, True), verified.stdout + verified.stderr
+    unknown = run(VERIFIES, root.url, plugins=None)
+    assert "not done again: its setting filters.links is unknown or wrong here; is its plug-in" in unknown.stdout
 
     install(PAGE, plugins, version="1.1")
     upgraded, _, cached = clean(root, settings, plugins)
