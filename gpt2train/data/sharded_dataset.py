@@ -13,6 +13,7 @@ import numpy as np
 
 from gpt2train.data.document_split import PARTS, Part, split_documents
 from gpt2train.data.indexed import IndexedDataset, idx_path, shard_name
+from gpt2train.data.read_ahead import read_ahead
 from gpt2train.errors import RunError, UserError
 
 
@@ -47,6 +48,13 @@ class ConcatenatedArrays:
             part = self._parts[number]
             result[mask] = part[wanted[mask] - (int(self._ends[number]) - len(part))]
         return result
+
+    def read_ahead(self, places: np.ndarray, items: int) -> None:
+        """Begin to read `items` items at each place, as `read_ahead.read_ahead` of one array."""
+        numbers = np.searchsorted(self._ends, places, side="right")
+        for number in np.unique(numbers):
+            part = self._parts[number]
+            read_ahead(part, places[numbers == number] - (int(self._ends[number]) - len(part)), items)
 
     def part(self, start: int, stop: int) -> "ConcatenatedArrays":
         """View of the items from `start` to `stop`; unlike a slice, it copies nothing."""

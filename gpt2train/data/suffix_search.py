@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from gpt2train.data.indexed import map_array
-from gpt2train.data.sharded_dataset import TokenDataset
+from gpt2train.data.read_ahead import read_ahead
+from gpt2train.data.sharded_dataset import ConcatenatedArrays, TokenDataset
 from gpt2train.data.suffix_index import document_bounds, index_folder, key_bytes, read_index_manifest
 from gpt2train.errors import UserError
 
@@ -199,7 +200,13 @@ class _Block:
         Returns:
             Number of equal tokens, and True where the suffix is the larger one after them.
         """
+        read_ahead(self.suffixes, places, 1)
         positions = self.suffixes[places].astype(np.int64) + self.first
+        tokens = self._dataset.tokens
+        if isinstance(tokens, ConcatenatedArrays):
+            tokens.read_ahead(positions, COMPARED)
+        else:
+            read_ahead(tokens, positions, COMPARED)
         stops = self._bounds[np.searchsorted(self._bounds, positions, side="right")]
         lengths = np.zeros(len(starts), dtype=np.int64)
         larger = np.zeros(len(starts), dtype=bool)
@@ -208,7 +215,7 @@ class _Block:
             steps = lengths[rows, None] + np.arange(COMPARED)
             here, there = starts[rows, None] + steps, positions[rows, None] + steps
             ours = np.where(here < limits[rows, None], text[np.minimum(here, len(text) - 1)], -1)
-            theirs = self._dataset.tokens[np.minimum(there, self.first + self.count - 1)].astype(np.int64)
+            theirs = tokens[np.minimum(there, self.first + self.count - 1)].astype(np.int64)
             theirs[there >= stops[rows, None]] = -2  # never equal to the end of the text
             different = ours != theirs
             first = different.argmax(axis=1)
