@@ -71,8 +71,7 @@ class OutputSettings(Settings):
     workers: PositiveInt = Field(default_factory=usable_cores)
     """Worker processes, and batches in flight at a time. The outputs do not depend on it."""
     runner: Literal["local", "ray", "dask"] = "local"
-    """Executor of the batches: processes of this machine, or the workers of a Ray or Dask cluster
-    (docs/data/scale.md)."""
+    """Executor of the batches: processes of this machine, or a Ray or Dask cluster."""
     cluster: str | None = None
     """Address of a running cluster: ray://host:10001, tcp://host:8786. None starts one on this machine."""
     shared_disk: bool = False
@@ -93,7 +92,7 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     """Lists of URLs, one per line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. Without any source: the embedded
     demo."""
     domains: tuple[str, ...] = ()
-    """Domains whose pages are searched for: names (example.org), start pages, or files with one per line."""
+    """Domains whose pages are searched for: names, start pages, or files with one per line."""
     warcs: tuple[str, ...] = ()
     """Web archives (.warc, .warc.gz, .warc.zst), as Common Crawl publishes them: files, folders, globs, fsspec URLs."""
     documents: tuple[str, ...] = ()
@@ -105,7 +104,7 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     """Host pattern -> address:port to connect to instead, as curl's --connect-to: for a mirror, a proxy or a test.
     It changes no fingerprint and does not bypass `download.allow_private`."""
     retry_failed: bool = False
-    """Fetch again the pages of a finished download that failed for a transient reason."""
+    """Fetch again the pages that failed for a transient reason."""
     refresh: bool = False
     """Ask for all pages again; take those that have changed (docs/data/refresh.md)."""
     lambada: str | None = None

@@ -3,6 +3,7 @@
 import atexit
 import fcntl
 import gc
+import logging
 import lzma
 import os
 import shutil
@@ -93,6 +94,21 @@ def is_long(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart() -> None:
+    """Undo what a training or a flow in this process has left in the package's logger, before pytest looks at it.
+
+    Pytest's own handler is also added to a logger that does not propagate: a test that then lets it propagate would
+    see each record twice.
+    """
+    logger = logging.getLogger("gpt2train")
+    logger.propagate = True
+    logger.handlers = [handler for handler in logger.handlers if not isinstance(handler, logging.StreamHandler)]
+    # absl, which tensorboard imports, closes the file that was `sys.stderr` at its import when any library configures
+    # the log anew: the file into which pytest captures. All tests after it fail.
+    if absl := sys.modules.get("absl.logging"):
+        absl.get_absl_handler().python_handler.stream = sys.__stderr__
+
+
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Name a long value by its beginning and its length, and gzip data, which hold the time, by their length alone.
 

@@ -10,7 +10,7 @@ from tasks.data_steps.registry import DATA_STEPS
 
 # Settings on the page of `--help`, in this order; a command shows those that its flow has.
 USUAL = (
-    *("run", "config", "model", "task", "urls", "warcs", "documents", "data", "tokens", "split", "valid"),
+    *("run", "config", "model", "task", "urls", "domains", "warcs", "documents", "data", "tokens", "split", "valid"),
     *("output", "preset"),
     *("tokenizer.name", "lambada", "download.user_agent", "workers", "runner"),
     *("train.steps", "launch.processes", "score", "dry_run", "retry_failed", "refresh"),
