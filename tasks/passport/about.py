@@ -1,10 +1,15 @@
 """What no manifest can know, from a file of the publisher: who publishes, and under which licence."""
 
+import json
 from pathlib import Path
 
 from pydantic import Field
 
+from gpt2train.errors import UserError
 from gpt2train.settings import Settings, build, read_toml
+from tasks.core.storage import Folder
+
+STATED = "passport/about.json"  # in the output folder
 
 
 class About(Settings):
@@ -40,10 +45,26 @@ class About(Settings):
     """Further information."""
 
 
-def read_about(path: Path | None) -> About:
-    """Read the file; everything is empty without one.
+def read_about(path: Path | None) -> About | None:
+    """Read the file of the publisher, if there is one.
 
     Raises:
         UserError: the file is missing or has an unknown or wrong entry.
     """
-    return About() if path is None else build(About, read_toml(path), source=str(path))
+    return None if path is None else build(About, read_toml(path), source=str(path))
+
+
+def stated_about(root: Folder) -> About:
+    """Return what the publisher stated when the passport of an output folder was last written; empty if nothing.
+
+    Raises:
+        UserError: the file was edited and has an unknown or wrong entry.
+    """
+    if root.size(STATED) is None:
+        return About()
+    source = root.location(STATED)
+    try:
+        stated = json.loads(root.read_bytes(STATED))
+    except ValueError as error:
+        raise UserError(f"{source} is no JSON ({error}); remove it, and give --about again") from error
+    return build(About, stated, source=source)

@@ -19,7 +19,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import atomic_folder
 from tasks.browse.corpus import FinishedStep
 from tasks.core.storage import FileRecord, Folder
-from tasks.passport.about import About
+from tasks.passport.about import About, stated_about
 from tasks.passport.cards import corpus_sections
 from tasks.passport.croissant import DataFile, croissant
 from tasks.passport.eu_summary import eu_summary
@@ -57,13 +57,13 @@ class Contents:
         return ("model",) * bool(self.model) + ("dataset",) * bool(self.documents)
 
 
-def contents_of(source: str, *, dataset: bool, about: About = NO_ABOUT) -> Contents:
+def contents_of(source: str, *, dataset: bool, about: About | None = None) -> Contents:
     """Find what a publication of a folder has.
 
     Args:
         source: model folder, run folder, or output folder of a flow, which may be in an object store.
         dataset: publish the documents too.
-        about: what the publisher states.
+        about: what the publisher states; by default what was stated with the passport of the output folder.
 
     Raises:
         UserError: the folder has no model, or several; with `dataset`, it has no documents.
@@ -85,13 +85,13 @@ def contents_of(source: str, *, dataset: bool, about: About = NO_ABOUT) -> Conte
             if (path := model.parent / FOLDER / name).is_file():
                 files.setdefault(name, path)
     if not dataset:
-        return Contents(files, about=about, left_out=tuple(left))
+        return Contents(files, left_out=tuple(left))
     home = root if model is None or _is_output(root) else Folder(model.parents[2])
     corpus = corpus_facts(home)
     documents = next((step for step in corpus.steps if step.manifest.step == "shuffle"), None)
     if documents is None:
         raise UserError(f"{home.url} holds no finished step shuffle; give the output folder of a data flow")
-    return Contents(files, documents, corpus, about, tuple(left))
+    return Contents(files, documents, corpus, about or stated_about(home), tuple(left))
 
 
 def _is_output(root: Folder) -> bool:

@@ -14,7 +14,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.runs.reading import find_runs, read_runs
 from tasks.core.manifest import MANIFEST, Manifest, canonical
 from tasks.core.storage import Folder
-from tasks.passport.about import About
+from tasks.passport.about import STATED, About, stated_about
 from tasks.passport.cards import Sections, card_of_corpus, corpus_sections, training_sections
 from tasks.passport.croissant import DataFile, croissant
 from tasks.passport.eu_summary import eu_summary
@@ -72,8 +72,10 @@ def run_documents(name: str, corpus: Corpus | None, training: Training, about: A
     return found | ({f"{folder}/{SUMMARY}": eu_summary(corpus, about, training)} if corpus else {})
 
 
-def write_passport(root: Folder, runs: Iterable[str] = (), about: About = NO_ABOUT) -> list[str]:
+def write_passport(root: Folder, runs: Iterable[str] = (), about: About | None = None) -> list[str]:
     """Write the documents of a corpus and of runs on it, each atomically; return their paths in the output folder.
+
+    What the publisher states is kept for the next time, and for a flow that writes the documents again.
 
     Raises:
         UserError: the folder holds neither a corpus nor a run.
@@ -81,13 +83,15 @@ def write_passport(root: Folder, runs: Iterable[str] = (), about: About = NO_ABO
     """
     name = root.url.rpartition("/")[2]
     corpus = corpus_of(root)
+    kept = {STATED: _json(about.model_dump(mode="json", exclude_defaults=True))} if about else {}
+    about = about or stated_about(root)
     documents = corpus_documents(name, corpus, about) if corpus else {}
     for run in runs:
         training = training_facts(root, run)
         documents |= run_documents(name, corpus_of_run(root, training), training, about)
     if not documents:
         raise UserError(f"{root.url} holds neither a corpus nor a run; give the output folder of a flow")
-    for path, text in documents.items():
+    for path, text in {**kept, **documents}.items():
         root.write_bytes(path, text.encode())
     return list(documents)
 

@@ -22,7 +22,8 @@ from gpt2train.convert.markdown import plain
 from gpt2train.io.command_line import run_command
 from tasks.core.storage import Folder
 from tasks.passport.facts import corpus_facts, training_facts
-from tasks.passport.write import write_passport
+from tasks.passport.publish import contents_of
+from tasks.passport.write import leave_passport, write_passport
 from tests.flows.conftest import Finished
 
 EVENTS = "passport/openlineage.jsonl"
@@ -89,6 +90,23 @@ def test_the_cards_have_the_numbers_of_the_manifests(output: Path) -> None:
     assert "| https://licence.example/by | 654 | 0 | 1 |" in changed and "Licences that pages state: none." in card
     assert "| crawler | Robot \\| \\<b\\>1\\</b\\> |" in changed, "what others chose is no Markdown"
     assert "77 emails" in other and "77 emails" not in summary
+
+
+def test_what_the_publisher_states_is_kept_until_it_is_stated_anew(output: Path, tmp_path: Path) -> None:
+    stated = tmp_path / "about.toml"
+    stated.write_text('provider = "The library of the town"\nlicense = "odc-by"\n')
+    summary = output / "passport/eu-summary.md"
+    assert run_command(app, ["passport", str(output), "--about", str(stated)]) == 0
+    first = summary.read_bytes()
+    assert b"The library of the town" in first
+    leave_passport(Folder(output))  # as the next flow does
+    assert summary.read_bytes() == first
+    assert contents_of(str(output), dataset=True).about.license == "odc-by"
+    stated.write_text('provider = "Another one"\n')
+    assert run_command(app, ["passport", str(output), "--about", str(stated)]) == 0
+    assert b"Another one" in summary.read_bytes() and b"odc-by" not in (output / "croissant.json").read_bytes()
+    (output / "passport/about.json").write_text("{")
+    assert run_command(app, ["passport", str(output)]) == 2
 
 
 def test_an_output_of_an_older_release_is_described_as_far_as_it_is_known(output: Path) -> None:
