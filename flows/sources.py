@@ -88,6 +88,7 @@ def documents_of(
     found: list[InputFile] = []
     if settings.domains:
         options: dict[str, Any] = {"download": settings.download, "connect_to": settings.connect_to}
+        options["refresh"] = settings.refresh
         discovered = runner.run_step(discover, root, sources.domains, settings.discover, **options)
         steps.append(discovered)
         found = lists_of(root, discovered, sources.domains)

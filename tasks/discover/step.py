@@ -39,8 +39,11 @@ def discover(
     runner: Runner,
     download: DownloadSettings | None = None,
     connect_to: Mapping[str, str] | None = None,
+    refresh: bool = False,
 ) -> Manifest:
     """Find the URLs of domains. `download` has the rate limits; it and `connect_to` are not part of the fingerprint.
+
+    With `refresh` a finished search is repeated, since sites have new pages; one that was killed is completed.
 
     Raises:
         RunError: No URL was found, or the index of Common Crawl cannot be read.
@@ -48,8 +51,13 @@ def discover(
     named = [[domain.host, domain.scheme, domain.port] for domain in domains]
     inputs = {"domains": digest(named), **read_forgotten(root).inputs}
     step = Step(root, "discover", version=1, parameters=settings, inputs=inputs)
+    if refresh and runner.is_dry_run:
+        step.fingerprint, step.inputs = "", {}  # the dry run shows the step as one that will run
     if done := runner.finished(step):
-        return done
+        if not refresh:
+            return done
+        runner.skipped.discard(step.name)
+        step.begin()
     from tasks.discover.session import Session  # imports aiohttp (0.3 s)
 
     limits = download or DownloadSettings()

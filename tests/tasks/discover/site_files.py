@@ -31,7 +31,9 @@ def serve(site: Site, path: str, body: bytes, kind: str = "application/xml") -> 
     site.handlers[path] = lambda h: h.answer(body, kind)
 
 
-def run(root: Path, site: Site, domains: list[str], workers: int = 2, **settings: Any) -> Manifest:
+def run(
+    root: Path, site: Site, domains: list[str], workers: int = 2, refresh: bool = False, **settings: Any
+) -> Manifest:
     with Runner(workers) as runner:
         return discover(
             Folder(root),
@@ -40,6 +42,7 @@ def run(root: Path, site: Site, domains: list[str], workers: int = 2, **settings
             runner,
             make_settings(),
             {"*.test": site.address},
+            refresh,
         )
 
 
