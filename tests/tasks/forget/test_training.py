@@ -15,10 +15,13 @@ from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.epoch import Epoch
 from gpt2train.data.samples import Samples
 from gpt2train.errors import UserError
+from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.settings import build
 from tasks.core.forgotten import Forgotten, url_hash
 from tasks.core.storage import Folder
-from tasks.forget.training import find_runs, read_by, write_settings
+from tasks.forget.plan import Removal
+from tasks.forget.remove import remove_pages
+from tasks.forget.training import RunReading, find_runs, read_by, write_settings
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
 from tasks.tokenize.settings import TokenizeSettings
@@ -120,6 +123,25 @@ def test_the_settings_go_on_from_the_checkpoint(out: Path, tmp_path: Path) -> No
     assert (settings.train.steps, settings.train.schedule.warmup) == (20, 19)
     assert settings.train.model.hidden == 32 and settings.train.seed == 7
     assert write_settings(reading.model_copy(update={"checkpoint": None})) is None
+
+
+@pytest.mark.parametrize("before", ["step-00000020", None])
+def test_checkpoints_that_have_read_the_pages_are_removed(out: Path, tmp_path: Path, before: str | None) -> None:
+    run = Path(shutil.copytree(out / "runs/tiny-0123abcd", tmp_path / "runs/tiny-0123abcd"))
+    names = [path.name for path in list_checkpoints(run)]
+    kept = names[: names.index(before) + 1] if before else []
+    (run / "checkpoints/best").write_text(f"{names[-2]}\n")
+    reading = RunReading(run=str(run), steps=1, checkpoint=before, later=tuple(names[len(kept) :]))
+    plan = Removal(targets=("http://a.test/3",), wanted=wanted_of(3), runs=(reading,), delete_checkpoints=True)
+    for _ in range(2):  # again, as after a kill
+        remove_pages(Folder(tmp_path), plan)
+        assert [path.name for path in list_checkpoints(run)] == kept
+        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == sorted(
+            [*kept, *(["latest"] * bool(kept))]
+        )
+    if before:
+        assert newest_checkpoint(run).name == before
+        assert (run / "forget.toml").is_file()
 
 
 def test_a_run_is_found_by_name_or_path(out: Path, tmp_path: Path) -> None:
