@@ -93,7 +93,6 @@ def is_long(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in ("slow", "exhaustive"))
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logstart() -> None:
     """Undo what a training or a flow in this process has left in the package's logger, before pytest looks at it.
 
@@ -121,6 +120,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return None
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave exhaustive tests out of the slow ones, mark the unit tests, and put the tests into groups and their order.
 
