@@ -122,17 +122,22 @@ def decide(guesses: Sequence[Guess], settings: LanguageSettings, *, final: bool 
 
 def certain_language(text: str, settings: LanguageSettings) -> str | None:
     """Language that `decide` finds in the ranking of a text, if any, without making the ranking: a third faster."""
+    return certainty(text, settings)[0]
+
+
+def certainty(text: str, settings: LanguageSettings) -> tuple[str | None, float]:
+    """Certain language of a text, if any, and the probability of the kept languages together."""
     labels, probabilities = _predict(text)
     if not labels:
-        return None
+        return None, 0.0
     share, kept = 0.0, None
     for label, probability in zip(labels, probabilities, strict=True):
         if (code := label[len(LABEL) :]) in settings.keep:
             share, kept = share + _rounded(probability), kept or code
     if share >= settings.keep_min_prob:
-        return kept
+        return kept, share
     first: str = labels[0][len(LABEL) :]
-    return first if first != kept and share <= settings.drop_max_prob else None
+    return (first if first != kept and share <= settings.drop_max_prob else None), share
 
 
 def ranking(text: str) -> list[Guess]:
@@ -159,7 +164,10 @@ def _predict(text: str) -> tuple[Sequence[str], Sequence[float]]:
     The model gets the text as one line in lower case: it does not know words in capitals (THE CAT SAT ON THE MAT is
     English with 0.12, the same in lower case with 0.99).
     """
-    line = " ".join(text.replace("\0", " ").encode(errors="ignore").decode().split()).lower()
+    line = text.replace("\0", " ")
+    if not line.isascii():
+        line = line.encode(errors="ignore").decode()
+    line = " ".join(line.split()).lower()
     if not any(map(str.isalpha, line)):
         return (), ()
     found: tuple[Sequence[str], Sequence[float]] = _model().predict(line, TOP_K)

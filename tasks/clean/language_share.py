@@ -13,6 +13,7 @@ from tasks.clean.language import (
     LANGDETECT_LANGUAGES,
     LanguageSettings,
     certain_language,
+    certainty,
     decide,
     detect_with_langdetect,
     ranking,
@@ -24,7 +25,11 @@ MIN_SAMPLES, MAX_SAMPLES = 4, 8  # samples of a text that is tested for being in
 SAMPLE_CHARACTERS = 100
 CHARACTERS_PER_SAMPLE = 2000  # of the text
 MIN_AGREEING = 3 / 4  # share of the samples that are certain, and agree
+ASCII_OTHERS = bytes(code for code in range(128) if not chr(code).isalpha())
 MIN_LETTERS = 1 / 3  # share of letters of a usable piece; tables of numbers have a fifth
+MIN_MIXED, MAX_MIXED = 0.001, 0.999  # probability of the kept languages in a piece whose lines may be in several
+MIN_SCRIPT = 0.1  # share of the letters of a piece that are ASCII, or are not, if its lines may be in two scripts
+MIN_LINE = 30  # characters of a line that is tested by itself
 MIN_CUT_PIECES = 2  # a single piece may be a list of names or a quotation
 
 
@@ -71,7 +76,7 @@ def detect_by_pieces(text: str, settings: LanguageSettings) -> TextLanguage | No
     count = len(spans)
     if count > settings.windows and not settings.cut_foreign:
         spans = [spans[number * (count - 1) // (settings.windows - 1)] for number in range(settings.windows)]
-    return share_of([classify_piece(span, settings) for span in spans], settings)
+    return share_of([part for span in spans for part in classify_lines(span, settings)], settings)
 
 
 def language_of_samples(text: str, settings: LanguageSettings) -> str | None:
@@ -105,8 +110,35 @@ def split_pieces(text: str, size: int) -> Iterator[str]:
 
 def classify_piece(text: str, settings: LanguageSettings) -> Piece:
     """Return a piece with its language, if that is certain."""
-    letters = sum(map(str.isalpha, text))
+    letters = count_letters(text)
     return Piece(text, letters, certain_language(text, settings) if letters >= MIN_LETTERS * len(text) else None)
+
+
+def classify_lines(text: str, settings: LanguageSettings) -> list[Piece]:
+    """Return a piece with its language, or its long lines with theirs if they are in several languages."""
+    letters = count_letters(text)
+    if letters < MIN_LETTERS * len(text):
+        return [Piece(text, letters, None)]
+    language, kept = certainty(text, settings)
+    if "\n" in text.rstrip("\n") and (MIN_MIXED < kept < MAX_MIXED or _has_two_scripts(text, letters)):
+        lines = [classify_piece(line, settings) for line in text.split("\n") if len(line) >= MIN_LINE]
+        if len({line.language for line in lines if line.language}) > 1:
+            return lines
+    return [Piece(text, letters, language)]
+
+
+def count_letters(text: str) -> int:
+    """Count the letters of a text."""
+    if text.isascii():  # a tenth of the time
+        return len(text.encode().translate(None, ASCII_OTHERS))
+    return sum(map(str.isalpha, text))
+
+
+def _has_two_scripts(text: str, letters: int) -> bool:
+    """Return True if a text has letters of ASCII and others, a tenth of each or more."""
+    if text.isascii():
+        return False
+    return MIN_SCRIPT < count_letters(text.encode("ascii", "ignore").decode()) / letters < 1 - MIN_SCRIPT
 
 
 def share_of(pieces: list[Piece], settings: LanguageSettings) -> TextLanguage | None:

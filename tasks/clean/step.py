@@ -50,7 +50,7 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=7,
+        version=8,
         parameters=settings.model_dump(mode="json", exclude={"filters": not_in_fingerprint(settings.filters)}),
         inputs=inputs,
         packages=(

@@ -4,12 +4,13 @@ The verdict on an element depends on its tag and a few attributes alone, and a p
 classified once and cached.
 """
 
+import functools
 import re
 from typing import Any, NamedTuple
 
 from lxml.html import HtmlElement
 
-MAX_CACHED = 50_000  # distinct sets of attributes; one site has some hundred
+MAX_CACHED = 50_000  # distinct sets of attributes, and values; one site has some hundred
 MAX_KEY = 300  # characters of attributes; longer ones are classified, but not cached
 
 # Tags without text of the page: scripts, controls, media.
@@ -121,16 +122,16 @@ CONTAINERS = frozenset(
 HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 BOILERPLATE = re.compile(
     r"""
-    \b(?:
+      breadcrumb|bread\ crumb|sidebar|side\ bar|cookie|newsletter|outbrain|taboola|criteo|sociable
+    | disclaimer|subscri(?:be|ption)|signup|sign\ up|login|byline|timestamp|pagination
+    | advert|sponsor|promo|popup|banner|teaser|copyright|colophon|masthead|caption|permalink|headerlink
+    | backlink|tooltip|noprint|taglist | \Bfooter\b
+    | \b(?:
       (?:site|global|page|main|top|bottom|sub|left|right|side|mobile|sticky)?(?:nav|navi|navbar|navbox|navigation|menu|
         menus|submenu|topnav)
-    | \w*(?:breadcrumb|bread\ crumb|sidebar|side\ bar|cookie|newsletter|outbrain|taboola|criteo|sociable|
-        disclaimer|subscri(?:be|ption)|signup|sign\ up|login|byline|timestamp|pagination|
-        advert|sponsor|promo|popup|banner|teaser|copyright|colophon|masthead|caption|permalink|headerlink|
-        backlink|tooltip|noprint|taglist)\w*
     | (?:site|page|global|main|top|blog)\ (?:header|head|footer|foot)
     | pageheader | pagefooter | siteheader | sitefooter | topbar | toolbar | statusbar
-    | foot | footer\w* | \w+footer | footnav | docnav | navheader
+    | foot | footer\w* | footnav | docnav | navheader
     | (?:social|share|shares|sharing|sharebar|shariff|sharedaddy|addthis\w*|addtoany\w*|addtocart)\w*
     | related\w* | recommend\w*
     | (?:most|more)\ (?:popular|read|viewed|recent|shared|stories|on|from|in|news|articles)
@@ -166,10 +167,10 @@ BOILERPLATE = re.compile(
 # The same for documentation and forums, whose classes name parts of the text (`sidebar`, `meta`, `caption`, `author`).
 NAVIGATION = re.compile(
     r"""
-    \b(?:
+      breadcrumb|bread\ crumb|newsletter|headerlink|backlink|permalink|skip\ link|copybtn|searchform
+    | \b(?:
       (?:site|global|page|main|top|bottom|sub|left|right|mobile)?(?:nav|navi|navbar|navigation|menu|submenu|topnav)
     | cookie\ ?(?:banner|notice|consent|bar|popup|law|policy)\w*
-    | \w*(?:breadcrumb|bread\ crumb|newsletter|headerlink|backlink|permalink|skip\ link|copybtn|searchform)\w*
     | (?:site|page|global|main|top|blog)\ (?:header|head|footer|foot|title)
     | pageheader | pagefooter | siteheader | sitefooter | topbar | toolbar | footer | navheader | navfooter
     | docnav | footnav
@@ -223,8 +224,8 @@ LEVELS = (
         r"|\barticle\ container\b"
     ),
     re.compile(
-        r"^(?:article|story|entry|post|text|cell|postarea)$|\b(?:theme|section)\ content\b|\bsingle\ post\b"
-        r"|\bmain\ column\b|\bfield\ body\b|\bcolumn\ text\b"
+        r"^(?:article|story|entry|post|text|cell|postarea)$"
+        r"|\b(?:(?:theme|section)\ content|single\ post|main\ column|field\ body|column\ text)\b"
     ),
     re.compile(
         r"\b(?:content|maincontent|main\ content|contentmain|content\ ?main|content\ body|contentbody|bodycontent"
@@ -262,6 +263,22 @@ class Verdict(NamedTuple):
 
 NEUTRAL = Verdict()
 DROP = Verdict(drop=True)
+READ = frozenset(
+    ["id", "class", "role", "style", "itemprop", "hidden", "aria-hidden"]
+)  # attributes that a verdict reads
+DIGITS = dict.fromkeys(map(ord, "023456789"), "1")  # digits are alike to all rules, and ids number the parts of a page
+
+
+class Named(NamedTuple):
+    """What the words of one id or class say."""
+
+    words: str
+    boilerplate: bool
+    comments: bool
+    toc: bool
+
+
+NAMELESS = Named("", boilerplate=False, comments=False, toc=False)
 
 
 class AttributeRules:
@@ -270,31 +287,50 @@ class AttributeRules:
     def __init__(self, boilerplate: re.Pattern[str] = BOILERPLATE) -> None:
         self.boilerplate = boilerplate
         self.cache: dict[tuple[Any, ...], Verdict] = {}
+        self.names: dict[str, Named] = {}
 
     def verdict(self, element: HtmlElement) -> Verdict:
         """Verdict on an element."""
-        items = element.items()
         tag = element.tag
-        if not items:
-            return _plain(tag)
-        key = (tag, *items)
+        key: tuple[Any, ...]
         if tag == "a":
-            return NEUTRAL if "class" not in element.attrib else self._cached((tag, ("class", element.get("class"))))
-        return self._cached(key)
-
-    def _cached(self, key: tuple[Any, ...]) -> Verdict:
+            classes = element.get("class")
+            if classes is None:
+                return NEUTRAL
+            key = (tag, ("class", classes))
+        elif items := element.items():
+            key = (
+                tag,
+                *[
+                    (name, value if name == "class" else value.translate(DIGITS))
+                    for name, value in items
+                    if name in READ
+                ],
+            )
+        else:
+            return PLAIN.get(tag, NEUTRAL)
         found = self.cache.get(key)
         if found is None:
-            found = classify(key[0], dict(key[1:]), self.boilerplate)
+            found = classify(tag, dict(key[1:]), self)
             if sum(len(value) for _, value in key[1:]) <= MAX_KEY:
                 if len(self.cache) >= MAX_CACHED:
                     self.cache.clear()
                 self.cache[key] = found
         return found
 
+    def named(self, value: str) -> Named:
+        """Read the words of an id or a class."""
+        found = self.names.get(value)
+        if found is None:
+            found = self._named(words(value))
+            if len(value) <= MAX_KEY:
+                if len(self.names) >= MAX_CACHED:
+                    self.names.clear()
+                self.names[value] = found
+        return found
 
-def _plain(tag: str) -> Verdict:
-    return PLAIN.get(tag, NEUTRAL)
+    def _named(self, text: str) -> Named:
+        return Named(text, *[found.search(text) is not None for found in (self.boilerplate, COMMENTS, TOC)])
 
 
 # Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`).
@@ -306,34 +342,38 @@ SEPARATORS = re.compile(r"[\s_\-:.]+|(?<=[a-z])(?=[A-Z])")
 
 def words(value: str) -> str:
     """Words of a class or id in lower case, with single spaces (`postBody-main_text`: `post body main text`)."""
-    return SEPARATORS.sub(" ", MODIFIERS.sub(" ", value)).strip().lower()
+    if value.isalnum() and value.islower():
+        return value
+    if "-" in value or "_" in value:
+        value = MODIFIERS.sub(" ", value)
+    return SEPARATORS.sub(" ", value).strip().lower()
 
 
-def classify(tag: str, attributes: dict[str, str], boilerplate: re.Pattern[str] = BOILERPLATE) -> Verdict:
+def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Verdict:
     """Verdict on an element with these attributes."""
-    role = attributes.get("role", "").lower()
     if tag in DROPPED_TAGS:
         return DROP
+    role = attributes.get("role", "").lower()
     hidden = "hidden" in attributes or attributes.get("aria-hidden") == "true" or role in OTHER_ROLES
     if hidden or HIDDEN.search(attributes.get("style", "")):
         return Verdict(hidden=True)
-    identity, classes = words(attributes.get("id", "")), words(attributes.get("class", ""))
-    if boilerplate is not BOILERPLATE and (tag in NAMED_TAGS or SECTION.search(classes)):
-        identity = ""  # the name of what the section documents
-    both = f"{identity} | {classes}" if identity else classes
-    level = _level(tag, role, identity, classes, attributes)
+    identity, classes = (rules.named(value) if (value := attributes.get(of)) else NAMELESS for of in ("id", "class"))
+    if rules.boilerplate is not BOILERPLATE and (tag in NAMED_TAGS or SECTION.search(classes.words)):
+        identity = NAMELESS  # the name of what the section documents
     if tag == "aside":
-        return NEUTRAL if NOTES.search(both) else DROP
+        return NEUTRAL if NOTES.search(identity.words) or NOTES.search(classes.words) else DROP
+    level = _level(tag, role, identity, classes, attributes)
     if tag not in MARKED_TAGS:
         return Verdict(level=level)
-    comments = bool(tag in CONTAINERS or tag in ("ol", "ul")) and any(
-        COMMENTS.search(one) for one in (identity, classes)
+    return Verdict(
+        marked=identity.boilerplate or classes.boilerplate,
+        comments=(tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments),
+        toc=identity.toc or classes.toc,
+        level=level,
     )
-    marked = bool(boilerplate.search(both))
-    return Verdict(marked=marked, comments=comments, toc=bool(TOC.search(both)), level=level)
 
 
-def _level(tag: str, role: str, identity: str, classes: str, attributes: dict[str, str]) -> int:
+def _level(tag: str, role: str, identity: Named, classes: Named, attributes: dict[str, str]) -> int:
     if tag in ("main", "body"):
         return 4 if tag == "main" else -1
     if tag == "article":
@@ -344,10 +384,14 @@ def _level(tag: str, role: str, identity: str, classes: str, attributes: dict[st
         return 0
     if role in ("main", "article"):
         return 4 if role == "main" else 2
-    for level, pattern in zip((0, 2, 3, 4), LEVELS, strict=True):
-        if pattern.search(identity) or pattern.search(classes):
-            return level
-    return -1
+    found = [level for one in (identity.words, classes.words) if one and (level := _level_of(one)) >= 0]
+    return min(found, default=-1)
+
+
+@functools.lru_cache(MAX_CACHED)
+def _level_of(name: str) -> int:
+    """Level of a container by the words of its id or class."""
+    return next((level for level, found in zip((0, 2, 3, 4), LEVELS, strict=True) if found.search(name)), -1)
 
 
 PLAIN = dict.fromkeys(DROPPED_TAGS, DROP) | {"aside": DROP, "article": Verdict(level=1), "main": Verdict(level=4)}

@@ -1,10 +1,11 @@
 """Blocks of a page: one walk over the tree; each paragraph, heading, list item, table row and code block once."""
 
+import re
 from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_rules import AttributeRules, Verdict
+from tasks.extract.attribute_rules import DROPPED_TAGS, AttributeRules, Verdict
 from tasks.extract.page_type import ARTICLE, FORUM
 
 BLOCK_TAGS = frozenset(
@@ -63,7 +64,7 @@ CELLS = frozenset(("td", "th"))
 # Containers whose share of links is tested when they end.
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
 
-INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
+INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 KEPT, LINKS, MARKED, COMMENT, TOC, HIDDEN = range(6)  # reasons for which a block is dropped
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
@@ -139,11 +140,13 @@ class Walk:
 
     def read(self, element: HtmlElement, kind: str) -> None:
         """Read the text and the children of an element, but not its tail."""
-        self._text(element.text)
+        if text := element.text:
+            self._text(text)
         for child in element:
             if isinstance(child.tag, str):
                 self._element(child, kind)
-            self._text(child.tail)
+            if text := child.tail:
+                self._text(text)
 
     def flush(self, kind: str) -> None:
         """End the current block."""
@@ -153,7 +156,7 @@ class Walk:
         self._pieces.clear()
         self._linked = 0
         if not text.isascii():
-            text = text.translate(INVISIBLE)
+            text = INVISIBLE.sub("", text)
         if text := " ".join(text.split()).removesuffix(" |"):
             self._add(Block(self._marker + text, kind, links))
             self._marker = ""
@@ -168,21 +171,26 @@ class Walk:
                     if reason == COMMENT or live < MAX_DROPPED_SHARE * total:
                         self._drop(held, reason)
 
-    def _text(self, text: str | None) -> None:
-        if text:
-            self._pieces.append(text)
-            if self._in_links:
-                self._linked += len(text)
+    def _text(self, text: str) -> None:
+        self._pieces.append(text)
+        if self._in_links:
+            self._linked += len(text)
 
     def _element(self, element: HtmlElement, kind: str) -> None:
         tag = element.tag
-        verdict = self.rules.verdict(element)
-        if verdict.drop or (tag == "table" and not self.tables):
+        if tag in DROPPED_TAGS or (tag == "table" and not self.tables):
             return
-        if tag in BLOCK_TAGS:
-            self._container(element, tag, verdict, kind)
-        elif tag == "br":
+        if tag == "br":
             self.flush(kind)
+            return
+        is_block = tag in BLOCK_TAGS
+        if not (is_block or element.text or len(element)):  # an image or an icon
+            return
+        verdict = self.rules.verdict(element)
+        if verdict.drop:
+            return
+        if is_block:
+            self._container(element, tag, verdict, kind)
         elif not (verdict.marked or verdict.hidden):
             self._in_links += tag == "a"
             self.read(element, kind)

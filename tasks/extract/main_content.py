@@ -7,7 +7,7 @@ how the container is chosen. Lists keep their markers, tables a row a line, code
 import re
 from collections.abc import Sequence
 
-from lxml.etree import ParserError
+from lxml.etree import ElementDefaultClassLookup, ParserError
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
 
 from tasks.extract.attribute_rules import BOILERPLATE, FORUM_PARTS, NAVIGATION, AttributeRules
@@ -15,6 +15,7 @@ from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_bl
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
 
 PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True)
+PARSER.set_element_class_lookup(ElementDefaultClassLookup(element=HtmlElement))  # lxml.html's is a function in Python
 CONTROLS = bytes(code for code in range(32) if chr(code) not in "\t\n\f\r")  # libxml2 ends a text at some of them
 
 RULES = {

@@ -1,8 +1,6 @@
 """Type of a page by what its software states: documentation, forum, or article for all others."""
 
 import re
-from collections import Counter
-from functools import lru_cache
 
 from lxml.etree import XPath
 from lxml.html import HtmlElement
@@ -85,7 +83,7 @@ TEMPLATES = {
         ]
     ),
 }
-CLASSES, IDS, ITEM_TYPES = (XPath(f"//@{name}", smart_strings=False) for name in ("class", "id", "itemtype"))
+CLASSES, IDS, ITEM_TYPES = (XPath(f"//*/@{name}", smart_strings=False) for name in ("class", "id", "itemtype"))
 CODE = ("pre", "code", "dt", "kbd", "samp", "tt")
 MIN_CODE = 12
 
@@ -106,19 +104,11 @@ def page_type(tree: HtmlElement) -> str:
         for kind, pattern in ITEMS.items():
             if pattern.search(value):
                 return kind
-    kinds = Counter[str | None]()
-    for value, count in Counter([*CLASSES(tree), *IDS(tree)]).items():
-        kinds[_template(value)] += count
-    if kinds[DOCUMENTATION]:
+    values = [*CLASSES(tree), *IDS(tree)]
+    names = set(" ".join(set(values)).split())
+    if not names.isdisjoint(TEMPLATES[DOCUMENTATION]):
         return DOCUMENTATION
-    if kinds[FORUM] > 1:
+    if (found := names & TEMPLATES[FORUM]) and sum(not found.isdisjoint(value.split()) for value in values) > 1:
         return FORUM
     code = sum(1 for _ in zip(range(MIN_CODE), tree.iter(*CODE), strict=False))
     return DOCUMENTATION if code == MIN_CODE and not article else ARTICLE
-
-
-@lru_cache(maxsize=20_000)
-def _template(value: str) -> str | None:
-    """Type of the pages whose templates have this class or id."""
-    names = value.split()
-    return next((kind for kind, found in TEMPLATES.items() if not found.isdisjoint(names)), None)

@@ -29,6 +29,7 @@ from tasks.clean.language import (
 )
 from tasks.clean.language_share import (
     classify_piece,
+    count_letters,
     cut_foreign,
     detect,
     detect_by_pieces,
@@ -314,6 +315,21 @@ def test_the_share_is_that_of_the_text(english: int, german: int, order: str) ->
     found = detect(text, LanguageSettings(windows=100))
     assert found.share == pytest.approx(true, abs=0.12)
     assert found.language == ("en" if english > german else "de")
+
+
+@pytest.mark.parametrize("language", ["de", "zh", "ja", "ru"])
+@pytest.mark.parametrize(("english", "other"), [(1, 3), (3, 1)])
+def test_the_share_of_a_text_that_alternates_line_by_line(language: str, english: int, other: int) -> None:
+    lines = [ENGLISH] * english + [TEXTS[language]] * other
+    letters = [sum(map(str.isalpha, line)) for line in lines]
+    found = detect("\n".join(lines * 8), LanguageSettings(cut_foreign=True))  # reads all of it
+    assert found.share == pytest.approx(sum(letters[:english]) / sum(letters), abs=0.1)
+    assert found.language == ("en" if sum(letters[:english]) > sum(letters[english:]) else language)
+
+
+@given(st.text(max_size=200) | st.text("aÉ1 \n\ud800中", max_size=60))
+def test_letters_are_counted_as_python_does(text: str) -> None:
+    assert count_letters(text) == sum(map(str.isalpha, text))
 
 
 def test_foreign_parts_are_cut(open_data: Path) -> None:

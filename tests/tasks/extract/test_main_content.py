@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lxml.html import document_fromstring
 
 from benchmarks.extract import as_page
 from benchmarks.extract_engines import texts_of
 from benchmarks.gold_pages import fit, gold_pages
 from benchmarks.reference_pages import fit_by_family, reference_pages
+from tasks.extract.attribute_rules import AttributeRules
 from tasks.extract.main_content import parse, structured_text
 
 WORDS = "The quick brown fox jumps over the lazy dog and runs along the river until the night falls. "
@@ -147,3 +149,18 @@ def test_it_fits_documentation(real_data: Path) -> None:
     assert len(pages) >= 60
     by_family = fit_by_family(pages, texts_of("structure", [as_page("http://a.test/", page.body) for page in pages]))
     assert min(by_family.values()) > 0.9, by_family
+
+
+def test_a_verdict_depends_on_the_attributes_that_it_reads_alone() -> None:
+    rules = AttributeRules()
+    elements = [
+        document_fromstring(f"<body><div {attributes}>x</div></body>")[0][0]
+        for attributes in (
+            "id='post-12 sidebar'",
+            "id='post-97 sidebar' data-key='1'",
+            "data-key='2' id='post-34 sidebar'",
+        )
+    ]
+    assert [rules.verdict(element).marked for element in elements] == [True] * 3
+    assert len(rules.cache) == len(rules.names) == 1
+    assert not rules.verdict(document_fromstring("<body><div id='post-12'>x</div></body>")[0][0]).marked
