@@ -32,8 +32,8 @@ test:  ## all but the slow and the exhaustive tests
 slow:  ## tests that take minutes each, or the whole machine
 	pytest -m slow
 
-exhaustive:  ## more examples of what the slow tests show
-	pytest -m exhaustive
+exhaustive:  ## more examples of what the slow tests show; FOLDER=tests/tasks: those of a folder
+	pytest -m exhaustive $(FOLDER)
 
 docs:  ## the documentation site, in site/
 	mkdocs build --strict
