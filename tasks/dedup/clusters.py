@@ -1,6 +1,7 @@
 """Clusters of verified pairs and exact copies, and the choice of the kept members.
 
-One batch processes all documents, but only those with a duplicate are in memory: some 250 bytes each.
+One batch processes all documents of a part, of which only those with a duplicate are in memory: some 250 bytes each.
+There is one part up to `components.MAX_EDGES` edges.
 """
 
 from collections.abc import Sequence
@@ -86,21 +87,28 @@ def components_of(count: int, one: Numbers, other: Numbers) -> Numbers:
     return connected_components(graph, directed=False)[1].astype(np.int64)
 
 
-def find_clusters(
-    folder: Folder, name: str, policy: Policy, groups: Sequence[Group], exact: Sequence[str], pairs: Sequence[str]
-) -> Outcome:
-    """Cluster all verified duplicates.
+class Part(NamedTuple):
+    """Files with the edges of one part of the duplicates."""
 
-    Writes `clusters/part-00000.parquet`, a row per member in order of rank; `dropped/part-00000.parquet`, a row per
-    dropped document in ascending order of number; and `removed/part-00000.parquet`, in the same order the number of
+    number: int
+    exact: tuple[str, ...]
+    pairs: tuple[str, ...]
+
+
+def find_clusters(folder: Folder, name: str, part: Part, policy: Policy, groups: Sequence[Group]) -> Outcome:
+    """Cluster the verified duplicates of a part.
+
+    Writes `clusters/part-NNNNN.parquet`, a row per member in order of rank; `dropped/part-NNNNN.parquet`, a row per
+    dropped document in ascending order of number; and `removed/part-NNNNN.parquet`, in the same order the number of
     each dropped near duplicate and of the document kept instead.
     """
-    copies = pa.concat_tables([read_table(folder, part) for part in exact])
-    near = pa.concat_tables([_accepted(folder, part) for part in pairs])
+    exact, pairs = part.exact, part.pairs
+    copies = pa.concat_tables([read_table(folder, file) for file in exact])
+    near = pa.concat_tables([_accepted(folder, file) for file in pairs])
     ends = [copies["dropped"], copies["kept"], near["first"], near["second"]]
     numbers = np.unique(np.concatenate([column.to_numpy() for column in ends]))
     if not len(numbers):
-        return _write(folder, CLUSTER.empty_table(), EXACT.empty_table(), 0)
+        return _write(folder, part.number, CLUSTER.empty_table(), EXACT.empty_table(), 0)
     documents = look_up(folder, groups, numbers, ["id", "url", "length"])
     rank = ranks(groups, numbers, documents)
     order = np.argsort(rank)
@@ -141,15 +149,15 @@ def find_clusters(
     near_dropped = np.flatnonzero(~is_kept & (is_near == 1))
     near_dropped = near_dropped[np.argsort(numbers[near_dropped])]
     removed = pa.table({"dropped": numbers[near_dropped], "kept": numbers[survivors[near_dropped]]}, schema=EXACT)
-    return _write(folder, table.take(by_cluster), removed, len(best))
+    return _write(folder, part.number, table.take(by_cluster), removed, len(best))
 
 
-def _write(folder: Folder, table: pa.Table, removed: pa.Table, clusters: int) -> Outcome:
+def _write(folder: Folder, part: int, table: pa.Table, removed: pa.Table, clusters: int) -> Outcome:
     dropped_rows = table.filter(table["reason"].is_valid()).select(DROPPED).sort_by("number")
     records = (
-        write_table(folder, "clusters/part-00000.parquet", table),
-        write_numbers(folder, "dropped/part-00000.parquet", dropped_rows),
-        write_numbers(folder, "removed/part-00000.parquet", removed),
+        write_table(folder, f"clusters/part-{part:05d}.parquet", table),
+        write_numbers(folder, f"dropped/part-{part:05d}.parquet", dropped_rows),
+        write_numbers(folder, f"removed/part-{part:05d}.parquet", removed),
     )
     return Outcome(outputs=records, facts={"clusters": clusters})
 

@@ -344,3 +344,33 @@ def greedy(count: Any, worse: Any, better: Any, jaccard: Any) -> Any:
         if chosen != node:
             kept[node], similarity[node] = chosen, best
     return kept, similarity
+
+
+@compiled
+def unite(parent: Any, one: Any, other: Any) -> None:
+    """Join the trees of the two ends of each edge; the smaller root becomes the parent of the other."""
+    for edge in range(len(one)):
+        first, second = one[edge], other[edge]
+        while parent[first] != first:
+            parent[first] = parent[parent[first]]
+            first = parent[first]
+        while parent[second] != second:
+            parent[second] = parent[parent[second]]
+            second = parent[second]
+        if first < second:
+            parent[second] = first
+        else:
+            parent[first] = second
+
+
+@compiled
+def roots(parent: Any, nodes: Any) -> Any:
+    """Root of the tree of each node: the smallest member of its component."""
+    found = np.empty(len(nodes), dtype=np.int64)
+    for index in range(len(nodes)):
+        node = nodes[index]
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        found[index] = node
+    return found

@@ -29,14 +29,14 @@ LOST = pa.schema(
 
 
 def share_kept(
-    folder: Folder, name: str, index: int, groups: Sequence[Group], removed: str, settings: DedupSettings
+    folder: Folder, name: str, index: int, groups: Sequence[Group], removed: Sequence[str], settings: DedupSettings
 ) -> Outcome:
     """Write the 3-grams of the kept documents of one group for the groups of the documents dropped for them.
 
     Reads `removed`, with the schema `EXACT`; writes `kept_sets/part-NNNNN.parquet`.
     """
     group = groups[index]
-    table = read_range(folder, removed, "kept", group.low, group.high)
+    table = _read_removed(folder, removed, "kept", group)
     kept, owners = table["kept"].to_numpy(), group_of(groups, table["dropped"].to_numpy())
     wanted = distinct_pairs(np.stack([kept, owners], axis=1))
     record = write_sets(folder, f"kept_sets/part-{index:05d}.parquet", group, wanted, word_shingles(settings))
@@ -48,7 +48,7 @@ def measure_lost(
     name: str,
     index: int,
     groups: Sequence[Group],
-    removed: str,
+    removed: Sequence[str],
     kept_sets: Sequence[str],
     settings: DedupSettings,
 ) -> Outcome:
@@ -56,7 +56,7 @@ def measure_lost(
     from tasks.dedup import kernels
 
     group = groups[index]
-    table = read_range(folder, removed, "dropped", group.low, group.high)
+    table = _read_removed(folder, removed, "dropped", group)
     dropped, kept = table["dropped"].to_numpy(), table["kept"].to_numpy()
     if not len(dropped):
         return Outcome(facts={"lost_characters": 0})
@@ -74,6 +74,12 @@ def measure_lost(
     output = pa.table({"number": dropped, "characters": characters, "lost": lost}, schema=LOST)
     record = write_numbers(folder, f"lost/part-{index:05d}.parquet", output)
     return Outcome(outputs=(record,), facts={"lost_characters": int(lost.sum())})
+
+
+def _read_removed(folder: Folder, names: Sequence[str], column: str, group: Group) -> pa.Table:
+    """Dropped near duplicates, in ascending order, whose number in a column is of the group."""
+    parts = [read_range(folder, name, column, group.low, group.high) for name in names]
+    return pa.concat_tables(parts).sort_by("dropped")
 
 
 def _sequences(group: Group, wanted: np.ndarray, settings: DedupSettings) -> Iterator[NumberedSets]:

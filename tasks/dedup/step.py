@@ -15,7 +15,8 @@ from tasks.core.shards import EXCERPT, REJECTED, read_table, write_table
 from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.bands import with_bands
-from tasks.dedup.clusters import CLUSTER, find_clusters
+from tasks.dedup.clusters import CLUSTER, Part, find_clusters
+from tasks.dedup.components import edge_parts, partition_edges
 from tasks.dedup.document_index import ROW_MASK, Group, make_groups, read_dropped
 from tasks.dedup.engine_check import choose_engine
 from tasks.dedup.exact import find_exact
@@ -112,7 +113,8 @@ def check_previous(settings: DedupSettings) -> None:
 def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSettings, runner: Runner) -> list[Outcome]:
     """Run the stages from sketches to clusters; the first `own` groups are of this crawl."""
     parts = 1 << (sum(group.rows for group in groups) // MAX_KEYS).bit_length()
-    copies = _names(runner.batches(step, "exact", range(parts), find_exact, parts, groups))
+    copied = runner.batches(step, "exact", range(parts), find_exact, parts, groups)
+    copies = _names(copied)
     cells = list(itertools.product(range(settings.num_bands), range(parts)))
     banded = runner.batches(step, "band", cells, find_candidates, parts, groups, copies, settings)
     every = range(len(groups))
@@ -124,17 +126,31 @@ def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSetti
     if settings.policy == "containment":
         facts_only += verified
         verified = _check_containment(step, groups, own, verified, settings, runner)
-    clustered = runner.batches(step, "clusters", [settings.policy], find_clusters, groups, copies, _names(verified))
-    *for_audit, removed = clustered[0].outputs
-    shared = runner.batches(step, "kept_sets", every, share_kept, groups, removed.name, settings)
-    measured = runner.batches(step, "lost", range(own), measure_lost, groups, removed.name, _names(shared), settings)
+    edges = _edge_files(step, groups, copied, verified, runner)
+    clustered = runner.batches(step, "clusters", edges, find_clusters, settings.policy, groups)
+    removed = [outcome.outputs[-1].name for outcome in clustered]
+    shared = runner.batches(step, "kept_sets", every, share_kept, groups, removed, settings)
+    measured = runner.batches(step, "lost", range(own), measure_lost, groups, removed, _names(shared), settings)
     # Exact, candidate, unique and set files are intermediate: the manifest does not name them, so they are removed.
     return [
         *(outcome.model_copy(update={"outputs": ()}) for outcome in facts_only),
         *map(_for_audit, verified),
-        clustered[0].model_copy(update={"audit": tuple(for_audit), "outputs": ()}),
+        *(outcome.model_copy(update={"audit": outcome.outputs[:-1], "outputs": ()}) for outcome in clustered),
         *map(_for_audit, measured),
     ]
+
+
+def _edge_files(
+    step: Step, groups: Sequence[Group], copied: Sequence[Outcome], verified: Sequence[Outcome], runner: Runner
+) -> list[Part]:
+    """Files with the edges of each part of the duplicates; those of the earlier stages if there is one part."""
+    exact, pairs = _names(copied), _names(verified)
+    parts = edge_parts(sum(record.rows or 0 for outcome in (*copied, *verified) for record in outcome.outputs))
+    if parts == 1:
+        return [Part(0, tuple(exact), tuple(pairs))]
+    [divided] = runner.batches(step, "edges", [parts], partition_edges, groups, exact, pairs)
+    names = _names([divided])
+    return [Part(number, (names[number],), (names[parts + number],)) for number in range(parts)]
 
 
 def _check_containment(
