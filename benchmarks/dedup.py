@@ -1,6 +1,6 @@
 """Deduplicate a million synthetic documents of 300 words: seconds a stage, memory, and what was found.
 
-`python -m benchmarks.dedup [--documents N] [--workers N] [--folder DIR] [--policy POLICY | --substrings]`
+`python -m benchmarks.dedup [--documents N] [--workers N] [--folder DIR] [--copies N] [--policy POLICY | --substrings]`
 
 With `--substrings` the documents go through the step that removes repeated runs of words instead.
 """
@@ -83,11 +83,13 @@ class Measured(NamedTuple):
     """Memory of all processes together, at most."""
 
 
-def measure(folder: Folder, count: int, workers: int, settings: DedupSettings | SubstringSettings) -> Measured:
+def measure(
+    folder: Folder, count: int, workers: int, settings: DedupSettings | SubstringSettings, copies: int = COPIES
+) -> Measured:
     """Generate, deduplicate, print."""
     with Timed(workers) as runner:
         started = time.perf_counter()
-        source = documents(folder, count, runner)
+        source = documents(folder, count, runner, copies=copies)
         size = sum(record.bytes for record in source.outputs)
         print(
             f"{count:,} documents generated in {time.perf_counter() - started:.0f} s: {size / GIGA:.2f} GiB of Parquet"
@@ -115,14 +117,16 @@ def measure(folder: Folder, count: int, workers: int, settings: DedupSettings | 
     return Measured(manifest, seconds, spent, memory.most)
 
 
-def recall(folder: Folder, manifest: Manifest, count: int, settings: DedupSettings) -> dict[float, float]:
+def recall(
+    folder: Folder, manifest: Manifest, count: int, settings: DedupSettings, copies: int = COPIES
+) -> dict[float, float]:
     """Share of the planted pairs of each similarity that were found; printed beside what the S-curve promises.
 
     Left out are pairs of which an exact copy took one member's place.
     """
     numbers = np.arange(count)
     ids = mix(numbers.astype(np.uint64))
-    originals, _ = plan(numbers, count, 1)
+    originals, _ = plan(numbers, count, 1, copies)
     whole = np.flatnonzero(numbers % HUNDRED < ORIGINALS + COPIES)
     whole = whole[np.lexsort((ids[whole], originals[whole]))]
     stays = np.ones(count, dtype=bool)
@@ -153,11 +157,11 @@ def recall(folder: Folder, manifest: Manifest, count: int, settings: DedupSettin
     print(f"  accepted pairs: {accepted:,}; planted pairs whose Jaccard is not as planted: {wrong}")
     shares = {}
     for level, similarity in enumerate(SIMILARITIES):
-        copies = numbers[numbers % HUNDRED == ORIGINALS + COPIES + level]
-        copies = copies[stays[originals[copies]]]
+        similar = numbers[numbers % HUNDRED == ORIGINALS + COPIES + level]
+        similar = similar[stays[originals[similar]]]
         curve = 1 - (1 - similarity**settings.rows_per_band) ** settings.num_bands
-        shares[similarity] = float(found[copies].mean())
-        share = f"{shares[similarity]:.4f} of {len(copies):,}"
+        shares[similarity] = float(found[similar].mean())
+        share = f"{shares[similarity]:.4f} of {len(similar):,}"
         print(f"  Jaccard {similarity:.2f}: {share} compared, S-curve {curve:.4f}")
     return shares
 
@@ -167,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--copies", type=int, default=COPIES, help="exact copies of each hundred; 15 more are similar")
     parser.add_argument("--folder", help="keep the files here")
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--policy", choices=get_args(Policy), default="greedy")
@@ -179,8 +184,8 @@ def main() -> None:
         if given.substrings:
             measure(folder, given.documents, given.workers, SubstringSettings(enabled=True))
             return
-        measured = measure(folder, given.documents, given.workers, settings)
-        recall(folder, measured.manifest, given.documents, settings)
+        measured = measure(folder, given.documents, given.workers, settings, given.copies)
+        recall(folder, measured.manifest, given.documents, settings, given.copies)
 
 
 if __name__ == "__main__":

@@ -27,24 +27,27 @@ SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.78, 0.82, 0.84, 0.86, 0.88, 0.9, 0.92, 0.
 Numbers = npt.NDArray[np.int64]
 
 
-def documents(root: Folder, count: int, runner: Runner, per_shard: int = 10_000, seed: int = 1) -> Manifest:
-    """A finished step `clean` of this many documents."""
-    step = Step(root, "clean", version=1, parameters={"count": count, "seed": seed}, inputs={}, folder="clean")
+def documents(
+    root: Folder, count: int, runner: Runner, per_shard: int = 10_000, seed: int = 1, copies: int = COPIES
+) -> Manifest:
+    """A finished step `clean` of this many documents, `copies` of each hundred exact copies."""
+    parameters = {"count": count, "seed": seed, "copies": copies}
+    step = Step(root, "clean", version=1, parameters=parameters, inputs={}, folder="clean")
     if done := runner.finished(step):
         return done
     starts = range(0, count, per_shard)
-    return step.commit(Outcome.total(runner.batches(step, "part", starts, write_shard, per_shard, count, seed)))
+    return step.commit(Outcome.total(runner.batches(step, "part", starts, write_shard, per_shard, count, seed, copies)))
 
 
-def write_shard(folder: Folder, name: str, start: int, per_shard: int, count: int, seed: int) -> Outcome:
+def write_shard(folder: Folder, name: str, start: int, per_shard: int, count: int, seed: int, copies: int) -> Outcome:
     """Write the documents from `start` on."""
-    table = shard(np.arange(start, min(start + per_shard, count)), count, seed)
+    table = shard(np.arange(start, min(start + per_shard, count)), count, seed, copies)
     return Outcome(outputs=(write_table(folder, f"{name}.parquet", table),), seen=len(table), kept=len(table))
 
 
-def shard(numbers: Numbers, count: int, seed: int) -> pa.Table:
+def shard(numbers: Numbers, count: int, seed: int, copies: int = COPIES) -> pa.Table:
     """These documents of `count`, in schema CLEAN; the url ends with the number."""
-    originals, shared = plan(numbers, count, seed)
+    originals, shared = plan(numbers, count, seed, copies)
     place = np.arange(WORDS)
     author = np.where(place[None, :] < shared[:, None], originals[:, None], numbers[:, None])
     draws = mix(mix(author.astype(np.uint64) + np.uint64(seed << 40)) + place.astype(np.uint64)[None, :])
@@ -63,17 +66,21 @@ def shard(numbers: Numbers, count: int, seed: int) -> pa.Table:
     return pa.table({name: (columns | rest)[name] for name in CLEAN.names}, schema=CLEAN)
 
 
-def plan(numbers: Numbers, count: int, seed: int) -> tuple[Numbers, Numbers]:
-    """For each document the one that it repeats (itself if none), and how many of its words it repeats."""
-    kind = numbers % HUNDRED
+def plan(numbers: Numbers, count: int, seed: int, copies: int = COPIES) -> tuple[Numbers, Numbers]:
+    """For each document the one that it repeats (itself if none), and how many of its words it repeats.
+
+    With more exact copies there are fewer originals; the share of similar documents stays.
+    """
+    kind, whole = numbers % HUNDRED, HUNDRED - len(SIMILARITIES)
+    authors = whole - copies
     other = (mix(numbers.astype(np.uint64) + np.uint64(seed)) % np.uint64(max(1, count // HUNDRED))).astype(np.int64)
-    other = other * HUNDRED + numbers % ORIGINALS
-    originals = np.where(kind < ORIGINALS, numbers, other)
+    other = other * HUNDRED + numbers % authors
+    originals = np.where(kind < authors, numbers, other)
     per_document = WORDS - NGRAM + 1
     similar = np.array(SIMILARITIES)
     common = np.rint(2 * per_document * similar / (1 + similar)).astype(np.int64) + NGRAM - 1
-    shared = common[np.maximum(kind - ORIGINALS - COPIES, 0)]
-    return originals, np.where(kind < ORIGINALS + COPIES, WORDS, shared)
+    shared = common[np.maximum(kind - whole, 0)]
+    return originals, np.where(kind < whole, WORDS, shared)
 
 
 @functools.cache
