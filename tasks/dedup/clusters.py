@@ -1,7 +1,7 @@
 """Clusters of verified pairs and exact copies, and the choice of the kept members.
 
-One batch processes all documents of a part, of which only those with a duplicate are in memory: some 250 bytes each.
-There is one part up to `components.MAX_EDGES` edges.
+One batch processes all documents of a part, of which only those with a duplicate are in memory: some 500 bytes each.
+There is one part below `components.MAX_EDGES` edges.
 """
 
 from collections.abc import Sequence
