@@ -30,7 +30,8 @@ from benchmarks.pairs import machine
 from tasks.core.timings import TIMINGS
 
 HOSTS = 64
-NOT_COMPARED = ("pages/", "timings.jsonl", "data-report/", "_manifest.json", ".flow-run", "_rows/")  # hold times
+TIMES = ("pages/", "timings.jsonl", "data-report/", "_manifest.json", ".flow-run", "openlineage.jsonl", "spdx.json")
+NOT_COMPARED = (*TIMES, "_rows/")
 CHANGE = b"<p>This paragraph was added to the page after the first crawl had read it.</p></body>"
 
 
