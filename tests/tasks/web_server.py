@@ -186,3 +186,20 @@ def running_site(host: str = "127.0.0.1", port: int = 0) -> Iterator[Site]:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield site
         server.shutdown()
+
+
+@contextlib.contextmanager
+def sites_on_one_port(first: str, second: str) -> Iterator[tuple[Site, Site]]:
+    """Serve at two loopback addresses on the same port until the block ends.
+
+    The kernel picks the port for `first`; where another process holds it at `second`, another port is tried.
+    """
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            one = stack.enter_context(running_site(first))
+            with contextlib.suppress(OSError):
+                two = stack.enter_context(running_site(second, int(one.address.rpartition(":")[2])))
+                break
+        else:
+            raise OSError(f"no port is free at both {first} and {second}")
+        yield one, two

@@ -26,7 +26,7 @@ from tasks.download.ssrf_guard import (
     refuse,
     system_lookup,
 )
-from tests.tasks.web_server import running_site
+from tests.tasks.web_server import running_site, sites_on_one_port
 
 PRIVATE = """
 0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 127.0.0.1 127.255.255.254 169.254.169.254 172.16.0.1 172.31.255.255 192.0.0.1
@@ -265,28 +265,26 @@ def test_dns_rebinding_is_prevented(order: list[str]) -> None:
     Both are loopback, and servers listen at both on one port; only 127.0.0.2 is allowed. Each look-up is checked, and
     the connection goes to the checked address: the server at 127.0.0.1 never sees a request.
     """
-    with running_site("127.0.0.2") as good:
+    with sites_on_one_port("127.0.0.1", "127.0.0.2") as (inside, good):
         port = good.address.rpartition(":")[2]
-        with running_site("127.0.0.1", int(port)) as inside:
-            urls = [f"http://rebind.example:{port}/{n}" for n in range(3)]
-            pages = fetch_all(urls, port, [[address] for address in order], ["127.0.0.2/32"])
-            assert not inside.hits
-            if order[0] == "127.0.0.2":
-                assert [page.reason for page in pages] == ["", "", ""]
-                assert {page.ip for page in pages} == {"127.0.0.2"}
-            else:
-                assert {page.reason for page in pages} == {"not_public_address"}
-                assert not good.hits
+        urls = [f"http://rebind.example:{port}/{n}" for n in range(3)]
+        pages = fetch_all(urls, port, [[address] for address in order], ["127.0.0.2/32"])
+        assert not inside.hits
+        if order[0] == "127.0.0.2":
+            assert [page.reason for page in pages] == ["", "", ""]
+            assert {page.ip for page in pages} == {"127.0.0.2"}
+        else:
+            assert {page.reason for page in pages} == {"not_public_address"}
+            assert not good.hits
 
 
 def test_a_redirect_to_an_internal_name_is_refused() -> None:
-    with running_site("127.0.0.2") as good:
+    with sites_on_one_port("127.0.0.1", "127.0.0.2") as (inside, good):
         port = good.address.rpartition(":")[2]
-        with running_site("127.0.0.1", int(port)) as inside:
-            good.handlers["/"] = lambda h: h.redirect(f"http://inside.example:{port}/")
-            # DNS answers in order: the first name, then the name that it redirects to.
-            (page,) = fetch_all([f"http://out.example:{port}/"], port, [["127.0.0.2"], ["127.0.0.1"]], ["127.0.0.2/32"])
-            assert not inside.hits
+        good.handlers["/"] = lambda h: h.redirect(f"http://inside.example:{port}/")
+        # DNS answers in order: the first name, then the name that it redirects to.
+        (page,) = fetch_all([f"http://out.example:{port}/"], port, [["127.0.0.2"], ["127.0.0.1"]], ["127.0.0.2/32"])
+        assert not inside.hits
     assert page.reason == "not_public_address"
 
 
