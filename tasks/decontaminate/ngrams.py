@@ -13,7 +13,7 @@ Memory: the words of the sets as numbers (4 bytes each), 37 bytes per n-gram, a 
 byte each, and the vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -111,11 +111,47 @@ class NgramIndex:
     def matches(self, text: str) -> list[Match]:
         """All occurrences of n-grams of the index in a text, by start, then length."""
         hashes, windows_found = self._windows(text)
-        if not len(windows_found):
-            return []
-        words = words_of(text)
-        numbers = np.fromiter(map(self._vocabulary.get, words, repeat(0)), dtype=np.uint32, count=len(words))
-        return sorted(self._verify(numbers, hashes[windows_found], windows_found))
+        return self._verify(text, hashes[windows_found], windows_found) if len(windows_found) else []
+
+    def _verify(self, text: str, hashes: npt.NDArray[np.uint64], windows_found: npt.NDArray[np.int64]) -> list[Match]:
+        """Occurrences at the windows found, compared word by word."""
+        first = np.searchsorted(self._keys, hashes, side="left")
+        counts = np.searchsorted(self._keys, hashes, side="right") - first
+        before = np.cumsum(counts) - counts
+        windows = np.repeat(windows_found, counts)
+        grams = self._grams[np.arange(len(windows)) + np.repeat(first - before, counts)]
+        lengths = self._lengths[grams].astype(np.int64)
+        equal = np.flatnonzero(self._equal(self._numbers_near(text, windows, lengths), windows, grams, lengths))
+        return sorted(map(Match, *(found[equal].tolist() for found in (windows, lengths, grams))))
+
+    def _numbers_near(
+        self, text: str, windows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint32]:
+        """Words of a text as numbers, 0 for words of no set and for words in no window."""
+        _, starts, ends = _split(text, spans=True)
+        change = np.zeros(len(starts) + 1, dtype=np.int64)
+        np.add.at(change, windows, 1)
+        np.add.at(change, np.minimum(windows + lengths, len(starts)), -1)
+        near = np.flatnonzero(np.cumsum(change[:-1]))
+        numbers = np.zeros(len(starts), dtype=np.uint32)
+        spans = zip(starts[near].tolist(), ends[near].tolist(), strict=True)
+        words = [folded(text[start:end]) for start, end in spans]
+        numbers[near] = np.fromiter(map(self._vocabulary.get, words, repeat(0)), dtype=np.uint32, count=len(words))
+        return numbers
+
+    def _equal(
+        self,
+        numbers: npt.NDArray[np.uint32],
+        windows: npt.NDArray[np.int64],
+        grams: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.bool_]:
+        """Mask of the windows whose words are those of their n-gram."""
+        equal = windows + lengths <= len(numbers)
+        for offset in range(int(lengths.max(initial=0))):
+            left = np.flatnonzero(equal & (lengths > offset))
+            equal[left] = self._words[self._starts[grams[left]] + offset] == numbers[windows[left] + offset]
+        return equal
 
     def _windows(self, text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """Hash of every window of `min_ngram` words, and the numbers of the windows whose hash is a key."""
@@ -127,18 +163,6 @@ class NgramIndex:
             words, self.min_ngram, self._keys, self._known, self._shift, hashes, windows_found
         )
         return hashes[:windows], windows_found[:found]
-
-    def _verify(
-        self, numbers: npt.NDArray[np.uint32], hashes: npt.NDArray[np.uint64], windows_found: npt.NDArray[np.int64]
-    ) -> Iterator[Match]:
-        """Occurrences among the windows found, compared word by word."""
-        first = np.searchsorted(self._keys, hashes, side="left")
-        last = np.searchsorted(self._keys, hashes, side="right")
-        for window, low, high in zip(windows_found.tolist(), first.tolist(), last.tolist(), strict=True):
-            for gram in self._grams[low:high].tolist():
-                start, length = int(self._starts[gram]), int(self._lengths[gram])
-                if np.array_equal(self._words[start : start + length], numbers[window : window + length]):
-                    yield Match(window, length, gram)
 
 
 def words_of(text: str) -> list[str]:
