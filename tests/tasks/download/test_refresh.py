@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from tasks.download.warc import Page
 from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline
 from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
+from tests.tasks.download.killed_downloads import killed_downloads
 from tests.tasks.web_server import Handler, Site
 
 DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
@@ -391,6 +393,44 @@ def test_an_interrupted_refresh_goes_on(server: Server, tmp_path: Path, moment: 
     assert len(asked) == len(set(asked)) < 12
     if name == "commit_batch":
         assert not answered & set(asked)
+
+
+@pytest.mark.parametrize("around", ["commit", pytest.param("everything", marks=pytest.mark.exhaustive)])
+def test_a_refresh_killed_at_any_instant_goes_on(server: Server, tmp_path: Path, around: str) -> None:
+    """SIGKILL at writes and before removals: the next refresh has the outputs of one that was not killed."""
+    root, kept = Folder(tmp_path / "out"), tmp_path / "kept"
+    first = run(root, server.site, fill(server))
+    change(server)
+    shutil.copytree(tmp_path / "out", kept)
+    straight = refresh(root, server)
+    expected, wanted = set((root / "pages").files()), plain(pages(root, straight))
+    with killed_downloads() as start:
+
+        def order(**more: Any) -> int:
+            shutil.rmtree(tmp_path / "out")
+            shutil.copytree(kept, tmp_path / "out")
+            return start(root, server.site.address, "refresh", **more)
+
+        assert order(record=str(tmp_path / "record")) == 0
+        counts = json.loads((tmp_path / "record").read_text())
+        writes, removals = range(counts["writes"]), range(counts["removals"])
+        assert len(writes) >= 8 and len(removals) >= 8
+        if around == "commit":  # the manifest is the last write
+            writes, removals = writes[-1:], removals[len(removals) // 2 : len(removals) // 2 + 1]
+        kills: list[dict[str, Any]] = [
+            {"write": number, "instant": instant} for number in writes for instant in ("between", "after")
+        ]
+        for kill in [*kills, *({"removal": number} for number in removals)]:
+            assert order(**kill) == -9, kill
+            stands = download(
+                root, need_manifest(root / "urls"), make_settings(), Inline(1), {"*.test": server.site.address}
+            )
+            assert stands == first or stands.content == straight.content, kill
+            again = refresh(root, server)
+            if stands == first:  # else this was one more refresh, of pages that stand
+                assert again.content == straight.content and changes(again) == changes(straight), kill
+                assert set((root / "pages").files()) == expected, kill
+            assert plain(pages(root, again)) == wanted, kill
 
 
 def test_the_pages_of_a_retry_are_refreshed_and_the_other_way_round(server: Server, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from tasks.download.step import download
 from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline
 from tests.tasks.download.fetch_helpers import make_settings, run
+from tests.tasks.download.killed_downloads import killed_downloads
 from tests.tasks.web_server import Site, ok
 
 
@@ -116,22 +115,12 @@ def test_a_retry_killed_at_any_instant_loses_no_page(site: Site, tmp_path: Path,
             root, urls, make_settings(), Inline(1), {"*.test": site.address}, retry_failed=retry_failed
         ).outcome
 
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.tasks.download.killed_retries"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    ) as driver:
-        assert driver.stdin and driver.stdout
+    with killed_downloads() as start:
 
         def order(**more: Any) -> int:
-            assert driver.stdin and driver.stdout
             shutil.rmtree(tmp_path / "out")
             shutil.copytree(straight, tmp_path / "out")
-            driver.stdin.write(json.dumps({"root": root.url, "address": site.address, **more}) + "\n")
-            driver.stdin.flush()
-            return int(driver.stdout.readline())
+            return start(root, site.address, "retry_failed", **more)
 
         assert order(record=str(tmp_path / "record")) == 0
         counts = json.loads((tmp_path / "record").read_text())
@@ -153,4 +142,3 @@ def test_a_retry_killed_at_any_instant_loses_no_page(site: Site, tmp_path: Path,
             assert plain(True).kept == 6, kill
             assert {path for _, path in site.hits} <= {"/robots.txt", "/flaky"}, kill
             assert set((root / "pages").files()) == expected, kill
-        driver.stdin.close()

@@ -1,14 +1,17 @@
-"""A process that retries a download in forked children and kills each at an instant of its commit.
+"""A process that repeats a download in forked children and kills each at an instant of its work.
 
 It answers each order, a line of JSON on standard input, with the child's exit status, negative for a signal.
 """
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tasks.core.manifest import need_manifest
 from tasks.core.storage import Folder
@@ -16,6 +19,28 @@ from tasks.download.step import download
 from tests.tasks.corpus import Inline
 from tests.tasks.download.fetch_helpers import make_settings
 from tests.tasks.kill_points import kill_at
+
+
+@contextlib.contextmanager
+def killed_downloads() -> Iterator[Callable[..., int]]:
+    """Start the process; yield a function that sends it an order and returns the child's exit status."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.tasks.download.killed_downloads"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    ) as process:
+        assert process.stdin and process.stdout
+
+        def order(root: Folder, address: str, again: Literal["retry_failed", "refresh"], **more: Any) -> int:
+            assert process.stdin and process.stdout
+            process.stdin.write(json.dumps({"root": root.url, "address": address, "again": again, **more}) + "\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        yield order
+        process.stdin.close()
 
 
 def kill_at_removal(number: int) -> None:
@@ -32,8 +57,8 @@ def kill_at_removal(number: int) -> None:
     Folder.remove = watched  # type: ignore[method-assign]
 
 
-def retry(order: dict[str, Any]) -> None:
-    """Fetch the failed URLs again."""
+def repeat(order: dict[str, Any]) -> None:
+    """Fetch the failed URLs again, or refresh the pages."""
     root = Folder(order["root"])
     if "record" in order:
         _record(Path(order["record"]))
@@ -42,7 +67,7 @@ def retry(order: dict[str, Any]) -> None:
     if "write" in order:
         kill_at(root, "pages", order["write"], order["instant"])
     urls = need_manifest(root / "urls")
-    download(root, urls, make_settings(), Inline(1), {"*.test": order["address"]}, retry_failed=True)
+    download(root, urls, make_settings(), Inline(1), {"*.test": order["address"]}, **{order["again"]: True})
 
 
 def _record(path: Path) -> None:
@@ -72,7 +97,7 @@ def main() -> None:
         if not child:
             status = 1
             try:
-                retry(json.loads(line))
+                repeat(json.loads(line))
                 status = 0
             except BaseException:  # noqa: BLE001 - the child must not continue as the parent
                 import traceback
