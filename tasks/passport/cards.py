@@ -92,9 +92,8 @@ def _filters(corpus: Corpus) -> str:
 
 
 def _dropped(corpus: Corpus) -> Iterator[tuple[str, str, str]]:
-    for step in corpus.steps:
-        for reason, count in sorted(step.manifest.outcome.reasons.items(), key=lambda item: (-item[1], item[0])):
-            yield step.manifest.step, plain(reason.replace("_", " ")), f"{count:,}"
+    for (step, reason), count in corpus.dropped.items():
+        yield step, plain(reason.replace("_", " ")), f"{count:,}"
 
 
 def _rights(corpus: Corpus) -> str:

@@ -61,6 +61,15 @@ def _general(corpus: Corpus, about: About, training: Training | None) -> Iterato
         ("latest date of acquisition", latest or ""),
         ("languages", ", ".join(plain(code) for code, _ in corpus.languages)),
         ("tokens read in training", f"{training.run.tokens:,}" if training else ""),
+        *_shares(training),
+    )
+
+
+def _shares(training: Training | None) -> list[tuple[str, str]]:
+    """Shares of the samples of a training on several corpora; `size` and all that follows count all their texts."""
+    notes = training.run.record.data if training else ()
+    return [("corpora, by their share of what was read", ", ".join(f"{note.share:.1%}" for note in notes))] * (
+        len(notes) > 1
     )
 
 
@@ -129,10 +138,9 @@ def _processing(corpus: Corpus, about: About) -> Iterator[str]:
     rights.append(plain(about.copyright_measures, 2000) or f"Further measures: {NOT_STATED}")
     yield "### 3.1 Reservations of rights from text and data mining\n\n" + "\n\n".join(rights)
     rows = [
-        (step.manifest.step, plain(reason.replace("_", " ")), f"{count:,}")
-        for step in corpus.steps
-        if step.manifest.step in ILLEGAL
-        for reason, count in sorted(step.manifest.outcome.reasons.items())
+        (step, plain(reason.replace("_", " ")), f"{count:,}")
+        for (step, reason), count in sorted(corpus.dropped.items())
+        if step in ILLEGAL
     ]
     removed = "Pages removed by lists of hosts and by filters of content:\n\n"
     removed += table(("step", "reason", "pages"), rows)

@@ -130,6 +130,15 @@ class Corpus:
         return self.steps[-1].manifest
 
     @property
+    def dropped(self) -> dict[tuple[str, str], int]:
+        """Number of dropped rows by step and reason, in the order of the steps; most frequent reasons first."""
+        found = Counter[tuple[str, str]]()
+        for step in self.steps:
+            found.update({(step.manifest.step, reason): n for reason, n in step.manifest.outcome.reasons.items()})
+        order = list(dict.fromkeys(step.manifest.step for step in self.steps))
+        return {key: found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), -found[key], key[1]))}
+
+    @property
     def masked(self) -> dict[str, int]:
         """Number of masked personal data by kind."""
         facts = [step.manifest.outcome.facts for step in self.steps]
@@ -154,6 +163,7 @@ class Training:
         devices: devices of its starts.
         packages: versions of Python, torch and this project, and those that the model depends on.
         commits: commits of the checkout at its starts, where known.
+        times: when its steps last started and ended, UTC, by name.
     """
 
     run: Run
@@ -163,6 +173,7 @@ class Training:
     devices: tuple[str, ...]
     packages: Mapping[str, str]
     commits: tuple[str, ...]
+    times: Mapping[str, tuple[datetime, datetime]]
 
 
 def corpus_facts(root: Folder) -> Corpus:
@@ -186,7 +197,7 @@ def corpus_facts(root: Folder) -> Corpus:
         languages=languages,
         hosts=hosts,
         signals=_signals(download) if download else (),
-        packages=_joined(step.manifest.versions for step in steps),
+        packages=joined(step.manifest.versions for step in steps),
         times=times_of(root),
     )
 
@@ -216,8 +227,9 @@ def training_facts(root: Folder, name: str) -> Training:
         merge=merged,
         scores=scores_of(folder, weights),
         devices=tuple(sorted({f"{start.world} x {start.device}" for start in starts})),
-        packages=_joined(made),
+        packages=joined(made),
         commits=tuple(sorted({start.commit for start in starts if start.commit})),
+        times=times_of(root),
     )
 
 
@@ -336,7 +348,7 @@ def _signals(download: FinishedStep) -> tuple[Signal, ...] | None:
     return tuple(sorted(found, key=lambda one: (one.kind, -one.pages, one.name)))
 
 
-def _joined(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def joined(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Return all packages; several versions of one are joined by a comma."""
     found: dict[str, set[str]] = {}
     for one in versions:

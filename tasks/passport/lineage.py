@@ -8,7 +8,7 @@ import json
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -25,26 +25,43 @@ SEND_SECONDS = 30.0
 Event = dict[str, Any]
 
 
-def events(name: str, corpus: Corpus | None, training: Training | None = None) -> list[Event]:
+def events(name: str, corpora: Mapping[str, Corpus], training: Training | None = None) -> list[Event]:
     """Return the START and COMPLETE events of all steps whose times are known, in the order of the steps.
 
     Args:
-        name: name of the output folder, the first part of the names of datasets.
-        corpus: facts of the corpus; None of a run whose corpus is not known.
-        training: facts of a training on it.
+        name: name of the training's output folder, the first part of the names of datasets.
+        corpora: facts of the corpora by the names of their output folders.
+        training: facts of a training on them.
     """
-    manifests = [step.manifest for step in corpus.steps] if corpus else []
+    steps = [(name, step.manifest, one.times) for name, one in corpora.items() for step in one.steps]
     if training:
-        manifests += [made for made in (training.manifest, training.merge) if made]
-    known = {made.identity: f"{name}/{made.folder}" for made in manifests}
-    times = corpus.times if corpus else {}
+        steps += [(name, made, training.times) for made in (training.manifest, training.merge) if made]
+    known = {made.identity: f"{folder}/{made.folder}" for folder, made, _ in steps}
+    read = {training.manifest.identity: _read_by(training, corpora)} if training and training.manifest else {}
     return [
-        event for made in manifests if made.step in times for event in _of_step(name, made, known, times[made.step])
+        event
+        for folder, made, times in steps
+        if made.step in times
+        for event in _of_step(folder, made, read.get(made.identity, made.inputs), known, times[made.step])
     ]
 
 
-def _of_step(name: str, made: Manifest, known: dict[str, str], times: tuple[datetime, datetime]) -> Iterator[Event]:
-    inputs = [_input(name, made, key, identity, known) for key, identity in sorted(made.inputs.items())]
+def _read_by(training: Training, corpora: Mapping[str, Corpus]) -> dict[str, str]:
+    """Identities of the steps whose outputs a training read; its manifest has hashes of their contents alone."""
+    record = training.run.record
+    found = dict(record.inputs or (training.manifest.inputs if training.manifest else {}))
+    used = {note.fingerprint for note in record.data}
+    for name, corpus in corpora.items():
+        for made in (step.manifest for step in corpus.steps):
+            if made.step == "tokenize" and made.fingerprint in used and made.identity not in found.values():
+                found[f"{name}/{made.step}"] = made.identity
+    return found
+
+
+def _of_step(
+    name: str, made: Manifest, read: Mapping[str, str], known: dict[str, str], times: tuple[datetime, datetime]
+) -> Iterator[Event]:
+    inputs = [_input(name, made, key, identity, known) for key, identity in sorted(read.items())]
     run = {"runId": str(uuid.uuid5(uuid.NAMESPACE_URL, f"gpt2train:{made.step}:{made.identity}"))}
     job = {"namespace": NAMESPACE, "name": f"{name}/{made.step}", "facets": _job_facets()}
     base = {"producer": PRODUCER, "schemaURL": EVENT, "run": run, "job": job, "inputs": inputs}

@@ -6,6 +6,7 @@ The Croissant description is `OUT/croissant.json`, since it names files below it
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gpt2train.runs.reading import find_runs, read_runs
 from tasks.core.manifest import MANIFEST, Manifest, canonical
 from tasks.core.storage import Folder
 from tasks.passport.about import STATED, About, stated_about
+from tasks.passport.blend import blend_facts
 from tasks.passport.cards import Sections, card_of_corpus, corpus_sections, training_sections
 from tasks.passport.croissant import DataFile, croissant
 from tasks.passport.eu_summary import eu_summary
@@ -47,26 +49,29 @@ def corpus_documents(name: str, corpus: Corpus, about: About = NO_ABOUT) -> dict
     return {
         CROISSANT: _json(croissant(corpus, files, last.columns() if last else (), about.license)),
         f"{FOLDER}/{CARD}": card_of_corpus(corpus, about.license),
-        f"{FOLDER}/{LINEAGE}": _lines(events(name, corpus)),
+        f"{FOLDER}/{LINEAGE}": _lines(events(name, {name: corpus})),
         f"{FOLDER}/{SUMMARY}": eu_summary(corpus, about),
         f"{FOLDER}/{PACKAGES}": _json(spdx(f"{name}: corpus", corpus.packages, made[1] if made else None)),
     }
 
 
-def run_documents(name: str, corpus: Corpus | None, training: Training, about: About = NO_ABOUT) -> dict[str, str]:
+def run_documents(
+    name: str, corpora: Mapping[str, Corpus], training: Training, about: About = NO_ABOUT
+) -> dict[str, str]:
     """Return the documents of a run by path in the output folder, besides the model card.
 
     Args:
         name: name of the output folder.
-        corpus: facts of the corpus that it was trained on; None if it is not known.
+        corpora: facts of the corpora that it was trained on, by name; empty if one is not known.
         training: facts of the run.
         about: what the publisher states.
     """
     folder = f"runs/{training.run.folder.name}/{FOLDER}"
-    made = corpus.times.get("train") if corpus else None
+    corpus = blend_facts(list(corpora.values())) if corpora else None
+    made = training.times.get("train")
     packages = {**(corpus.packages if corpus else {}), **training.packages}
     found = {
-        f"{folder}/{LINEAGE}": _lines(events(name, corpus, training)),
+        f"{folder}/{LINEAGE}": _lines(events(name, corpora, training)),
         f"{folder}/{PACKAGES}": _json(spdx(f"{name}: {training.run.name}", packages, made[1] if made else None)),
     }
     return found | ({f"{folder}/{SUMMARY}": eu_summary(corpus, about, training)} if corpus else {})
@@ -88,7 +93,7 @@ def write_passport(root: Folder, runs: Iterable[str] = (), about: About | None =
     documents = corpus_documents(name, corpus, about) if corpus else {}
     for run in runs:
         training = training_facts(root, run)
-        documents |= run_documents(name, corpus_of_run(root, training), training, about)
+        documents |= run_documents(name, corpora_of_run(root, training), training, about)
     if not documents:
         raise UserError(f"{root.url} holds neither a corpus nor a run; give the output folder of a flow")
     for path, text in {**kept, **documents}.items():
@@ -164,27 +169,31 @@ def corpus_of(root: Folder) -> Corpus | None:
         return None
 
 
-def corpus_of_run(root: Folder, training: Training) -> Corpus | None:
-    """Return the facts of the corpus that a run was trained on, in its own output folder or in another one.
+def corpora_of_run(root: Folder, training: Training) -> dict[str, Corpus]:
+    """Return the facts of the corpora that a run was trained on, in its own output folder or in others, by name.
 
-    None if it is not known: token files made elsewhere, several corpora, or a corpus that was made again since.
+    Empty if one is not known (token files made elsewhere, a corpus that was made again since): a document about a part
+    of what was read would be wrong.
     """
-    notes = training.run.record.data
-    if len(notes) != 1:
-        return None
-    prefix = Path(notes[0].prefix)
     own = Path(root.path())
-    home = own if prefix.is_relative_to(own) or len(prefix.parts) < 4 else prefix.parents[2]  # OUT/tokens/train/tokens
-    corpus = corpus_of(Folder(home))
-    made = next((step.manifest for step in corpus.steps if step.manifest.step == "tokenize"), None) if corpus else None
-    return corpus if made and made.fingerprint == notes[0].fingerprint else None
+    found: dict[Path, Corpus] = {}
+    for note in training.run.record.data:
+        prefix = Path(note.prefix)
+        home = own if prefix.is_relative_to(own) or len(prefix.parts) < 4 else prefix.parents[2]  # OUT/tokens/train/x
+        corpus = found.get(home) or corpus_of(Folder(home))
+        made = next((one.manifest for one in corpus.steps if one.manifest.step == "tokenize"), None) if corpus else None
+        if corpus is None or made is None or made.fingerprint != note.fingerprint:
+            return {}
+        found[home] = corpus
+    names = Counter(home.name for home in found)
+    return {home.name if names[home.name] == 1 else "/".join(home.parts[-2:]): corpus for home, corpus in found.items()}
 
 
 def card_sections(root: Folder, run: str) -> Sections:
     """Return the sections of a run's model card about its training text and what the training took."""
     training = training_facts(root, run)
-    corpus = corpus_of_run(root, training)
-    return (*(corpus_sections(corpus) if corpus else ()), *training_sections(training))
+    corpora = list(corpora_of_run(root, training).values())
+    return (*(corpus_sections(blend_facts(corpora)) if corpora else ()), *training_sections(training))
 
 
 def lineage_of(root: Folder, paths: Iterable[str]) -> list[Event]:

@@ -21,9 +21,10 @@ from gpt2train.convert.card_scores import Score
 from gpt2train.convert.markdown import plain
 from gpt2train.io.command_line import run_command
 from tasks.core.storage import Folder
+from tasks.passport.blend import blend_facts
 from tasks.passport.facts import corpus_facts, training_facts
 from tasks.passport.publish import contents_of
-from tasks.passport.write import leave_passport, write_passport
+from tasks.passport.write import corpora_of_run, leave_passport, write_passport
 from tests.flows.conftest import Finished
 
 EVENTS = "passport/openlineage.jsonl"
@@ -125,6 +126,36 @@ def test_an_output_of_an_older_release_is_described_as_far_as_it_is_known(output
     assert "The tokens were not counted." in card and "| size | unknown |" in summary
     assert (output / EVENTS).read_text() == ""
     assert json.loads((output / "passport/spdx.json").read_text())["packages"] == []
+
+
+def test_a_run_on_two_corpora_is_described_by_both(output: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(output, other, ignore=shutil.ignore_patterns("runs"))
+    tokens = other / "tokens/_manifest.json"
+    made = json.loads(tokens.read_text())
+    made["fingerprint"] = made["fingerprint"][::-1]
+    tokens.write_text(json.dumps(made))
+    run = next((output / "runs").glob("*/run.json")).parent
+    record = json.loads((run / "run.json").read_text())
+    (note,) = record["data"]
+    second = {"prefix": note["prefix"].replace(str(output), str(other)), "fingerprint": made["fingerprint"]}
+    second["identity"] = made["fingerprint"] + ":" + note["identity"].partition(":")[2]
+    record["data"] = [note | {"share": 0.7}, note | second | {"share": 0.3}]
+    (run / "run.json").write_text(json.dumps(record))
+    alone = corpus_facts(Folder(output))
+    before = (run / "passport/eu-summary.md").read_text()
+    write_passport(Folder(output), [run.name])
+    summary = (run / "passport/eu-summary.md").read_text()
+    assert "| corpora, by their share of what was read | 70.0%, 30.0% |" in summary and "by their share" not in before
+    documents, tokens_of_both = 2 * sum(alone.documents.values()), 2 * sum((alone.tokens or {}).values())
+    assert f"{documents:,}" in summary and f"{tokens_of_both:,}" in summary
+    assert sum(blend_facts([alone, alone]).documents.values()) == documents
+    names = {one["name"].split("/")[0] for event in events_of(run) for one in event["outputs"]}
+    assert names == {"out", "other"}
+    trained = next(e for e in events_of(run) if e["job"]["name"].endswith("train") and e["eventType"] == "COMPLETE")
+    assert {"out/tokens", "other/tokens"} <= {one["name"] for one in trained["inputs"]}
+    tokens.write_text(json.dumps(made | {"fingerprint": "0" * 64}))  # made again since
+    assert corpora_of_run(Folder(output), training_facts(Folder(output), run.name)) == {}
 
 
 def test_an_output_behind_a_url_has_the_same_documents(finished: Finished) -> None:
@@ -229,6 +260,8 @@ def test_the_events_are_those_of_openlineage_and_form_one_chain(finished: Finish
         assert inner <= written, event["job"]["name"]
         written |= {one["name"] for one in event["outputs"]}
     assert any(name.endswith("/model") for name in written)
+    trained = next(event for event in ended if event["job"]["name"].endswith("/train"))
+    assert {one["name"].split("/")[-1] for one in trained["inputs"]} == {"tokens", "tokenizer"}
 
 
 class Endpoint(http.server.BaseHTTPRequestHandler):
