@@ -84,6 +84,8 @@ def _boilerplate(output: Output, made: Manifest, runner: Runner, _: Folder) -> M
 
 
 def _clean(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
+    if files := sorted(name.removeprefix("filter ") for name in made.inputs if name.startswith("filter ")):
+        raise NotRedoneError(f"the files of its filters are not kept: {', '.join(files)}")
     settings = CleanSettings.model_validate(made.parameters)
     bpe = output.input_if_any(made, "tokenizer")
     return clean(output.root, output.input(made, "extract"), settings, runner, bpe)

@@ -16,6 +16,7 @@ from tasks.clean.filters import (  # noqa: F401 (they register themselves)
     cleanup,
     fasttext_model,
     fineweb,
+    fineweb_edu,
     gopher,
     pii,
     quality,
@@ -24,6 +25,7 @@ from tasks.clean.filters import (  # noqa: F401 (they register themselves)
 from tasks.clean.filters.registry import FilterModel, LocalModel, Replacement, TextFilter, filters
 from tasks.clean.filters.verdict import Rejection
 from tasks.core.input_files import find_inputs, read_any
+from tasks.core.manifest import digest
 
 ABOUT = "Opt-in quality filters; all are off by default."
 
@@ -96,7 +98,8 @@ def filter_files(settings: FilterSettings) -> dict[str, bytes | LocalModel]:
             continue
         location = str(getattr(options, item.file.field))
         if isinstance(item.file, FilterModel):
-            found[name] = model = _local_model(location, f"--clean.filters.{name}.{item.file.field}")
+            flag = f"--clean.filters.{name}.{item.file.field}"
+            found[name] = model = _local_model(location, flag, item.file.suffixes)
             item.file.check(model, options)
         else:
             found[name] = content = read_any(location)
@@ -109,12 +112,15 @@ def file_hash(file: bytes | LocalModel) -> str:
     return file.sha256 if isinstance(file, LocalModel) else hashlib.sha256(file).hexdigest()
 
 
-def _local_model(location: str, flag: str) -> LocalModel:
+def _local_model(location: str, flag: str, suffixes: tuple[str, ...]) -> LocalModel:
     path = Path(location).expanduser().absolute()
-    if "://" in location or path.is_dir():
-        raise UserError(f"{location} is no file on the local disk; give the path of one with {flag}")
-    [found] = find_inputs([str(path)], flag, ())
-    return LocalModel(found.location, found.identity)
+    kind = "folder" if suffixes else "file"
+    if "://" in location or path.is_dir() != bool(suffixes):
+        raise UserError(f"{location} is no {kind} on the local disk; give the path of one with {flag}")
+    files = find_inputs([str(path)], flag, suffixes)
+    if not suffixes:
+        return LocalModel(files[0].location, files[0].identity)
+    return LocalModel(str(path), digest([[file.name, file.identity] for file in files]))
 
 
 def not_in_fingerprint(settings: FilterSettings) -> dict[str, bool | set[str]]:

@@ -36,7 +36,7 @@ class LocalModel(NamedTuple):
     """Model on the local disk that is too large to be sent to the workers: they open it by its path."""
 
     path: str
-    """Absolute path of the file."""
+    """Absolute path of the file or folder."""
     sha256: str
     """Hash of the content, so that a worker opens a file again whose content has changed."""
 
@@ -49,6 +49,8 @@ class FilterModel(NamedTuple):
     check: Callable[[LocalModel, Any], object]
     """Called with the model and the filter's settings before the cleaning begins; raises UserError for another kind of
     file."""
+    suffixes: tuple[str, ...] = ()
+    """Suffixes of the files of a model that is a folder; empty for one that is a file."""
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ NOT_SHAPING_THERE = {
     ("extract", "langdetect"): "the early language test asks the fast model alone",
     ("clean", "phonenumbers"): "declared by the mask that is on (PiiSettings.packages)",
     ("clean", "stdnum"): "declared by the mask that is on",
+    ("clean", "torch"): "declared by fineweb_edu, if it is on",
+    ("clean", "transformers"): "declared by fineweb_edu, if it is on",
 }
 # Module -> distributions, where the names differ.
 DISTRIBUTIONS = {

@@ -14,6 +14,7 @@ from tasks.clean.filters.registry import LocalModel
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.core.storage import Folder
+from tasks.verify.command import verify_output
 from tests.tasks.clean.test_clean import ENGLISH, GERMAN, documents, rows_of
 from tests.tasks.corpus import Inline
 
@@ -31,7 +32,9 @@ def settings_with(model: Path, **more: object) -> CleanSettings:
     )
 
 
-def test_texts_whose_label_is_improbable_are_rejected(tmp_path: Path, model: Path) -> None:
+def test_texts_whose_label_is_improbable_are_rejected(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = Folder(tmp_path / "out")
     source = documents(root, [ENGLISH, GERMAN])
     with Inline(workers=1) as runner:
@@ -42,6 +45,8 @@ def test_texts_whose_label_is_improbable_are_rejected(tmp_path: Path, model: Pat
         model = model.rename(tmp_path / "moved.ftz")  # the content counts, not the name
         assert clean(root, source, settings_with(model), runner) == made and runner.skipped == {"clean"}
         assert len(rows_of(root, clean(root, source, settings_with(model, threshold=0.0), runner))) == 2
+    verify_output(root.url, workers=1)
+    assert "not done again: the files of its filters are not kept: fasttext" in capsys.readouterr().out
 
 
 def test_scores_are_those_of_fasttext(model: Path) -> None:

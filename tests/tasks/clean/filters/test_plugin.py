@@ -100,7 +100,8 @@ def test_help_and_errors_name_its_settings(tmp_path: Path) -> None:
 
 
 def test_the_chain_without_plug_ins_is_in_the_order_of_fineweb() -> None:
-    assert list(filters()) == ["cleanup", "repetition", "gopher", "c4", "fineweb", "quality", "fasttext", "pii"]
+    classifiers = ["quality", "fasttext", "fineweb_edu"]
+    assert list(filters()) == ["cleanup", "repetition", "gopher", "c4", "fineweb", *classifiers, "pii"]
     assert list(FilterSettings.model_fields) == list(filters())
 
 
