@@ -20,7 +20,7 @@ from gpt2train.io.command_line import HELP_DEBUG, run_command
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.simulate_command import simulate
-from gpt2train.quality.command import label, train_quality
+from gpt2train.quality.command import train_quality
 from gpt2train.runs.command import runs
 from gpt2train.runs.corpus_command import contamination, index
 from gpt2train.runs.trace_command import trace
@@ -44,7 +44,7 @@ app.command("tasks.passport.command:publish", name="publish")
 app.command("tasks.forget.command:forget", name="forget")
 data = App(name="data", help="Token files and documents.")
 app.command(data)
-data.command(label)
+data.command("tasks.browse.command:label", name="label")
 data.command("tasks.browse.command:browse", name="browse")
 data.command(train_quality)
 data.command(index)

@@ -11,16 +11,22 @@ PAGE = f"{__package__}.page"
 class LabelServer(LocalPageServer):
     """Server of one session; `url` is the address of the page.
 
+    Args:
+        session: the session.
+        port: port; 0 takes a free one.
+        browse: contents of the page `browse/`, which shows the whole way of a document; None for no such page.
+
     Raises:
         UserError: the port is in use.
     """
 
-    def __init__(self, session: Session, port: int = 0) -> None:
+    def __init__(self, session: Session, port: int = 0, browse: Routes | None = None) -> None:
         def vote(body: dict[str, Any]) -> dict[str, Any]:
             return session.vote(str(body.get("id")), body.get("vote"))
 
         def train(body: dict[str, Any]) -> dict[str, Any]:
             return session.train(float(body.get("precision", "nan")))
 
-        get = {"state": lambda _: session.state()}
-        super().__init__(Routes(PAGE, get, {"vote": vote, "train": train}), port)
+        get = {"state": lambda _: {**session.state(), "can_browse": browse is not None}}
+        below = {"browse": browse} if browse else {}
+        super().__init__(Routes(PAGE, get, {"vote": vote, "train": train}), port, below)

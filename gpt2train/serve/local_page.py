@@ -52,7 +52,12 @@ class Routes:
 
 
 class LocalPageServer(ThreadingHTTPServer):
-    """Server of one page; `url` is its address.
+    """Server of a page, and of others below it; `url` is its address.
+
+    Args:
+        routes: contents of the page.
+        port: port; 0 takes a free one.
+        below: contents of the pages at `url` + name + `/`, by name.
 
     Raises:
         UserError: the port is in use.
@@ -60,8 +65,8 @@ class LocalPageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, routes: Routes, port: int = 0) -> None:
-        self.routes, self.token = routes, secrets.token_urlsafe(24)
+    def __init__(self, routes: Routes, port: int = 0, below: Mapping[str, Routes] | None = None) -> None:
+        self.pages, self.token = {"": routes, **(below or {})}, secrets.token_urlsafe(24)
         self.hosts = allowed_hosts(HOST, HOST)
         try:
             super().__init__((HOST, port), Handler)
@@ -88,8 +93,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a file of the page, or by one of the functions."""
-        name, query = self._name()
-        routes = self.server.routes
+        routes, name, query = self._route()
         if name in routes.get:
             self._answer(routes.get[name], lambda: dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)))
         elif name in FILES:
@@ -100,9 +104,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer by one of the functions."""
-        name, _ = self._name()
-        if name in self.server.routes.post:
-            self._answer(self.server.routes.post[name], self._body)
+        routes, name, _ = self._route()
+        if name in routes.post:
+            self._answer(routes.post[name], self._body)
         else:
             self._send_json({"error": "no such page"}, HTTPStatus.NOT_FOUND)
 
@@ -119,14 +123,18 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send_json(found)
 
-    def _name(self) -> tuple[str, str]:
-        """Path below the token, and the query; `NOWHERE` for the path if the token or the host is wrong."""
+    def _route(self) -> tuple[Routes, str, str]:
+        """Contents of the page, path below it, and query; `NOWHERE` for the path if the token or the host is wrong."""
+        first = self.server.pages[""]
         if not self.server.hosts.allows_host(self.headers.get("Host") or ""):
-            return NOWHERE, ""
+            return first, NOWHERE, ""
         token, slash, rest = self.path.removeprefix("/").partition("/")
         is_ours = hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode())
-        name, _, query = rest.partition("?")
-        return (name, query) if is_ours and slash else (NOWHERE, "")
+        if not (is_ours and slash):
+            return first, NOWHERE, ""
+        path, _, query = rest.partition("?")
+        page, slash, name = path.partition("/")
+        return (self.server.pages.get(page, first), name, query) if slash else (first, path, query)
 
     def _body(self) -> Values:
         size = int(self.headers.get("Content-Length") or 0)

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-from gpt2train.serve.local_page import LocalPageServer, Routes
+from gpt2train.serve.local_page import Routes
 from tasks.browse.corpus import find_steps
 from tasks.browse.difference import difference
 from tasks.browse.samples import Runs
@@ -15,49 +15,47 @@ PAGE = f"{__package__}.page"
 Values = dict[str, Any]
 
 
-class BrowseServer(LocalPageServer):
-    """Server of the documents of one output; `url` is the address of the page.
+def browse_routes(root: Folder) -> Routes:
+    """Return the contents of the page about the documents of one output.
 
     Raises:
-        UserError: the output has no documents, or the port is in use.
+        UserError: the output has no documents.
     """
+    steps, runs = find_steps(root), Runs(root)
+    counted = lru_cache(maxsize=2)(lambda by: counts(steps, by))
 
-    def __init__(self, root: Folder, port: int = 0) -> None:
-        steps, runs = find_steps(root), Runs(root)
-        counted = lru_cache(maxsize=2)(lambda by: counts(steps, by))
+    def overview(_: Values) -> Values:
+        rows = [
+            {
+                "step": step.name,
+                "seen": step.manifest.outcome.seen,
+                "kept": step.manifest.outcome.kept,
+                "reasons": step.manifest.outcome.reasons,
+            }
+            for step in steps
+            if step.manifest.outcome.seen
+        ]
+        return {"root": root.url, "steps": rows}
 
-        def overview(_: Values) -> Values:
-            rows = [
-                {
-                    "step": step.name,
-                    "seen": step.manifest.outcome.seen,
-                    "kept": step.manifest.outcome.kept,
-                    "reasons": step.manifest.outcome.reasons,
-                }
-                for step in steps
-                if step.manifest.outcome.seen
-            ]
-            return {"root": root.url, "steps": rows}
+    def document(query: Values) -> Values:
+        return way_of(steps, runs, query.get("id", ""), query.get("url", ""))
 
-        def document(query: Values) -> Values:
-            return way_of(steps, runs, query.get("id", ""), query.get("url", ""))
+    def text(query: Values) -> Values:
+        return text_of(steps, query.get("step", ""), query.get("id", ""))
 
-        def text(query: Values) -> Values:
-            return text_of(steps, query.get("step", ""), query.get("id", ""))
+    def compared(query: Values) -> Values:
+        one = text_of(steps, query.get("step", ""), query.get("id", ""))
+        other = text_of(steps, query.get("other_step", ""), query.get("other", ""))
+        return {"steps": [one["step"], other["step"]], **difference(one["text"], other["text"])}
 
-        def compared(query: Values) -> Values:
-            one = text_of(steps, query.get("step", ""), query.get("id", ""))
-            other = text_of(steps, query.get("other_step", ""), query.get("other", ""))
-            return {"steps": [one["step"], other["step"]], **difference(one["text"], other["text"])}
-
-        get = {
-            "overview": overview,
-            "search": lambda query: search(
-                steps, query.get("query", ""), query.get("kind", "auto"), max(0, int(query.get("start", 0)))
-            ),
-            "document": document,
-            "text": text,
-            "difference": compared,
-            "counts": lambda query: counted("language" if query.get("by") == "language" else "host"),
-        }
-        super().__init__(Routes(PAGE, get), port)
+    get = {
+        "overview": overview,
+        "search": lambda query: search(
+            steps, query.get("query", ""), query.get("kind", "auto"), max(0, int(query.get("start", 0)))
+        ),
+        "document": document,
+        "text": text,
+        "difference": compared,
+        "counts": lambda query: counted("language" if query.get("by") == "language" else "host"),
+    }
+    return Routes(PAGE, get)

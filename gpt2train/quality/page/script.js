@@ -6,6 +6,7 @@ const done = []; // ids with a vote in this page, the last one at the end
 let shown = {}; // document on each side, or null
 let active = "kept";
 let busy = false;
+let canBrowse = false;
 
 async function call(name, body) {
   const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
@@ -39,6 +40,8 @@ function show(state) {
     part(".text").scrollTop = 0;
     part(".url").textContent = next ? next.url : "";
     part(".url").title = next ? next.url : "";
+    part(".way").hidden = !canBrowse || !next;
+    if (next) part(".way").href = `browse/?${new URLSearchParams({ id: next.id, url: next.url })}`;
     part(".size").textContent = next ? `${next.characters.toLocaleString("en")} characters` : "";
     part(".detail").textContent = next && next.reason ? `${next.reason}: ${next.detail}` : "";
   }
@@ -127,6 +130,7 @@ function draw(curve, threshold) {
 }
 
 const keys = {
+  w: () => { const link = sides[active].querySelector(".way"); if (!link.hidden) link.click(); },
   g: () => vote("good"), b: () => vote("bad"), s: () => vote("skip"), u: undo, ArrowLeft: switchSide, ArrowRight: switchSide,
 };
 document.addEventListener("keydown", (event) => {
@@ -145,4 +149,8 @@ get("train").addEventListener("click", train);
 for (const [side, card] of Object.entries(sides)) {
   card.addEventListener("click", () => { if (shown[side]) { active = side; mark(); } });
 }
-call("state").then((state) => state && show(state));
+call("state").then((state) => {
+  if (!state) return;
+  canBrowse = state.can_browse;
+  show(state);
+});

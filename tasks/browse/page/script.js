@@ -181,3 +181,5 @@ document.addEventListener("keydown", (event) => {
   action();
 });
 overview();
+const linked = new URLSearchParams(location.search); // a link of another page
+if (linked.has("id") || linked.has("url")) show(linked.get("id") || "", linked.get("url") || "");

@@ -1,8 +1,6 @@
 """The labelling page in a real browser."""
 
-import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -14,6 +12,7 @@ from gpt2train.quality.label_server import LabelServer
 from gpt2train.quality.model_file import from_bytes
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile, read_votes
+from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import planted, votes_on
 
 HOSTILE = "</div><script>document.title='bad'</script><img src=x onerror=\"document.title='bad'\">"
@@ -23,25 +22,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    webdriver = pytest.importorskip(
-        "selenium.webdriver", reason="selenium is not installed: pip install 'gpt2train[peers]'"
-    )
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not (chromium and driver):
-        pytest.skip("no Chromium with its chromedriver here")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    flags = "headless no-sandbox disable-gpu no-first-run disable-dev-shm-usage disable-component-update"
-    flags += f" disable-background-networking disable-sync window-size=1400,900 user-data-dir={tmp_path / 'profile'}"
-    for flag in flags.split():
-        options.add_argument(f"--{flag}")
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        yield found
-    finally:
-        found.quit()
+    with chromium(tmp_path) as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -59,13 +41,6 @@ def server(open_data: Path, tmp_path: Path) -> Iterator[LabelServer]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_keys_vote_and_a_model_is_trained(browser: Any, server: LabelServer, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import html
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from gpt2train.runs.page import MARK, POINTS, curves, downsample, render
 from gpt2train.runs.reading import read_run, read_runs
+from tests.chromium import chromium
 from tests.gpt2train.runs.fake_runs import make_run
 
 HOSTILE = "</script><script>document.title='bad'</script><img src=x onerror=alert(1)>"
@@ -59,28 +59,10 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    webdriver = pytest.importorskip(
-        "selenium.webdriver", reason="selenium is not installed: pip install 'gpt2train[peers]'"
-    )
-    from selenium.webdriver.common.by import By
+    with chromium(tmp_path_factory.mktemp("browser"), "1400,1000", performance="ALL") as driver:
+        from selenium.webdriver.common.by import By
 
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not (chromium and driver):
-        pytest.skip("no Chromium with its chromedriver here")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-dev-shm-usage disable-component-update"
-    flags += " disable-background-networking disable-sync window-size=1400,1000"
-    flags += f" user-data-dir={tmp_path_factory.mktemp('profile')}"
-    for flag in flags.split():
-        options.add_argument(f"--{flag}")
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        yield Browser(found, By.CSS_SELECTOR)
-    finally:
-        found.quit()
+        yield Browser(driver, By.CSS_SELECTOR)
 
 
 def test_the_page_works_in_a_browser(browser: Browser, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,25 +13,18 @@ import pytest
 
 from benchmarks.serve import OURS, server
 from gpt2train.model.gpt2 import GPT2
+from tests.chromium import chromium
 from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.gpt2train.serve.fixed_text_model import SHAPE, write_reciting_model
 from tests.tasks.corpus import row
 
-webdriver = pytest.importorskip(
-    "selenium.webdriver", reason="selenium is not installed: pip install 'gpt2train[peers]'"
-)
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no Chromium with its chromedriver here")
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install 'gpt2train[peers]'")
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 TEXT = "Grüße, <b>bold</b><img src=x onerror=alert(1)> 1 € & \u2028more.\n"
 KEY = "open sesame"
-FLAGS = "headless no-sandbox disable-gpu disable-quic no-first-run disable-dev-shm-usage disable-background-networking"
-FLAGS += " disable-component-update disable-sync window-size=1200,900"
 
 
 class Page:
@@ -91,21 +83,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     folder = tmp_path_factory.mktemp("page")
     write_reciting_model(folder / "model", TEXT)
     (folder / "key").write_text(f"{KEY}\n")
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*FLAGS.split(), f"user-data-dir={folder / 'profile'}"):
-        options.add_argument(f"--{flag}")
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    try:
-        flags = ["--key-file", str(folder / "key")]
-        if find_spec("pydivsufsort"):
-            rows = [row(f"{n}: {TEXT[:40]}{n}", f"https://a.test/{n}") for n in range(5)]
-            flags += ["--trace", str(make_indexed(folder / "corpus", rows))]
-        with server(OURS, folder / "model", flags, threads=1) as (address, _):
-            yield Page(driver, address)
-    finally:
-        driver.quit()
+    flags = ["--key-file", str(folder / "key")]
+    if find_spec("pydivsufsort"):
+        rows = [row(f"{n}: {TEXT[:40]}{n}", f"https://a.test/{n}") for n in range(5)]
+        flags += ["--trace", str(make_indexed(folder / "corpus", rows))]
+    with (
+        chromium(folder, "1200,900") as driver,
+        server(OURS, folder / "model", flags, threads=1) as (address, _),
+    ):
+        yield Page(driver, address)
 
 
 def test_the_page_loads_nothing_from_other_hosts(page: Page) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from gpt2train.data.epoch import Epoch
 from gpt2train.errors import UserError
+from gpt2train.serve.local_page import LocalPageServer
 from tasks.browse.difference import MAX_WORDS, difference
 from tasks.browse.samples import samples_of
-from tasks.browse.server import BrowseServer
+from tasks.browse.server import browse_routes
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.core.manifest import Outcome
@@ -33,7 +34,7 @@ HOSTILE = "</div><script>document.title='bad'</script><img src=x onerror=alert(1
 class Client:
     """Client of a server."""
 
-    def __init__(self, server: BrowseServer) -> None:
+    def __init__(self, server: LocalPageServer) -> None:
         parts = urlsplit(server.url)
         self.port, self.path = parts.port, parts.path
 
@@ -73,7 +74,7 @@ def output(open_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(output: Path) -> Iterator[Client]:
-    server = BrowseServer(Folder(output))
+    server = LocalPageServer(browse_routes(Folder(output)))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield Client(server)
@@ -143,14 +144,14 @@ def test_hostile_text_is_data_and_only_who_has_the_token_sees_it(client: Client)
 
 def test_what_is_unknown_is_said_to_be_unknown(output: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no finished step with documents; give the output folder of a data flow"):
-        BrowseServer(Folder(tmp_path))
+        LocalPageServer(browse_routes(Folder(tmp_path)))
     for name in ("clean", "dedup"):
         (tmp_path / name).symlink_to(output / name)
     documents = tmp_path / "documents"
     documents.mkdir()
     (documents / "_manifest.json").write_bytes((output / "documents" / "_manifest.json").read_bytes())
-    server = BrowseServer(Folder(tmp_path))  # the files of one step are gone
-    found = server.routes.get["document"]({"id": "00000003"})
+    server = LocalPageServer(browse_routes(Folder(tmp_path)))  # the files of one step are gone
+    found = server.pages[""].get["document"]({"id": "00000003"})
     assert results(found) == {"documents": "unknown", "clean": "kept", "dedup": "kept"}
     assert "cannot be read" in found["stages"][0]["detail"]
     server.server_close()
@@ -178,7 +179,7 @@ def test_the_samples_of_a_document_are_all_that_hold_a_token_of_it(seed: int | N
 def test_an_output_behind_a_url_is_read(output: Path, client: Client) -> None:
     url = f"memory://browse-{output.name}"
     fsspec.filesystem("memory").put(f"{output}/", url, recursive=True)
-    server = BrowseServer(Folder(url))
-    found = server.routes.get["document"]({"id": "00000008"})
+    server = LocalPageServer(browse_routes(Folder(url)))
+    found = server.pages[""].get["document"]({"id": "00000008"})
     server.server_close()
     assert found == client.ok("document", id="00000008")
