@@ -32,21 +32,6 @@ from tasks.substrings.step import substrings
 GIGA = 2**30
 
 
-class Timed(Runner):
-    """Notes how long each stage takes."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers)
-        self.seconds: dict[str, float] = {}
-
-    def batches(self, step: Step, stage: str, *args: Any, **options: Any) -> list[Outcome]:
-        started = time.perf_counter()
-        try:
-            return super().batches(step, stage, *args, **options)
-        finally:
-            self.seconds[stage] = time.perf_counter() - started
-
-
 class Memory(threading.Thread):
     """Watches the memory of this process and all below it; shared pages count in each."""
 
@@ -65,6 +50,27 @@ class Memory(threading.Thread):
                 except psutil.Error:
                     continue
             self.most = max(self.most, total)
+
+
+class Timed(Runner):
+    """Notes how long each stage takes, and its memory at most."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.seconds: dict[str, float] = {}
+        self.memory: dict[str, int] = {}
+
+    def batches(self, step: Step, stage: str, *args: Any, **options: Any) -> list[Outcome]:
+        memory = Memory()
+        memory.start()
+        started = time.perf_counter()
+        try:
+            return super().batches(step, stage, *args, **options)
+        finally:
+            self.seconds[stage] = time.perf_counter() - started
+            memory.over.set()
+            memory.join()
+            self.memory[stage] = memory.most
 
 
 def cpu_seconds() -> float:
@@ -104,7 +110,9 @@ def measure(
             manifest = dedup(folder, source, settings, runner)
         seconds = time.perf_counter() - started
         memory.over.set()
-        stages = ", ".join(f"{stage} {taken:.0f}" for stage, taken in runner.seconds.items())
+        stages = ", ".join(
+            f"{stage} {taken:.0f} ({runner.memory[stage] / GIGA:.1f} GiB)" for stage, taken in runner.seconds.items()
+        )
     spent = cpu_seconds() - spent  # the workers have ended and are counted
     print(f"{manifest.step} in {seconds:.0f} s ({stages}), {memory.most / GIGA:.2f} GiB over all processes")
     print(f"  {spent:,.0f} core-seconds: {1e6 * spent / count:,.0f} us a document; {manifest.outcome.reasons}")

@@ -4,8 +4,9 @@ Documents: zstd level 3, row groups of 1,024 rows, one schema to which later ste
 identification (`id`, `url`, `source`), a reason code, a detail, and the beginning of the text for the report.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,27 @@ def write_rows(folder: Folder, name: str, rows: Sequence[dict[str, Any]], schema
 
 def write_table(folder: Folder, name: str, table: pa.Table) -> FileRecord:
     """Write a table atomically as one Parquet file."""
-    with folder.writing(name) as draft:
-        pq.write_table(table, draft, compression="zstd", compression_level=3, row_group_size=ROW_GROUP)
-    return folder.record(name, rows=table.num_rows)
+    return write_tables(folder, name, [table])
+
+
+def write_tables(folder: Folder, name: str, tables: Iterable[pa.Table]) -> FileRecord:
+    """Write one table or more atomically as one Parquet file; one at a time is in memory.
+
+    The bytes are those of one table if all but the last have a multiple of `ROW_GROUP` rows.
+    """
+    return write_parquet(folder, name, tables, ROW_GROUP, compression="zstd", compression_level=3)
+
+
+def write_parquet(folder: Folder, name: str, tables: Iterable[pa.Table], row_group: int, **options: Any) -> FileRecord:
+    """Write tables of one schema, at least one, as one Parquet file, in row groups of so many rows."""
+    rest = iter(tables)
+    first = next(rest)
+    rows = 0
+    with folder.writing(name) as draft, pq.ParquetWriter(draft, first.schema, **options) as writer:
+        for table in itertools.chain([first], rest):
+            writer.write_table(table, row_group_size=row_group)
+            rows += len(table)
+    return folder.record(name, rows=rows)
 
 
 def read_table(folder: Folder, name: str, columns: list[str] | None = None) -> pa.Table:

@@ -1,10 +1,10 @@
 """Clusters of verified pairs and exact copies, and the choice of the kept members.
 
-One batch processes all documents of a part, of which only those with a duplicate are in memory: some 500 bytes each.
+One batch processes all documents of a part, of which only those with a duplicate are in memory: some 250 bytes each.
 There is one part below `components.MAX_EDGES` edges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +14,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.core.manifest import Outcome
-from tasks.core.shards import read_table, write_table
+from tasks.core.shards import read_table, write_tables
 from tasks.core.storage import Folder
-from tasks.dedup.document_index import Group, Numbers, first_previous, group_of, look_up, ranks, write_numbers
+from tasks.dedup.document_index import (
+    Group,
+    Numbers,
+    first_previous,
+    group_of,
+    look_up,
+    ranks,
+    write_number_tables,
+    write_numbers,
+)
 from tasks.dedup.exact import EXACT
 from tasks.dedup.settings import Policy
 
@@ -35,6 +44,7 @@ CLUSTER = pa.schema(
 )
 REASONS = ("exact_duplicate", "near_duplicate", "exact_duplicate_earlier", "near_duplicate_earlier")
 DROPPED = ["number", "reason", "kept_url", "jaccard"]
+PIECE = 1 << 16  # members whose strings are in memory: whole row groups of both files
 
 
 class Edges(NamedTuple):
@@ -54,22 +64,21 @@ class Survivors(NamedTuple):
     """[documents] similarity to the kept document; nan if the two were not compared."""
 
 
-def choose_survivors(edges: Edges, components: Numbers, policy: Policy, fixed: int = 0) -> Survivors:
-    """Choose the document that is kept instead of each document, from verified pairs and components [documents].
+def choose_survivors(edges: Edges, best: Numbers, policy: Policy, fixed: int = 0) -> Survivors:
+    """Choose the document that is kept instead of each document, from verified pairs and `components_of` them.
 
     `greedy`, and `containment` by fewer edges, visit the documents from the best rank down and drop one if it is
     verified against a kept one: the most similar, then the best-ranked of these. `connected` keeps the best-ranked
     member of each component. The first `fixed` documents by rank are always kept; no edge connects two of them.
     """
-    count = len(components)
+    count = len(best)
     order = np.lexsort((edges.better, edges.worse))
     better, worse, jaccard = (column[order] for column in edges)
     if policy != "connected":
         from tasks.dedup import kernels
 
         return Survivors(*kernels.greedy(count, worse, better, jaccard))
-    _, first, inverse = np.unique(components, return_index=True, return_inverse=True)
-    kept = first[inverse]
+    kept = best.copy()
     kept[:fixed] = np.arange(fixed)
     similarity = np.where(kept == np.arange(count), 1.0, np.nan)
     compared = better == kept[worse]
@@ -77,14 +86,14 @@ def choose_survivors(edges: Edges, components: Numbers, policy: Policy, fixed: i
     return Survivors(kept, similarity)
 
 
-def components_of(count: int, one: Numbers, other: Numbers) -> Numbers:
-    """Number of the connected component of each of `count` documents, by the edges `one`-`other`."""
-    # Imported here: it takes 0.1 s, which would delay the start of every command of the flows.
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+def components_of(count: int, edges: Iterable[tuple[Numbers, Numbers]]) -> Numbers:
+    """[count] smallest member of the connected component of each document, by the ends of edges."""
+    from tasks.dedup import kernels
 
-    graph = coo_array((np.ones(len(one), dtype=np.int8), (one, other)), shape=(count, count))
-    return connected_components(graph, directed=False)[1].astype(np.int64)
+    parent = np.arange(count)
+    for one, other in edges:
+        kernels.unite(parent, one, other)
+    return np.asarray(kernels.roots(parent, np.arange(count)))
 
 
 class Part(NamedTuple):
@@ -108,55 +117,71 @@ def find_clusters(folder: Folder, name: str, part: Part, policy: Policy, groups:
     ends = [copies["dropped"], copies["kept"], near["first"], near["second"]]
     numbers = np.unique(np.concatenate([column.to_numpy() for column in ends]))
     if not len(numbers):
-        return _write(folder, part.number, CLUSTER.empty_table(), EXACT.empty_table(), 0)
+        none = CLUSTER.empty_table()
+        return _write(folder, part.number, [none], [none.select(DROPPED)], EXACT.empty_table(), 0)
     documents = look_up(folder, groups, numbers, ["id", "url", "length"])
     rank = ranks(groups, numbers, documents)
-    order = np.argsort(rank)
     dropped, kept, first, second = (rank[np.searchsorted(numbers, column.to_numpy())] for column in ends)
-    components = components_of(len(numbers), np.append(first, dropped), np.append(second, kept))
-    is_previous = numbers[order] >= first_previous(groups)
-    chosen = choose_survivors(
-        Edges(first, second, near["jaccard"].to_numpy()), components, policy, int(is_previous.sum())
-    )
+    best = components_of(len(numbers), [(first, second), (dropped, kept)])
+    order = np.argsort(rank)
+    numbers = numbers[order]
+    is_previous = numbers >= first_previous(groups)
+    chosen = choose_survivors(Edges(first, second, near["jaccard"].to_numpy()), best, policy, int(is_previous.sum()))
     source = np.arange(len(numbers))
     source[dropped] = kept  # an exact copy shares the result of the document that it repeats
     survivors, similarity = chosen.kept[source], chosen.jaccard[source]
     is_kept = survivors == np.arange(len(numbers))
-    is_near = np.ones(len(numbers), dtype=np.int64)
-    is_near[dropped[survivors[dropped] == kept]] = 0
-    _, best = np.unique(components, return_index=True)
-    documents, numbers, where = documents.take(order).combine_chunks(), numbers[order], group_of(groups, numbers[order])
-    previous = np.array([-1 if group.previous is None else group.previous for group in groups])[where]
-    ids, urls = documents["id"], documents["url"]
-    table = pa.table(
-        {
-            "cluster": ids.take(pa.array(best[components])),
-            "id": ids,
-            "url": urls,
-            "number": numbers,
+    is_near = np.ones(len(numbers), dtype=bool)
+    is_near[dropped[survivors[dropped] == kept]] = False
+    ids, urls = documents["id"], documents["url"]  # by number, not by rank
+    previous_of = np.array([-1 if group.previous is None else group.previous for group in groups])
+
+    def rows(some: Numbers) -> pa.Table:
+        """Members with these ranks; strings of all members together would take most of the memory."""
+        previous, instead = previous_of[group_of(groups, numbers[some])], survivors[some]
+        columns = {
+            "cluster": ids.take(order[best[some]]),
+            "id": ids.take(order[some]),
+            "url": urls.take(order[some]),
+            "number": numbers[some],
             "earlier": pa.array(previous, pa.int32(), mask=previous < 0),
-            "reason": pa.array(REASONS).take(pa.array(is_near + 2 * is_previous[survivors], mask=is_kept)),
-            "kept_id": ids.take(pa.array(survivors)),
-            "kept_url": urls.take(pa.array(survivors)),
-            "jaccard": pa.array(similarity, mask=np.isnan(similarity)),
-        },
-        schema=CLUSTER,
-    )
-    by_cluster = pc.sort_indices(
-        pa.table({"cluster": table["cluster"], "rank": np.arange(len(table))}),
-        sort_keys=[("cluster", "ascending"), ("rank", "ascending")],
-    )
-    near_dropped = np.flatnonzero(~is_kept & (is_near == 1))
-    near_dropped = near_dropped[np.argsort(numbers[near_dropped])]
+            "reason": pa.array(REASONS).take(pa.array(is_near[some] + 2 * is_previous[instead], mask=is_kept[some])),
+            "kept_id": ids.take(order[instead]),
+            "kept_url": urls.take(order[instead]),
+            "jaccard": pa.array(similarity[some], mask=np.isnan(similarity[some])),
+        }
+        return pa.table(columns, schema=CLUSTER)
+
+    heads = np.flatnonzero(best == np.arange(len(best)))
+    place = np.zeros(len(best), dtype=np.int64)  # of a cluster among all, by the id of its best member
+    place[heads] = pc.rank(ids.take(order[heads]), sort_keys="ascending", tiebreaker="dense").to_numpy()
+    by_cluster = np.argsort(place[best], kind="stable")
+    by_number = np.flatnonzero(~is_kept)
+    by_number = by_number[np.argsort(numbers[by_number])]
+    near_dropped = by_number[is_near[by_number]]
     removed = pa.table({"dropped": numbers[near_dropped], "kept": numbers[survivors[near_dropped]]}, schema=EXACT)
-    return _write(folder, part.number, table.take(by_cluster), removed, len(best))
+    members = map(rows, _pieces(by_cluster))
+    dropped_members = (rows(piece).select(DROPPED) for piece in _pieces(by_number))
+    return _write(folder, part.number, members, dropped_members, removed, len(heads))
 
 
-def _write(folder: Folder, part: int, table: pa.Table, removed: pa.Table, clusters: int) -> Outcome:
-    dropped_rows = table.filter(table["reason"].is_valid()).select(DROPPED).sort_by("number")
+def _pieces(some: Numbers) -> Iterator[Numbers]:
+    """Yield pieces of an array, at least one, each of whole row groups."""
+    for start in range(0, max(len(some), 1), PIECE):
+        yield some[start : start + PIECE]
+
+
+def _write(
+    folder: Folder,
+    part: int,
+    members: Iterable[pa.Table],
+    dropped: Iterable[pa.Table],
+    removed: pa.Table,
+    clusters: int,
+) -> Outcome:
     records = (
-        write_table(folder, f"clusters/part-{part:05d}.parquet", table),
-        write_numbers(folder, f"dropped/part-{part:05d}.parquet", dropped_rows),
+        write_tables(folder, f"clusters/part-{part:05d}.parquet", members),
+        write_number_tables(folder, f"dropped/part-{part:05d}.parquet", dropped),
         write_numbers(folder, f"removed/part-{part:05d}.parquet", removed),
     )
     return Outcome(outputs=records, facts={"clusters": clusters})

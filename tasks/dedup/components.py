@@ -20,7 +20,7 @@ from tasks.core.storage import Folder
 from tasks.dedup.document_index import ROW_MASK, Group, Numbers
 from tasks.dedup.exact import EXACT
 
-MAX_EDGES = 1 << 22  # pairs and copies that are clustered at a time: 3 GB
+MAX_EDGES = 1 << 22  # pairs and copies that are clustered at a time: 1.7 GB
 BATCH = 1 << 20  # edges in memory here
 PAIRS = pa.schema([("first", pa.int64()), ("second", pa.int64()), ("jaccard", pa.float64()), ("accepted", pa.bool_())])
 

@@ -8,7 +8,7 @@ The rank of documents decides which one is kept: documents of a previous crawl f
 lower id. The result does not depend on the distribution of the documents over shards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.core.shards import in_groups, read_table
+from tasks.core.shards import in_groups, read_table, write_parquet
 from tasks.core.storage import FileRecord, Folder
 
 Numbers = npt.NDArray[np.int64]
@@ -147,13 +147,9 @@ def first_previous(groups: Sequence[Group]) -> int:
 
 def write_numbers(folder: Folder, name: str, table: pa.Table) -> FileRecord:
     """Write a table of numbers and hashes as one Parquet file, in large row groups and without dictionaries."""
-    with folder.writing(name) as draft:
-        pq.write_table(
-            table.combine_chunks(),
-            draft,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=False,
-            row_group_size=ROW_GROUP,
-        )
-    return folder.record(name, rows=table.num_rows)
+    return write_number_tables(folder, name, [table.combine_chunks()])
+
+
+def write_number_tables(folder: Folder, name: str, tables: Iterable[pa.Table]) -> FileRecord:
+    """Write tables as `write_numbers` does; the bytes are those of one if all but the last have whole row groups."""
+    return write_parquet(folder, name, tables, ROW_GROUP, compression="zstd", compression_level=1, use_dictionary=False)

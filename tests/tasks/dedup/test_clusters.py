@@ -41,7 +41,7 @@ def test_survivors_follow_the_policy(graph: list[tuple[int, int]], fixed: int) -
     weight = {(a, b): 0.8 + (a * 7 + b * 3) % 20 / 100 for a, b in graph}
     better, worse = np.array(graph, dtype=np.int64).reshape(-1, 2).T
     edges = Edges(better, worse, np.array(list(weight.values()), dtype=np.float64))
-    components = components_of(10, better, worse)
+    components = components_of(10, [(better, worse)])
     chosen, similarity = (column.tolist() for column in choose_survivors(edges, components, "greedy", fixed))
     for node in range(10):
         options = [(-weight[a, b], a) for a, b in graph if b == node and chosen[a] == a]

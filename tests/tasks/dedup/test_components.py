@@ -56,7 +56,7 @@ def test_parts_have_whole_components(exact: list[Any], pairs: list[Any], parts: 
     if every:
         ids = {number: at for at, number in enumerate(sorted({end for edge in every for end in edge}))}
         one, other = np.array([[ids[a], ids[b]] for a, b in every]).T
-        components = components_of(len(ids), one, other)
+        components = components_of(len(ids), [(one, other)])
         owners: dict[int, set[int]] = {}
         for file, some in enumerate(written):
             for a, _ in some:

@@ -1,5 +1,6 @@
 """The filter by FineWeb-Edu's classifier, with small random models of its kind."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_texts_with_a_low_score_are_rejected(tmp_path: Path, model: Path) -> Non
 def test_scores_are_those_of_transformers(model: Path) -> None:
     for text in (ENGLISH, GERMAN, "a", "", "a\0b \u2028", "word " * 500):
         assert score_of(text, LocalModel(str(model), "1")) == pytest.approx(expected_score(text, model), abs=6e-4)
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    from benchmarks import fineweb_edu
+
+    monkeypatch.setattr("sys.argv", ["fineweb_edu", "--rounds", "1"])
+    monkeypatch.setattr(fineweb_edu, "LENGTHS", (5, 50))
+    fineweb_edu.main()
+    assert re.search(r"^5 words: \d+ ms\n50 words: \d+ ms$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_filter_that_is_off_leaves_the_fingerprint() -> None:
