@@ -6,6 +6,7 @@ Ranks are ordered with tp innermost, then shard, then replicate, then pp, so tha
 group, which communicate most, are on the same machine.
 """
 
+import math
 from dataclasses import dataclass
 
 from gpt2train.config import RampUp, TrainSettings
@@ -93,14 +94,7 @@ class Layout:
                 f"parallel.dp_shard_degree {shard} does not divide the {data} data-parallel processes "
                 f"({world} / (tp {p.tp} x pp {p.pp}))"
             )
-        if model.heads % p.tp:
-            raise UserError(f"parallel.tp {p.tp} does not divide model.heads {model.heads}")
-        if (kv_heads := MODELS[model.family].kv_heads(model.shape(PADDING))) % p.tp:
-            raise UserError(f"parallel.tp {p.tp} does not divide the {kv_heads} heads of keys and values")
-        if odd := _undivided(model.shape(PADDING), p.tp):
-            raise UserError(f"parallel.tp {p.tp} does not divide the size {odd}")
-        if PADDING % p.tp:
-            raise UserError(f"parallel.tp {p.tp} does not divide {PADDING}, to which the vocabulary is padded")
+        _check_tensor_parallel(model.shape(PADDING), p.tp, "parallel.tp")
         if p.tp > 1 and p.sequence_parallel and model.context % p.tp:
             raise UserError(
                 f"parallel.tp {p.tp} does not divide model.context {model.context}; "
@@ -134,26 +128,33 @@ class Layout:
             raise UserError(
                 f"the model family {shape.family} generates on one pipeline stage, not on {pp}; leave out --pp"
             )
-        if shape.heads % tp:
-            raise UserError(f"--tp {tp} does not divide the model's {shape.heads} heads")
-        if (kv_heads := MODELS[shape.family].kv_heads(shape)) % tp:
-            raise UserError(f"--tp {tp} does not divide the model's {kv_heads} heads of keys and values")
-        if odd := _undivided(shape, tp):
-            raise UserError(f"--tp {tp} does not divide the size {odd}")
-        if PADDING % tp:
-            raise UserError(f"--tp {tp} does not divide {PADDING}, to which the vocabulary is padded")
+        _check_tensor_parallel(shape, tp, "--tp")
         if pp > shape.layers:
             raise UserError(f"--pp {pp} stages, but the model has {shape.layers} layers; give {shape.layers} or fewer")
         return Layout(pp, 1, 1, tp, 1, 1, 1)
 
 
-def _undivided(shape: Shape, tp: int) -> str | None:
-    """First size of a parameter of a block that tensor parallelism cannot split evenly, with its name, for messages."""
+def _check_tensor_parallel(shape: Shape, tp: int, option: str) -> None:
+    """Check that a degree of tensor parallelism divides all that it splits; the message has the degrees that do."""
+    divided = _split_sizes(shape)
+    if odd := next((what for what, size in divided.items() if size % tp), None):
+        common = math.gcd(*divided.values())
+        degrees = ", ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
+        raise UserError(f"{option} {tp} does not divide {odd}; for this model it can be {degrees}")
+
+
+def _split_sizes(shape: Shape) -> dict[str, int]:
+    """Sizes that tensor parallelism splits evenly, by their names in messages."""
+    kv_heads = MODELS[shape.family].kv_heads(shape)
+    found = {
+        f"the model's {shape.heads} heads": shape.heads,
+        f"the {kv_heads} heads of keys and values": kv_heads,
+    }
     kinds = tuple(f"blocks.{block}." for block in MODELS[shape.family].first_blocks(shape))
     for name, size in sizes(shape).items():
-        if name.startswith(kinds) and (dim := shard_dim(name, shape)) is not None and size[dim] % tp:
-            return f"{size[dim]} of {name}"
-    return None
+        if name.startswith(kinds) and (dim := shard_dim(name, shape)) is not None:
+            found[f"the size {size[dim]} of {name}"] = size[dim]
+    return found | {f"{PADDING}, to which the vocabulary is padded": PADDING}
 
 
 def _check_micro_batches(settings: TrainSettings, layout: Layout, size: int) -> None:

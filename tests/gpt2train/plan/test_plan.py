@@ -103,7 +103,7 @@ def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_given() -> N
     assert best.memory.on_cpu == 4 * whole  # weights, gradients, both moments
     assert any("ZeRO 0: more than 22.1 GB" in reason for reason, _ in found.refused)
     found = search(settings, shape, Hardware(gpus=4, memory=24))
-    assert any("parallel.tp 2 does not divide model.heads 25" in reason for reason, _ in found.refused)
+    assert any("parallel.tp 2 does not divide the model's 25 heads" in reason for reason, _ in found.refused)
     assert any(one.settings.parallel.pp > 1 for one in found.fits)
     assert not any(one.settings.parallel.tp > 1 for one in found.fits)
 
