@@ -37,7 +37,7 @@ def generate(
     layout: Annotated[ServingLayout, Parameter(name="*")] = DEFAULT_LAYOUT,
     device: Device = "auto",
     dtype: Dtype = "float32",
-    trace: Path | None = None,
+    trace: Annotated[list[Path] | None, Parameter(consume_multiple=(0, 1), negative=(), metavar="[OUT]")] = None,
     json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Continue prompts.
@@ -61,7 +61,8 @@ def generate(
         Data type of the model; bfloat16 and float16 need half the memory.
     trace
         Show which spans of each text occur in training tokens, and on which pages: a run folder, an output folder of
-        the data steps or the prefix of token files, with an index (gpt2train data index).
+        the data steps or the prefix of token files, with an index (gpt2train data index). Without a value the run that
+        the model lies in.
     json_
         Print one JSON line per continuation, with its tokens and log-probabilities.
     """
@@ -70,9 +71,9 @@ def generate(
         raise UserError(f"--dtype {dtype} needs a model in one process; leave out --tp and --pp, or --dtype")
     tracer = None
     if trace is not None:
-        from gpt2train.runs.text_trace import TextTracer, find_source
+        from gpt2train.runs.text_trace import TextTracer, find_source, traced_place
 
-        tracer = TextTracer(find_source(trace))
+        tracer = TextTracer(find_source(traced_place(trace, model)))
     with open_model(model, layout, device) as opened:
         from gpt2train.convert.tensor_files import DTYPES
         from gpt2train.data.tokenizer import load_model_tokenizer

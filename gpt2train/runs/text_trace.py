@@ -133,6 +133,22 @@ class Source:
         return self.datasets
 
 
+def traced_place(given: Sequence[Path], model: Path) -> Path:
+    """Return the place of the tokens that `--trace` names: the given one, or the run folder that the model lies in.
+
+    Raises:
+        UserError: nothing is given, and the model lies in no run folder.
+    """
+    if given:
+        return given[0]
+    found = model.resolve()
+    # RUN, RUN/model, RUN/checkpoints/step-…
+    for folder in (found, *list(found.parents)[:2]):
+        if (folder / CONFIG_FILE).is_file():
+            return folder
+    raise UserError(f"--trace: {model} lies in no run folder; give the run or the output folder: --trace OUT")
+
+
 def find_source(place: str | Path, part: Part = "train", split: str | None = None) -> Source:
     """Find the tokens of a run folder, of an output folder of the data steps, or with a prefix.
 

@@ -20,6 +20,7 @@ def serve(
     settings: Annotated[ServeSettings, Parameter(name="*")] = DEFAULTS,
     layout: Annotated[ServingLayout, Parameter(name="*")] = DEFAULT_LAYOUT,
     device: Device = "auto",
+    trace: Annotated[list[Path] | None, Parameter(consume_multiple=(0, 1), negative=(), metavar="[OUT]")] = None,
 ) -> None:
     """Serve a model over HTTP: Megatron-LM's /api, OpenAI's /v1/completions, and a web page.
 
@@ -29,18 +30,24 @@ def serve(
         Model folder.
     device
         auto uses a GPU if there is one.
+    trace
+        Run folder, output folder of the data steps, or prefix of token files whose tokens GET /v1/trace and the page
+        search for spans of a text; they need an index (gpt2train data index). Without a value the run that the model
+        lies in. Clients then see texts of the corpus.
     """
     with open_model(model, layout, device) as opened:
         from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.inference.decoder import decoder_of
         from gpt2train.model.families import check_decoder_alone
+        from gpt2train.runs.text_trace import traced_place
         from gpt2train.serve.server import prepare
         from gpt2train.serve.service import name_of
 
         check_decoder_alone(opened.shape, model)
         tokenizer = load_model_tokenizer(model, opened.shape.vocab)
         decoder = decoder_of(opened, settings.max_batch_size)
-        server = prepare(decoder, tokenizer, settings, name_of(model))
+        place = None if trace is None else traced_place(trace, model)
+        server = prepare(decoder, tokenizer, settings, name_of(model), place)
         # After its shutdown uvicorn raises the signal again, and the previous handler would end the process by it.
         signal.signal(signal.SIGTERM, lambda *_: None)
         key = ", with a key" if server.service.key else ""

@@ -51,13 +51,22 @@ class Server:
             raise RunError(f"the decoder failed: {type(batcher.failure).__name__}: {batcher.failure}")
 
 
-def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str) -> Server:
-    """Bind the address and create the server of a decoder without rows; `settings.name` overrides the name for clients.
+def prepare(
+    decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str, trace: Path | None = None
+) -> Server:
+    """Bind the address and create the server of a decoder without rows.
+
+    Args:
+        decoder: model with a free batch.
+        tokenizer: tokenizer of the model.
+        settings: address and limits.
+        name: name of the model for clients; `settings.name` overrides it.
+        trace: run folder, output folder of the data steps or prefix of token files that /v1/trace searches.
 
     Raises:
         UserError: the address cannot be bound, the key file cannot be read, or there is no index to trace texts in.
     """
-    key, tracer = read_key(settings), open_tracer(settings)
+    key, tracer = read_key(settings), open_tracer(trace) if trace else None
     listener = listen(settings.host, settings.port)
     batcher = Batcher(decoder, settings.max_queued, settings.prefill_tokens)
     hosts = allowed_hosts(listener.getsockname()[0], settings.host, settings.allowed_host)

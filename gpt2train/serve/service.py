@@ -222,15 +222,13 @@ async def finish(service: Service, jobs: Sequence[Job], request: Request) -> Non
         cancel(service, ticket)
 
 
-def open_tracer(settings: ServeSettings) -> TextTracer | None:
-    """Open the training tokens to trace texts to, if there are any.
+def open_tracer(place: Path) -> TextTracer:
+    """Open the training tokens to trace texts to.
 
     Raises:
         UserError: there are no such tokens, or they have no index or no tokenizer.
     """
-    if settings.trace is None:
-        return None
-    tracer = TextTracer(find_source(settings.trace))
+    tracer = TextTracer(find_source(place))
     assert tracer.tokenizer is not None
     return tracer
 

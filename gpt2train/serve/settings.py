@@ -55,9 +55,6 @@ class ServeSettings(Settings):
     key_file: Path | None = None
     """File with the key that clients send as `Authorization: Bearer KEY`. The environment variable GPT2TRAIN_API_KEY is
     an alternative. Without either, no key is required."""
-    trace: Path | None = None
-    """Run folder, output folder of the data steps, or prefix of token files whose tokens GET /v1/trace and the page
-    search for spans of a text; they need an index (`gpt2train data index`). Clients then see texts of the corpus."""
     tokens_to_generate: int = Field(64, ge=0)
     """Tokens to generate per prompt; default of /api."""
     temperature: float = Field(1.0, gt=0, le=100)

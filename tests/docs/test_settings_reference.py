@@ -29,7 +29,7 @@ HOOKS = ROOT / "docs/hooks"
 # Options that are no field of a settings model, by command.
 NOT_SETTINGS = {
     "flow": {"--config", "--help-all"},
-    "serve": {"--model", "--device"},
+    "serve": {"--model", "--device", "--trace"},
     "generate": {"--model", "--prompt", "--device", "--dtype", "--trace", "--json"},
     "plan": {
         "--recipe",

@@ -13,6 +13,7 @@ from gpt2train.io.command_line import run_command
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
+from gpt2train.runs.text_trace import traced_place
 from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.tasks.corpus import row
 
@@ -66,6 +67,16 @@ def test_spans_of_the_training_tokens_are_shown(
     [span] = json.loads(out)["trace"]["spans"]
     assert span["text"].startswith(text[:39])
     assert span["places"][0]["record"]["steps"][-1]["step"] == "shuffled"
+    code, _, err = call(capsys, *flags[:-1])
+    assert code == 2 and "lies in no run folder; give the run or the output folder: --trace OUT" in err
+
+
+@pytest.mark.parametrize("inside", ["", "model", "checkpoints/step-00000002"])
+def test_the_tokens_are_those_of_the_run_that_the_model_lies_in(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "run" / inside).mkdir(parents=True)
+    (tmp_path / "run/config.toml").touch()
+    assert traced_place([], tmp_path / "run" / inside) == tmp_path / "run"
+    assert traced_place([Path("other")], tmp_path / "run" / inside) == Path("other")
 
 
 def test_log_probabilities_are_shown(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

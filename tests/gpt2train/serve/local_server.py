@@ -98,12 +98,15 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    decoder: Decoder | None = None, settings: ServeSettings | None = None, words: Tokenizer | None = None
+    decoder: Decoder | None = None,
+    settings: ServeSettings | None = None,
+    words: Tokenizer | None = None,
+    trace: Path | None = None,
 ) -> Iterator[Running]:
     """Serve a decoder at a free port until the end of the block."""
     settings = (settings or ServeSettings()).model_copy(update={"port": 0})
     server = prepare(
-        decoder or LocalDecoder(small_model(), settings.max_batch_size), words or tokenizer(), settings, "small"
+        decoder or LocalDecoder(small_model(), settings.max_batch_size), words or tokenizer(), settings, "small", trace
     )
     failure: list[BaseException] = []
 
