@@ -18,9 +18,7 @@ from gpt2train.data.text_files import expand, read_rows
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 
-MAX_BYTES = (
-    1 << 28
-)  # of a corpus in memory; of a larger one the texts with the smallest hashes are kept, with all copies
+MAX_BYTES = 1 << 28  # of a corpus in memory; of a larger one the texts with the smallest hashes, with all copies
 MAX_HELD = 200  # documents of a drawn held-out set
 HELD_SHARE = 20  # a drawn set has at most one of so many texts
 NGRAM = 13  # words that a training document may not share with a held-out file, as in GPT-3's decontamination
