@@ -117,9 +117,12 @@ def test_parts_that_do_not_fit_the_time_are_left_out(
     assert all("left out" in result["detail"] for result in left_out["results"]) and not left_out["ok"]
     assert (tmp_path / "verdict.html").read_text().startswith("<!doctype html>")
     assert capsys.readouterr().out.splitlines()[-1].startswith("0 failed of 0; ")
+    # A part in a process of its own, with the parts before it skipped.
+    [memory] = run("--only", "memory")["results"]
+    assert memory["name"] == "memory tiny" and "a CPU has no count of its own" in memory["detail"]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_rehearsal_on_a_cpu_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "verdict.json"
     monkeypatch.setattr(sys, "argv", ["gpu", "--rehearse", "--json", str(file), "--minutes", "14"])
