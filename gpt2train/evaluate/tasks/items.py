@@ -1,10 +1,13 @@
 """Items of a task, from the rows of its data files; does not import torch."""
 
 import contextlib
+import io
 import json
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpt2train.errors import UserError
@@ -13,6 +16,8 @@ from gpt2train.evaluate.tasks.templates import Row, RowError, text_of, value_of
 
 MIN_VARIED = 5  # items from which on equal answers are an error; four pairs have them once in eight times
 MAX_DIGITS = 10  # of an index in a text
+ZIP_START = b"PK\x03\x04"
+MAX_UNPACKED = 1 << 30  # bytes of an archive's rows; BLiMP has 29 MB
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Item:
 
 @dataclass(frozen=True)
 class DataFile:
-    """Name and content of a data file, and of the file of its labels if it has one."""
+    """Name and content of a data file, which may be a ZIP archive, and of the file of its labels if it has one."""
 
     name: str
     content: bytes
@@ -104,7 +109,7 @@ def read_items(task: Task, name: str, data: Sequence[DataFile]) -> list[Item]:
     """
     build = _builder(task, name)
     items = []
-    for file in data:
+    for file in unpacked(data):
         for number, row in _labelled(file, name):
             try:
                 items.append(build(row))
@@ -119,6 +124,40 @@ def read_items(task: Task, name: str, data: Sequence[DataFile]) -> list[Item]:
     if task.shots >= len(items):
         raise UserError(f"task {name}: {task.shots} shots need more than {len(items)} items; give more data")
     return items
+
+
+def unpacked(data: Sequence[DataFile]) -> Iterator[DataFile]:
+    """Yield the data files, and in place of a ZIP archive the JSON lines in it, in the order of their names.
+
+    Raises:
+        UserError: an archive is damaged, encrypted, has no JSON lines, or more than `MAX_UNPACKED` bytes of them.
+    """
+    for file in data:
+        if not file.content.startswith(ZIP_START):
+            yield file
+            continue
+        left = MAX_UNPACKED
+        try:
+            with zipfile.ZipFile(io.BytesIO(file.content)) as archive:
+                names = sorted(name for name in archive.namelist() if _has_rows(PurePosixPath(name)))
+                for name in names:
+                    with archive.open(name) as member:
+                        content = member.read(left + 1)
+                    left -= len(content)
+                    if left < 0:
+                        raise UserError(f"{file.name} has more than {MAX_UNPACKED:,} bytes of rows; unpack it")
+                    yield DataFile(f"{file.name}/{name}", content)
+        # Encryption is a RuntimeError, a method that is not known a NotImplementedError.
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+            reason = error if str(error) else type(error).__name__
+            raise UserError(f"{file.name} cannot be unpacked ({reason}); unpack it or fetch it again") from error
+        if not names:
+            raise UserError(f"{file.name} has no *.jsonl in it; give the archive of the rows")
+
+
+def _has_rows(path: PurePosixPath) -> bool:
+    """True of JSON lines, but for those that macOS puts beside each file."""
+    return path.suffix == ".jsonl" and not path.name.startswith(".") and "__MACOSX" not in path.parts
 
 
 def _check_answers(task: Task, name: str, items: Sequence[Item], data: Sequence[DataFile]) -> None:

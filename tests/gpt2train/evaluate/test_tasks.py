@@ -1,8 +1,10 @@
 """Tasks: descriptions, items and their mistakes, common prefixes, intervals, and the command."""
 
+import io
 import json
 import random
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,10 @@ from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
-from gpt2train.evaluate.tasks import as_evaluation, description
+from gpt2train.evaluate.tasks import as_evaluation, description, items
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Suite, Task, parse_description, read_description, ready_files
-from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
+from gpt2train.evaluate.tasks.items import DataFile, Item, find_data, read_items
 from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import score_task
 from gpt2train.evaluate.tasks.suite import read_work
@@ -122,6 +124,43 @@ def test_mistakes_of_a_row(fields: dict[str, Any], row: Any, message: str) -> No
 def test_malformed_data(content: bytes) -> None:
     with pytest.raises(UserError, match=r"x\.jsonl"):
         read_items(task_of(), "t", [DataFile("x.jsonl", content)])
+
+
+def packed(**members: bytes) -> bytes:
+    """A ZIP archive of these files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def test_the_rows_of_an_archive_are_those_of_its_files(tmp_path: Path) -> None:
+    rows = [{"query": f"{n}", "choices": ["a", "b"], "gold": n % 2, "part": f"{n // 3}"} for n in range(9)]
+    parts = {f"data/{n}.jsonl": "".join(json.dumps(row) + "\n" for row in rows[3 * n : 3 * n + 3]) for n in range(3)}
+    members = {name: text.encode() for name, text in reversed(parts.items())}
+    others = {"__MACOSX/data/._0.jsonl": b"\0", "data/.hidden.jsonl": b"{", "README.md": b"rows", "data/": b""}
+    (tmp_path / "Set.zip").write_bytes(packed(**members, **others))
+    task = task_of(data=["**/set/*.jsonl", "**/Set.zip"], group="part")
+    found = read_items(task, "t", find_data(task, "t", tmp_path))
+    assert found == items_of(task, *rows) and [item.group for item in found[::3]] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (packed(**{"a.jsonl": b"{}\n" * 900})[:-40], "Set.zip cannot be unpacked .*; unpack it or fetch it again"),
+        (packed(**{"a.jsonl": bytes(range(256)) * 9}).replace(b"c`dbfa", b"c`dbfb"), "cannot be unpacked"),
+        (packed(**{"a.txt": b"{}"}), r"Set.zip has no \*.jsonl in it"),
+        (packed(**{"a.jsonl": b" " * 40_000, "b.jsonl": b" " * 40_000}), "Set.zip has more than 65,536 bytes of rows"),
+        (packed(**{"a.jsonl": b"{"}), r"Set.zip/a.jsonl line 1: no JSON object"),
+    ],
+    ids=["cut off", "damaged", "no rows", "too large", "no JSON"],
+)
+def test_malformed_archives(content: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "MAX_UNPACKED", 1 << 16)
+    with pytest.raises(UserError, match=message):
+        read_items(task_of(), "t", [DataFile("Set.zip", content)])
 
 
 def test_malformed_templates_and_too_many_shots() -> None:
