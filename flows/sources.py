@@ -12,6 +12,7 @@ from tasks.blacklist.step import blacklist
 from tasks.commoncrawl.step import commoncrawl
 from tasks.core.input_files import InputFile
 from tasks.core.manifest import Manifest
+from tasks.core.merge_manifests import merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, read_urls
@@ -20,7 +21,6 @@ from tasks.discover.step import discover, lists_of
 from tasks.download.step import download
 from tasks.extract.step import extract
 from tasks.sources.documents import Documents, find_documents
-from tasks.sources.merge_manifests import merge_manifests
 from tasks.sources.texts import texts
 from tasks.sources.warcs import ArchiveConsent, find_warcs, warcs
 from tasks.sources.webpages import webpages

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass, field
 
 from tasks.core.manifest import MANIFEST, Manifest, read_manifest
+from tasks.core.merge_manifests import merge_manifests
 from tasks.core.storage import Folder
-from tasks.sources.merge_manifests import merge_manifests
 
 IDENTITY = re.compile(r"[0-9a-f]{32}:.+")  # of a step; other inputs are hashes of files
 # Steps whose outputs become one input, in order.
