@@ -86,6 +86,7 @@ def documents_of(
     pages: list[Manifest] = []
     files = sources.documents
     found: list[InputFile] = []
+    discovered: Manifest | None = None
     if settings.domains:
         options: dict[str, Any] = {"download": settings.download, "connect_to": settings.connect_to}
         options["refresh"] = settings.refresh
@@ -97,7 +98,7 @@ def documents_of(
             pages.append(runner.run_step(commoncrawl, root, *given, connect_to=settings.connect_to))
     if settings.urls or (settings.domains and settings.discover.requests_pages) or not settings.has_source:
         with url_source(settings, sources) as (lists, connect_to):
-            urls = runner.run_step(blacklist, root, [*lists, *found], settings.blacklist)
+            urls = runner.run_step(blacklist, root, [*lists, *found], settings.blacklist, discovered=discovered)
             options = {"connect_to": connect_to, "retry_failed": settings.retry_failed, "refresh": settings.refresh}
             fetched = runner.run_step(download, root, urls, settings.download, **options)
         steps.append(urls)
