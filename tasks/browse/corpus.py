@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError, UserError
+from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest, read_manifest
 from tasks.core.origins import Origins
 from tasks.core.storage import FileRecord, Folder
@@ -90,8 +91,9 @@ def find_steps(root: Folder) -> list[FinishedStep]:
     """Read the manifests below an output folder, in the order in which the steps follow each other.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or a removal of pages was interrupted.
     """
+    check_no_removal(root)
     with root.translate_errors():
         names = sorted(
             str(item["name"]).rstrip("/").rpartition("/")[2]
