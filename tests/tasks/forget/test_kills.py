@@ -8,9 +8,10 @@ from typing import Any
 import fsspec
 import pytest
 
+from flows.orchestration.run_context import check_output
 from flows.pretrain import check, recipe
 from flows.recipe import PlannedRun
-from flows.settings import PretrainFlowSettings
+from flows.settings import DataprepSettings, PretrainFlowSettings
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 from gpt2train.io.removal import PENDING
@@ -40,7 +41,8 @@ def pretrain_elsewhere(out: Path) -> None:
 
 # What reads an output, beginning with the flows in it.
 READERS: dict[str, Callable[[Path], Any]] = {
-    "flow": lambda out: check_no_removal(Folder(out)),  # flows/orchestration/run_context.py
+    "flow": lambda out: check_output(DataprepSettings(output=str(out))),
+    "dry run": lambda out: check_output(DataprepSettings(output=str(out), dry_run=True)),
     "pretrain": pretrain_elsewhere,
     "train": lambda out: open_tokens(out / "tokens/train/tokens"),  # as do trainer, index and traces
     "verify": lambda out: verify_output(str(out), batches=0),
