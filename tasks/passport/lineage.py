@@ -40,7 +40,7 @@ def events(name: str, corpora: Mapping[str, Corpus], training: Training | None =
     known = {made.identity: f"{folder}/{made.folder}" for folder, made, _ in steps}
     origins = {folder: Origins(made for other, made, _ in steps if other == folder) for folder, _, _ in steps}
     read = {training.manifest.identity: _read_by(training, corpora)} if training and training.manifest else {}
-    found = []
+    found: list[Event] = []
     for folder, made, times in steps:
         if made.step in times:
             inputs = read.get(made.identity, made.inputs | made.read)
