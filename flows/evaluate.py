@@ -13,6 +13,7 @@ from flows.ui.result import show_result
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
 from tasks.cloze.step import cloze_file, no_passages_message
+from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import Manifest, need_manifest, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
@@ -74,6 +75,7 @@ def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, ScoreInputs]:
             )
         return training, ScoreInputs(root, None, None, settings.lambada)
     data = data_of(run, root)
+    check_no_removal(data)
     bpe, documents = (need_manifest(data / step) for step in ("tokenizer", "shuffled"))
     if settings.lambada:
         return training, ScoreInputs(data, bpe, documents, settings.lambada)

@@ -17,6 +17,7 @@ from flows.settings import PretrainFlowSettings, PretrainSettings
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
+from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import Manifest, need_manifest
 from tasks.core.runner import Retries, Runner
 from tasks.core.stage_inputs import on_local_disk
@@ -37,12 +38,14 @@ def check(run: PlannedRun[PretrainFlowSettings]) -> None:
 
     Raises:
         UserError: the output cannot be written or is not local, the batch does not divide over the processes, a
-            corpus is missing, token files made elsewhere cannot be used, data of the scores are missing or malformed,
-            or this machine lacks resources for the run.
+            corpus is missing or a removal of pages was interrupted in one, token files made elsewhere cannot be used,
+            data of the scores are missing or malformed, or this machine lacks resources for the run.
         RunError: there are no tokens.
     """
     settings = run.settings
     check_local(settings.output)
+    data = Folder(settings.data or settings.output)
+    check_no_removal(data)
     if settings.score:
         check_data(settings, settings.lambada)
     if run.ready_tokens is not None:
@@ -52,7 +55,7 @@ def check(run: PlannedRun[PretrainFlowSettings]) -> None:
     if run.ready_tokens is not None:
         return
     for step in ("tokens", "tokenizer"):
-        need_manifest(Folder(settings.data or settings.output) / step)
+        need_manifest(data / step)
 
 
 def recipe(run: PlannedRun[PretrainFlowSettings], runner: Runner) -> list[Manifest]:

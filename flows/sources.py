@@ -12,6 +12,7 @@ from tasks.blacklist.step import blacklist
 from tasks.commoncrawl.step import commoncrawl
 from tasks.core.input_files import InputFile
 from tasks.core.manifest import Manifest
+from tasks.core.merge_manifests import merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, read_urls
@@ -20,7 +21,6 @@ from tasks.discover.step import discover, lists_of
 from tasks.download.step import download
 from tasks.extract.step import extract
 from tasks.sources.documents import Documents, find_documents
-from tasks.sources.merge_manifests import merge_manifests
 from tasks.sources.texts import texts
 from tasks.sources.warcs import ArchiveConsent, find_warcs, warcs
 from tasks.sources.webpages import webpages
@@ -86,6 +86,7 @@ def documents_of(
     pages: list[Manifest] = []
     files = sources.documents
     found: list[InputFile] = []
+    discovered: Manifest | None = None
     if settings.domains:
         options: dict[str, Any] = {"download": settings.download, "connect_to": settings.connect_to}
         options["refresh"] = settings.refresh
@@ -97,7 +98,7 @@ def documents_of(
             pages.append(runner.run_step(commoncrawl, root, *given, connect_to=settings.connect_to))
     if settings.urls or (settings.domains and settings.discover.requests_pages) or not settings.has_source:
         with url_source(settings, sources) as (lists, connect_to):
-            urls = runner.run_step(blacklist, root, [*lists, *found], settings.blacklist)
+            urls = runner.run_step(blacklist, root, [*lists, *found], settings.blacklist, discovered=discovered)
             options = {"connect_to": connect_to, "retry_failed": settings.retry_failed, "refresh": settings.refresh}
             fetched = runner.run_step(download, root, urls, settings.download, **options)
         steps.append(urls)

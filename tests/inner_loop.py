@@ -32,6 +32,7 @@ NOT_UNIT = (
     "flows/test_full_disk.py",
     "flows/test_hostile.py",
     "flows/test_kill.py",
+    "flows/test_lineage.py",
     "flows/test_main_job.py",
     "flows/test_object_store.py",
     "flows/test_outside.py",

@@ -6,6 +6,7 @@ a training names the tokens of the data flow that it read. A step that was finis
 
 from flows.compat.prefect import materialize
 from tasks.core.manifest import Manifest
+from tasks.core.origins import Origins
 from tasks.core.storage import Folder
 
 FORBIDDEN = frozenset("\n\r\t\0 #?&%\"'<>[]{}|\\^`")  # by Prefect's rule for a key
@@ -17,6 +18,7 @@ class AssetLineage:
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}  # by the step's name and by the identity of its output
+        self._origins = Origins()
 
     def add_folder(self, step: str, folder: Folder) -> None:
         """Note where a step of this flow writes."""
@@ -26,11 +28,15 @@ class AssetLineage:
         """Note the output of a step, in a folder of an earlier flow or in the one noted before; return its key."""
         key = asset_key(folder) if folder else self._keys.get(manifest.step, "")
         self._keys[manifest.step] = self._keys[manifest.identity] = key
+        self._origins.add(manifest)
         return key
 
     def materialize(self, manifest: Manifest) -> None:
         """Record in the current task run that it has made a step's output, and from which assets."""
-        found = [self._keys.get(identity, self._keys.get(name)) for name, identity in manifest.inputs.items()]
+        origins = self._origins.of(manifest)
+        found = {self._keys.get(step.identity) for steps in origins.values() for step in steps}
+        # Of a training's inputs its manifest has the hashes of their contents, by the names of the steps.
+        found |= {self._keys.get(name) for name in manifest.inputs.keys() - origins.keys()}
         key = self.add(manifest)
         if not key:
             return

@@ -65,7 +65,9 @@ def check_output(settings: OutputSettings) -> None:
     """Check the output and the cluster before the flow starts.
 
     Raises:
-        UserError: the output cannot be written, or the runner lacks something.
+        UserError: the output cannot be written, a removal of pages was interrupted there, or the runner lacks parts.
     """
     check_cluster(settings, has_api=configured_server() is not None)
-    Folder(settings.output).check_writable(leave=not settings.dry_run)
+    root = Folder(settings.output)
+    root.check_writable(leave=not settings.dry_run)
+    check_no_removal(root)

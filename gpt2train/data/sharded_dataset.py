@@ -15,6 +15,7 @@ from gpt2train.data.document_split import PARTS, Part, split_documents
 from gpt2train.data.indexed import IndexedDataset, idx_path, shard_name
 from gpt2train.data.read_ahead import read_ahead
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.removal import check_no_removal_above
 
 
 class ConcatenatedArrays:
@@ -146,7 +147,11 @@ def open_tokens(prefix: str | Path, split: Sequence[float] | None = None, part: 
     """Open the token dataset of a prefix, one pair or several shards; with weights of a split, one part of it.
 
     Errors are those of `IndexedDataset` and `shard_prefixes`.
+
+    Raises:
+        UserError: a removal of pages was interrupted in the output that has the tokens.
     """
+    check_no_removal_above(prefix)
     prefixes = shard_prefixes(prefix)
     dataset = IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)
     if split is None:

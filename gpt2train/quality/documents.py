@@ -13,6 +13,7 @@ from typing import Any
 
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_folder
+from gpt2train.io.removal import check_no_removal_above
 
 MANIFEST = "_manifest.json"
 MAX_FILES = 16  # read of each kind, evenly spaced
@@ -43,10 +44,12 @@ def sample_documents(output: Path, seed: int = 0) -> tuple[list[Document], list[
         seed: seed of the order.
 
     Raises:
-        UserError: there is no such step, or none of its rejected documents can be found.
+        UserError: there is no such step, none of its rejected documents can be found, or a removal of pages was
+            interrupted.
     """
     check_folder(output)
     folder = output / "clean"
+    check_no_removal_above(folder)
     try:
         outcome = json.loads((folder / MANIFEST).read_bytes())["outcome"]
         kept_files, rejected_files = (

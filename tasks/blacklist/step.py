@@ -38,8 +38,17 @@ BLOCK_ROWS = 2**16  # rows in memory at a time
 REJECTED_ROWS = 100_000  # per file
 
 
-def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSettings, runner: Runner) -> Manifest:
+def blacklist(
+    root: Folder,
+    lists: Sequence[InputFile],
+    settings: BlacklistSettings,
+    runner: Runner,
+    *,
+    discovered: Manifest | None = None,
+) -> Manifest:
     """Drop URLs by domain, extension, length, form and duplication; write the others in their order.
+
+    `discovered` is the step that found some of the lists.
 
     Raises:
         UserError: A list cannot be read, or no URL is kept; the message has the counts of the reasons.
@@ -52,8 +61,9 @@ def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSetti
         **read_forgotten(root).inputs,
     }
     parameters = settings.model_dump(mode="json", exclude={"domain_lists"})  # the fingerprint has their content
+    found_by = (discovered,) if discovered else ()  # its lists are in `lists`; other captures are no other URLs
     # No `packages`: a crawl continues with its list if tld has a new list of public suffixes, or idna new tables.
-    step = Step(root, "blacklist", version=3, parameters=parameters, inputs=inputs, folder="urls")
+    step = Step(root, "blacklist", version=3, parameters=parameters, inputs=inputs, folder="urls", read=found_by)
     if done := runner.finished(step):
         return done
     cells = cells_of(sum((item.bytes or 2**30) * (8 if suffix_of(item.location) in PACKED else 1) for item in lists))

@@ -14,7 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError, UserError
+from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest, read_manifest
+from tasks.core.origins import Origins
 from tasks.core.storage import FileRecord, Folder
 
 T = TypeVar("T")
@@ -89,8 +91,9 @@ def find_steps(root: Folder) -> list[FinishedStep]:
     """Read the manifests below an output folder, in the order in which the steps follow each other.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or a removal of pages was interrupted.
     """
+    check_no_removal(root)
     with root.translate_errors():
         names = sorted(
             str(item["name"]).rstrip("/").rpartition("/")[2]
@@ -109,8 +112,11 @@ def find_steps(root: Folder) -> list[FinishedStep]:
 
 def _in_order(steps: Sequence[FinishedStep]) -> list[FinishedStep]:
     """Sort steps so that each follows those whose output it read."""
-    made = {step.manifest.identity: step.name for step in steps}
-    before = {step.name: {made[i] for i in step.manifest.inputs.values() if i in made} - {step.name} for step in steps}
+    origins = Origins(step.manifest for step in steps)
+    before = {
+        step.name: {one.folder for found in origins.of(step.manifest).values() for one in found} - {step.name}
+        for step in steps
+    }
     remaining = sorted(steps, key=lambda step: (USUAL.index(step.name) if step.name in USUAL else 99, step.name))
     ordered: list[FinishedStep] = []
     while remaining:

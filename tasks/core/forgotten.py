@@ -11,13 +11,13 @@ from functools import cached_property
 from typing import Any
 
 from gpt2train.errors import UserError
+from gpt2train.io.removal import PENDING, removal_message
 from gpt2train.settings import Settings
 from tasks.core.manifest import canonical, digest
 from tasks.core.reject_limits import FORGOTTEN as REASON
 from tasks.core.storage import Folder
 
 FORGOTTEN = "forgotten.json"
-PENDING = "forgotten.pending.json"  # of a removal that has not ended: what it removes, with excerpts
 URL_COLUMNS = ("url", "final_url")  # columns that name the page of a row
 NAME_DIGITS = 32  # of a hash in place of a URL
 
@@ -119,9 +119,7 @@ def check_no_removal(root: Folder) -> None:
         UserError: One was.
     """
     if root.size(PENDING) is not None:
-        raise UserError(
-            f"{root.url}: a removal of pages was interrupted; complete it by gpt2train forget --yes --output {root.url}"
-        )
+        raise UserError(removal_message(root.url))
 
 
 def _hashes_of(url: str) -> set[str]:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 from tasks.core.storage import FileRecord, Folder
@@ -83,6 +85,15 @@ class Manifest(Settings):
     """Files and counts."""
     versions: dict[str, str]
     """Versions of the libraries that the outputs depend on; part of the fingerprint."""
+    read: dict[str, str] = {}
+    """Step that it read besides -> its identity, for the lineage. The fingerprint has what it took from them
+    otherwise, such as lists of URLs by their hashes."""
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `read` if it is empty, so that the manifests of most steps are those of older releases."""
+        values: dict[str, Any] = serialize(self)
+        return values if self.read else {name: value for name, value in values.items() if name != "read"}
 
     @property
     def identity(self) -> str:

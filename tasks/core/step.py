@@ -68,6 +68,7 @@ class Step:
             part of the fingerprint and are recorded in the manifest.
         row_input: Name of the input whose rows the step maps one by one, each by itself. If it alone has changed, the
             batches may take unchanged rows from the earlier outputs (`previous_rows`).
+        read: Manifests of other steps that it reads: for the lineage, not for the fingerprint.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class Step:
         records: str | None = None,
         packages: Sequence[str] = (),
         row_input: str | None = None,
+        read: Sequence["Manifest"] = (),
     ) -> None:
         self.root, self.name, self.version = root, name, version
+        self.read = {manifest.step: manifest.identity for manifest in read}
         plain = parameters.model_dump(mode="json") if isinstance(parameters, Settings) else dict(parameters)
         self.parameters: dict[str, Any] = plain
         self.inputs = {key: item.identity if isinstance(item, Manifest) else item for key, item in inputs.items()}
@@ -236,6 +239,7 @@ class Step:
             inputs=self.inputs,
             outcome=outcome,
             versions=self.versions,
+            read=self.read,
         )
         stale = self._stale(outcome) if sweep else []
         if stale:  # if the run is killed after the manifest, the next run finds this record and sweeps

@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
+from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest, read_manifest
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group
@@ -59,6 +60,7 @@ def previous_groups(folder: Folder, manifest: Manifest, previous: int, start: in
 
 def _open(url: str, settings: DedupSettings, version: int) -> tuple[Folder, Manifest]:
     folder = Folder(url)
+    check_no_removal(Folder(folder.url.rpartition("/")[0]))
     manifest = read_manifest(folder)
     if manifest is None or manifest.step != "dedup":
         raise UserError(

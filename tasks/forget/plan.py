@@ -20,7 +20,7 @@ class Rewriting(Settings):
 
     folder: str
     inputs: dict[str, str]
-    """Folders of those of its inputs that are such steps, by name."""
+    """Folders of those of its inputs, and of the steps that it read besides, that are such steps, by name."""
 
 
 class Removal(Settings):
@@ -133,7 +133,8 @@ def _is_found(target: str, urls: Sequence[str]) -> bool:
 def _links(made: Manifest, sources: dict[str, Manifest]) -> dict[str, str]:
     """Return the inputs of a step that are other steps which take pages from outside."""
     by_identity = {one.identity: folder for folder, one in sources.items()}
-    return {name: by_identity[identity] for name, identity in made.inputs.items() if identity in by_identity}
+    known = made.inputs | made.read
+    return {name: by_identity[identity] for name, identity in known.items() if identity in by_identity}
 
 
 def _made_of(output: Output, sources: dict[str, Manifest]) -> set[str]:

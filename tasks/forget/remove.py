@@ -6,12 +6,13 @@ from pathlib import Path, PurePosixPath
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import write_atomic
+from gpt2train.io.removal import PENDING
 from gpt2train.io.run_folder import BEST, LATEST
 from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
 from gpt2train.io.run_folder import MANIFEST as CHECKPOINT_MANIFEST
-from tasks.core.forgotten import FORGOTTEN, PENDING, Forgotten, encode_forgotten, read_forgotten
+from tasks.core.forgotten import FORGOTTEN, Forgotten, encode_forgotten, read_forgotten
 from tasks.core.manifest import MANIFEST, canonical, read_manifest
-from tasks.core.storage import Folder
+from tasks.core.storage import TEMPORARY, Folder
 from tasks.download.journal import clear_journals
 from tasks.forget.corpus import RUNS
 from tasks.forget.decode import json_line
@@ -36,7 +37,10 @@ def pending_removal(root: Folder) -> Removal | None:
     try:
         return Removal.model_validate_json(root.read_bytes(PENDING))
     except ValueError as error:
-        raise UserError(f"{root.url}/{PENDING} is damaged; remove it and forget the same URLs again") from error
+        raise UserError(
+            f"{root.url}/{PENDING} is damaged; restore it, or remove it, forget the same URLs again and look into the "
+            "files beside the steps, since texts of pages that are gone cannot be searched for"
+        ) from error
 
 
 def remove_pages(root: Folder, removal: Removal) -> Scanned:
@@ -46,6 +50,7 @@ def remove_pages(root: Folder, removal: Removal) -> Scanned:
         RunError: A file still has a text or URL of the pages; the removal stays pending.
     """
     root.write_bytes(PENDING, canonical(removal.model_dump(mode="json")))
+    _sweep_drafts(root, removal)
     forgotten = read_forgotten(root).united(removal.wanted)
     root.write_bytes(FORGOTTEN, encode_forgotten(forgotten))
     for reading in removal.runs:
@@ -71,6 +76,17 @@ def remove_pages(root: Folder, removal: Removal) -> Scanned:
         )
     root.remove(PENDING)
     return seen
+
+
+def _sweep_drafts(root: Folder, removal: Removal) -> None:
+    """Remove the drafts that a killed removal left beside files of no step; the steps' folders are swept with them."""
+    runs = [Path(reading.run) for reading in removal.runs]
+    folders = {*runs, *(run / CHECKPOINTS for run in runs)}
+    if root.is_local:
+        folders |= {Path(root.path(trace.file)).parent for trace in removal.traces}
+    for folder in sorted(folders):
+        for draft in folder.glob(f"{TEMPORARY}*"):
+            draft.unlink(missing_ok=True)
 
 
 def _rewrite(root: Folder, folder: str, forgotten: Forgotten, links: dict[str, str]) -> Forgotten:

@@ -42,7 +42,9 @@ def rewrite_step(
     clear_journals(folder)
     outcome = (_download if made.step == "download" else _others)(folder, made, forgotten)
     inputs = {name: identity for name, identity in made.inputs.items() if name != "forgotten"}
-    inputs |= {name: _identity(root / source) for name, source in links.items()}
+    linked = {name: _identity(root / source) for name, source in links.items()}
+    inputs |= {name: identity for name, identity in linked.items() if name in inputs}
+    read = made.read | {name: identity for name, identity in linked.items() if name in made.read}
     if "forgotten" in made.inputs or made.step not in ("download", "commoncrawl"):  # those two follow from others
         inputs |= forgotten.inputs
     known = made.fingerprint == fingerprint(made.step, made.version, made.parameters, made.inputs, made.versions)
@@ -54,7 +56,8 @@ def rewrite_step(
     changed = {one.sha256: old[one.name] for one in outcome.outputs if old.get(one.name, one.sha256) != one.sha256}
     if remember is not None and changed:
         remember(changed)
-    manifest = made.model_copy(update={"fingerprint": new, "content": content, "inputs": inputs, "outcome": outcome})
+    update = {"fingerprint": new, "content": content, "inputs": inputs, "outcome": outcome, "read": read}
+    manifest = made.model_copy(update=update)
     text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
     folder.write_bytes(MANIFEST, text.encode() + b"\n")
     named = {record.name for record in outcome.files}

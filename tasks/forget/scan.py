@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from gpt2train.io.removal import PENDING
 from gpt2train.settings import Settings
-from tasks.core.forgotten import FORGOTTEN, PENDING, Forgotten
+from tasks.core.forgotten import FORGOTTEN, Forgotten
 from tasks.core.output_lock import LOCK
 from tasks.core.storage import Folder
 from tasks.decontaminate.ngrams import NgramIndex

@@ -20,6 +20,7 @@ from gpt2train.errors import UserError
 from gpt2train.runs.reading import Run, read_run
 from tasks.browse.corpus import FinishedStep, find_steps, opened
 from tasks.core.manifest import Manifest, read_manifest
+from tasks.core.origins import Origins
 from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 
@@ -245,14 +246,15 @@ def times_of(root: Folder) -> dict[str, tuple[datetime, datetime]]:
 
 def _chain(steps: list[FinishedStep]) -> list[FinishedStep]:
     """Return the steps that made the tokens, or else the last one with documents; a report or an old step is none."""
-    made = {step.manifest.identity: step for step in steps}
+    origins, made = Origins(step.manifest for step in steps), {step.name: step for step in steps}
     ends = [step for step in steps if step.manifest.step in ("tokenize", "ready_tokens")]
     ends = ends or [step for step in steps if "text" in step.columns()] or steps
     pending, found = [ends[-1]], set[str]()
     while pending:
         step = pending.pop()
         found.add(step.name)
-        pending += [made[i] for i in step.manifest.inputs.values() if i in made and made[i].name not in found]
+        before = {one.folder for origin in origins.of(step.manifest).values() for one in origin}
+        pending += [made[name] for name in sorted(before - found)]
     return [step for step in steps if step.name in found]
 
 

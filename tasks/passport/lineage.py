@@ -8,13 +8,14 @@ import json
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from gpt2train import __version__
 from gpt2train.errors import RunError, UserError
 from tasks.core.manifest import Manifest
+from tasks.core.origins import Origins
 from tasks.passport.facts import Corpus, Training
 
 PRODUCER = f"urn:gpt2train:{__version__}"
@@ -37,13 +38,29 @@ def events(name: str, corpora: Mapping[str, Corpus], training: Training | None =
     if training:
         steps += [(name, made, training.times) for made in (training.manifest, training.merge) if made]
     known = {made.identity: f"{folder}/{made.folder}" for folder, made, _ in steps}
+    origins = {folder: Origins(made for other, made, _ in steps if other == folder) for folder, _, _ in steps}
     read = {training.manifest.identity: _read_by(training, corpora)} if training and training.manifest else {}
-    return [
-        event
-        for folder, made, times in steps
-        if made.step in times
-        for event in _of_step(folder, made, read.get(made.identity, made.inputs), known, times[made.step])
-    ]
+    found: list[Event] = []
+    for folder, made, times in steps:
+        if made.step in times:
+            inputs = read.get(made.identity, made.inputs | made.read)
+            datasets = _datasets(folder, made, inputs, known, origins[folder])
+            found += _of_step(folder, made, [_input(*one) for one in datasets], times[made.step])
+    return found
+
+
+def _datasets(
+    folder: str, made: Manifest, inputs: Mapping[str, str], known: Mapping[str, str], origins: Origins
+) -> list[tuple[str, str]]:
+    """Return name and version of each dataset that a step has read, sorted; of an unknown one by the input's name."""
+    behind = origins.of(made)
+    found = set[tuple[str, str]]()
+    for key, identity in inputs.items():
+        if identity not in known and key in behind:
+            found |= {(f"{folder}/{one.folder}", one.identity) for one in behind[key]}
+        else:
+            found.add((known.get(identity, f"{folder}/{made.step}:{key}"), identity))
+    return sorted(found)
 
 
 def _read_by(training: Training, corpora: Mapping[str, Corpus]) -> dict[str, str]:
@@ -58,10 +75,7 @@ def _read_by(training: Training, corpora: Mapping[str, Corpus]) -> dict[str, str
     return found
 
 
-def _of_step(
-    name: str, made: Manifest, read: Mapping[str, str], known: dict[str, str], times: tuple[datetime, datetime]
-) -> Iterator[Event]:
-    inputs = [_input(name, made, key, identity, known) for key, identity in sorted(read.items())]
+def _of_step(name: str, made: Manifest, inputs: Sequence[Event], times: tuple[datetime, datetime]) -> Iterator[Event]:
     run = {"runId": str(uuid.uuid5(uuid.NAMESPACE_URL, f"gpt2train:{made.step}:{made.identity}"))}
     job = {"namespace": NAMESPACE, "name": f"{name}/{made.step}", "facets": _job_facets()}
     base = {"producer": PRODUCER, "schemaURL": EVENT, "run": run, "job": job, "inputs": inputs}
@@ -69,8 +83,7 @@ def _of_step(
     yield {"eventType": "COMPLETE", "eventTime": _time(times[1]), **base, "outputs": [_output(name, made)]}
 
 
-def _input(name: str, made: Manifest, key: str, identity: str, known: dict[str, str]) -> Event:
-    dataset = known.get(identity, f"{name}/{made.step}:{key}")
+def _input(dataset: str, identity: str) -> Event:
     return {"namespace": NAMESPACE, "name": dataset, "facets": {"version": _version(identity)}}
 
 

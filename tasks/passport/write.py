@@ -13,6 +13,7 @@ from typing import Any
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.runs.reading import find_runs, read_runs
+from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest, canonical
 from tasks.core.storage import Folder
 from tasks.passport.about import STATED, About, stated_about
@@ -83,9 +84,10 @@ def write_passport(root: Folder, runs: Iterable[str] = (), about: About | None =
     What the publisher states is kept for the next time, and for a flow that writes the documents again.
 
     Raises:
-        UserError: the folder holds neither a corpus nor a run.
+        UserError: the folder holds neither a corpus nor a run, or a removal of pages was interrupted.
         RunError: a file that a manifest names is damaged.
     """
+    check_no_removal(root)
     name = root.url.rpartition("/")[2]
     corpus = corpus_of(root)
     kept = {STATED: _json(about.model_dump(mode="json", exclude_defaults=True))} if about else {}

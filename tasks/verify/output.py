@@ -1,16 +1,14 @@
 """Output to verify: its manifests, and the inputs of each step found by their identities."""
 
-import itertools
 import re
 from dataclasses import dataclass, field
 
 from tasks.core.manifest import MANIFEST, Manifest, read_manifest
+from tasks.core.merge_manifests import merge_manifests
+from tasks.core.origins import Origins
 from tasks.core.storage import Folder
-from tasks.sources.merge_manifests import merge_manifests
 
 IDENTITY = re.compile(r"[0-9a-f]{32}:.+")  # of a step; other inputs are hashes of files
-# Steps whose outputs become one input, in order.
-MERGED = (("download", "commoncrawl", "warcs", "webpages"), ("extract", "texts"))
 COPIES = "inputs/"  # files of another output, fetched for a training: `tasks/core/stage_inputs.py`
 RUNS = ("runs/", "task/")  # steps that may read another output
 
@@ -51,18 +49,11 @@ class Output:
 
     def find(self, identity: str) -> Manifest | None:
         """Return the step, or the merged steps, with this identity; None if the output has none."""
-        by_step: dict[str, Manifest] = {}
         for manifest in self.manifests.values():
             if manifest.identity == identity:
                 return manifest
-            by_step[manifest.step] = manifest
-        for names in MERGED:
-            found = [by_step[name] for name in names if name in by_step]
-            for count in range(2, len(found) + 1):
-                for some in itertools.combinations(found, count):
-                    if (merged := merge_manifests(some)).identity == identity:
-                        return merged
-        return None
+        parts = Origins(self.manifests.values()).behind(identity)
+        return merge_manifests(parts) if len(parts) > 1 else None
 
     def input(self, manifest: Manifest, name: str) -> Manifest:
         """Return the manifest of an input of a step.

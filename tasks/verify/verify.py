@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gpt2train.errors import RunError, UserError
+from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest
 from tasks.core.storage import FileRecord, Folder
 from tasks.verify.differences import first_difference
@@ -38,8 +39,9 @@ def verify(root: Folder, steps: tuple[str, ...], options: Options) -> Iterator[F
     """Verify the steps of an output in the order of their folders; those named, or all. Nothing is written there.
 
     Raises:
-        UserError: The output has no finished step, or none of a given name.
+        UserError: The output has no finished step, or none of a given name, or a removal of pages was interrupted.
     """
+    check_no_removal(root)
     output = Output.read(root)
     names = sorted({manifest.step for manifest in output.manifests.values()})
     if not names and not output.unreadable:

@@ -26,6 +26,7 @@ from tasks.passport.facts import corpus_facts, training_facts
 from tasks.passport.publish import contents_of
 from tasks.passport.write import corpora_of_run, leave_passport, write_passport
 from tests.flows.conftest import Finished
+from tests.flows.openlineage_rules import schema_errors, violations
 
 EVENTS = "passport/openlineage.jsonl"
 LINES = ("croissant.json", "passport/README.md", EVENTS, "passport/eu-summary.md", "passport/spdx.json")
@@ -262,6 +263,15 @@ def test_the_events_are_those_of_openlineage_and_form_one_chain(finished: Finish
     assert any(name.endswith("/model") for name in written)
     trained = next(event for event in ended if event["job"]["name"].endswith("/train"))
     assert {one["name"].split("/")[-1] for one in trained["inputs"]} == {"tokens", "tokenizer"}
+
+
+def test_the_events_of_a_training_keep_the_rules_of_openlineage(finished: Finished) -> None:
+    found = [json.loads(line) for line in (finished.run / EVENTS).read_text().splitlines()]
+    assert [problem for event in found for problem in violations(event)] == []
+
+
+def test_the_events_of_a_training_are_valid_by_the_schemas_of_openlineage(finished: Finished) -> None:
+    assert schema_errors([json.loads(line) for line in (finished.run / EVENTS).read_text().splitlines()]) == []
 
 
 class Endpoint(http.server.BaseHTTPRequestHandler):

@@ -1,24 +1,20 @@
 """`gpt2train forget`: after it no file has the pages, and the flow gives what it gives without them."""
 
 import contextlib
-import gzip
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.cli import app
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.command_line import run_command
-from tasks.core.forgotten import FORGOTTEN, PENDING, check_no_removal, name_of, read_forgotten
+from gpt2train.io.removal import PENDING
+from tasks.core.forgotten import FORGOTTEN, check_no_removal, name_of, read_forgotten
 from tasks.core.manifest import MANIFEST, read_manifest
 from tasks.core.output_lock import locked
 from tasks.core.shards import read_rows
@@ -29,54 +25,14 @@ from tasks.verify.command import verify_output
 from tests.flows.mini_pipeline import hashes
 from tests.tasks.cloze.test_step import story
 from tests.tasks.corpus import rejected_of, rows_of
-from tests.tasks.forget.corpus import run_flow, serve
-from tests.tasks.web_server import Site, running_site
-
-PAGES = ("http://a.test/1", "http://a.test/3", "http://c.test/Sven", "http://a.example/0")
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with running_site() as site:
-        yield site
-
-
-@pytest.fixture(scope="module")
-def settings(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return serve(site, tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module")
-def corpus(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("forget") / "out"
-    run_flow(out, settings)
-    return out
-
-
-@pytest.fixture
-def out(corpus: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(corpus, tmp_path / "out"))
+from tests.tasks.forget.corpus import PAGES, plant, run_flow, words_in
+from tests.tasks.web_server import Site
 
 
 def planned(capsys: pytest.CaptureFixture[str], *targets: str, **options: Any) -> dict[str, Any]:
     capsys.readouterr()
     forget(targets, json_=True, **options)
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def words_in(out: Path, *names: str) -> dict[str, list[str]]:
-    """Files in which the words of a story stand, read without the code under test; tokens are decoded by bytes."""
-    found: dict[str, list[str]] = {}
-    for path in sorted(path for path in out.rglob("*") if path.is_file()):
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-        if path.suffix == ".parquet":
-            data = json.dumps(pq.read_table(path).to_pylist(), default=str).encode()
-        for name in names:
-            if f"traveller {name} looked".encode() in data:
-                found.setdefault(name, []).append(str(path.relative_to(out)))
     return found
 
 
@@ -172,25 +128,6 @@ def test_the_name_of_a_users_file_is_a_target(out: Path) -> None:
     assert need(out, "webpages").outcome.kept == 0
     assert words_in(out, "Rosa") == {}
     assert read_forgotten(Folder(out)).domains == ()
-
-
-def plant(out: Path) -> dict[str, Path]:
-    """Write files of other steps and of runs that have a text, and files that have none."""
-    text = story("Dora").split(". ")[4]
-    plugin, run = out / "data_steps/shout", out / "runs/small"
-    for folder in (plugin, run / "eval", out / "inputs/0a1b/tokens", out / "token_index/0a", out / "quality"):
-        folder.mkdir(parents=True)
-    pq.write_table(pa.table({"url": ["http://a.test/3"], "body": [text.upper()]}), plugin / "part-00000.parquet")
-    (plugin / MANIFEST).write_text((out / "clean" / MANIFEST).read_text().replace('"clean"', '"data_steps/shout"'))
-    (out / "inputs/0a1b/tokens/notes.bin").write_bytes(b"\0\0http://a.test/3\0")
-    (out / "token_index/0a/block-00000.keys").write_bytes(b"\0\1")
-    with gzip.open(run / "eval/passages.json.gz", "wt") as file:
-        json.dump({"passages": [text]}, file)
-    (run / "samples.jsonl").write_text(json.dumps({"step": 1, "text": text}) + "\n" + json.dumps({"step": 2}) + "\n")
-    (run / "metrics.jsonl").write_text('{"step": 1}\n')
-    (out / "quality/votes.jsonl").write_text('{"url": "http://a.test/3", "vote": 1}\n{"url": "http://a.test/4"}\n')
-    (out / "notes.html").write_text(f"<p>{text.replace(' ', '&nbsp;').replace('looked', '<b>looked</b>')}</p>")
-    return {"run": run, "plugin": plugin}
 
 
 def test_other_files_lose_the_texts(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,63 +243,3 @@ def test_a_store_gets_the_same_files(out: Path, store: str) -> None:
     names = [name for name in local.files() if name != ".lock"]
     assert remote.files() == names
     assert [remote.record(name) for name in names] == [local.record(name) for name in names]
-
-
-class Killer:
-    """The process that removes pages, in a copy of the corpus for each order."""
-
-    def __init__(self, corpus: Path, folder: Path, process: "subprocess.Popen[str]") -> None:
-        self.corpus, self.out, self.process = corpus, folder / "out", process
-
-    def order(self, **more: Any) -> dict[str, int]:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps({"targets": PAGES, "output": str(self.out), **more}) + "\n")
-        self.process.stdin.flush()
-        found: dict[str, int] = json.loads(self.process.stdout.readline())
-        return found
-
-    def state(self) -> dict[str, str]:
-        return {name: value for name, value in hashes(self.out).items() if name != ".lock"}
-
-    def check(self, instants: list[int], undisturbed: dict[str, str]) -> None:
-        for instant in instants:
-            shutil.rmtree(self.out, ignore_errors=True)
-            shutil.copytree(self.corpus, self.out)
-            plant(self.out)
-            assert self.order(last=instant)["status"] == -9
-            if (self.out / FORGOTTEN).exists() and self.order(last=instant // 2)["status"] == -9:  # once more
-                with pytest.raises(UserError, match="interrupted"):
-                    check_no_removal(Folder(self.out))
-            assert self.order()["status"] == 0, instant
-            assert self.state() == undisturbed, instant
-
-
-@pytest.fixture
-def killer(corpus: Path, tmp_path: Path) -> Iterator[Killer]:
-    command = [sys.executable, "-c", "from tests.tasks.forget.killed import main; main()"]
-    root = Path(__file__).parents[3]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
-        yield Killer(corpus, tmp_path, process)
-        assert process.stdin
-        process.stdin.close()
-
-
-def instants_of(killer: Killer) -> tuple[int, dict[str, str]]:
-    shutil.copytree(killer.corpus, killer.out)
-    plant(killer.out)
-    done = killer.order()
-    assert done["status"] == 0 and done["instants"] > 50
-    return done["instants"], killer.state()
-
-
-@pytest.mark.slow
-def test_a_removal_killed_twice_is_completed_by_the_next_call(killer: Killer) -> None:
-    count, undisturbed = instants_of(killer)
-    killer.check([3, count // 2, count - 1], undisturbed)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(3000)
-def test_a_removal_killed_at_any_instant_is_completed_by_the_next_call(killer: Killer) -> None:
-    count, undisturbed = instants_of(killer)
-    killer.check(list(range(count)), undisturbed)

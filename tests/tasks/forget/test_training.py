@@ -1,6 +1,5 @@
 """Samples and steps that have read the pages of a removal, and the settings that go on before them."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.settings import PretrainFlowSettings, resolve
-from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
+from gpt2train.config import CONFIG_FILE
 from gpt2train.data.epoch import Epoch
 from gpt2train.data.samples import Samples
 from gpt2train.errors import UserError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
-from gpt2train.settings import build
 from tasks.core.forgotten import Forgotten, url_hash
 from tasks.core.storage import Folder
 from tasks.forget.plan import Removal
@@ -29,6 +27,7 @@ from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import tokenizer
 from tests.tasks.corpus import Inline, documents_of, row
+from tests.tasks.forget.corpus import write_run
 
 CONTEXT, BATCH, STEPS = 16, 4, 30
 ROWS = [row(f"Chapter {n}: {'a fox and a wolf ' * (n % 5 + 1)}.", f"http://a.test/{n}") for n in range(30)]
@@ -64,22 +63,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shuffled = shuffle(root, documents_of(root, ROWS), ShuffleSettings(), runner)
         words = tokenizer(root, shuffled, TokenizerSettings(vocab_size=300), runner)
         tokenize(root, shuffled, words, TokenizeSettings(), runner)
-    run = out / "runs/tiny-0123abcd"
-    settings: dict[str, Any] = {
-        "model": {"context": CONTEXT, "layers": 1, "heads": 2, "hidden": 32},
-        "batch": {"global_batch": BATCH, "micro_batch": BATCH},
-        **{"seed": 7, "vocab": 300, "output": str(run), "schedule": {"warmup": 25}, "steps": 40},
-        "data": {"train": f"{out}/tokens/train/tokens"},
-    }
-    run.mkdir(parents=True)
-    (run / CONFIG_FILE).write_text(to_toml(build(RunConfig, settings)))
-    rows = [{"step": step, "tokens": step * BATCH * CONTEXT} for step in range(1, STEPS + 1)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    for step in range(2, STEPS + 1, 2):
-        folder = run / f"checkpoints/step-{step:08d}"
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text("{}")
-    (run / "checkpoints/latest").write_text(f"step-{STEPS:08d}\n")
+    write_run(out, CONTEXT, BATCH, STEPS)
     return out
 
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.core.merge_manifests import merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.storage import Folder
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import document_id, extract
 from tasks.sources.documents import find_documents
-from tasks.sources.merge_manifests import merge_manifests
 from tasks.sources.text_records import json_item
 from tasks.sources.texts import TextsSettings, texts
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs

@@ -1,0 +1,226 @@
+"""Lineage of a corpus of all sources: the edges between its steps in every place that shows them, and its events."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.orchestration import assets
+from flows.orchestration.assets import AssetLineage
+from tasks.browse.corpus import find_steps
+from tasks.core.manifest import MANIFEST, Manifest
+from tasks.core.origins import Origins
+from tasks.core.storage import Folder
+from tasks.forget.command import forget
+from tasks.passport.facts import corpus_facts
+from tasks.passport.lineage import events
+from tasks.verify.output import IDENTITY
+from tests.flows.openlineage_rules import schema_errors, violations
+from tests.tasks.cloze.test_step import story
+from tests.tasks.forget.corpus import html, run_flow, serve
+from tests.tasks.web_server import Handler, running_site
+
+# Folder of each step -> folders of the steps that it reads, in the order in which they run.
+EDGES: dict[str, set[str]] = {
+    "discover": set(),
+    "urls": {"discover"},
+    "pages": {"urls"},
+    "warcs": set(),
+    "webpages": set(),
+    "documents": {"pages", "warcs", "webpages"},
+    "texts": set(),
+    "boilerplate": {"documents", "texts"},
+    "clean": {"boilerplate"},
+    "evalset": {"clean"},
+    "decontaminated": {"clean", "evalset"},
+    "dedup": {"decontaminated"},
+    "substrings": {"dedup"},
+    "shuffled": {"substrings"},
+    "tokenizer": {"shuffled"},
+    "tokens": {"shuffled", "tokenizer"},
+}
+FROM_OUTSIDE = {"discover", "urls", "warcs", "webpages", "texts"}  # steps that take inputs that no step has made
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("lineage") / "out"
+    with running_site() as site:
+        settings = serve(site, tmp_path_factory.mktemp("sources"))
+        found = "".join(f"<url><loc>http://d.test/{name}</loc></url>" for name in ("Wim", "Xena"))
+        sitemap = f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{found}</urlset>'.encode()
+        site.handlers["/sitemap.xml"] = lambda handler: handler.answer(sitemap, "application/xml")
+        for name in ("Wim", "Xena"):
+
+            def answer(handler: Handler, name: str = name) -> None:
+                handler.answer(html(story(name)), "text/html; charset=utf-8")
+
+            site.handlers[f"/{name}"] = answer
+        settings |= {"domains": ["http://d.test"], "discover": {"methods": ["sitemaps"]}}
+        run_flow(out, settings | {"boilerplate": {"enabled": True}, "substrings": {"enabled": True}})
+    return out
+
+
+@pytest.fixture
+def out(corpus: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(corpus, tmp_path / "out"))
+
+
+def manifests_of(out: Path) -> dict[str, Manifest]:
+    found = (Manifest.model_validate_json((out / folder / MANIFEST).read_bytes()) for folder in EDGES)
+    return {manifest.folder: manifest for manifest in found}
+
+
+def of_origins(out: Path, _: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    made = manifests_of(out)
+    origins = Origins(made.values())
+    return {name: {one.folder for found in origins.of(m).values() for one in found} for name, m in made.items()}
+
+
+def of_events(out: Path, _: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    found = [event for event in events("out", {"out": corpus_facts(Folder(out))}) if event["eventType"] == "COMPLETE"]
+    names = {event["outputs"][0]["name"]: {one["name"] for one in event["inputs"]} for event in found}
+    return {
+        name.removeprefix("out/"): {one.removeprefix("out/") for one in read if ":" not in one}
+        for name, read in names.items()
+    }
+
+
+def of_assets(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    made: dict[str, set[str]] = {}
+    monkeypatch.setattr(assets, "materialize", lambda key, read, *_: made.update({key: set(read)}))
+    lineage, root = AssetLineage(), Folder(out)
+    for name, manifest in manifests_of(out).items():  # as `PrefectRunner` does for each step
+        lineage.add_folder(manifest.step, root / name)
+        lineage.materialize(manifest)
+    start = f"file://{out}/"
+    return {key.removeprefix(start): {one.removeprefix(start) for one in read} for key, read in made.items()}
+
+
+@pytest.mark.parametrize("edges_of", [of_origins, of_events, of_assets])
+def test_every_edge_between_the_steps_is_shown(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, edges_of: Callable[[Path, pytest.MonkeyPatch], dict[str, set[str]]]
+) -> None:
+    assert edges_of(corpus, monkeypatch) == EDGES
+
+
+def test_every_input_that_is_a_step_leads_to_one(corpus: Path) -> None:
+    made = manifests_of(corpus)
+    origins = Origins(made.values())
+    for name, manifest in made.items():
+        known = manifest.inputs | manifest.read
+        steps = {key for key, identity in known.items() if IDENTITY.fullmatch(identity)}
+        assert steps <= origins.of(manifest).keys(), name
+        assert steps or name in FROM_OUTSIDE, name
+
+
+def test_the_browser_shows_each_step_after_those_that_it_reads(corpus: Path) -> None:
+    found = [step.name for step in find_steps(Folder(corpus))]
+    assert all(found.index(one) < found.index(name) for name, read in EDGES.items() for one in read)
+
+
+def test_the_cards_count_every_source(corpus: Path) -> None:
+    """Two sources or more are one input of the next step, which is the output of none of them."""
+    facts = corpus_facts(Folder(corpus))
+    assert {step.name for step in facts.steps} == EDGES.keys()
+    made = manifests_of(corpus)
+    kept = {one.step: (one.seen, one.kept) for one in facts.sources}
+    assert kept == {
+        made[name].step: (made[name].outcome.seen, made[name].outcome.kept)
+        for name in ("pages", "warcs", "webpages", "texts")
+    }
+    assert facts.dropped[("download", "not_found")] == made["pages"].outcome.reasons["not_found"]
+
+
+def test_the_edges_lead_on_after_a_removal_and_a_repeated_discovery(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = manifests_of(out)
+    forget(("http://d.test/Wim",), output=str(out), yes=True)
+    kept = [name for name in EDGES if (out / name / MANIFEST).exists()]
+    made = {name: Manifest.model_validate_json((out / name / MANIFEST).read_bytes()) for name in kept}
+    assert made["discover"].identity != before["discover"].identity
+    assert made["urls"].read == {"discover": made["discover"].identity}
+    assert {one.folder for one in Origins(made.values()).of(made["urls"])["discover"]} == {"discover"}
+    # The same lists found once more with other captures: the step `blacklist` is not run again.
+    again = before | {"discover": before["discover"].model_copy(update={"content": "0" * 32})}
+    assert Origins(again.values()).of(again["urls"]) == {"discover": (again["discover"],)}
+
+
+def test_a_manifest_without_other_steps_is_that_of_an_older_release(corpus: Path) -> None:
+    for folder in EDGES:
+        found = json.loads((corpus / folder / MANIFEST).read_text())
+        assert ("read" in found) == (folder == "urls")
+        assert Manifest.model_validate(found).model_dump(mode="json") == found
+
+
+def test_the_events_keep_the_rules_of_openlineage(corpus: Path) -> None:
+    found = events("out", {"out": corpus_facts(Folder(corpus))})
+    assert len(found) == 2 * len(EDGES)
+    assert [problem for event in found for problem in violations(event)] == []
+
+
+def test_the_events_are_valid_by_the_schemas_of_openlineage(corpus: Path) -> None:
+    found = events("out", {"out": corpus_facts(Folder(corpus))})
+    assert schema_errors(found) == []
+    for broken, _ in broken_events(found[-1]):
+        assert schema_errors([broken]), broken
+
+
+def broken_events(event: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Events with one mistake each, and the place of the mistake."""
+
+    def changed(path: str, value: Any) -> tuple[dict[str, Any], str]:
+        found = copy.deepcopy(event)
+        *parents, last = path.split(".")
+        place: Any = found
+        for name in parents:
+            place = place[int(name) if name.isdecimal() else name]
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+        return found, last
+
+    return [
+        changed("producer", None),
+        changed("producer", "gpt2train of today"),
+        changed("eventTime", "2026-01-01 00:00:00"),
+        changed("eventType", "DONE"),
+        changed("run.runId", "0"),
+        changed("job.namespace", None),
+        changed("inputs.0.name", 7),
+        changed("inputs.0.facets.version.datasetVersion", None),
+        changed("outputs.0.outputFacets.outputStatistics.rowCount", "7"),
+        changed("outputs.0.facets.version._schemaURL", None),
+        changed("job.facets.jobType._producer", None),
+        changed("job.facets.jobType.integration", None),
+    ]
+
+
+def test_the_rules_find_each_mistake(corpus: Path) -> None:
+    event = events("out", {"out": corpus_facts(Folder(corpus))})[-1]
+    assert violations(event) == []
+    for broken, name in broken_events(event):
+        assert any(name in problem for problem in violations(broken)), broken
+
+
+def test_the_versions_of_the_schemas_are_those_of_openlineages_own_client(corpus: Path) -> None:
+    base = pytest.importorskip("openlineage.client.generated.base", reason="openlineage-python is missing")
+    from openlineage.client.generated import dataset_version_dataset, job_type_job, output_statistics_output_dataset
+
+    event = events("out", {"out": corpus_facts(Folder(corpus))})[-1]
+    written = event["outputs"][0]
+    for facet, kind in (
+        (event["job"]["facets"]["jobType"], job_type_job.JobTypeJobFacet),
+        (written["facets"]["version"], dataset_version_dataset.DatasetVersionDatasetFacet),
+        (
+            written["outputFacets"]["outputStatistics"],
+            output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
+        ),
+    ):
+        assert facet["_schemaURL"] == kind._get_schema()
+    version = base.BaseEvent._get_schema().partition("#")[0]
+    assert event["schemaURL"] == f"{version}#/$defs/RunEvent"
