@@ -132,3 +132,4 @@ def _member(data: bytes) -> bytes:
 
 
 EMPTY = _member(b"")  # an archive without records: a file of zero bytes is not a valid gzip file
+MEMBER = EMPTY[:10]  # the head that every member begins with

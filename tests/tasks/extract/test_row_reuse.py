@@ -228,7 +228,7 @@ def test_other_settings_after_a_kill_take_no_row(
     new = [[*pages, page(9)]]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Folder, "move", cut)
-        patch.setattr(module, "write_keys", fail)
+        patch.setattr(module, "commit_results", fail)
         run(root, new, runner)
     sent.clear()
     run(root, new, runner, tables=False)
