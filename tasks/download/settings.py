@@ -20,6 +20,7 @@ PACE = {
     "max_host_failures",
     "shards_at_once",
     "seed",
+    "skip_fresh",
     "shared_rate_limit_dir",
 }
 
@@ -73,12 +74,17 @@ class DownloadSettings(Settings):
     shared_rate_limit_dir: str = Field("auto", min_length=1)
     """Folder through which concurrent downloads share the limits per_host and delay: `auto` is the user's cache folder,
     a folder on a shared disk covers several machines, `off` gives each process its own limits."""
+    skip_fresh: bool = False
+    """At a refresh, do not request pages that their server still declares fresh (RFC 9111: Cache-Control, Expires). A
+    page that has changed before that time is then found only after it."""
     seed: int = 0
     """Seed of the random part of the waiting times."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Settings that the outputs depend on. Rate limits are left out: changing them must not restart a crawl."""
+        """Settings that the outputs depend on. Rate limits are left out: changing them must not restart a crawl.
+
+        `skip_fresh` is left out as well: it only decides which pages a refresh asks for."""
         return self.model_dump(mode="json", exclude=PACE if self.consent.enabled else PACE | {"consent"})
 
     def accepts(self, content_type: str) -> bool:

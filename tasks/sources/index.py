@@ -26,7 +26,7 @@ from tasks.core.shards import read_rows
 from tasks.core.storage import Folder
 from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
-from tasks.download.warc import MEMBER, Page
+from tasks.download.warc import Page, members
 from tasks.sources.archive_stream import ArchiveStream, StreamPosition, open_archive
 from tasks.sources.http_payload import page_of
 from tasks.sources.warc_records import MAX_HEAD, BrokenRecord, Record, read_records
@@ -49,7 +49,6 @@ INDEX = pa.schema(
 )
 PLACES = "_places"
 MAX_BYTES = 64 * 2**20  # of a page of the download, which has a limit of its own
-MEMBER_BLOCK = 2**20  # bytes of an archive read at a time to find its members
 NO_PAGE = ("http_status", "content_type")  # reasons of records that hold no HTML page
 FIELDS = ("url", "final_url", "content_type", "charset", "fetched_at", "source", "sha256")
 
@@ -103,42 +102,21 @@ def read_members(
         yield from ((None, page) for page in read_pages(folder, shard))
         return
     done = 0
-    for member in _members(folder, shard):
-        stored = bytes_key(member)
-        if (found := known(stored)) is not None:
-            done += 1
-            yield stored, found
-            continue
-        pages = list(_pages_of(ArchiveStream(io.BytesIO(member), gzipped=True), shard))
-        if any(page.fault for page in pages):
-            break  # the detail of a fault names its place in the archive, or one member was taken for two
-        done += len(pages)
-        yield from ((stored if len(pages) == 1 else None, page) for page in pages)
-    else:
-        return
+    with folder.open(shard) as file:
+        for member in members(file, MAX_BYTES + MAX_HEAD):
+            stored = bytes_key(member)
+            if (found := known(stored)) is not None:
+                done += 1
+                yield stored, found
+                continue
+            pages = list(_pages_of(ArchiveStream(io.BytesIO(member), gzipped=True), shard))
+            if any(page.fault for page in pages):
+                break  # its detail names the place in the archive; or it is a piece of a member
+            done += len(pages)
+            yield from ((stored if len(pages) == 1 else None, page) for page in pages)
+        else:
+            return
     yield from ((None, page) for page in itertools.islice(read_pages(folder, shard), done, None))
-
-
-def _members(folder: Folder, name: str) -> Iterator[bytes]:
-    """Yield the gzip members of an archive of the download, found by their first bytes, without decompressing them.
-
-    A member with these bytes in its middle comes in two pieces, and members that do not begin with them come as one.
-    What is too long for a page is cut.
-    """
-    held = bytearray()
-    with folder.open(name) as file:
-        while block := file.read(MEMBER_BLOCK):
-            searched = max(1, len(held) - len(MEMBER) + 1)
-            held += block
-            start = 0
-            while (end := held.find(MEMBER, searched)) >= 0:
-                yield bytes(held[start:end])
-                start, searched = end, end + 1
-            del held[:start]
-            if len(held) > MAX_BYTES:
-                break
-    if held:
-        yield bytes(held)
 
 
 def _read_fetched(folder: Folder, name: str) -> Iterator[Page]:
