@@ -1,5 +1,6 @@
 """Settings of the download step."""
 
+import functools
 import ipaddress
 from typing import Any
 
@@ -23,6 +24,11 @@ PACE = {
     "skip_fresh",
     "shared_rate_limit_dir",
 }
+
+
+@functools.lru_cache(maxsize=16)
+def _networks_of(texts: tuple[str, ...]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 class DownloadSettings(Settings):
@@ -84,7 +90,8 @@ class DownloadSettings(Settings):
     def parameters(self) -> dict[str, Any]:
         """Settings that the outputs depend on. Rate limits are left out: changing them must not restart a crawl.
 
-        `skip_fresh` is left out as well: it only decides which pages a refresh asks for."""
+        `skip_fresh` is left out as well: it only decides which pages a refresh asks for.
+        """
         return self.model_dump(mode="json", exclude=PACE if self.consent.enabled else PACE | {"consent"})
 
     def accepts(self, content_type: str) -> bool:
@@ -106,4 +113,4 @@ class DownloadSettings(Settings):
     @property
     def allowed(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
         """`allow_private`, parsed."""
-        return tuple(ipaddress.ip_network(text) for text in self.allow_private)
+        return _networks_of(self.allow_private)

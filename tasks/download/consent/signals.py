@@ -107,6 +107,9 @@ def consent(
         headers: header of the response; None before the request.
         tags: tags of the page; None before the request, or if it is not HTML.
     """
+    if headers is None and tags is None:  # before the request: the files alone, whose reservation the answer may lift
+        refusal = next((signal for signal in site.signals if signal.name in settings.honour), None)
+        return Consent(site.signals, bounded(site.licenses), refusal)
     tags = tags or NO_TAGS
     names = _lower_names(agent, *settings.agents)
 
