@@ -47,7 +47,7 @@ def is_cloze(words: Sequence[str]) -> bool:
 
 
 class _Kind(NamedTuple):
-    """What a token says about the sentence that it is in."""
+    """Role of a token in its sentence."""
 
     is_prose: bool
     is_plain: bool
@@ -58,7 +58,7 @@ class _Kind(NamedTuple):
 ENDLESS = _Kind(is_prose=False, is_plain=False, ends=False, opens=True)
 
 
-@functools.lru_cache(maxsize=1 << 16)  # most words of a text are common: 0.3 µs instead of 3
+@functools.lru_cache(maxsize=1 << 16)  # words repeat: texts take half to five sixths of the time
 def _kind(token: str) -> _Kind:
     is_prose = NOT_PROSE.fullmatch(token) is None
     ends = SENTENCE_END.fullmatch(token) is not None and ABBREVIATION.fullmatch(token) is None

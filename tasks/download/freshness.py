@@ -11,7 +11,7 @@ import re
 from tasks.download.consent.signals import Headers
 
 MAX_DAYS = 30  # of a lifetime: servers state a year for pages that change nonetheless
-MAX_VALUE = 1024  # characters of a field
+MAX_VALUE = 1024  # characters of Cache-Control
 FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 _DIRECTIVE = re.compile(r'([a-z-]+)(?:\s*=\s*("[^"]*"|[^\s,]*))?')
 _SECONDS = re.compile("[0-9]{1,10}")
@@ -23,10 +23,14 @@ def fresh_until(headers: Headers, now: datetime.datetime) -> str:
     Fields that are malformed or contradict each other make it stale.
     """
     directives: dict[str, set[str]] = {}
-    for value in headers.getall("Cache-Control", []):
-        for name, argument in _DIRECTIVE.findall(value[:MAX_VALUE].lower()):
-            directives.setdefault(name, set()).add(argument.strip('"'))
-    if {"no-store", "no-cache"} & directives.keys() or "*" in "".join(headers.getall("Vary", [])):
+    stated = ",".join(headers.getall("Cache-Control", []))
+    for name, argument in _DIRECTIVE.findall(stated[:MAX_VALUE].lower()):
+        directives.setdefault(name, set()).add(argument.strip('"'))
+    if (
+        len(stated) > MAX_VALUE
+        or {"no-store", "no-cache"} & directives.keys()
+        or "*" in "".join(headers.getall("Vary", []))
+    ):
         return ""
     date = _date(headers, "Date") or now
     ages = set(headers.getall("Age", ["0"]))

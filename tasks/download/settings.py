@@ -88,9 +88,10 @@ class DownloadSettings(Settings):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Settings that the outputs depend on. Rate limits are left out: changing them must not restart a crawl.
+        """Settings that the outputs depend on.
 
-        `skip_fresh` is left out as well: it only decides which pages a refresh asks for.
+        Rate limits are left out, since changing them must not restart a crawl, and so is `skip_fresh`, which only
+        decides which pages a refresh asks for.
         """
         return self.model_dump(mode="json", exclude=PACE if self.consent.enabled else PACE | {"consent"})
 

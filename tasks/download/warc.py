@@ -87,7 +87,7 @@ def encode(
     """Encode a record as a gzip member; its id is the hash of `id_name`, so that equal pages give equal bytes.
 
     `http` has the status and the header fields of the HTTP head before the payload. The bytes are those of warcio's
-    writer with these arguments, which takes six times as long.
+    writer with these arguments, which takes 46 µs for a revisit instead of 26.
     """
     block = (_http_head(*http) if http is not None else b"") + payload
     head = {"WARC-Record-ID": record_name(id_name)} | {field: escaped(value) for field, value in fields.items()}

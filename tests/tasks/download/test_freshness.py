@@ -36,6 +36,7 @@ MOST = (NOW + datetime.timedelta(days=MAX_DAYS)).strftime("%Y-%m-%dT%H:%M:%SZ")
         ([("Cache-Control", "max-age=1h")], ""),
         ([("Cache-Control", "max-age=" + "9" * 5000)], ""),
         ([("Cache-Control", "max-age")], ""),
+        ([("Cache-Control", "max-age=3600, " + "x" * 1024 + ", no-store")], ""),
         ([("Cache-Control", "max-age=3600"), ("Age", "3600")], ""),
         ([("Cache-Control", "max-age=3600"), ("Age", "?")], ""),
         ([("Cache-Control", "max-age=3600"), ("Vary", "Accept, *")], ""),
