@@ -141,8 +141,8 @@ def commit_rows(
     facts: dict[str, int] | None = None,
 ) -> Outcome:
     """Write a batch's kept rows to `<name>` and its rejected rows to `rejected/<name>`, and return its outcome."""
-    tables = (pa.Table.from_pylist(list(rows), of) for rows, of in ((kept, schema), (rejected, REJECTED)))
-    return commit_tables(folder, name, *tables, facts)
+    rejects = pa.Table.from_pylist(list(rejected), REJECTED)
+    return commit_tables(folder, name, pa.Table.from_pylist(list(kept), schema), rejects, facts)
 
 
 def commit_tables(

@@ -203,8 +203,8 @@ def refresh_shard(
             new = (next(kept) if row["keeps"] else journal.page(offset, length) for row, offset, length in entries)
             written = write_shard(folder, stem, rows, new)
     counts = Counter(row["change"] for row in rows)
-    named = [change for change in CHANGES if counts[change] or change != "fresh"]
-    facts = written.facts | {REFRESH_FACT + change: counts[change] for change in named}
+    found = [change for change in CHANGES if counts[change] or change != "fresh"]
+    facts = written.facts | {REFRESH_FACT + change: counts[change] for change in found}
     return written.model_copy(update={"audit": (*written.audit, *audit), "facts": facts})
 
 
