@@ -32,8 +32,8 @@ ROWS = pa.schema(
         pa.field("key", pa.binary(16)),  # of the input row; null if the result depends on more than the row
         pa.field("kept", pa.bool_(), nullable=False),  # the row went to the outputs, not to the rejected rows
         pa.field("facts", pa.string()),  # JSON: counts that the row added to the facts of the step; null: none
-        # Hash of the input row as it is stored, compressed: a row that is found by it need not be decoded. Null if it
-        # is not known, or the key is null; the column is not in files of older releases.
+        # Hash of the input row as it is stored, compressed and with its time: a row that is found by it need not be
+        # decoded. Null if it is not known, or the key is null; the column is not in files of older releases.
         pa.field("stored", pa.binary(16)),
     ]
 )
