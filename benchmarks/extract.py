@@ -33,7 +33,7 @@ from tasks.extract.decode import decode
 from tasks.extract.page import extract_pages
 from tasks.extract.prefilter import prefilter_reason
 from tasks.extract.settings import Compare, ExtractOptions, ExtractResult, ExtractSettings, PrefilterRules
-from tasks.extract.step import GROUP_PAGES, extracted
+from tasks.extract.step import GROUP_PAGES, extract_group, extracted
 from tasks.extract.trafilatura_patches import clear_caches
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
@@ -122,7 +122,7 @@ class EchoPool(WorkerPool):
         self, function: Any, *args: Any, timeout: float | None = None, cpu_seconds: float | None = None
     ) -> "Future[Any]":
         """Send the same arguments, and call `echo` instead of the extraction."""
-        called = echo if function is extract_pages else function
+        called = echo if function is extract_group else function
         return super().submit(called, *args, timeout=timeout, cpu_seconds=cpu_seconds)
 
 

@@ -2,10 +2,12 @@
 
     python -m benchmarks.refresh [--pages 2000] [--changed 0.01] [--copies 1] [--workers 1]
 
-A server in a process of its own answers conditional requests as common servers do (ETag). Three runs of
-`flows.dataprep` in one output folder: the first, a refresh in which a share of the pages has changed, and a run with
-nothing to do, whose CPU time (interpreter, imports, Prefect) is subtracted from both. Then a first run over the pages
-as they are now, in another folder: all outputs but the pages and their times must be equal byte for byte.
+A server in a process of its own answers conditional requests as common servers do (ETag). Four runs of
+`flows.dataprep` in one output folder: the first; a run with nothing to do, whose CPU time (interpreter, imports,
+Prefect) is subtracted from the others; a refresh in which a share of the pages has changed; and a refresh with
+`download.skip_fresh` in which these pages are again as they were. The server declares the other pages fresh, which is
+the best case of that setting. All outputs but the pages and their times must be equal byte for byte: those of the
+first refresh to a first run over the same pages in another folder, those of the second to the first run.
 Needs the test data (documentation pages, GPT-2's tokenizer).
 """
 
@@ -48,17 +50,19 @@ def serve(count: int, copies: int, changed: float, connection: Connection) -> No
         if number >= len(found):  # another text, which is no duplicate
             words = " ".join(str(word) for word in random.Random(number).sample(range(10**6), 400))
             body = body.replace(b"</body>", f"<p>{words}</p></body>".encode())
-        return body.replace(b"</body>", CHANGE) if generation[0] and number in changing else body
+        return body.replace(b"</body>", CHANGE) if generation[0] % 2 and number in changing else body
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         name = request.path.rpartition("/")[2]
         if not name.isdecimal():
             return web.Response(status=404)
-        body = body_of(int(name))
+        number = int(name)
+        body = body_of(number)
+        fields = {"Cache-Control": "max-age=0" if number in changing else "max-age=86400"}
         tag = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
         if request.headers.get("If-None-Match") == tag:
-            return web.Response(status=304, headers={"ETag": tag})
-        return web.Response(body=body, content_type="text/html", headers={"ETag": tag})
+            return web.Response(status=304, headers={"ETag": tag, **fields})
+        return web.Response(body=body, content_type="text/html", headers={"ETag": tag, **fields})
 
     async def run() -> None:
         runner = web.ServerRunner(web.Server(answer), access_log=None)
@@ -129,22 +133,35 @@ def main() -> None:
         print(machine())
         os.environ["PREFECT_LOGGING_LEVEL"] = "ERROR"
         first, first_steps = run(folder / "out", config)
+        before = tree(folder / "out")
         fixed, _ = run(folder / "out", config)
+
+        def refreshed(*more: str) -> tuple[float, dict[str, float]]:
+            ours.send(True)
+            ours.recv()
+            return run(folder / "out", config, "--refresh", *more)
+
+        refreshes = [refreshed()]
+        trees = [tree(folder / "out")]
+        refreshes.append(refreshed("--download.skip-fresh"))
+        trees.append(tree(folder / "out"))
         ours.send(True)
         ours.recv()
-        refresh, refresh_steps = run(folder / "out", config, "--refresh")
         run(folder / "fresh", config)
+        fresh = tree(folder / "fresh")
         print(f"{total} pages, {round(given.changed * total)} changed; CPU seconds, {fixed:.1f} of a run without work")
-        print(f"  {'step':<16}{'first':>8}{'refresh':>9}{'share':>8}")
+        print(f"  {'step':<16}{'first':>8}{'refresh':>9}{'share':>8}{'skip_fresh':>12}{'share':>8}")
         for step, seconds in first_steps.items():
-            again = refresh_steps.get(step, 0.0)
-            print(f"  {step:<16}{seconds:8.2f}{again:9.2f}{again / seconds if seconds else 0:8.1%}")
-        share = (refresh - fixed) / (first - fixed)
-        print(f"  {'all':<16}{first - fixed:8.2f}{refresh - fixed:9.2f}{share:8.1%}")
-        one, other = tree(folder / "out"), tree(folder / "fresh")
-        names = sorted({*one, *other})
-        differing = [name for name in names if one.get(name) != other.get(name)]
-        print(f"{len(names)} files compared with a first run over the changed pages: {len(differing)} differ")
+            again = [steps.get(step, 0.0) for _, steps in refreshes]
+            shares = [one / seconds if seconds else 0 for one in again]
+            print(f"  {step:<16}{seconds:8.2f}{again[0]:9.2f}{shares[0]:8.1%}{again[1]:12.2f}{shares[1]:8.1%}")
+        again = [seconds - fixed for seconds, _ in refreshes]
+        shares = [one / (first - fixed) for one in again]
+        print(f"  {'all':<16}{first - fixed:8.2f}{again[0]:9.2f}{shares[0]:8.1%}{again[1]:12.2f}{shares[1]:8.1%}")
+        differing = []
+        for name, one, other in (("refresh", trees[0], fresh), ("skip_fresh", trees[1], before)):
+            differing += [f"{name}: {file}" for file in sorted({*one, *other}) if one.get(file) != other.get(file)]
+        print(f"{len(fresh) + len(before)} files compared with first runs over the same pages: {len(differing)} differ")
         for name in differing[:20]:
             print(f"  {name}")
     server.terminate()

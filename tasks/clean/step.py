@@ -6,9 +6,11 @@ that of the extracted text. Cheap tests run first. When the documents have chang
 not are taken from the earlier output (`core/row_reuse.py`).
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.clean.filters.filter_chain import (
     apply,
@@ -25,9 +27,9 @@ from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
 from tasks.core.manifest import Manifest, Outcome
-from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, text_key, write_keys
+from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, bytes_key, commit_results, text_key
 from tasks.core.runner import Runner
-from tasks.core.shards import CLEAN, commit_rows, read_rows, rejected_row
+from tasks.core.shards import CLEAN, read_table, rejected_row
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 
@@ -80,30 +82,19 @@ def clean_part(
     previous: PreviousRows | None = None,
 ) -> Outcome:
     """Clean one part; runs in a worker. `files` has the filters' files and models by the filter's name."""
-    rows, earlier = list(read_rows(source, part)), RowFinder(previous, name)
-    taken = [_of_row(row, earlier.find(text_key(row["text"]))) for row in rows]
-    changed = [row for row, result in zip(rows, taken, strict=True) if result is None]
-    computed = clean_rows(changed, settings, tokenizer, files)
+    table, earlier = read_table(source, part), RowFinder(previous, name)
+    keys = [bytes_key(text) for text in table["text"].cast(pa.large_binary()).to_pylist()]
+    taken = [earlier.find(key) for key in keys]
+    changed = pa.array([number for number, result in enumerate(taken) if result is None], pa.int64())
+    computed = clean_rows(table.take(changed).to_pylist(), settings, tokenizer, files)
     results = [result or next(computed) for result in taken]
-    kept = [result.row for result in results if result.kept]
-    facts = Counter(repaired=0, tokens=0)
-    for result in results:
-        facts.update(result.facts)
-    for row in kept:
-        facts.update({"tokens": row["tokens"], f"documents_{row['split']}": 1})
-    rejected = [result.row for result in results if not result.kept]
-    outcome = commit_rows(folder, f"{name}.parquet", kept, rejected, CLEAN, dict(facts))
-    write_keys(folder, outcome, results)
-    return outcome
+    given = table.select([name for name in table.column_names if name not in COMPUTED])
+    return commit_results(folder, f"{name}.parquet", results, CLEAN, _facts, given)
 
 
-def _of_row(row: Mapping[str, Any], found: RowResult | None) -> RowResult | None:
-    """Return an earlier result of a row's text as that of the row."""
-    if found is None:
-        return None
-    names = COMPUTED if found.kept else ("reason", "detail", "text")
-    others = row if found.kept else {name: row[name] for name in ("id", "url", "source")}
-    return found._replace(row={**others, **{name: found.row[name] for name in names}})
+def _facts(documents: pa.Table) -> dict[str, int]:
+    splits = {f"documents_{row['values']}": row["counts"] for row in pc.value_counts(documents["split"]).to_pylist()}
+    return {"repaired": 0, "tokens": pc.sum(documents["tokens"]).as_py() or 0, **splits}
 
 
 def clean_rows(

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement
 from gpt2train.data.text_units import UNSPACED, has_unspaced
+from gpt2train.data.tokenizer import Tokenizer
 from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
@@ -24,6 +25,7 @@ ASCII_PIECE = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?(?:[A-Za-z]+|[0-9]+|[^\sA-Za-
 
 SAMPLE_TEXTS = 8  # texts of a part that both libraries encode
 SAMPLE_CHARACTERS = 4_000  # of each of these texts
+MIN_FAST = 10**6  # characters; fewer take `tokenizers` less time than gigatoken, which loads for 0.3 s
 
 
 class TokenizerFile(NamedTuple):
@@ -49,9 +51,11 @@ def count_tokens(texts: Sequence[str], tokenizer: TokenizerFile | None = None) -
     """
     if tokenizer is None:
         return [count_pieces(text) for text in texts]
-    plain, fast = _encoders(tokenizer.folder.url, tokenizer.name, tokenizer.sha256)
+    reference = (tokenizer.folder.url, tokenizer.name, tokenizer.sha256)
+    plain = _plain_encoder(*reference)
     encoder: Encoder = plain
-    if fast and len(texts) > 2 * SAMPLE_TEXTS:
+    is_much = len(texts) > 2 * SAMPLE_TEXTS and sum(map(len, texts)) >= MIN_FAST
+    if is_much and (fast := _fast_encoder(*reference)) is not None:
         sample = Texts.of([text[:SAMPLE_CHARACTERS] for text in texts[:: len(texts) // SAMPLE_TEXTS]])
         encoder = plain if disagreement(fast, plain, sample) else fast
     return encoder(Texts.of(list(texts))).lengths.tolist()
@@ -66,10 +70,19 @@ def count_pieces(text: str) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _encoders(url: str, name: str, sha256: str) -> tuple[PlainEncoder, FastEncoder | None]:
-    """Encoders of a tokenizer, cached across parts; the hash distinguishes files of the same URL."""
-    tokenizer = read_tokenizer(Folder(url), name)
+def _tokenizer(url: str, name: str, sha256: str) -> Tokenizer:
+    """Tokenizer, cached across parts; the hash distinguishes files of the same URL."""
+    return read_tokenizer(Folder(url), name)
+
+
+@functools.lru_cache(maxsize=1)
+def _plain_encoder(url: str, name: str, sha256: str) -> PlainEncoder:
+    return PlainEncoder(_tokenizer(url, name, sha256))
+
+
+@functools.lru_cache(maxsize=1)
+def _fast_encoder(url: str, name: str, sha256: str) -> FastEncoder | None:
     try:
-        return PlainEncoder(tokenizer), FastEncoder(tokenizer)
+        return FastEncoder(_tokenizer(url, name, sha256))
     except (ImportError, ValueError):  # not installed, or it does not support this tokenizer
-        return PlainEncoder(tokenizer), None
+        return None

@@ -4,9 +4,11 @@ A corpus may contain code as well as prose. A sentence of prose begins with a ca
 without capitals, ends with a full stop and has few words that are not plain.
 """
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 TOKEN = re.compile(r"\S+")
 # Letters and combining marks of all scripts, by the blocks that have no punctuation but that of Arabic and Devanagari.
@@ -22,6 +24,7 @@ PLAIN_WORD = re.compile(
 )
 # Tokens that do not occur in prose: tables, rules, operators, markup, dunder names, signatures, bullets, endless words.
 NOT_PROSE = re.compile(r".*(?:[|=<>{}\\#@~^]|->|::|\.\.\.|__|---|\w\([^)]).*|[-•+·*]|async|def|class|\S{50,}")
+MAX_WORD = 50  # characters, as above
 SENTENCE_END = re.compile(rf".*[{STOPS}][{CLOSERS}]*")
 ABBREVIATION = re.compile(r"[\"'“(]*(?:e\.g|i\.e|etc|vs|cf|[Dd]r|[Mm]rs?|[Ff]ig|[Nn]o|[Ss]t)\.", re.ASCII)
 # Most words of at most three letters are function words; a word of two syllables in Hangul is a long one.
@@ -43,23 +46,43 @@ def is_cloze(words: Sequence[str]) -> bool:
     return any(target_word in WORD.findall(word.lower()) for word in words[:-1])
 
 
+class _Kind(NamedTuple):
+    """Role of a token in its sentence."""
+
+    is_prose: bool
+    is_plain: bool
+    ends: bool  # the sentence, if a token that `opens` follows
+    opens: bool  # a sentence, or ends it, because it is not prose
+
+
+ENDLESS = _Kind(is_prose=False, is_plain=False, ends=False, opens=True)
+
+
+@functools.lru_cache(maxsize=1 << 16)  # words repeat: texts take half to five sixths of the time
+def _kind(token: str) -> _Kind:
+    is_prose = NOT_PROSE.fullmatch(token) is None
+    ends = SENTENCE_END.fullmatch(token) is not None and ABBREVIATION.fullmatch(token) is None
+    return _Kind(is_prose, PLAIN_WORD.fullmatch(token) is not None, ends, opens_sentence(token) or not is_prose)
+
+
 def prose_runs(text: str) -> list[list[tuple[int, int]]]:
     """Runs of consecutive prose sentences; each sentence as its (start, end) in the text."""
     runs: dict[int, list[tuple[int, int]]] = defaultdict(list)
     number, start, odd, count = 0, -1, 0, 0
     tokens = list(TOKEN.finditer(text))
+    kinds = [_kind(found.group()) if found.end() - found.start() < MAX_WORD else ENDLESS for found in tokens]
     for index, found in enumerate(tokens):
-        token = found.group()
-        if NOT_PROSE.fullmatch(token):
+        kind = kinds[index]
+        if not kind.is_prose:
             number, start = number + 1, -1  # neither this sentence nor one that spans the token is prose
             continue
         if start < 0:
             start, odd, count = found.start(), 0, 0
         count += 1
-        odd += PLAIN_WORD.fullmatch(token) is None
+        odd += not kind.is_plain
         following = tokens[index + 1] if index + 1 < len(tokens) else None
-        opens = following is None or opens_sentence(following.group()) or NOT_PROSE.fullmatch(following.group())
-        if SENTENCE_END.fullmatch(token) and opens and not ABBREVIATION.fullmatch(token):
+        opens = following is None or kinds[index + 1].opens
+        if kind.ends and opens:
             sentence = text[start : found.end()]
             if SENTENCE_WORDS[0] <= count <= SENTENCE_WORDS[1] and odd <= MAX_ODD_SHARE * count and is_whole(sentence):
                 runs[number].append((start, found.end()))
@@ -68,7 +91,7 @@ def prose_runs(text: str) -> list[list[tuple[int, int]]]:
             start = -1
         elif following is not None and opens and "\n" in text[found.end() : following.start()]:
             line = found.end() - (text.rfind("\n", 0, found.end()) + 1)
-            if line <= MAX_HEADING and token[-1] not in ",;:":
+            if line <= MAX_HEADING and found.group()[-1] not in ",;:":
                 number, start = number + 1, -1
     return [runs[key] for key in sorted(runs)]
 

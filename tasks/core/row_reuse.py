@@ -15,14 +15,15 @@ it may be removed: a file of keys counts only together with the very files that 
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from gpt2train.errors import RunError
 from tasks.core.manifest import MANIFEST, Manifest, Outcome, canonical, digest, read_manifest
-from tasks.core.shards import read_table, write_table
+from tasks.core.shards import REJECTED, commit_tables, read_table, write_table
 from tasks.core.storage import FileRecord, Folder
 
 KEYS, PREVIOUS = "_rows/", "_previous/"
@@ -31,6 +32,9 @@ ROWS = pa.schema(
         pa.field("key", pa.binary(16)),  # of the input row; null if the result depends on more than the row
         pa.field("kept", pa.bool_(), nullable=False),  # the row went to the outputs, not to the rejected rows
         pa.field("facts", pa.string()),  # JSON: counts that the row added to the facts of the step; null: none
+        # Hash of the input row as it is stored, compressed and with its time: a row that is found by it need not be
+        # decoded. Null if it is not known, or the key is null; the column is not in files of older releases.
+        pa.field("stored", pa.binary(16)),
     ]
 )
 # The earlier manifest in `_previous/`, until all its files are there and from then on. Readers that search an output
@@ -43,22 +47,44 @@ Row = dict[str, Any]
 
 def row_key(*values: object) -> bytes:
     """Return the key of an input row: a hash of all values of it that shape its result."""
-    return hashlib.blake2b(canonical(list(values)), digest_size=16).digest()
+    return bytes_key(canonical(list(values)))
 
 
 def text_key(text: str) -> bytes:
     """Return the key of a text."""
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+    return bytes_key(text.encode(errors="surrogatepass"))
+
+
+def bytes_key(data: bytes) -> bytes:
+    """Return the key of an input row that is bytes, or of a text in UTF-8."""
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class RowResult(NamedTuple):
-    """Result of one input row."""
+    """Computed result of one input row."""
 
     key: bytes | None
     row: Row
     """Output row, or rejected row."""
     kept: bool
     facts: dict[str, int] = {}
+    stored: bytes | None = None
+    """Hash of the input row as it is stored; None if not known."""
+
+
+class EarlierResult(NamedTuple):
+    """Result of one input row in an earlier output: a place in a table, which is read when it is first needed."""
+
+    key: bytes | None
+    kept: bool
+    facts: dict[str, int]
+    stored: bytes | None
+    part: "_Part"
+    position: int
+
+    def value(self, column: str) -> Any:
+        """Return one value of the row."""
+        return self.part.table(self.kept)[column][self.position].as_py()
 
 
 class PreviousRows(NamedTuple):
@@ -70,10 +96,68 @@ class PreviousRows(NamedTuple):
     """Fingerprint of the earlier manifest."""
 
 
-def write_keys(folder: Folder, outcome: Outcome, results: Sequence[RowResult]) -> None:
+def commit_results(
+    folder: Folder,
+    name: str,
+    results: Sequence[RowResult | EarlierResult],
+    schema: pa.Schema,
+    facts_of: Callable[[pa.Table], dict[str, int]],
+    given: pa.Table | None = None,
+) -> Outcome:
+    """Write the outputs of a batch as `commit_rows` does, and the keys of its rows; return its outcome.
+
+    Args:
+        folder: Folder of the step.
+        name: Name of the outputs.
+        results: Results of all input rows, in order.
+        schema: Schema of the outputs.
+        facts_of: Facts of the batch, from its output rows.
+        given: Columns that a row has from its input row, whatever its result says; one row per result.
+    """
+    kept, rejected = (_table(results, which, of, given) for which, of in ((True, schema), (False, REJECTED)))
+    facts = Counter(facts_of(kept))
+    for result in results:
+        if result.facts:
+            facts.update(result.facts)
+    outcome = commit_tables(folder, name, kept, rejected, dict(facts))
+    _write_keys(folder, outcome, results)
+    return outcome
+
+
+def _table(
+    results: Sequence[RowResult | EarlierResult], kept: bool, schema: pa.Schema, given: pa.Table | None
+) -> pa.Table:
+    """Return the rows of all results that were kept, or were not, in one chunk: the table that `from_pylist` gives."""
+    chosen = [(number, result) for number, result in enumerate(results) if result.kept == kept]
+    computed = [result.row for _, result in chosen if isinstance(result, RowResult)]
+    own = [name for name in schema.names if given is None or name not in given.column_names]
+    tables, starts, rows = [pa.Table.from_pylist(computed, schema=schema).select(own)], dict[int, int](), len(computed)
+    for _, result in chosen:
+        if isinstance(result, EarlierResult) and id(result.part) not in starts:
+            tables.append(result.part.table(kept).select(own))
+            starts[id(result.part)], rows = rows, rows + len(tables[-1])
+    fresh = iter(range(len(computed)))
+    places = [
+        starts[id(result.part)] + result.position if isinstance(result, EarlierResult) else next(fresh)
+        for _, result in chosen
+    ]
+    found = pa.concat_tables(tables).take(pa.array(places, pa.int64()))
+    if given is not None:
+        numbers = pa.array([number for number, _ in chosen], pa.int64())
+        from_input = given.select([name for name in schema.names if name not in own]).take(numbers)
+        columns = [found[name] if name in own else from_input[name] for name in schema.names]
+        found = pa.Table.from_arrays(columns, schema=schema)
+    return found.combine_chunks()
+
+
+def _write_keys(folder: Folder, outcome: Outcome, results: Sequence[RowResult | EarlierResult]) -> None:
     """Write the keys of a batch, whose only output file and rejected file are already written."""
-    facts = [json.dumps(result.facts, sort_keys=True) if result.facts else None for result in results]
-    columns = [[result.key for result in results], [result.kept for result in results], facts]
+    columns = [
+        [result.key for result in results],
+        [result.kept for result in results],
+        [json.dumps(result.facts, sort_keys=True) if result.facts else None for result in results],
+        [result.stored if result.key is not None else None for result in results],
+    ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=ROWS)
     made = {"files": digest([record.sha256 for record in outcome.files]), "rows": _digest_of(table)}
@@ -81,30 +165,37 @@ def write_keys(folder: Folder, outcome: Outcome, results: Sequence[RowResult]) -
 
 
 def _digest_of(table: pa.Table) -> str:
-    plain = [[value and value.hex() for value in table["key"].to_pylist()]]
-    return digest([*plain, table["kept"].to_pylist(), table["facts"].to_pylist()])
+    columns = [table[name].to_pylist() for name in table.column_names]
+    return digest([[value.hex() if isinstance(value, bytes) else value for value in column] for column in columns])
 
 
 class _Part:
-    """Earlier results of one batch: their keys, and their rows when they are first asked for."""
+    """Earlier results of one batch: their keys, and their tables when they are first asked for."""
 
     def __init__(self, folder: Folder, keys: pa.Table, output: FileRecord, rejected: FileRecord | None) -> None:
         self._folder, self._records = folder, (rejected, output)
-        self._rows: list[list[Row] | None] = [None, None]
-        self.positions: dict[bytes, tuple[bool, int, str | None]] = {}
-        counts = [0, 0]
-        for key, kept, facts in zip(*(column.to_pylist() for column in keys.columns), strict=True):
-            if key is not None:
-                self.positions[key] = (kept, counts[kept], facts)
+        self._tables: list[pa.Table | None] = [None, None]
+        self._keys, self._kept, self._facts, self._stored = (column.to_pylist() for column in keys.columns)
+        self._by_key = {key: row for row, key in enumerate(self._keys) if key is not None}
+        self._by_stored = {stored: row for row, stored in enumerate(self._stored) if stored is not None}
+        counts, self._positions = [0, 0], []
+        for kept in self._kept:
+            self._positions.append(counts[kept])
             counts[kept] += 1
 
-    def result(self, key: bytes) -> RowResult:
-        kept, position, facts = self.positions[key]
-        rows, record = self._rows[kept], self._records[kept]
-        if rows is None:
+    def find(self, key: bytes, is_stored: bool) -> EarlierResult | None:
+        row = (self._by_stored if is_stored else self._by_key).get(key)
+        if row is None:
+            return None
+        facts = json.loads(self._facts[row]) if self._facts[row] else {}
+        return EarlierResult(self._keys[row], self._kept[row], facts, self._stored[row], self, self._positions[row])
+
+    def table(self, kept: bool) -> pa.Table:
+        table, record = self._tables[kept], self._records[kept]
+        if table is None:
             assert record is not None  # `_part` has compared the counts
-            rows = self._rows[kept] = read_table(self._folder, record.name).to_pylist()
-        return RowResult(key, dict(rows[position]), kept, json.loads(facts) if facts else {})
+            table = self._tables[kept] = read_table(self._folder, record.name)
+        return table
 
 
 class RowFinder:
@@ -121,19 +212,26 @@ class RowFinder:
         if previous is not None:
             self._rest = _parts_by_distance(previous, name)
 
-    def find(self, key: bytes) -> RowResult | None:
+    def find(self, key: bytes) -> EarlierResult | None:
         """Return the earlier result of a row with this key; None if it must be computed."""
+        return self._find(key, is_stored=False)
+
+    def find_stored(self, stored: bytes) -> EarlierResult | None:
+        """Return the earlier result of a row by its hash as it is stored; None if the row must be decoded."""
+        return self._find(stored, is_stored=True)
+
+    def _find(self, key: bytes, is_stored: bool) -> EarlierResult | None:
         for part in self._parts:
-            if key in part.positions:
-                return part.result(key)
+            if (found := part.find(key, is_stored)) is not None:
+                return found
         while self._fruitless < MAX_FRUITLESS:
             self._fruitless += 1
             if (read := next(self._rest, None)) is None:
                 continue
             self._parts.append(read)
-            if key in read.positions:
+            if (found := read.find(key, is_stored)) is not None:
                 self._fruitless = 0
-                return read.result(key)
+                return found
         return None
 
 
@@ -175,12 +273,14 @@ def _part(folder: Folder, output: FileRecord, rejected: FileRecord | None) -> _P
     except (FileNotFoundError, RunError):
         return None
     made = {name.decode(): value.decode() for name, value in (keys.schema.metadata or {}).items()}
-    if not keys.schema.equals(ROWS) or made.get("rows") != _digest_of(keys):
+    if keys.column_names not in (ROWS.names, ROWS.names[:-1]) or made.get("rows") != _digest_of(keys):
         return None
+    if "stored" not in keys.column_names:
+        keys = keys.append_column(ROWS.field("stored"), pa.nulls(len(keys), pa.binary(16)))
     hashes = [record.sha256 for record in files]
-    if hashes != [record.sha256 for record in records] or made.get("files") != digest(hashes):
+    if not keys.schema.equals(ROWS) or hashes != [record.sha256 for record in records]:
         return None
-    return _Part(folder, keys, output, rejected)
+    return _Part(folder, keys, output, rejected) if made.get("files") == digest(hashes) else None
 
 
 class MappingStep(Protocol):

@@ -141,14 +141,22 @@ def commit_rows(
     facts: dict[str, int] | None = None,
 ) -> Outcome:
     """Write a batch's kept rows to `<name>` and its rejected rows to `rejected/<name>`, and return its outcome."""
-    outputs = (write_rows(folder, name, kept, schema),)
-    dropped = (write_rows(folder, f"rejected/{name}", rejected, REJECTED),) if rejected else ()
+    rejects = pa.Table.from_pylist(list(rejected), REJECTED)
+    return commit_tables(folder, name, pa.Table.from_pylist(list(kept), schema), rejects, facts)
+
+
+def commit_tables(
+    folder: Folder, name: str, kept: pa.Table, rejected: pa.Table, facts: dict[str, int] | None = None
+) -> Outcome:
+    """Write tables as `commit_rows` writes rows; the rejected ones have schema `REJECTED`."""
+    outputs = (write_table(folder, name, kept),)
+    dropped = (write_table(folder, f"rejected/{name}", rejected),) if len(rejected) else ()
     return Outcome(
         outputs=outputs,
         rejected=dropped,
         seen=len(kept) + len(rejected),
         kept=len(kept),
-        reasons=dict(sorted(Counter(row["reason"] for row in rejected).items())),
+        reasons=dict(sorted(Counter(rejected["reason"].to_pylist()).items())),
         facts=facts or {},
     )
 

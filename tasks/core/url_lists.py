@@ -22,6 +22,8 @@ COLUMN = "url"
 DOCUMENTS = (".jsonl", ".ndjson", ".json", ".html", ".htm", ".xhtml")
 LISTED = b"crawl-data/"  # beginning of the lines of Common Crawl's warc.paths.gz
 ROWS = 8192  # of a Parquet file, in memory at a time
+# URL whose host needs no parser: in lower-case ASCII, not in brackets, without a user name before it.
+_PLAIN_HOST = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]*)?(?:[/?#]|\Z)")
 # Scheme and slashes, if present, then everything before the last @ of the authority. Browsers treat a backslash as a
 # slash.
 _USERINFO = re.compile(r"([^/?#\\@.]*:[/\\]*|[/\\]{2,})?[^/?#\\]*@")
@@ -91,6 +93,8 @@ def without_credentials(url: str) -> str:
 
 def host_of(url: str) -> str:
     """Return the host of any text that may be a URL; empty if it has none."""
+    if found := _PLAIN_HOST.match(url):  # nearly all URLs: 0.3 µs instead of 3
+        return found[1]
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -15,6 +15,7 @@ from gpt2train.errors import RunError, UserError
 from tasks.core.url_lists import host_of
 from tasks.download.consent.page_tags import page_tags
 from tasks.download.consent.signals import Consent, SiteSignals, consent
+from tasks.download.freshness import fresh_until, is_fresh
 from tasks.download.host_scheduler import ROBOTS_BYTES, HostScheduler
 from tasks.download.http_client import HttpClient, Response, RetryableFetchError, TimeBudget, brief, check_status
 from tasks.download.ledger import Fetched, Row
@@ -74,6 +75,9 @@ class Fetcher:
         page = Fetched(url, source, final_url=url, request_headers=headers or {})
         if earlier is not None:
             page.conditions, page.conditions_url = conditions_of(earlier), earlier["final_url"] or ""
+            page.fresh_until = earlier.get("fresh_until") or ""
+            if self.settings.skip_fresh and is_fresh(page.fresh_until, datetime.datetime.now(datetime.UTC)):
+                page.fresh_url = page.conditions_url
         if self.settings.consent.enabled:
             page.signals, page.licenses = (), ()
         requested: list[URL] = []
@@ -115,13 +119,14 @@ class Fetcher:
 
     async def _attempts(self, key: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry with exponential backoff until success, a permanent failure, or the last attempt."""
-        jitter = random.Random(f"{self.settings.seed} {key}")  # seeded by the text, not by its hash
+        jitter: random.Random | None = None
         for number in itertools.count(1):
             try:
                 return await attempt()
             except RetryableFetchError as failure:
                 wait = failure.wait
                 if wait is None:
+                    jitter = jitter or random.Random(f"{self.settings.seed} {key}")  # by the text, not by its hash
                     wait = self.settings.backoff * 2 ** (number - 1) * jitter.uniform(0.5, 1.5)
                 if number == self.settings.attempts or wait > self.settings.max_wait:
                     raise
@@ -136,6 +141,10 @@ class Fetcher:
             self._check_url(url)
             delay = await self.hosts.check(url)
             site = await self._site_signals(url, page, delay)
+            reserved = site is not None and site.reserved  # unless the answer lifts it
+            if not requested and str(url) == page.fresh_url and not reserved:
+                page.is_fresh = True
+                return
             requested.append(url)
             target = await self._request(url, page, budget, delay, site)
             if target is None and page.not_modified and not self._is_allowed(url, page, site):
@@ -189,6 +198,8 @@ class Fetcher:
                 return target
             if response.status == 304 and conditions:
                 page.headers, page.not_modified = response.headers, True
+                if self.settings.skip_fresh:  # otherwise a shard without changes keeps its files
+                    page.fresh_until = fresh_until(response.headers, datetime.datetime.now(datetime.UTC))
                 return None
             try:
                 check_status(response, 206 if "Range" in page.request_headers else 200)
@@ -200,6 +211,7 @@ class Fetcher:
             page.content_language = checked_language(response.headers.get("Content-Language"))
             page.headers = response.headers
             page.etag, page.last_modified = (checked_validator(response.headers.get(name)) for name in VALIDATORS)
+            page.fresh_until = fresh_until(response.headers, datetime.datetime.now(datetime.UTC))
             unknown = page.content_type in UNKNOWN_TYPES
             if not unknown and not self.settings.accepts(page.content_type):
                 raise FetchRejectedError("content_type", page.content_type[:80])

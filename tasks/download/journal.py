@@ -72,8 +72,9 @@ class Journal:
         """
         with translate_write_errors(str(self.pages_path)):
             offset = self._pages.tell()
-            self._pages.write(record)
-            self._pages.flush()  # to the operating system, whose buffers survive a kill of this process
+            if record:
+                self._pages.write(record)
+                self._pages.flush()  # to the operating system, whose buffers survive a kill of this process
             self._rows.write(canonical([index, offset, len(record), row]) + b"\n")
             self._rows.flush()
         self.done.add(index)

@@ -37,6 +37,7 @@ LEDGER = pa.schema(
         pa.field("content_language", pa.string()),  # of the HTTP header; this and the following: not in older ledgers
         pa.field("etag", pa.string()),  # validators of the page, for a refresh
         pa.field("last_modified", pa.string()),
+        pa.field("fresh_until", pa.string()),  # time until which the server declared the page fresh (`freshness.py`)
     ]
 )
 CONSENT = pa.schema(  # further columns if the signals were looked for
@@ -72,18 +73,21 @@ class Fetched:
     attempts: int = 0
     etag: str = ""  # ETag and Last-Modified of the page; empty if there is none that can be sent back
     last_modified: str = ""
+    fresh_until: str = ""
     headers: "Headers | None" = field(default=None, repr=False)  # of the last response with status 200 or 304
     not_modified: bool = False  # the server confirmed the earlier page (304)
+    is_fresh: bool = False  # the earlier page is still fresh and was not requested
     request_headers: Mapping[str, str] = field(default_factory=dict)  # fields beside those of every request
     conditions: Mapping[str, str] = field(default_factory=dict)  # further fields for `conditions_url` alone
     conditions_url: str = ""  # the URL that the earlier page came from, after redirects
+    fresh_url: str = ""  # the URL that need not be requested
     signals: tuple[str, ...] | None = None  # None if the signals are not looked for
     licenses: tuple[str, ...] | None = None
 
     def fail(self, reason: str, detail: str, retryable: bool = False) -> None:
         """Record the reason for dropping the page."""
         self.reason, self.detail, self.retryable = reason, detail, retryable
-        self.body, self.sha256, self.not_modified = None, "", False
+        self.body, self.sha256, self.not_modified, self.fresh_until = None, "", False, ""
 
     def row(self) -> Row:
         """Return the ledger row. Undecodable characters in what a server sent become question marks."""

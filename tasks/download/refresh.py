@@ -10,10 +10,10 @@ files. The new manifest replaces the old one atomically; until then the old down
 goes on where it was.
 """
 
+import hashlib
 import itertools
 import logging
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ from tasks.download.journal import Journal, journal_folder
 from tasks.download.ledger import Row, counts_of, ledgers_of
 from tasks.download.revisit import encode_revisit
 from tasks.download.shard_writer import CHANGES, REFRESH, REFRESH_FACT, changes, finish, write_shard
-from tasks.download.warc import encode_head, response_spans
+from tasks.download.warc import encode_head, members, response_spans
 
 log = logging.getLogger("gpt2train")
 
@@ -110,8 +110,9 @@ class EarlierPages:
     def is_own_ledger(self, rows: Sequence[Row]) -> bool:
         """Return True if these rows are exactly those of the earlier ledger of the same number."""
         before = self._ledgers.get(self.number, [])
+        pairs = [({"fresh_until": "", **old}, row) for old, row in zip(before, rows, strict=False)]
         return len(before) == len(rows) and all(
-            all(row.get(name) == value for name, value in old.items()) for old, row in zip(before, rows, strict=True)
+            all(row.get(name) == value for name, value in old.items()) for old, row in pairs
         )
 
     def records(self, indices: Sequence[int]) -> Iterator[bytes]:
@@ -130,17 +131,23 @@ class EarlierPages:
     def _spans_of(self, number: int) -> dict[int, tuple[int, int]]:
         """Return offset and length of the record of each ledger row with a page."""
         if number not in self._spans:
-            archive = self.earlier.archives[number].name
-            with self.folder.open(archive) as file:
-                try:
-                    spans = response_spans(file)
-                except zlib.error as error:
-                    raise RunError(f"{self.folder.url}/{archive} is damaged; remove it and run again") from error
+            record = self.earlier.archives[number]
             kept = [position for position, row in enumerate(self._ledgers[number]) if not row["reason"]]
+            with self.folder.open(record.name) as file:
+                sha256, sizes = hashlib.sha256(), []
+                for member in members(file, record.bytes):
+                    sha256.update(member)
+                    sizes.append(len(member))
+            if sha256.hexdigest() != record.sha256:
+                raise RunError(f"{self.folder.url}/{record.name} is damaged; remove it and run again")
+            spans = list(zip(itertools.accumulate(sizes), sizes[1:], strict=False))  # without the warcinfo
+            if len(kept) != len(spans):  # a page that holds the first bytes of a member, or another release of zlib
+                with self.folder.open(record.name) as file:
+                    spans = response_spans(file)
             if len(kept) != len(spans):
                 raise RunError(
-                    f"{self.folder.url}/{archive} holds {len(spans)} pages, its ledger {len(kept)}; remove it and run "
-                    "again"
+                    f"{self.folder.url}/{record.name} holds {len(spans)} pages, its ledger {len(kept)}; remove it and "
+                    "run again"
                 )
             self._spans[number] = dict(zip(kept, spans, strict=True))
         return self._spans[number]
@@ -196,7 +203,8 @@ def refresh_shard(
             new = (next(kept) if row["keeps"] else journal.page(offset, length) for row, offset, length in entries)
             written = write_shard(folder, stem, rows, new)
     counts = Counter(row["change"] for row in rows)
-    facts = written.facts | {REFRESH_FACT + change: counts[change] for change in CHANGES}
+    found = [change for change in CHANGES if counts[change] or change != "fresh"]
+    facts = written.facts | {REFRESH_FACT + change: counts[change] for change in found}
     return written.model_copy(update={"audit": (*written.audit, *audit), "facts": facts})
 
 

@@ -2,6 +2,7 @@
 
 | answer | page | change |
 | --- | --- | --- |
+| none, as the page is still fresh (`skip_fresh`) | the earlier one stays | `fresh` |
 | 304, or 200 with the same page | the earlier one stays | `unchanged` |
 | 200 with another page | the new one | `changed`; `new` if there was none |
 | busy, 5xx, time-out, no connection | the earlier one stays, with a note | `kept` |
@@ -12,8 +13,6 @@
 import re
 from collections.abc import Mapping
 from typing import Any
-
-from warcio.statusandheaders import StatusAndHeaders
 
 from tasks.download.consent.signals import Headers
 from tasks.download.ledger import Fetched, Row
@@ -47,7 +46,7 @@ def keeps_earlier(fetched: Fetched, earlier: Row | None) -> bool:
     if fetched.reason:
         return is_temporary(fetched)
     same = ("source", "final_url", "content_type", "charset", "content_language", "sha256")
-    return fetched.not_modified or all(getattr(fetched, name) == earlier.get(name) for name in same)
+    return fetched.not_modified or fetched.is_fresh or all(getattr(fetched, name) == earlier.get(name) for name in same)
 
 
 def is_temporary(fetched: Fetched) -> bool:
@@ -64,7 +63,9 @@ def compared(fetched: Fetched, earlier: Row | None) -> Row:
     row, had_page = fetched.row(), earlier is not None and not earlier["reason"]
     keeps = keeps_earlier(fetched, earlier)
     extra: Row = {"keeps": keeps, "earlier_sha256": earlier["sha256"] if earlier and had_page else None}
-    if fetched.reason:
+    if fetched.is_fresh and keeps:
+        change = "fresh"
+    elif fetched.reason:
         change = "kept" if keeps else "gone" if had_page else "missing"
         extra["note"] = f"{fetched.reason}: {fetched.detail}"
     else:
@@ -83,10 +84,12 @@ def _kept_row(row: Row, earlier: Row, fetched: Fetched) -> Row:
     if fetched.reason:
         return kept | {"detail": f"kept: {row['fetched_at']} {fetched.reason}: {row['detail']}"}
     kept["detail"] = ""
+    has_page = not (fetched.not_modified or fetched.is_fresh)
     for name in ("etag", "last_modified"):
-        found = row[name] if not fetched.not_modified else _confirmed(fetched.headers, name)
-        kept[name] = found or (kept[name] if fetched.not_modified else "")
-    if "signals" in row and not fetched.not_modified:
+        found = row[name] if has_page else _confirmed(fetched.headers, name)
+        kept[name] = found or ("" if has_page else kept[name])
+    kept["fresh_until"] = row["fresh_until"]
+    if "signals" in row and has_page:
         kept |= {"signals": row["signals"], "licenses": row["licenses"]}
     elif "signals" in row:  # a 304 says nothing about the tags of the page
         before = [name for name in kept["signals"] or () if name not in SERVER_SIGNALS]
@@ -131,7 +134,5 @@ def encode_revisit(earlier: Row, revisit: Mapping[str, Any]) -> bytes:
     if revisit["profile"] == IDENTICAL:
         fields["WARC-Truncated"] = "length"
     headers = [(name, escaped(value)) for name, value in revisit["headers"]]
-    http_headers = StatusAndHeaders(revisit["status"], headers, protocol="HTTP/1.1")
-    kind = "application/http; msgtype=response"
     name = f"{of} revisit {revisit['date']}"
-    return encode("revisit", earlier["final_url"], b"", name, fields, http_headers=http_headers, warc_content_type=kind)
+    return encode("revisit", earlier["final_url"], b"", name, fields, http=(revisit["status"], headers))

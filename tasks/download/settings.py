@@ -1,5 +1,6 @@
 """Settings of the download step."""
 
+import functools
 import ipaddress
 from typing import Any
 
@@ -20,8 +21,14 @@ PACE = {
     "max_host_failures",
     "shards_at_once",
     "seed",
+    "skip_fresh",
     "shared_rate_limit_dir",
 }
+
+
+@functools.lru_cache(maxsize=16)
+def _networks_of(texts: tuple[str, ...]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 class DownloadSettings(Settings):
@@ -73,12 +80,19 @@ class DownloadSettings(Settings):
     shared_rate_limit_dir: str = Field("auto", min_length=1)
     """Folder through which concurrent downloads share the limits per_host and delay: `auto` is the user's cache folder,
     a folder on a shared disk covers several machines, `off` gives each process its own limits."""
+    skip_fresh: bool = False
+    """At a refresh, do not request pages that their server still declares fresh (RFC 9111: Cache-Control, Expires). A
+    page that has changed before that time is then found only after it."""
     seed: int = 0
     """Seed of the random part of the waiting times."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Settings that the outputs depend on. Rate limits are left out: changing them must not restart a crawl."""
+        """Settings that the outputs depend on.
+
+        Rate limits are left out, since changing them must not restart a crawl, and so is `skip_fresh`, which only
+        decides which pages a refresh asks for.
+        """
         return self.model_dump(mode="json", exclude=PACE if self.consent.enabled else PACE | {"consent"})
 
     def accepts(self, content_type: str) -> bool:
@@ -100,4 +114,4 @@ class DownloadSettings(Settings):
     @property
     def allowed(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
         """`allow_private`, parsed."""
-        return tuple(ipaddress.ip_network(text) for text in self.allow_private)
+        return _networks_of(self.allow_private)

@@ -17,7 +17,7 @@ from tasks.download.warc import EMPTY, encode_head
 
 REFRESH = "refresh/"  # folder of what the last refresh found
 REFRESH_FACT = "refresh_"  # prefix of the facts with the number of URLs by change
-CHANGES = ("new", "changed", "gone", "unchanged", "kept", "missing")  # `revisit.py` says what they mean
+CHANGES = ("new", "changed", "gone", "unchanged", "fresh", "kept", "missing")  # `revisit.py` says what they mean
 
 
 def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:

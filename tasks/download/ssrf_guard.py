@@ -8,6 +8,7 @@ spelling that some parser accepts as an address, whatever the HTTP client makes 
 
 import asyncio
 import fnmatch
+import functools
 import ipaddress
 import re
 import socket
@@ -110,6 +111,7 @@ def embedded_ipv4(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     return ip.sixtofour
 
 
+@functools.lru_cache(maxsize=4096)
 def literal(host: str) -> Address | None:
     """Parse a host that is written as an address; None for a name.
 

@@ -5,17 +5,17 @@ in Common Crawl. Two additional fields, `X-List-URL` and `X-List-Source`, hold t
 name; archives from other sources lack them.
 """
 
-import io
+import base64
+import hashlib
 import re
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 from urllib.parse import quote
 
 from warcio.statusandheaders import StatusAndHeaders
-from warcio.warcwriter import WARCWriter
 
 from gpt2train import __version__
 from tasks.download.mime import checked_charset
@@ -24,8 +24,10 @@ from tasks.download.mime import checked_charset
 # U+2029 end lines for some readers.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PRINTABLE = re.compile("[\x20-\x7e]*")
+HTTP_RESPONSE = "application/http; msgtype=response"  # content type of a response, and of a revisit
 MAX_FIELDS = 2**16  # bytes of the header of a record
 BLOCK = 2**17  # bytes read at a time
+MEMBER_BLOCK = 2**20  # bytes read at a time to find members without decompressing them
 COMPRESSION = 6  # zlib level; 9 doubles the time per page and saves 1 % of the bytes
 
 
@@ -60,9 +62,8 @@ def encode_record(page: Page) -> bytes:
     }
     if not page.ip:
         del fields["WARC-IP-Address"]
-    http_headers = StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1")
     name = f"{escaped(page.url)} {page.sha256}"
-    return encode("response", page.final_url, page.body, name, fields, http_headers=http_headers)
+    return encode("response", page.final_url, page.body, name, fields, http=("200 OK", headers))
 
 
 def encode_head(name: str, date: str) -> bytes:
@@ -71,25 +72,62 @@ def encode_head(name: str, date: str) -> bytes:
     software = f"software: gpt2train/{__version__}\r\nformat: WARC File Format 1.1\r\nisPartOf: {name}\r\n"
     fields = {"WARC-Date": date, "WARC-Filename": name}
     id_name = f"warcinfo {name} {date}"
-    return encode("warcinfo", "", software.encode(), id_name, fields, warc_content_type="application/warc-fields")
+    return encode("warcinfo", "", software.encode(), id_name, fields, "application/warc-fields")
 
 
-def encode(kind: str, uri: str, payload: bytes, id_name: str, fields: Mapping[str, str], **options: Any) -> bytes:
-    """Encode a record as a gzip member; its id is the hash of `id_name`, so that equal pages give equal bytes."""
-    buffer = io.BytesIO()
-    writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
-    headers = {"WARC-Record-ID": record_name(id_name)} | {field: escaped(value) for field, value in fields.items()}
-    writer.write_record(
-        writer.create_warc_record(
-            escaped(uri), kind, io.BytesIO(payload), length=len(payload), warc_headers_dict=headers, **options
-        )
-    )
-    return _member(buffer.getvalue())
+def encode(
+    kind: str,
+    uri: str,
+    payload: bytes,
+    id_name: str,
+    fields: Mapping[str, str],
+    content_type: str = HTTP_RESPONSE,
+    http: tuple[str, Sequence[tuple[str, str]]] | None = None,
+) -> bytes:
+    """Encode a record as a gzip member; its id is the hash of `id_name`, so that equal pages give equal bytes.
+
+    `http` has the status and the header fields of the HTTP head before the payload. The bytes are those of warcio's
+    writer with these arguments, which takes 46 µs for a revisit instead of 26.
+    """
+    block = (_http_head(*http) if http is not None else b"") + payload
+    head = {"WARC-Record-ID": record_name(id_name)} | {field: escaped(value) for field, value in fields.items()}
+    head["WARC-Type"] = kind
+    if uri:
+        head["WARC-Target-URI"] = escaped(uri)
+    digest = base64.b32encode(hashlib.sha1(block, usedforsecurity=False).digest()).decode()
+    head |= {"WARC-Block-Digest": f"sha1:{digest}", "Content-Type": content_type, "Content-Length": str(len(block))}
+    lines = "".join(f"{field}: {value}\r\n" for field, value in head.items())
+    return _member(f"WARC/1.1\r\n{lines}\r\n".encode() + block + b"\r\n\r\n")
+
+
+def _http_head(status: str, headers: Sequence[tuple[str, str]]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    if lines.isascii():
+        return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode()
+    return bytes(StatusAndHeaders(status, list(headers), protocol="HTTP/1.1").to_ascii_bytes())
 
 
 def record_name(id_name: str) -> str:
     """Return the WARC-Record-ID of a record by the name that `encode` was given."""
     return f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, id_name)}>"
+
+
+def members(file: IO[bytes], limit: int) -> Iterator[bytes]:
+    """Yield the gzip members of an archive of the download, found by their first bytes, without decompressing them.
+
+    A member with these bytes in its middle comes in pieces, and members that do not begin with them come as one; what
+    has more than `limit` bytes is cut. So the caller checks what it gets.
+    """
+    held = bytearray()
+    while len(held) <= limit and (block := file.read(MEMBER_BLOCK)):
+        searched, start = max(1, len(held) - len(MEMBER) + 1), 0
+        held += block
+        while (end := held.find(MEMBER, searched)) >= 0:
+            yield bytes(held[start:end])
+            start, searched = end, end + 1
+        del held[:start]
+    if held:
+        yield bytes(held)
 
 
 def response_spans(file: IO[bytes]) -> list[tuple[int, int]]:
@@ -117,6 +155,8 @@ def escaped(value: str) -> str:
 
     Applied to every value, whether it comes from a server, a list or this program.
     """
+    if value.isascii() and value.isprintable():
+        return value
     return _CONTROLS.sub(lambda found: quote(found[0], errors="surrogatepass"), value)
 
 
@@ -132,3 +172,4 @@ def _member(data: bytes) -> bytes:
 
 
 EMPTY = _member(b"")  # an archive without records: a file of zero bytes is not a valid gzip file
+MEMBER = EMPTY[:10]  # the head that every member begins with

@@ -12,23 +12,25 @@ import concurrent.futures
 import dataclasses
 import functools
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pebble
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpt2train.errors import RunError
 from tasks.clean.settings import CleanSettings
 from tasks.core.document import document_id
 from tasks.core.manifest import Manifest, Outcome
-from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, row_key, write_keys
+from tasks.core.row_reuse import EarlierResult, PreviousRows, RowFinder, RowResult, commit_results, row_key
 from tasks.core.runner import Runner
-from tasks.core.shards import DOCUMENT, commit_rows, rejected_row
+from tasks.core.shards import DOCUMENT, rejected_row
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, local_pool, spent_cpu
 from tasks.download.warc import Page
 from tasks.extract.settings import WORKER_OUTGROWN, ExtractOptions, ExtractResult, ExtractSettings, PrefilterRules
-from tasks.sources.index import read_pages
+from tasks.sources.index import read_members
 
 GROUPS_PER_WORKER = 4  # groups in flight per worker and batch: keeps the workers busy, bounds the memory
 GROUP_PAGES = 16  # maximum pages per message
@@ -86,37 +88,45 @@ def extract_part(
         RunError: more than the share `max_crashed` of the pages crashed.
     """
     earlier = RowFinder(previous, name)
-    results: list[RowResult | None] = []  # None: extracted below
+    results: list[RowResult | EarlierResult | None] = []  # None: extracted below
+    stored: list[bytes | None] = []  # of the pages that are extracted
     crashes: Counter[str] = Counter()
 
     def changed_pages() -> Iterator[Page]:
-        for page in read_pages(source, shard):
-            results.append(earlier_result(earlier, page))
-            if results[-1] is None:
-                yield page
+        for member, found in read_members(source, shard, earlier.find_stored):
+            result: EarlierResult | None
+            if isinstance(found, EarlierResult):
+                result = found
+            elif (result := earlier_result(earlier, found)) is not None:
+                result = result._replace(stored=member)
+            results.append(result)
+            if isinstance(found, Page) and result is None:
+                stored.append(member)
+                yield found
 
-    computed = [_result(*found) for found in extracted(local_pool(), changed_pages(), options)]
-    fresh = iter(computed)
-    whole = [result or next(fresh) for result in results]
-    kept = [result.row for result in whole if result.kept]
-    rejected = [result.row for result in whole if not result.kept]
-    for row in rejected:
-        crashes.update([row["detail"].partition(" on ")[0]] if row["reason"] == "extract_crashed" else [])
+    fresh = [_result(*found) for found in extracted(local_pool(), changed_pages(), options)]
+    computed = [result._replace(stored=member) for result, member in zip(fresh, stored, strict=True)]
+    rest = iter(computed)
+    whole = [result or next(rest) for result in results]
+    for result in computed:  # no other has crashed
+        crashed = not result.kept and result.row["reason"] == "extract_crashed"
+        crashes.update([result.row["detail"].partition(" on ")[0]] if crashed else [])
     if crashes.total() >= MIN_CRASHES and crashes.total() > options.max_crashed * len(whole):
         raise RunError(
             f"{source.url}/{shard}: the extraction failed on {crashes.total()} of {len(whole)} pages, most often: "
             f"{crashes.most_common(1)[0][0]}; check the installation of trafilatura, or raise extract.max_crashed"
         )
-    facts = {"characters": sum(len(row["text"]) for row in kept)}
-    outcome = commit_rows(folder, f"{name}.parquet", kept, rejected, DOCUMENT, facts)
-    write_keys(folder, outcome, whole)
-    return outcome
+    return commit_results(folder, f"{name}.parquet", whole, DOCUMENT, _facts)
 
 
-def earlier_result(earlier: RowFinder, page: Page) -> RowResult | None:
+def _facts(documents: pa.Table) -> dict[str, int]:
+    return {"characters": pc.sum(pc.utf8_length(documents["text"])).as_py() or 0}
+
+
+def earlier_result(earlier: RowFinder, page: Page) -> EarlierResult | None:
     """Return the earlier result of a page, if it is that of an extraction today."""
     found = earlier.find(page_key(page, is_dated=False)) or earlier.find(page_key(page, is_dated=True))
-    if found is not None and (found.row.get("date") or "") > page.fetched_at[:10]:
+    if found is not None and found.kept and (found.value("date") or "") > page.fetched_at[:10]:
         return None  # an earlier fetch than that of the result: the date was not possible yet
     return found
 
@@ -160,10 +170,15 @@ def _groups(pages: Iterable[Page]) -> Iterator[list[Page]]:
 
 
 def _submit(pool: WorkerPool, group: list[Page], options: ExtractOptions) -> Answer:
-    from tasks.extract.page import extract_pages  # lxml and trafilatura, 0.3 s, which only this step needs
-
     wall_clock = WALL_CLOCK_FACTOR * options.deadline
-    return pool.submit(extract_pages, group, options, timeout=wall_clock, cpu_seconds=options.deadline)
+    return pool.submit(extract_group, group, options, timeout=wall_clock, cpu_seconds=options.deadline)
+
+
+def extract_group(group: Sequence[Page], options: ExtractOptions) -> list[ExtractResult]:
+    """Extract a group of pages; runs in a worker."""
+    from tasks.extract.page import extract_pages  # lxml and trafilatura, 0.3 s, which no other process needs
+
+    return extract_pages(group, options)
 
 
 def _collect(

@@ -127,7 +127,7 @@ def consent_signals(root: Folder, download: Manifest) -> dict[str, list[dict[str
 def refresh_changes(root: Folder, download: Manifest) -> dict[str, Any] | None:
     """Number of URLs by change at the last refresh, and the first URLs that are not as they were; None without one."""
     counts = changes(download)
-    found: dict[str, list[dict[str, Any]]] = {change: [] for change in counts if change != "unchanged"}
+    found: dict[str, list[dict[str, Any]]] = {change: [] for change in counts if change not in ("unchanged", "fresh")}
     for record in download.outcome.audit if counts else ():
         if all(len(found[change]) >= min(TOP, counts[change]) for change in found):
             break

@@ -8,23 +8,25 @@ rewritten by each run, and no manifest names them.
 """
 
 import hashlib
+import io
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from gpt2train.errors import RunError
 from tasks.core.input_files import InputFile, open_input
 from tasks.core.manifest import canonical
+from tasks.core.row_reuse import bytes_key
 from tasks.core.shards import read_rows
 from tasks.core.storage import Folder
 from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
-from tasks.download.warc import Page
+from tasks.download.warc import Page, members
 from tasks.sources.archive_stream import ArchiveStream, StreamPosition, open_archive
 from tasks.sources.http_payload import page_of
 from tasks.sources.warc_records import MAX_HEAD, BrokenRecord, Record, read_records
@@ -49,6 +51,8 @@ PLACES = "_places"
 MAX_BYTES = 64 * 2**20  # of a page of the download, which has a limit of its own
 NO_PAGE = ("http_status", "content_type")  # reasons of records that hold no HTML page
 FIELDS = ("url", "final_url", "content_type", "charset", "fetched_at", "source", "sha256")
+
+T = TypeVar("T")
 
 
 def index_row(file: InputFile, page: Page, record: Record | None = None) -> dict[str, Any]:
@@ -86,23 +90,56 @@ def read_pages(folder: Folder, shard: str) -> Iterator[Page]:
     return _read_indexed(folder, shard) if shard.endswith(".parquet") else _read_fetched(folder, shard)
 
 
+def read_members(
+    folder: Folder, shard: str, known: Callable[[bytes], T | None]
+) -> Iterator[tuple[bytes | None, Page | T]]:
+    """Yield the pages of `read_pages`, each with the hash of its gzip member; `known` replaces pages by that hash.
+
+    Pages that are replaced are not decompressed. The hash is None where a page is not a member of its own, and from
+    the first page with a fault on.
+    """
+    if shard.endswith(".parquet"):
+        yield from ((None, page) for page in read_pages(folder, shard))
+        return
+    done = 0
+    with folder.open(shard) as file:
+        for member in members(file, MAX_BYTES + MAX_HEAD):
+            stored = bytes_key(member)
+            if (found := known(stored)) is not None:
+                done += 1
+                yield stored, found
+                continue
+            pages = list(_pages_of(ArchiveStream(io.BytesIO(member), gzipped=True), shard))
+            if any(page.fault for page in pages):
+                break  # its detail names the place in the archive; or it is a piece of a member
+            done += len(pages)
+            yield from ((stored if len(pages) == 1 else None, page) for page in pages)
+        else:
+            return
+    yield from ((None, page) for page in itertools.islice(read_pages(folder, shard), done, None))
+
+
 def _read_fetched(folder: Folder, name: str) -> Iterator[Page]:
     with folder.open(name) as file:
-        for record in read_records(ArchiveStream(file, gzipped=True), ("response",), MAX_BYTES + MAX_HEAD):
-            fault = "the page does not have the digest it was written with"
-            try:
-                if isinstance(record, BrokenRecord):
-                    raise FetchRejectedError(record.reason, record.detail)
-                page = page_of(record, name, MAX_BYTES, math.inf, may_be_empty=True)
-                if _has_digest(record, page):
-                    yield page
-                    continue
-            except FetchRejectedError as error:
-                if error.reason in NO_PAGE:
-                    continue
-                fault = error.detail
-            at = f"{name}, byte {record.position.offset:,}"  # without the folder: it is written into an output
-            yield replace(whole_page(record.url, name, b""), fault=f"{at}: {fault}")
+        yield from _pages_of(ArchiveStream(file, gzipped=True), name)
+
+
+def _pages_of(stream: ArchiveStream, name: str) -> Iterator[Page]:
+    for record in read_records(stream, ("response",), MAX_BYTES + MAX_HEAD):
+        fault = "the page does not have the digest it was written with"
+        try:
+            if isinstance(record, BrokenRecord):
+                raise FetchRejectedError(record.reason, record.detail)
+            page = page_of(record, name, MAX_BYTES, math.inf, may_be_empty=True)
+            if _has_digest(record, page):
+                yield page
+                continue
+        except FetchRejectedError as error:
+            if error.reason in NO_PAGE:
+                continue
+            fault = error.detail
+        at = f"{name}, byte {record.position.offset:,}"  # without the folder: it is written into an output
+        yield replace(whole_page(record.url, name, b""), fault=f"{at}: {fault}")
 
 
 def _has_digest(record: Record, page: Page) -> bool:

@@ -60,9 +60,9 @@ def run(folder: Path, lists: list[Path], address: str, **flags: Any) -> None:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """All files but the pages with their times, and what reports the times."""
+    """All files but the pages with their times, the hashes of their records, and what reports the times."""
     names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    skipped = ("pages/", "report/", "timings.jsonl")
+    skipped = ("pages/", "documents/_rows/", "report/", "timings.jsonl")
     return {name: path.read_bytes() for name, path in names.items() if not name.startswith(skipped)}
 
 

@@ -10,6 +10,7 @@
 Licenses are recorded, and drop nothing: `rel=license` of the page and its Link header, `License:` in robots.txt (RSL).
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 MAX_LICENSES, MAX_LICENSE = 8, 300  # licenses of one page, and characters of one
 MAX_VALUES, MAX_VALUE = 64, 8192  # values of one header, and characters of one
 NO_AI = ("noai", "noimageai")
+NO_TAGS = PageTags()
 
 
 class Headers(Protocol):
@@ -105,8 +107,11 @@ def consent(
         headers: header of the response; None before the request.
         tags: tags of the page; None before the request, or if it is not HTML.
     """
-    tags = tags or PageTags()
-    names = {name.lower() for name in (agent, *settings.agents)}
+    if headers is None and tags is None:  # before the request: the files alone, whose reservation the answer may lift
+        refusal = next((signal for signal in site.signals if signal.name in settings.honour), None)
+        return Consent(site.signals, bounded(site.licenses), refusal)
+    tags = tags or NO_TAGS
+    names = _lower_names(agent, *settings.agents)
 
     def values(name: str) -> list[str]:
         found = headers.getall(name, []) if headers is not None else []
@@ -128,6 +133,11 @@ def consent(
     licenses = [urljoin_or_none(url, link) for link in (*tags.licenses, *link_licenses(values("Link")))]
     refusal = next((signal for signal in found if signal.name in settings.honour), None)
     return Consent(tuple(found), bounded([*licenses, *site.licenses]), refusal)
+
+
+@functools.lru_cache(maxsize=16)
+def _lower_names(*names: str) -> frozenset[str]:
+    return frozenset(name.lower() for name in names)
 
 
 def bounded(licenses: Iterable[str | None]) -> tuple[str, ...]:

@@ -68,7 +68,8 @@ class OneTooMany:
 
 
 def test_a_fast_library_that_disagrees_is_not_used(gpt2: TokenizerFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = token_counts._encoders(gpt2.folder.url, gpt2.name, gpt2.sha256)
-    monkeypatch.setattr(token_counts, "_encoders", lambda url, name, sha256: (plain, OneTooMany(plain)))
+    plain = token_counts._plain_encoder(*(gpt2.folder.url, gpt2.name, gpt2.sha256))
+    monkeypatch.setattr(token_counts, "_fast_encoder", lambda url, name, sha256: OneTooMany(plain))
+    monkeypatch.setattr(token_counts, "MIN_FAST", 1)
     texts = [f"number {n} of many" for n in range(40)]
     assert count_tokens(texts, gpt2) == plain(Texts.of(texts)).lengths.tolist()

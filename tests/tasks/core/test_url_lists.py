@@ -4,6 +4,7 @@ import gzip
 import http.server
 import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from tasks.core.url_lists import find_url_lists, read_urls
+from tasks.core.url_lists import find_url_lists, host_of, read_urls
 from tasks.sources.documents import find_documents
 from tasks.sources.warcs import find_warcs
 
@@ -147,3 +148,16 @@ def test_any_bytes_are_read_as_lines(tmp_path_factory: pytest.TempPathFactory, d
     path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_bytes(data)
     assert all(url and url == url.strip() and "\n" not in url for url in urls_of(str(path)))
+
+
+def by_urlsplit(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+@given(st.text(st.sampled_from("htps:/@?#[]\\.aZ0-_é%\n\t \u3002"), max_size=12))
+def test_a_host_is_that_of_the_url_parser(rest: str) -> None:
+    for url in (rest, f"http://{rest}", f"https://a.example{rest}", f"http://a{rest}:80/{rest}"):
+        assert host_of(url) == by_urlsplit(url)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import random
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
+from gpt2train.errors import RunError
 from tasks.core.manifest import Manifest, need_manifest
 from tasks.core.shards import read_rows
 from tasks.core.step import Step
@@ -23,7 +25,7 @@ from tasks.download.ledger import CONTENT, LEDGER, ledgers_of
 from tasks.download.revisit import checked_validator
 from tasks.download.shard_writer import changes
 from tasks.download.step import download
-from tasks.download.warc import Page
+from tasks.download.warc import MEMBER, Page
 from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline
 from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
@@ -360,6 +362,94 @@ def test_a_redirect_is_followed_before_the_condition(server: Server, tmp_path: P
     assert server.asked == [("/2", 200, False)]
     assert [page.final_url for page in pages(root, second)] == ["http://a.test/2"]
     assert CONTENT[1] == "final_url" and changes(second)["unchanged"] == 1
+
+
+def test_fresh_pages_are_not_requested_if_asked(server: Server, tmp_path: Path) -> None:
+    """What the server declares fresh stays unseen; robots.txt and tdmrep.json are read nevertheless."""
+    root, fields = Folder(tmp_path), {"Cache_Control": "max-age=3600"}
+    for path in ("/fresh", "/forbidden", "/moved/target"):
+        server.put(path, f"The page {path}.", **fields)
+    server.put("/stale", "A page.", **{"Cache_Control": "max-age=0"})
+    server.put("/plain", "Another page.")
+    server.put("/reserved", "A third page.", **fields)
+    server.site.handlers["/moved"] = lambda h: h.redirect("/moved/target")
+    shards = [urls("/fresh", "/forbidden", "/moved", "/stale", "/plain"), urls("/reserved", host="b")]
+    first = run(root, server.site, shards, **CONSENT)
+    stands = {page.url: page for page in pages(root, first)}
+    for path in ("/fresh", "/stale", "/plain"):
+        server.put(path, f"The page {path} has changed.", **server.extra[path])
+    server.site.robots["a.test"] = (200, "User-agent: *\nDisallow: /forbidden\n")
+    server.site.handlers["/.well-known/tdmrep.json"] = lambda h: h.answer(
+        b'[{"location": "*", "tdm-reservation": 1}]' if "b.test" in h.headers["Host"] else b"[]", "application/json"
+    )
+    shutil.copytree(tmp_path / "pages", tmp_path / "kept")
+    second = refresh(root, server, skip_fresh=True, **CONSENT)
+    assert {path for path, _, _ in server.asked} == {"/moved/target", "/plain", "/reserved", "/stale"}
+    found = {path: row["change"] for path, row in listed(root, second).items()}
+    assert found == {
+        **{"/fresh": "fresh", "/forbidden": "gone", "/moved": "unchanged", "/stale": "changed", "/plain": "changed"},
+        "/reserved": "gone",
+    }
+    assert changes(second) == {"new": 0, "changed": 2, "gone": 2, "unchanged": 1, "fresh": 1, "kept": 0, "missing": 0}
+    (page,) = (page for page in pages(root, second) if page.url.endswith("/fresh"))
+    assert page == stands[page.url]
+    rows = {row["url"]: row for row in ledger(root, second)}
+    assert rows[page.url]["fresh_until"] and rows[page.url]["etag"] and not rows["http://a.test/plain"]["fresh_until"]
+
+    shutil.rmtree(tmp_path / "pages")
+    shutil.move(tmp_path / "kept", tmp_path / "pages")
+    third = refresh(root, server, **CONSENT)
+    assert listed(root, third)["/fresh"]["change"] == "changed" and "fresh" not in changes(third)
+
+
+def test_a_confirmed_page_is_fresh_again(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header of a 304 replaces the lifetime. Without `skip_fresh` a shard without changes keeps its files."""
+    root = Folder(tmp_path)
+    server.put("/1", "Page 1.", **{"Cache_Control": "max-age=60"})
+    first = run(root, server.site, [urls("/1")])
+    server.extra["/1"] = {"Cache_Control": "max-age=3600"}
+    assert refresh(root, server).outputs == first.outputs
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.download.fetch.is_fresh", lambda until, now: False)  # an hour later
+        before = ledger(root, need_manifest(root / "pages"))[0]["fresh_until"]
+        second = refresh(root, server, skip_fresh=True)
+    assert changes(second)["unchanged"] == 1 and ledger(root, second)[0]["fresh_until"] > before
+    assert changes(refresh(root, server, skip_fresh=True))["fresh"] == 1 and not server.asked
+    server.extra["/1"] = {"Cache_Control": "no-cache"}
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.download.fetch.is_fresh", lambda until, now: False)
+        assert not ledger(root, refresh(root, server, skip_fresh=True))[0]["fresh_until"]
+
+
+def test_a_damaged_archive_is_not_copied(server: Server, tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    for name in ("1", "2"):
+        server.put(f"/{name}", f"Page {name}.")
+    first = run(root, server.site, [urls("/1", "/2")])
+    path = tmp_path / "pages" / first.outputs[0].name
+    data = path.read_bytes()
+    server.put("/2", "Page 2 has changed.")
+    for at in (5, 300, len(data) - 1):  # files of another size are fetched again
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(RunError, match="is damaged; remove it"):
+            refresh(root, server)
+    path.write_bytes(data)
+    assert refresh(root, server).outcome.kept == 2
+
+
+def test_a_page_with_the_first_bytes_of_a_record_is_copied(server: Server, tmp_path: Path) -> None:
+    """Bytes that do not compress are stored as they are: the archive seems to have one record more."""
+    root = Folder(tmp_path)
+    server.put("/1", "Page 1.")
+    noise = random.Random(1).randbytes(80_000)
+    body = b"<html>" + noise[:40_000] + MEMBER + noise[40_000:]
+    server.site.handlers["/2"] = lambda h: h.answer(body, "text/html")
+    first = run(root, server.site, [urls("/1", "/2")])
+    assert first.outcome.kept == 2 and (root / "pages").read_bytes(first.outputs[0].name).count(MEMBER) == 4
+    before = pages(root, first)
+    server.put("/1", "Page 1 has changed.")
+    second = refresh(root, server)
+    assert changes(second)["unchanged"] == 1 and pages(root, second)[1] == before[1]
 
 
 AT_PAGE = pytest.param((Journal, "add"), marks=pytest.mark.slow, id="page")

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import random
 import re
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from warcio.warcwriter import WARCWriter
 
 from tasks.core.storage import Folder
 from tasks.download.mime import parse_content_type
-from tasks.download.warc import Page, encode_head, encode_record
-from tasks.sources.index import read_pages
+from tasks.download.warc import MEMBER, Page, encode, encode_head, encode_record, escaped, record_name
+from tasks.sources.index import read_members, read_pages
 from tests.tasks.warc_pages import write_pages
+
+Http = tuple[str, list[tuple[str, str]]] | None
 
 
 def make_page(body: bytes, number: int = 0) -> Page:
@@ -44,6 +47,61 @@ def test_pages_round_trip(tmp_path_factory: pytest.TempPathFactory, bodies: list
 
 def test_written_bytes_depend_on_the_page_alone() -> None:
     assert encode_record(make_page(b"<p>x")) == encode_record(make_page(b"<p>x"))
+
+
+FIELD = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+def by_warcio(kind: str, uri: str, payload: bytes, name: str, fields: dict[str, str], content_type: str, http: Http):
+    """The record that warcio's writer writes: the reference of `encode`."""
+    buffer, options = io.BytesIO(), {"warc_content_type": content_type}
+    if http is not None:
+        options["http_headers"] = StatusAndHeaders(http[0], list(http[1]), protocol="HTTP/1.1")
+    writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
+    head = {"WARC-Record-ID": record_name(name)} | {field: escaped(value) for field, value in fields.items()}
+    stream = io.BytesIO(payload)
+    writer.write_record(
+        writer.create_warc_record(escaped(uri), kind, stream, length=len(payload), warc_headers_dict=head, **options)
+    )
+    return buffer.getvalue()
+
+
+@given(
+    st.sampled_from(["response", "revisit", "warcinfo"]),
+    FIELD,
+    st.binary(max_size=60),
+    st.dictionaries(st.sampled_from(["X-List-URL", "WARC-Filename", "WARC-IP-Address"]), FIELD),
+    st.lists(st.tuples(st.sampled_from(["ETag", "Content-Type", "Vary"]), FIELD.map(escaped)), max_size=3),
+)
+def test_records_are_those_of_warcio(
+    kind: str, uri: str, payload: bytes, fields: dict[str, str], headers: list[tuple[str, str]]
+) -> None:
+    fields |= {"WARC-Date": "2026-01-02T03:04:05Z", "WARC-Payload-Digest": "sha256:00"}
+    http = None if kind == "warcinfo" else ("200 OK", headers)
+    payload = b"" if kind == "revisit" else payload
+    arguments = (kind, uri, payload, "name", fields, "application/x", http)
+    assert gzip.decompress(encode(*arguments)) == by_warcio(*arguments)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=4), st.integers(0, 3), st.integers(0, 400))
+def test_members_are_read_as_pages(
+    tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes], taken: int, damage: int
+) -> None:
+    """Known records are replaced; after one that is damaged, the pages and faults are those of `read_pages`."""
+    folder = tmp_path_factory.mktemp("warc")
+    noise = random.Random(1).randbytes(40_000)  # stored as it is
+    bodies = [noise + MEMBER + body if number % 2 else body for number, body in enumerate(bodies)]
+    write_pages(folder / "p.warc.gz", [make_page(body, number) for number, body in enumerate(bodies)])
+    root, nothing = Folder(folder), dict[bytes, int]()
+    whole = list(read_members(root, "p.warc.gz", nothing.get))
+    assert [page for _, page in whole] == list(read_pages(root, "p.warc.gz"))
+    known = {member: number for number, (member, _) in enumerate(whole) if member is not None and number % 4 == taken}
+    found = [one for _, one in read_members(root, "p.warc.gz", known.get)]
+    assert found == [known.get(member, page) for member, page in whole]
+    data = bytearray((folder / "p.warc.gz").read_bytes())
+    data[damage % len(data)] ^= 0xFF
+    (folder / "p.warc.gz").write_bytes(data)
+    assert [page for _, page in read_members(root, "p.warc.gz", nothing.get)] == list(read_pages(root, "p.warc.gz"))
 
 
 def test_warcio_reads_the_archive_and_its_digests_match(tmp_path: Path) -> None:

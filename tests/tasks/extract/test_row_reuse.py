@@ -12,11 +12,13 @@ import pytest
 from tasks.core import row_reuse
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
+from tasks.core.shards import read_table, write_table
 from tasks.core.storage import Folder
 from tasks.download.warc import Page
 from tasks.extract import step as module
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import extract
+from tasks.sources import index
 from tests.tasks.extract.test_step import ARTICLE, download
 
 DAY, LATER = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
@@ -124,6 +126,43 @@ def test_rows_of_other_settings_packages_or_versions_are_not_taken(
         assert pages_sent() == 4
 
 
+def test_pages_whose_records_stay_are_not_decompressed(
+    tmp_path: Path, runner: Runner, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are rejected ones; a record with another fetch time is, and its result is still taken."""
+    root, pages = Folder(tmp_path / "out"), [page(number, "empty" if number == 1 else "library") for number in range(4)]
+    run(root, [pages], runner)
+    new = [[dataclasses.replace(pages[0], fetched_at=LATER), pages[1], page(2, "changed"), pages[3]]]
+    read: list[str] = []
+    pages_of = index._pages_of
+
+    def counted(*args: Any) -> Any:
+        for found in pages_of(*args):
+            read.append(found.url)
+            yield found
+
+    sent.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "_pages_of", counted)
+        run(root, new, runner)
+        assert read == [pages[0].url, pages[2].url] and sent == [pages[2].url]
+        assert tree(root) == from_scratch(tmp_path, new, runner)
+
+
+def test_keys_of_an_older_release_give_rows(tmp_path: Path, runner: Runner, sent: list[str]) -> None:
+    """They lack the hashes of the stored records."""
+    root, pages = Folder(tmp_path / "out"), [page(number, "empty" if number == 1 else "library") for number in range(3)]
+    run(root, [pages], runner)
+    keys = read_table(root / "documents", "_rows/part-00000.parquet")
+    old = keys.drop_columns(["stored"])
+    made = {**keys.schema.metadata, b"rows": row_reuse._digest_of(old).encode()}
+    write_table(root / "documents", "_rows/part-00000.parquet", old.replace_schema_metadata(made))
+    sent.clear()
+    new = [[*pages, page(3)]]
+    run(root, new, runner)
+    assert sent == [page(3).url] and tree(root) == from_scratch(tmp_path, new, runner)
+
+
 @pytest.mark.slow
 def test_files_that_do_not_belong_to_their_keys_give_no_row(tmp_path: Path, runner: Runner, sent: list[str]) -> None:
     """A part, or its keys, as a kill between two writes, another run, or a corpus of an older release leaves them."""
@@ -228,7 +267,7 @@ def test_other_settings_after_a_kill_take_no_row(
     new = [[*pages, page(9)]]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Folder, "move", cut)
-        patch.setattr(module, "write_keys", fail)
+        patch.setattr(module, "commit_results", fail)
         run(root, new, runner)
     sent.clear()
     run(root, new, runner, tables=False)

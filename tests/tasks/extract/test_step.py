@@ -28,7 +28,7 @@ from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page
 from tasks.extract.page import extract_pages
 from tasks.extract.settings import ExtractOptions, ExtractResult, ExtractSettings
-from tasks.extract.step import extract, extracted
+from tasks.extract.step import extract, extract_group, extracted
 from tests.tasks.warc_pages import write_pages
 
 GROWN: list[bytearray] = []
@@ -63,7 +63,7 @@ class HostilePool(WorkerPool):
     """A real pool whose workers meet hostile pages."""
 
     def submit(self, function: Any, *args: Any, **limits: Any) -> "Future[Any]":
-        return super().submit(answer if function is extract_pages else function, *args, **limits)
+        return super().submit(answer if function is extract_group else function, *args, **limits)
 
 
 @pytest.fixture(scope="module")
