@@ -189,7 +189,7 @@ def _transferred_bytes(settings: TrainSettings, shape: Shape, layout: Layout, pi
     after = stages - (rank == layout.pp - 1)
     received = lengths[0] if len(lengths) == 1 or piece.blocks[0] <= decoder else sum(lengths)
     sent = lengths[0] if len(lengths) == 1 or piece.blocks[-1] < decoder else sum(lengths)
-    tokens = layout.accumulation * (before * received + after * sent)
+    tokens = float(layout.accumulation * (before * received + after * sent))
     tokens += in_flight(settings, layout, rank) * after * sent + (before > 0) * received
     return _item(settings) * layout.micro_batch * tokens * shape.hidden / _slices(settings, layout)
 
