@@ -66,7 +66,8 @@ def _tokenizer_class(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     Of a SentencePiece model it reads a `tokenizer.json`, which is written here, or else the model.
     """
     if isinstance(tokenizer, SentencePieceTokenizer):
-        settings: dict[str, Any] = {"add_bos_token": True} if tokenizer.prefix else {}
+        # Without the field, llama.cpp's converter lets every text begin with `<s>`.
+        settings: dict[str, Any] = {"add_bos_token": bool(tokenizer.prefix)}
         if (converted := tokenizer_json(tokenizer.model, tokenizer.prefix)) is None:
             pattern = "bos" if tokenizer.prefix else "none"
             return {"tokenizer_class": "SentencePieceBackend", "special_tokens_pattern": pattern, **settings}

@@ -13,7 +13,7 @@ from functools import cache
 from gpt2train.errors import UserError
 from gpt2train.model import t5_family
 from gpt2train.model.gpt2_family import GPT2Options, drop_published, gpt2_saved, gpt2_sizes
-from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
+from gpt2train.model.llama_family import LlamaOptions, complete_shape, head_norms, llama_sizes, more_saved, options_of
 from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
@@ -64,6 +64,9 @@ class ModelFamily:
         more_saved: function from the shape to the numbers per token that a block saves for the backward pass besides
             the residual stream, outputs of norms and of column-parallel layers, and inputs of row-parallel layers; for
             the memory that `gpt2train plan` shows.
+        saved_in_float32: function from the shape to the numbers per token that a block saves in float32 whatever the
+            precision, besides the residual stream.
+        inner_dropout: function from the shape to the width at which dropout follows the activation of the MLP.
         layout: subclass of `gpt2train.convert.hf_layout.HFLayout`, the form of saved models; by default `config.json`
             and tensors under this project's names.
         decode_step: faster implementation of a decoding step, created with model and KV cache.
@@ -90,6 +93,8 @@ class ModelFamily:
     complete: Callable[[Shape], Shape] = lambda shape: shape
     kv_heads: Callable[[Shape], int] = lambda shape: shape.heads
     more_saved: Callable[[Shape], int] = lambda shape: 0
+    saved_in_float32: Callable[[Shape], int] = lambda shape: 0
+    inner_dropout: Callable[[Shape], int] = lambda shape: 0
     layout: str = "gpt2train.convert.hf_layout:HFLayout"
     decode_step: str | None = None
     decoder: str = "gpt2train.inference.decoder:LocalDecoder"
@@ -126,6 +131,7 @@ MODELS.register(
         complete=complete_shape,
         kv_heads=lambda shape: options_of(shape).kv_heads,
         more_saved=more_saved,
+        saved_in_float32=head_norms,
         layout="gpt2train.convert.hf_llama:LlamaLayout",
         decode_step="gpt2train.inference.fast_llama_step:FastLlamaStep",
     ),
@@ -139,6 +145,7 @@ MODELS.register(
         options=t5_family.T5Options,
         complete=t5_family.complete_shape,
         more_saved=t5_family.more_saved,
+        inner_dropout=t5_family.inner_dropout,
         layout="gpt2train.convert.hf_t5:T5Layout",
         decoder="gpt2train.inference.t5_decoder:T5Decoder",
         first_blocks=t5_family.first_blocks,

@@ -112,10 +112,15 @@ def llama_sizes(shape: Shape) -> Sizes:
 
 
 def more_saved(shape: Shape) -> int:
-    """Numbers per token that a block saves: the output of the SiLU, and inputs of the norms of queries and keys."""
+    """Numbers per token that a block saves beyond the rule: the output of the SiLU."""
     chosen = options_of(shape)
-    silu = chosen.inner if chosen.activation == "swiglu" else 0
-    return silu + ((shape.heads + chosen.kv_heads) * chosen.head_dim if chosen.qk_norm else 0)
+    return chosen.inner if chosen.activation == "swiglu" else 0
+
+
+def head_norms(shape: Shape) -> int:
+    """Numbers per token that the norms of queries and keys save, in float32."""
+    chosen = options_of(shape)
+    return (shape.heads + chosen.kv_heads) * chosen.head_dim if chosen.qk_norm else 0
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> Sizes:

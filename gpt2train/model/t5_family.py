@@ -165,6 +165,11 @@ def more_saved(shape: Shape) -> int:
     return chosen.inner if chosen.activation == "gated-gelu" else -chosen.inner
 
 
+def inner_dropout(shape: Shape) -> int:
+    """Width at which dropout follows the activation of the MLP."""
+    return options_of(shape).inner
+
+
 def flops_per_sample(shape: Shape) -> int:
     """FLOPs of forward and backward of a sample: 6 per weight and token that it multiplies, and those of attention.
 

@@ -56,7 +56,16 @@ def mfu(tokens_per_second: float, shape: Shape, length: int, device: "torch.devi
 
 def gpu_kwh(rows: Iterable[Mapping[str, Any]], repeated_joules: float = 0.0) -> float | None:
     """Energy that the GPUs of a run took, kWh, with that of repeated steps; None if it was not measured."""
-    measured = [row["gpu_joules"] for row in rows if row.get("gpu_joules") is not None]
+    return _kwh(rows, "gpu_joules", repeated_joules)
+
+
+def cpu_kwh(rows: Iterable[Mapping[str, Any]], repeated_joules: float = 0.0) -> float | None:
+    """Energy that the CPUs of a run's machines took, as `gpu_kwh`."""
+    return _kwh(rows, "cpu_joules", repeated_joules)
+
+
+def _kwh(rows: Iterable[Mapping[str, Any]], column: str, repeated_joules: float) -> float | None:
+    measured = [row[column] for row in rows if row.get(column) is not None]
     return (sum(measured) + repeated_joules) / JOULES_PER_KWH if measured else None
 
 

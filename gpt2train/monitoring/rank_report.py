@@ -1,4 +1,4 @@
-"""Slowest rank and use of the GPUs over all processes, gathered without waiting.
+"""Slowest rank, use of the GPUs and energy over all processes, gathered without waiting.
 
 The numbers are sent a step before a log line and read at the line: the collectives of the step between them have
 already waited for all processes, so that the gathering itself does not.
@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gpt2train.monitoring.cpu_meter import CpuMeter, open_cpu_meter
 from gpt2train.monitoring.gpu_meter import GpuMeter, GpuUse
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.training.phases import PHASES
 
+ENERGY = ("gpu_joules", "cpu_joules")  # columns of energy since the last row that has them
 MIN_EXCESS = 0.1  # work of the slowest rank over the median from which a log line names it
 
 
@@ -37,6 +39,9 @@ class RankReport:
         self.hosts = [socket.gethostname()] * ctx.world
         if ctx.world > 1:
             dist.all_gather_object(self.hosts, socket.gethostname())
+        # One process of each machine has the meter of its CPUs.
+        self._reads_cpu = self.hosts.index(self.hosts[ctx.rank]) == ctx.rank
+        self._cpu: CpuMeter | None = open_cpu_meter() if self._reads_cpu else None
 
     def __call__(self, row: Mapping[str, Any], last: bool) -> dict[str, float]:
         """Take the metrics of a step, and return the columns of the ranks if there are new ones.
@@ -45,17 +50,25 @@ class RankReport:
             row: metrics of the step, with its phases.
             last: True at the last step of the run, after which the processes do wait.
         """
-        if self._ctx.world == 1 and self._meter is None:
+        if self._ctx.world == 1 and self._meter is None and self._cpu is None:
             return {}
+        if self._cpu is not None:
+            self._cpu.update()
         self._rows.append(row)
         columns = self._receive()
         if last or (row["step"] + 1) % self._interval == 0:
             self._send()
-        return columns | self._receive() if last else columns
+        if last:  # the energy of both sendings is in the last row
+            newer = self._receive()
+            sums = {name: round(columns[name] + newer[name], 3) for name in ENERGY if name in columns and name in newer}
+            return columns | newer | sums
+        return columns
 
     def _send(self) -> None:
         use = None if self._meter is None else self._meter.read()
-        own = torch.tensor([*work_and_waiting(self._rows), *(use or [math.nan] * len(GpuUse._fields))]).double()
+        cpu = self._cpu_joules()
+        numbers = [*work_and_waiting(self._rows), *(use or [math.nan] * len(GpuUse._fields)), cpu]
+        own = torch.tensor(numbers, dtype=torch.float64)
         gathered = [torch.empty_like(own) for _ in range(self._ctx.world)]
         work = dist.all_gather(gathered, own, async_op=True)
         self._pending, self._rows = (work, gathered), []
@@ -68,7 +81,15 @@ class RankReport:
         if work is not None:
             work.wait()
         numbers = [tensor.tolist() for tensor in gathered]
-        return slowest(numbers) | gpu_columns([GpuUse(*rank[2:]) for rank in numbers])
+        gpus = [GpuUse(*rank[2:-1]) for rank in numbers]
+        return slowest(numbers) | gpu_columns(gpus) | cpu_columns([rank[-1] for rank in numbers])
+
+    def _cpu_joules(self) -> float:
+        """Joules of this machine's CPUs since the last sending, 0 from all but one process of it; NaN if unknown."""
+        if not self._reads_cpu:
+            return 0.0
+        joules = None if self._cpu is None else self._cpu.read()
+        return math.nan if joules is None else joules
 
 
 def work_and_waiting(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -109,6 +130,15 @@ def gpu_columns(ranks: Sequence[GpuUse]) -> dict[str, float]:
         "gpu_utilization": round(statistics.fmean(use.utilization for use in known), 4),
         "gpu_memory_gib": round(max(use.memory for use in known), 3),
     }
+
+
+def cpu_columns(joules: Sequence[float]) -> dict[str, float]:
+    """Column of the CPUs' energy, a sum over all machines; none if it is unknown of one of them.
+
+    Args:
+        joules: joules of each rank's machine, of one rank of each, and 0 of the others.
+    """
+    return {"cpu_joules": round(sum(joules), 3)} if all(map(math.isfinite, joules)) else {}
 
 
 def slowest_line(row: Mapping[str, Any], hosts: Sequence[str]) -> str | None:

@@ -53,6 +53,7 @@ class RedoneSteps(LenientSettings):
     last: int  # number of the last step
     seconds: float  # time that the steps had taken
     joules: float = 0.0  # energy that the GPUs had taken, as far as it was measured
+    cpu_joules: float = 0.0  # the same of the CPUs
 
 
 class Start(LenientSettings):
@@ -103,8 +104,13 @@ class RunRecord(LenientSettings):
 
     @property
     def repeated_joules(self) -> float:
-        """Total energy of the steps that were repeated."""
+        """Total energy that the GPUs took for steps that were repeated."""
         return sum(start.repeated.joules for start in self.starts if start.repeated)
+
+    @property
+    def repeated_cpu_joules(self) -> float:
+        """Total energy that the CPUs took for steps that were repeated."""
+        return sum(start.repeated.cpu_joules for start in self.starts if start.repeated)
 
     @property
     def repeated_seconds(self) -> float:
@@ -276,6 +282,7 @@ def _repeated(run: str, step: int, starts: Sequence[Start]) -> RedoneSteps | Non
         last=rows[-1]["step"],
         seconds=sum(row.get("seconds") or 0.0 for row in rows),
         joules=sum(row.get("gpu_joules") or 0.0 for row in rows),
+        cpu_joules=sum(row.get("cpu_joules") or 0.0 for row in rows),
     )
     counted = next((start.repeated for start in reversed(starts) if start.repeated), None)
     return None if counted == found else found

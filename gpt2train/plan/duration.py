@@ -7,8 +7,8 @@ from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import head_weight
+from gpt2train.plan.activations import FP32, HALF
 from gpt2train.plan.hardware import GB, Hardware
-from gpt2train.plan.memory import FP32, HALF
 from gpt2train.plan.parameters import Piece, blocks_parameters, parameters
 
 # Fraction of a step's FLOPs that activation checkpointing recomputes; full repeats the forward pass, a third of all.

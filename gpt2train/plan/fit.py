@@ -9,10 +9,11 @@ from gpt2train.data.epoch import samples_in
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.parallel.layout import Layout
+from gpt2train.plan.activations import FP32
 from gpt2train.plan.devices import Gpu, memory_of_cpu
 from gpt2train.plan.duration import RECOMPUTE_FACTOR, step_time
 from gpt2train.plan.hardware import GB, Hardware
-from gpt2train.plan.memory import FP32, peak
+from gpt2train.plan.memory import peak
 from gpt2train.plan.parameters import pieces
 
 # FLOP/s of a core in fp32 training: 0.75 of 83 to 94 GFLOP/s as matrix products (docs/develop/benchmarks.md)

@@ -18,7 +18,7 @@ from gpt2train.config import CONFIG_FILE, RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import FOLDER, LATEST, RECORD, checkpoint_name, last_step
 from gpt2train.model.families import parameter_count
-from gpt2train.monitoring.metrics import FILE, TASK_PREFIX, gpu_kwh, read_metrics, unreadable_lines
+from gpt2train.monitoring.metrics import FILE, TASK_PREFIX, cpu_kwh, gpu_kwh, read_metrics, unreadable_lines
 from gpt2train.monitoring.run_record import MANIFEST, RunRecord, read_record, token_fingerprint
 from gpt2train.monitoring.time_left import TimeLeft
 from gpt2train.settings import build, flatten, read_toml
@@ -55,6 +55,7 @@ class Run:
         repeated_hours: part of `hours` spent on steps that were repeated.
         tokens_per_second: median over the steps.
         gpu_kwh: energy that the GPUs took, kWh; None if it was not measured.
+        cpu_kwh: energy that the machines' CPUs took, kWh; None if it was not measured.
         gpu_utilization: mean share of the time in which the GPUs computed, 0 to 1; None if it was not measured.
         seconds_left: estimated time until the last step of a run that is running; None of others.
         started: time of the first start, ISO 8601.
@@ -86,6 +87,7 @@ class Run:
     repeated_hours: float
     tokens_per_second: float | None
     gpu_kwh: float | None
+    cpu_kwh: float | None
     gpu_utilization: float | None
     seconds_left: float | None
     started: str | None
@@ -194,6 +196,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         repeated_hours=record.repeated_seconds / 3600,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         gpu_kwh=gpu_kwh(rows, record.repeated_joules),
+        cpu_kwh=cpu_kwh(rows, record.repeated_cpu_joules),
         gpu_utilization=statistics.fmean(used) if (used := _numbers(rows, "gpu_utilization")) else None,
         seconds_left=TimeLeft(rows).seconds(config.steps) if state == "running" else None,
         started=record.starts[0].at if record.starts else None,

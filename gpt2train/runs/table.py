@@ -69,6 +69,7 @@ def columns(run: Run) -> dict[str, str]:
         "tokens/s": NONE if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
         "GPU": NONE if run.gpu_utilization is None else f"{run.gpu_utilization:.0%}",
         "kWh": NONE if run.gpu_kwh is None else f"{run.gpu_kwh:,.3g}",
+        "kWh CPU": NONE if run.cpu_kwh is None else f"{run.cpu_kwh:,.3g}",
         "left": format_duration(run.seconds_left) if run.seconds_left else NONE,
     }
 

@@ -20,8 +20,8 @@ from gpt2train.model import loss
 from gpt2train.model.families import shard_dim
 from gpt2train.parallel import pipeline, vocab_parallel
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR, DistContext
-from gpt2train.simulate.attention import gpu_attention
 from gpt2train.simulate.batches import empty_batch
+from gpt2train.simulate.gpu_kernels import gpu_kernels
 from gpt2train.simulate.recorder import Counts, PassCounts, Recorder, mark
 from gpt2train.simulate.schedule import SHORT, Profile
 from gpt2train.simulate.shape_mode import ShapeMode
@@ -144,6 +144,6 @@ def _device_of(config: RunConfig) -> Iterator[None]:
     with (
         mock.patch.object(loss, "CHUNK", chunk),
         mock.patch.object(vocab_parallel, "CHUNK", chunk),
-        gpu_attention(),
+        gpu_kernels(),
     ):
         yield

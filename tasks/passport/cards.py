@@ -45,11 +45,12 @@ def corpus_sections(corpus: Corpus) -> Sections:
 def training_sections(training: Training) -> Sections:
     """Return the section of a model card about what the training took, with its title."""
     run = training.run
-    energy = f"{run.gpu_kwh:,.3g} kWh, of the GPUs alone" if run.gpu_kwh is not None else f"{UNKNOWN} (not measured)"
+    measured = {"the GPUs, by NVML": run.gpu_kwh, "the CPU packages, by RAPL": run.cpu_kwh}
+    energy = "; ".join(f"{kwh:,.3g} kWh of {name}" for name, kwh in measured.items() if kwh is not None)
     rows = [
         ("devices", "; ".join(map(plain, training.devices)) or UNKNOWN),
         ("time", f"{run.hours:,.3g} hours of training steps" if run.rows else UNKNOWN),
-        ("energy", energy),
+        ("energy", energy or f"{UNKNOWN} (not measured)"),
     ]
     return (("Cost", table(("property", "value"), rows)),)
 

@@ -14,7 +14,7 @@ import jinja2
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.evaluate.tasks.table import is_of_tasks, result_rows
 from gpt2train.io.files import format_bytes
-from gpt2train.monitoring.metrics import gpu_kwh, read_metrics
+from gpt2train.monitoring.metrics import cpu_kwh, gpu_kwh, read_metrics
 from gpt2train.monitoring.run_record import read_record
 from gpt2train.monitoring.samples import read_samples
 from tasks.cloze.step import no_passages_message
@@ -50,7 +50,7 @@ def report(
     if overlaps := contamination(root, made.get("tokenize")):
         inputs["contamination"] = digest(overlaps)
     packages = ("jinja2", "matplotlib")
-    step = Step(root, "report", version=6, parameters=settings, inputs=inputs, folder=folder, packages=packages)
+    step = Step(root, "report", version=7, parameters=settings, inputs=inputs, folder=folder, packages=packages)
     if done := runner.finished(step):
         return done
     facts = {**gather(root, manifests), "data": findings(root, made, settings.samples)}
@@ -135,6 +135,7 @@ def _training(
         "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
         "seconds": timings.get("train", {}).get("seconds"),
         "gpu_kwh": gpu_kwh(metrics, record.repeated_joules if record else 0.0),
+        "cpu_kwh": cpu_kwh(metrics, record.repeated_cpu_joules if record else 0.0),
     }
 
 

@@ -1,4 +1,5 @@
-"""llama.cpp's own converter on model folders: it takes them, and writes the tensors that `gpt2train export` writes.
+"""llama.cpp's own converter on model folders: it writes the tensors that `gpt2train export` writes, and llama.cpp
+continues its file with the tokens of `gpt2train generate`.
 
 `GPT2TRAIN_LLAMA_CPP` names a folder of its sources.
 """
@@ -12,8 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpt2train.convert.huggingface import read_model
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.inference.generate import generate
+from gpt2train.inference.settings import SamplingSettings
 from tests.gpt2train.convert.export_models import GQA, passages, write_model, write_tokenizer
-from tests.gpt2train.convert.test_export import export_folder, read_gguf
+from tests.gpt2train.convert.llama_cpp_peer import ask
+from tests.gpt2train.convert.test_export import PROMPTS, export_folder, read_gguf
 
 pytestmark = pytest.mark.exhaustive
 
@@ -33,25 +39,44 @@ TOKENIZER = {
 }  # llama.cpp has defaults
 
 
+# Of what `gpt2train export` and the converter write alike only one is here. The architecture is the converter's.
+GREEDY: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": CASES["gpt2"],
+    "llama": CASES["llama"],
+    "llama, tied": ("published", "llama", GQA | {"tied": True, "head_dim": 24}),
+    "llama, attention_bias qkv": ("published", "llama", GQA | {"attention_bias": "qkv"}),
+    "llama, attention_bias qkv, SentencePiece": ("sentencepiece_bpe", "llama", GQA | {"attention_bias": "qkv"}),
+    "qwen3": CASES["qwen3"],
+    "arcee": CASES["arcee"],
+}
+# The end of the converter's message.
+REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "trained byte-level BPE": ("bpe", "gpt2", {}, "BPE pre-tokenizer was not recognized"),
+    "qwen2": ("qwen2", "llama", GQA | {"attention_bias": "qkv"}, "BPE pre-tokenizer was not recognized"),
+    "gpt2 without biases": ("published", "gpt2", {"bias": False}, "Model GPT2 is not supported"),
+    "qkv and mlp_bias": ("published", "llama", {"attention_bias": "qkv", "mlp_bias": True}, "Llama is not supported"),
+}
+
+
+def convert(
+    place: Path, data: Path, kind: str, family: str, options: dict[str, Any]
+) -> subprocess.CompletedProcess[str]:
+    """Write a model folder `m`, and run the converter on it; its file is `c.gguf`."""
+    sources = os.environ.get("GPT2TRAIN_LLAMA_CPP")
+    if not sources:
+        pytest.skip("set GPT2TRAIN_LLAMA_CPP to a folder of llama.cpp's sources (its converter needs sentencepiece)")
+    tokenizer = data / "bpe" if kind == "published" else write_tokenizer(place / "t", kind, passages(data))
+    write_model(place / "m", tokenizer, family, options)
+    program = str(Path(sources) / "convert_hf_to_gguf.py")
+    command = [sys.executable, program, "m", "--outtype", "f32", "--outfile", "c.gguf"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_converter_of_llama_cpp_writes_the_same(name: str, tmp_path: Path, open_data: Path) -> None:
-    place = os.environ.get("GPT2TRAIN_LLAMA_CPP")
-    if not place:
-        pytest.skip("set GPT2TRAIN_LLAMA_CPP to a folder of llama.cpp's sources (its converter needs sentencepiece)")
-    kind, family, options = CASES[name]
-    tokenizer = open_data / "bpe" if kind == "published" else write_tokenizer(tmp_path / "t", kind, passages(open_data))
-    write_model(tmp_path / "m", tokenizer, family, options)
-    command = [
-        sys.executable,
-        str(Path(place) / "convert_hf_to_gguf.py"),
-        "m",
-        "--outtype",
-        "f32",
-        "--outfile",
-        "c.gguf",
-    ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    kind = CASES[name][0]
+    done = convert(tmp_path, open_data, *CASES[name])
     assert done.returncode == 0, done.stderr
     export_folder(tmp_path / "m", tmp_path / "m.gguf")
     (ours, our_tensors), (theirs, their_tensors) = read_gguf(tmp_path / "m.gguf"), read_gguf(tmp_path / "c.gguf")
@@ -67,3 +92,27 @@ def test_the_converter_of_llama_cpp_writes_the_same(name: str, tmp_path: Path, o
     assert theirs.keys() - ours.keys() <= NAMES | TOKENIZER
     defaults = {f"{ours['general.architecture']}.{key}" for key in ("vocab_size", "rope.dimension_count")}
     assert ours.keys() - theirs.keys() <= TOKENIZER | defaults
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_llama_cpp_continues_the_file_of_its_converter_as_the_model_does(
+    name: str, tmp_path: Path, open_data: Path
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
+    done = convert(tmp_path, open_data, *GREEDY[name])
+    assert done.returncode == 0, done.stderr
+    architecture = read_gguf(tmp_path / "c.gguf")[0]["general.architecture"]
+    assert architecture == name.partition(",")[0]
+    settings = SamplingSettings(max_new_tokens=64, temperature=0)
+    ours = generate(read_model(tmp_path / "m"), load_tokenizer(tmp_path / "m"), PROMPTS, settings)
+    tokens, continued = ask(tmp_path / "c.gguf", PROMPTS, [answer.prompt_tokens for answer in ours])
+    assert tokens == [list(answer.prompt_tokens) for answer in ours]  # no `<s>` before a text
+    assert continued == [list(answer.tokens) for answer in ours]
+    assert any(len(set(answer.tokens)) > 4 for answer in ours)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_converter_refuses_what_the_page_says(name: str, tmp_path: Path, open_data: Path) -> None:
+    *model, message = REFUSED[name]
+    done = convert(tmp_path, open_data, *model)
+    assert done.returncode != 0 and message in done.stderr

@@ -1,0 +1,225 @@
+"""Bytes of activations of a pipeline rank, by formulas; tests/gpt2train/plan compares them with simulated steps."""
+
+from dataclasses import dataclass
+
+from gpt2train.config import TrainSettings
+from gpt2train.model.families import MODELS, block_sizes, is_residual, sizes
+from gpt2train.model.shape import Shape
+from gpt2train.parallel.layout import Layout
+from gpt2train.plan.parameters import Piece, kinds_of
+
+FP32 = 4
+HALF = 2
+INT64 = 8
+CHUNK = {"cpu": 256, "cuda": 2048}  # rows of logits at a time, as in gpt2train.model.loss, which imports torch
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of the activations of a pipeline rank.
+
+    Attributes:
+        kept: kept for backward passes by all micro-batches in flight, and buffers for what is received.
+        loss: in addition while the loss is computed; 0 on a rank without head.
+        backward: in addition in the backward pass of the block that needs most, recomputed activations among them.
+    """
+
+    kept: float
+    loss: float
+    backward: float
+
+
+def activations(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Activations:
+    """Return the activations of a rank; arguments as of `gpt2train.plan.memory.peak`."""
+    mode, kinds = settings.parallel.activation_checkpointing, kinds_of(piece, shape)
+    saved = {start: saved_bytes(shape, layout, settings, mode, start) for start in kinds}
+    kept = sum(kinds[start] * saved[start] for start in kinds) + _between_blocks(settings, shape, layout, piece)
+    backward = max(
+        saved_bytes(shape, layout, settings, "none", start)
+        - saved[start]
+        + _backward_bytes(settings, shape, layout, start)
+        for start in kinds
+        if kinds[start]
+    )
+    loss = 0.0
+    if piece.last and not shape.labels:  # a classifier's output is negligible
+        hidden = _stream(settings, shape, layout, _lengths(settings, shape)[-1])
+        table = shape.padded_vocab // layout.tp * shape.hidden
+        kept += hidden + FP32 * table  # gradients of the last hidden states and of the head
+        loss = hidden + _logit_bytes(settings, shape, layout)
+    kept *= in_flight(settings, layout, rank)
+    return Activations(kept + _transferred_bytes(settings, shape, layout, piece, rank), loss, backward)
+
+
+def in_flight(settings: TrainSettings, layout: Layout, rank: int) -> float:
+    """Return the number of micro-batches whose activations a pipeline rank holds at once.
+
+    GPipe holds all, 1F1B the number of ranks from this one to the last, interleaved 1F1B somewhat more (Narayanan et
+    al. 2021, section 2.2). With several stages per rank, the unit is a micro-batch in all stages of the rank.
+    """
+    pp, micro_batches, stages = layout.pp, layout.accumulation, settings.parallel.virtual_pipeline_stages
+    if pp == 1:
+        return 1
+    if settings.parallel.schedule == "gpipe":
+        return micro_batches
+    if settings.parallel.schedule == "1f1b":
+        return min(micro_batches, pp - rank)
+    passes = (pp - rank - 1) * 2 + (stages - 1) * pp + 1
+    return min(passes, micro_batches * stages) / stages
+
+
+def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str, start: int = 0) -> float:
+    """Return the bytes that a block saves per micro-batch for the backward pass.
+
+    The residual stream in float32, the input of every norm, is a slice under sequence parallelism. Tensor parallelism
+    gathers the output of a norm once, in the precision of the products; without it autocast makes a copy for each
+    column-parallel layer that reads it. The outputs of column-parallel and the inputs of row-parallel layers are split
+    (in a GPT-2 of width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a third
+    norm, and keys and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the
+    attention in float32, with dropout three matrices of that size; a GPU the biases, in half precision for every block.
+
+    Args:
+        shape: shape of the model.
+        layout: layout of all ranks.
+        settings: settings of the run.
+        mode: activation checkpointing: "none", "selective" (input, attention, and outputs of layers with bias that do
+            not narrow) or "full" (the input of the block).
+        start: number of the first block of its kind.
+    """
+    family, item = MODELS[shape.family], _item(settings)
+    half = item == HALF
+    length, context, micro_batch = _length(settings, shape, start), settings.model.context, layout.micro_batch
+    tokens = micro_batch * length
+    stream = _stream(settings, shape, layout, length)
+    if mode == "full":
+        return stream
+    matrices = {f"blocks.{start}.{name}": size for name, size in block_sizes(shape, start).items() if len(size) > 1}
+    outputs = {name: size[0] for name, size in matrices.items() if not is_residual(name, shape)}
+    inputs = [size[1] for name, size in matrices.items() if is_residual(name, shape)]
+    readers = [name for name in outputs if name.rpartition(".")[0].endswith(family.encoder_readers)]
+    read = sum(outputs[name] for name in readers)
+    attention = shape.heads * shape.head_dim * (2 if read else 1)
+    if mode == "selective":
+        # The results of row-parallel layers are reduced under tensor parallelism, and not stored then.
+        kept = [name for name in matrices if layout.tp == 1 or not is_residual(name, shape)]
+        biased = [name for name in kept if f"{name.removesuffix('weight')}bias" in sizes(shape)]
+        stored = sum(matrices[name][0] for name in biased if matrices[name][0] >= matrices[name][1])
+        return stream + item * tokens * (stored + attention) / layout.tp
+    norms = 3 if read else 2
+    copies = norms if layout.tp > 1 or not half else len(outputs) - len(readers)
+    normed = item * tokens * shape.hidden * copies
+    if half and layout.tp == 1:
+        normed += HALF * micro_batch * context * shape.hidden * len(readers)
+    dropped, more = settings.model.dropout > 0, family.more_saved(shape)
+    inner = family.inner_dropout(shape) if dropped else 0
+    columns = sum(outputs.values()) - read + sum(inputs) + (max(0, more) if inner else more)
+    split = item * (tokens * columns + micro_batch * context * read) + FP32 * tokens * family.saved_in_float32(shape)
+    if settings.device == "cpu" and dropped:
+        # Scores after the softmax, mask and product; queries, keys and values in float32.
+        split += 3 * FP32 * shape.heads * tokens * (length + (context if read else 0))
+        split += 3 * (FP32 - item) * tokens * attention
+    elif settings.device == "cpu" and family.head_tables:
+        split += FP32 * shape.heads * tokens * length
+    elif family.head_tables and half:
+        split += HALF * shape.heads * length**2
+    masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
+    split += _mask_item(settings) * tokens * inner
+    return norms * stream + normed + split / layout.tp + masks
+
+
+def _between_blocks(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece) -> float:
+    """Bytes per micro-batch that a piece keeps outside of its blocks, without the head."""
+    family, kinds = MODELS[shape.family], kinds_of(piece, shape)
+    starts, lengths = family.first_blocks(shape), _lengths(settings, shape)
+    streams = sum(  # the last block of a sequence is followed by a norm
+        _stream(settings, shape, layout, length)
+        for end, length in zip((*starts[1:], shape.layers), lengths, strict=True)
+        if (end - 1 in piece.blocks or (len(lengths) == 1 and piece.last))
+    )
+    if piece.first and settings.model.dropout:
+        streams += _mask_item(settings) / FP32 * _stream(settings, shape, layout, lengths[0])
+    if len(lengths) == 1:
+        return streams
+    decodes = kinds[starts[-1]] > 0
+    if decodes and (starts[-1] not in piece.blocks or layout.tp > 1 or _item(settings) == FP32):
+        # Output of the encoder: received together with the decoder's stream, or the same for all blocks.
+        streams += _stream(settings, shape, layout, lengths[0])
+    recomputed = settings.parallel.activation_checkpointing != "none"
+    for start, length in zip(starts, lengths, strict=True):
+        if kinds[start] and family.head_tables:
+            biases = FP32 * shape.heads // layout.tp if recomputed or _item(settings) == FP32 else 0
+            streams += (INT64 + biases) * length**2
+    return streams
+
+
+def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start: int) -> float:
+    """Bytes of the gradients inside of a block: of the stream, and before and after the activation of the MLP.
+
+    The first of the latter takes the place of the output of a GELU, which is no longer needed.
+    """
+    matrices = {f"blocks.{start}.{name}": size for name, size in block_sizes(shape, start).items() if len(size) > 1}
+    wide = max(size[1] for name, size in matrices.items() if is_residual(name, shape))
+    length = _length(settings, shape, start)
+    number = 1 if MODELS[shape.family].more_saved(shape) == 0 else 2
+    split = number * _item(settings) * layout.micro_batch * length * wide / layout.tp
+    return split + _stream(settings, shape, layout, length)
+
+
+def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float:
+    """Bytes of the logits of one or two chunks of tokens, and of a copy of the head in half precision."""
+    vocab, item = shape.padded_vocab // layout.tp, _item(settings)
+    tokens = layout.micro_batch * _lengths(settings, shape)[-1]
+    rows = CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
+    alive = min(tokens, 2 * rows)  # the chunk before is freed when the next one replaces it
+    copies = HALF * (alive + shape.hidden) * vocab if item == HALF else 0
+    return FP32 * alive * vocab + copies
+
+
+def _transferred_bytes(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> float:
+    """Bytes for what a pipeline rank receives and sends.
+
+    torch allocates buffers for all micro-batches at the start of a step. What is sent to the next stage is kept until
+    its gradient has come, and one gradient is on its way back. A stage of a decoder passes on the encoder's output too.
+    """
+    if layout.pp == 1:
+        return 0
+    stages, lengths = settings.parallel.virtual_pipeline_stages, _lengths(settings, shape)
+    decoder = MODELS[shape.family].first_blocks(shape)[-1]
+    before = stages - (rank == 0)  # stages of the rank with one before them
+    after = stages - (rank == layout.pp - 1)
+    received = lengths[0] if len(lengths) == 1 or piece.blocks[0] <= decoder else sum(lengths)
+    sent = lengths[0] if len(lengths) == 1 or piece.blocks[-1] < decoder else sum(lengths)
+    tokens = float(layout.accumulation * (before * received + after * sent))
+    tokens += in_flight(settings, layout, rank) * after * sent + (before > 0) * received
+    return _item(settings) * layout.micro_batch * tokens * shape.hidden / _slices(settings, layout)
+
+
+def _length(settings: TrainSettings, shape: Shape, start: int) -> int:
+    """Tokens per sample of the blocks of a kind, by the first block of that kind."""
+    starts, lengths = MODELS[shape.family].first_blocks(shape), _lengths(settings, shape)
+    return lengths[starts.index(start)] if len(lengths) > 1 else lengths[0]
+
+
+def _lengths(settings: TrainSettings, shape: Shape) -> tuple[int, ...]:
+    """Tokens per sample of each sequence; a model may have more positions than samples have tokens."""
+    return settings.model.context, *MODELS[shape.family].lengths(shape)[1:]
+
+
+def _stream(settings: TrainSettings, shape: Shape, layout: Layout, length: int) -> float:
+    """Bytes of the residual stream of a micro-batch, in float32."""
+    return FP32 * layout.micro_batch * length * shape.hidden / _slices(settings, layout)
+
+
+def _item(settings: TrainSettings) -> int:
+    """Bytes of a number in the precision of the products."""
+    return FP32 if settings.precision == "fp32" else HALF
+
+
+def _mask_item(settings: TrainSettings) -> int:
+    """Bytes of a number of a dropout mask."""
+    return _item(settings) if settings.device == "cpu" else 1
+
+
+def _slices(settings: TrainSettings, layout: Layout) -> int:
+    """Number of slices of a sequence outside attention and MLP."""
+    return layout.tp if layout.tp > 1 and settings.parallel.sequence_parallel else 1
