@@ -30,11 +30,12 @@ MIN_SHARE = 0.4  # of the page's running text in it
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
 MOST = 0.9  # share of the running text in the main content of documentation and forums
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
-MIN_LEAD = 100  # characters of an introduction
+MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 MAX_LINE = 100  # characters of a line that may be noise
 MAX_HEADING = 60  # characters of a heading of links to other pages
 MAX_RELATED = 0.2  # share of the running text that may follow such a heading
 
+WORDS = re.compile(r"\w+")
 NOISE = re.compile(
     r"(?:\d+ min(?:utes?|uten)? |share|sharen|tweet|pin|print|e-?mail|follow|like|teilen|drucken|gef[aä]llt|empfehlen"
     r"|weiterlesen|mehr lesen|lesen sie|read (?:more|also|next)|see also|lire aussi|leggi anche|lee tambi[eé]n"
@@ -74,6 +75,7 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
     if kind == ARTICLE:
         start, end = _best_container(walk)
         text = _without_related(_article(walk.blocks[start:end]))
+        text = _without_title(text, _titles(tree))
         kept = [*_lead(walk.blocks[:start]), *(one for one in text if not _is_noise(one))]
     else:
         start, end = _smallest_container(walk)
@@ -81,6 +83,24 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
     while kept and kept[-1].kind == "h":  # a heading without text
         kept.pop()
     return "\n".join(one.text for one in kept)
+
+
+def _titles(tree: HtmlElement) -> list[str]:
+    """Titles that a page states, in words."""
+    stated = [tree.findtext(".//title") or ""]
+    stated += [meta.get("content") or "" for meta in tree.iter("meta") if meta.get("property") == "og:title"]
+    return [f" {' '.join(WORDS.findall(one.lower()))} " for one in stated]
+
+
+def _without_title(blocks: list[Block], titles: list[str]) -> list[Block]:
+    """Blocks of an article without the headings before its text that repeat the page's title."""
+    first = next((number for number, one in enumerate(blocks) if one.running), len(blocks))
+    kept = []
+    for one in blocks[: first]:
+        words = " ".join(WORDS.findall(one.text.lower()))
+        if not (one.kind == "h" and words and any(f" {words} " in title for title in titles)):
+            kept.append(one)
+    return kept + blocks[first:]
 
 
 def _running(blocks: Sequence[Block]) -> int:
