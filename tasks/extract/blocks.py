@@ -1,6 +1,7 @@
 """Blocks of a page: one walk over the tree; each paragraph, heading, list item, table row and code block once."""
 
 import re
+from collections import defaultdict
 from typing import NamedTuple
 
 from lxml.html import HtmlElement
@@ -69,6 +70,9 @@ KEPT, LINKS, MARKED, COMMENT, TOC, HIDDEN = range(6)  # reasons for which a bloc
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
 MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
+MAX_CARD = 500
+MIN_CARDS = 3
+CARDS = frozenset(["div", "li", "article", "section"])
 MAX_FORM = 500  # characters of a form that is no text; some sites are one form
 
 
@@ -131,11 +135,12 @@ class Walk:
         self.rules, self.page, self.tables = rules, page, tables
         self.blocks: list[Block] = []
         self.candidates: list[Candidate] = []
-        self.size = self.links = self.running = 0
+        self.size = self.links = self.running = self.overlays = 0
         self._pieces: list[str] = []  # of the block that is being read
         self._linked = 0  # characters of links in them
         self._in_links = 0  # depth of links
         self._marker = ""  # of the list item that begins
+        self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
         self._doubtful: list[tuple[Contents, int]] = []
 
     def read(self, element: HtmlElement, kind: str) -> None:
@@ -163,6 +168,9 @@ class Walk:
 
     def settle(self) -> None:
         """Drop the large marked containers, except those that hold most of the page's text."""
+        for alike in self._cards.values():
+            for held in alike if len(alike) >= MIN_CARDS else ():
+                self._drop(held, LINKS)
         for reason in (COMMENT, HIDDEN, MARKED, TOC, LINKS):
             total = self.running
             for held, found in self._doubtful:
@@ -185,6 +193,8 @@ class Walk:
             return
         is_block = tag in BLOCK_TAGS
         if not (is_block or element.text or len(element)):  # an image or an icon
+            if tag == "a" and element.get("href"):
+                self.overlays += 1
             return
         verdict = self.rules.verdict(element)
         if verdict.drop:
@@ -203,7 +213,7 @@ class Walk:
             self.flush(kind)
         elif self._pieces and not "".join(self._pieces[-3:]).isspace():
             self._pieces.append(" | ")
-        start, size, links, running = len(self.blocks), self.size, self.links, self.running
+        start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
         if tag in CODE:
             self._code(element)
         else:
@@ -217,6 +227,9 @@ class Walk:
                 self._marker = ""
         if len(self.blocks) > start:
             held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
+            if self.overlays > overlays and tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links:
+                self._cards[tag, element.get("class")].append(held)
+            self.overlays = overlays if tag in CARDS else self.overlays
             self._weigh(element, tag, verdict, held)
 
     def _code(self, element: HtmlElement) -> None:
