@@ -33,6 +33,7 @@ LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 MAX_LINE = 100  # characters of a line that may be noise
 MAX_HEADING = 60  # characters of a heading of links to other pages
+MIN_PARAGRAPH = 100  # characters of a paragraph without links, which no list of other pages has
 MAX_RELATED = 0.2  # share of the running text that may follow such a heading
 
 WORDS = re.compile(r"\w+")
@@ -48,14 +49,24 @@ NOISE = re.compile(
     re.IGNORECASE,
 )
 RELATED = re.compile(
-    r"(?:related|similar|more|other|latest|recent|popular|recommended)"
-    r" (?:articles?|posts?|stories|news|reading|content|from|on)\b.{0,40}"
-    r"|(?:read|see|watch) (?:also|more|next)\b.{0,40}|you (?:may|might) also (?:like|enjoy)|today on\b.{0,30}|up next"
-    r"|mehr (?:zum thema|zu|aus)\b.{0,40}|(?:das )?könnte (?:sie|dich) auch interessieren"
-    r"|ähnliche (?:artikel|beiträge)|verwandte (?:artikel|themen)|(?:articles|sujets) (?:similaires|liés|connexes)"
-    r"|(?:à|a) lire aussi|sur le même sujet|.{0,30}\bsur le sujet|(?:noticias|artículos) relacionad[oa]s"
-    r"|te puede interesar|leia também|veja também|articoli correlati|leggi anche|関連記事|関連リンク"
-    r"|相关(?:文章|阅读|新闻)|похожие (?:статьи|записи|материалы)|читайте также|zobacz (?:też|także)|powiązane",
+    r"(?:related|similar|more|other|latest|recent|popular|recommended|trending|sponsored)"
+    r" (?:articles?|posts?|stories|news|reading|content|from|on|in|videos?|links|topics|coverage)\b.{0,40}"
+    r"|(?:read|see|watch) (?:also|more|next)\b.{0,40}|you (?:may|might) also (?:like|enjoy|be interested in)"
+    r"|today on\b.{0,30}|up next|keep reading|most (?:read|popular|viewed|shared)\b.{0,40}|don['’]?t miss"
+    r"|trending(?: now)?|editor['’]?s['’]? (?:picks?|choice|recommendations)|recommended(?: for you)?|what to read next"
+    r"|mehr (?:zum thema|zu|aus)\b.{0,40}|(?:das )?könnte (?:sie|dich) auch interessieren|auch interessant"
+    r"|lesen sie auch|lies auch|schon gelesen|meistgelesen|meist gelesen|lust auf mehr|passend zum thema"
+    r"|(?:ähnliche|verwandte|weitere|neueste|aktuelle|letzte) (?:artikel|beiträge|themen|meldungen|nachrichten)"
+    r"|(?:articles|sujets|contenus) (?:similaires|liés|connexes|récents)|(?:à|a) (?:lire|voir) (?:aussi|également)"
+    r"|(?:sur|dans) (?:le|la) même (?:sujet|thème|rubrique)|.{0,30}\bsur le (?:même )?sujet|(?:articles )?les plus lus"
+    r"|(?:noticias|artículos|notas|contenido) relacionad[oa]s?|(?:también )?(?:te|le) puede(?: también)? interesar"
+    r"|(?:lea|lee|vea|mira) (?:también|además|más)|(?:lo )?más (?:leíd[oa]s?|vistos?|noticias)|te recomendamos"
+    r"|(?:leia|veja|saiba) (?:também|mais)|(?:notícias|matérias|artigos) relacionad[oa]s|(?:as )?mais lidas"
+    r"|articoli correlati|(?:leggi|vedi) anche|(?:ti )?potrebbe(?:ro)? interessar(?:e|ti)(?: anche)?"
+    r"|lees (?:ook|meer|verder)|gerelateerde (?:artikelen|berichten)|meest gelezen|l[äæe]s (?:också|også|mer|mere)"
+    r"|(?:zobacz|czytaj|przeczytaj) (?:też|także|również|więcej)|dowiedz się więcej|powiązane|polecamy"
+    r"|похожие (?:статьи|записи|материалы)|(?:читайте|смотрите) также|самые популярные\b.{0,30}|(?:материалы )?по теме"
+    r"|baca juga|artikel terkait|ilgili haberler|関連(?:記事|リンク|ニュース)|相关(?:文章|阅读|新闻|链接)|延伸阅读|推荐阅读",
     re.IGNORECASE,
 )
 
@@ -174,7 +185,7 @@ def _without_related(blocks: list[Block]) -> list[Block]:
     for number in range(len(blocks) - 1, 0, -1):
         one = blocks[number]
         after += one.running
-        if after > MAX_RELATED * total:
+        if after > MAX_RELATED * total or (one.kind == "p" and one.size > MIN_PARAGRAPH and not one.links):
             break
         if one.size <= MAX_HEADING and one.kind not in ("pre", "td") and RELATED.fullmatch(_words(one)):
             end = number
@@ -185,9 +196,10 @@ def _is_noise(block: Block) -> bool:
     """Return True for a short line that asks to share, names a photographer, or the like."""
     if block.size > MAX_LINE or block.kind in ("pre", "td"):
         return False
-    return bool(NOISE.fullmatch(_words(block))) or not any(map(str.isalnum, block.text))
+    words = _words(block)
+    return bool(NOISE.fullmatch(words) or len(words) <= MAX_HEADING and RELATED.fullmatch(words)) or not any(map(str.isalnum, block.text))
 
 
 def _words(block: Block) -> str:
     """Text of a block without the characters around its words."""
-    return block.text.strip("-–—•*|> \t[](){}:.!?…")
+    return block.text.strip("-–—•*|> \t[](){}:.!?…【】«»")
