@@ -11,7 +11,7 @@ from lxml.etree import ElementDefaultClassLookup, ParserError
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
 
 from tasks.extract.attribute_rules import BOILERPLATE, FORUM_PARTS, NAVIGATION, AttributeRules
-from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
+from tasks.extract.blocks import HIDDEN, KEPT, MARKED, MIN_RUNNING, TOC, Block, Walk, page_blocks
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
 
 PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True)
@@ -37,6 +37,16 @@ MIN_PARAGRAPH = 100  # characters of a paragraph without links, which no list of
 MAX_RELATED = 0.2  # share of the running text that may follow such a heading
 
 WORDS = re.compile(r"\w+")
+YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+MONTHS = frozenset(
+    "jan feb fév mar mär apr abr avr may mai maj mag jun jui giu jul lug aug ago aoû sep set oct okt out ott nov dec dez déc dic"
+    " ene gen sty lut kwi cze lip sie wrz paź lis gru янв фев мар апр май мая июн июл авг сен окт ноя дек"
+    " mon tue wed thu fri sat sun mo di mi do fr sa so lun mar mié mer gio jeu ven vie sáb dom dim sam".split()
+)
+DATE_WORDS = frozenset(
+    "am pm a m p et est edt pst pdt pt gmt utc cet cest uhr h min at on um am vom de of le la del the by st nd rd th updated"
+    " update published posted first last modified aktualisiert veröffentlicht publié mis jour à publicado actualizado".split()
+)
 NOISE = re.compile(
     r"(?:\d+ min(?:utes?|uten)? |share|sharen|tweet|pin|print|e-?mail|follow|like|teilen|drucken|gef[aä]llt|empfehlen"
     r"|weiterlesen|mehr lesen|lesen sie|read (?:more|also|next)|see also|lire aussi|leggi anche|lee tambi[eé]n"
@@ -103,13 +113,21 @@ def _titles(tree: HtmlElement) -> list[str]:
     return [f" {' '.join(WORDS.findall(one.lower()))} " for one in stated]
 
 
+def _is_date(block: Block) -> bool:
+    """Return True for a line that is a date, with or without a time."""
+    if block.size > MAX_HEADING or not YEAR.search(block.text):
+        return False
+    words = WORDS.findall(block.text.lower())
+    return all(word.isdigit() or word[:3] in MONTHS or word in DATE_WORDS for word in words)
+
+
 def _without_title(blocks: list[Block], titles: list[str]) -> list[Block]:
     """Blocks of an article without the headings before its text that repeat the page's title."""
-    first = next((number for number, one in enumerate(blocks) if one.running), len(blocks))
+    first = next((number for number, one in enumerate(blocks) if one.running > MIN_RUNNING), len(blocks))
     kept = []
     for one in blocks[: first]:
         words = " ".join(WORDS.findall(one.text.lower()))
-        if not (one.kind == "h" and words and any(f" {words} " in title for title in titles)):
+        if not (one.kind == "h" and words and any(f" {words} " in title for title in titles)) and not _is_date(one):
             kept.append(one)
     return kept + blocks[first:]
 
