@@ -30,6 +30,7 @@ MIN_SHARE = 0.4  # of the page's running text in it
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
 MOST = 0.9  # share of the running text in the main content of documentation and forums
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
+MAX_TEASER = 5  # blocks of an announcement of another page
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 MAX_LINE = 100  # characters of a line that may be noise
 MAX_HEADING = 60  # characters of a heading of links to other pages
@@ -94,9 +95,10 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
     kind = page_type(tree)
     walk = page_blocks(tree, RULES[kind], kind, tables)
     if kind == ARTICLE:
-        start, end = _best_container(walk)
+        titles = _titles(tree)
+        start, end = _best_container(walk, titles)
         text = _without_related(_article(walk.blocks[start:end]))
-        text = _without_title(text, _titles(tree))
+        text = _without_title(text, titles)
         kept = [*_lead(walk.blocks[:start]), *(one for one in text if not _is_noise(one))]
     else:
         start, end = _smallest_container(walk)
@@ -113,6 +115,14 @@ def _titles(tree: HtmlElement) -> list[str]:
     return [f" {' '.join(WORDS.findall(one.lower()))} " for one in stated]
 
 
+def _is_title(block: Block, titles: Sequence[str]) -> bool:
+    """Return True for a heading that is a title of the page or a part of one."""
+    if block.kind != "h":
+        return False
+    words = " ".join(WORDS.findall(block.text.lower()))
+    return bool(words) and any(f" {words} " in title for title in titles)
+
+
 def _is_date(block: Block) -> bool:
     """Return True for a line that is a date, with or without a time."""
     if block.size > MAX_HEADING or not YEAR.search(block.text):
@@ -121,14 +131,10 @@ def _is_date(block: Block) -> bool:
     return all(word.isdigit() or word[:3] in MONTHS or word in DATE_WORDS for word in words)
 
 
-def _without_title(blocks: list[Block], titles: list[str]) -> list[Block]:
-    """Blocks of an article without the headings before its text that repeat the page's title."""
+def _without_title(blocks: list[Block], titles: Sequence[str]) -> list[Block]:
+    """Blocks of an article without the title and the date before its text."""
     first = next((number for number, one in enumerate(blocks) if one.running > MIN_RUNNING), len(blocks))
-    kept = []
-    for one in blocks[: first]:
-        words = " ".join(WORDS.findall(one.text.lower()))
-        if not (one.kind == "h" and words and any(f" {words} " in title for title in titles)) and not _is_date(one):
-            kept.append(one)
+    kept = [one for one in blocks[:first] if not (_is_title(one, titles) or _is_date(one))]
     return kept + blocks[first:]
 
 
@@ -137,10 +143,14 @@ def _running(blocks: Sequence[Block]) -> int:
     return sum(one.running for one in blocks if not one.dropped)
 
 
-def _best_container(walk: Walk) -> tuple[int, int]:
+def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
     """First and last block of an article's main content: the strongest kind of container that holds enough text."""
     for level in range(LEVELS):
-        found = [(_running(walk.blocks[one.start : one.end]), one) for one in walk.candidates if one.level == level]
+        found = [
+            (_running(walk.blocks[one.start : one.end]), one)
+            for one in walk.candidates
+            if one.level == level and not _is_teaser(walk.blocks[one.start : one.end], titles)
+        ]
         if not found:
             continue
         size, best = max(found, key=lambda pair: pair[0])
@@ -157,6 +167,14 @@ def _best_container(walk: Walk) -> tuple[int, int]:
         if joint >= MIN_TEXT and joint >= MIN_SHARE * walk.running:
             return start, end
     return 0, len(walk.blocks)
+
+
+def _is_teaser(blocks: Sequence[Block], titles: Sequence[str]) -> bool:
+    """Return True for a short container whose heading is a link to another page."""
+    if len(blocks) > MAX_TEASER:
+        return False
+    first = next((one for one in blocks if one.kind == "h"), None)
+    return first is not None and 2 * first.links > first.size and not _is_title(first, titles)
 
 
 def _smallest_container(walk: Walk) -> tuple[int, int]:
