@@ -227,7 +227,13 @@ class Walk:
                 self._marker = ""
         if len(self.blocks) > start:
             held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
-            if self.overlays > overlays and tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links:
+            if (
+                self.overlays > overlays
+                and tag in CARDS
+                and self.page == ARTICLE
+                and held.size < MAX_CARD
+                and not held.links
+            ):
                 self._cards[tag, element.get("class")].append(held)
             self.overlays = overlays if tag in CARDS else self.overlays
             self._weigh(element, tag, verdict, held)
@@ -278,7 +284,7 @@ class Walk:
             return LINKS
         if tag == "form" and held.size < MAX_FORM:
             return MARKED
-        inside = self.blocks[held.start : held.end] if tag == "figure" else ()
+        inside = self.blocks[held.start : held.end] if tag == "figure" and held.running <= MAX_DROPPED else ()
         return MARKED if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
 
     def _add(self, block: Block) -> None:

@@ -59,6 +59,20 @@ NOISE = re.compile(
     r"|related (?:news|stories|articles|posts)|ähnliche beiträge)\b.{0,80}",
     re.IGNORECASE,
 )
+CALL = re.compile(
+    r"\b(?:follow|like|find|join) (?:him|her|them|me|us|our|the author)\b.{0,60}\b(?:on|at|@)"
+    r"|^(?:follow|subscribe|sign up|download|contact|e-?mail|donate|support|join|register) \b"
+    r"|\b(?:can|may) be (?:reached|contacted|followed) (?:at|on|via|by)\b|(?:our|the|free|daily|weekly) newsletter\b"
+    r"|^(?:additional )?reporting (?:was contributed )?by\b|^(?:written|edited|translated|compiled) by\b"
+    r"|^\(?(?:with (?:reporting|files|inputs) (?:by|from))\b|^(?:this|the) (?:article|story|post|piece|column) (?:was|is|has|first|originally)"
+    r"|^(?:originally|first) published|\ball rights reserved\b|^copyright\b|^©|^about the author"
+    r"|\b(?:folgen|abonnieren|unterstützen) sie (?:uns|unseren)\b|^(?:folge|abonniere|unterstütze) |newsletter (?:abonnieren|anmelden)"
+    r"|^(?:síguenos|siga|suscr[ií]bete|descarga|hazte)\b|^(?:suivez|abonnez|retrouvez)-|^(?:seguici|iscriviti)\b"
+    r"|^(?:siga-nos|assine|inscreva-se)\b|^(?:volg|abonneer)\b",
+    re.IGNORECASE,
+)
+MAX_CALLS = 3  # blocks at the end of an article
+MAX_CALL = 400  # characters
 RELATED = re.compile(
     r"(?:related|similar|more|other|latest|recent|popular|recommended|trending|sponsored)"
     r" (?:articles?|posts?|stories|news|reading|content|from|on|in|videos?|links|topics|coverage)\b.{0,40}"
@@ -98,7 +112,7 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
         titles = _titles(tree)
         start, end = _best_container(walk, titles)
         text = _without_related(_article(walk.blocks[start:end]))
-        text = _without_title(text, titles)
+        text = _without_calls(_without_title(text, titles))
         kept = [*_lead(walk.blocks[:start]), *(one for one in text if not _is_noise(one))]
     else:
         start, end = _smallest_container(walk)
@@ -228,12 +242,24 @@ def _without_related(blocks: list[Block]) -> list[Block]:
     return blocks[:end]
 
 
+def _without_calls(blocks: list[Block]) -> list[Block]:
+    """Blocks without the last ones that tell of the author, or ask to follow or subscribe."""
+    end = len(blocks)
+    for number in range(len(blocks) - 1, max(len(blocks) - 1 - MAX_CALLS, 0), -1):
+        one = blocks[number]
+        if one.size <= MAX_CALL and one.kind != "pre" and CALL.search(one.text):
+            end = number
+    return blocks[:end]
+
+
 def _is_noise(block: Block) -> bool:
     """Return True for a short line that asks to share, names a photographer, or the like."""
     if block.size > MAX_LINE or block.kind in ("pre", "td"):
         return False
     words = _words(block)
-    return bool(NOISE.fullmatch(words) or len(words) <= MAX_HEADING and RELATED.fullmatch(words)) or not any(map(str.isalnum, block.text))
+    return bool(NOISE.fullmatch(words) or len(words) <= MAX_HEADING and RELATED.fullmatch(words)) or not any(
+        map(str.isalnum, block.text)
+    )
 
 
 def _words(block: Block) -> str:
