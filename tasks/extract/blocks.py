@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_rules import DROPPED_TAGS, AttributeRules, Verdict
+from tasks.extract.attribute_rules import DROPPED_TAGS, NEUTRAL, AttributeRules, Verdict
 from tasks.extract.page_type import ARTICLE, FORUM
 
 BLOCK_TAGS = frozenset(
@@ -145,21 +145,31 @@ class Walk:
 
     def read(self, element: HtmlElement, kind: str) -> None:
         """Read the text and the children of an element, but not its tail."""
+        # Written out for text before and after each child: a page has 500 elements, and a call for each piece takes
+        # a tenth of the time of the walk.
+        pieces = self._pieces
         if text := element.text:
-            self._text(text)
+            if self._in_links:
+                self._linked += len(text)
+            if pieces or not text.isspace():  # white space at the start of a block is none of its text
+                pieces.append(text)
         for child in element:
-            if isinstance(child.tag, str):
-                self._element(child, kind)
+            tag = child.tag
+            if tag not in DROPPED_TAGS and isinstance(tag, str):
+                self._element(child, tag, kind)
             if text := child.tail:
-                self._text(text)
+                if self._in_links:
+                    self._linked += len(text)
+                if pieces or not text.isspace():
+                    pieces.append(text)
 
     def flush(self, kind: str) -> None:
         """End the current block."""
+        links, self._linked = self._linked, 0
         if not self._pieces:
             return
-        text, links = "".join(self._pieces), self._linked
+        text = "".join(self._pieces)
         self._pieces.clear()
-        self._linked = 0
         if not text.isascii():
             text = INVISIBLE.sub("", text)
         if text := " ".join(text.split()).removesuffix(" |"):
@@ -179,32 +189,26 @@ class Walk:
                     if reason == COMMENT or live < MAX_DROPPED_SHARE * total:
                         self._drop(held, reason)
 
-    def _text(self, text: str) -> None:
-        self._pieces.append(text)
-        if self._in_links:
-            self._linked += len(text)
-
-    def _element(self, element: HtmlElement, kind: str) -> None:
-        tag = element.tag
-        if tag in DROPPED_TAGS or (tag == "table" and not self.tables):
+    def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
+        if tag in BLOCK_TAGS:
+            verdict = self.rules.verdict(element, tag)
+            if not (verdict.drop or (tag == "table" and not self.tables)):
+                self._container(element, tag, verdict, kind)
             return
         if tag == "br":
             self.flush(kind)
             return
-        is_block = tag in BLOCK_TAGS
-        if not (is_block or element.text or len(element)):  # an image or an icon
+        if not (element.text or len(element)):  # an image or an icon
             if tag == "a" and element.get("href"):
                 self.overlays += 1
             return
-        verdict = self.rules.verdict(element)
-        if verdict.drop:
-            return
-        if is_block:
-            self._container(element, tag, verdict, kind)
-        elif not (verdict.marked or verdict.hidden):
+        verdict = self.rules.verdict(element, tag)
+        if verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden):
             self._in_links += tag == "a"
             self.read(element, kind)
             self._in_links -= tag == "a"
+        elif verdict.drop:
+            return
         elif next(element.iter(*BLOCK_TAGS), None) is not None:
             self._container(element, tag, verdict, kind)
 
@@ -252,7 +256,7 @@ class Walk:
         parts.append(element.text or "")
         for child in element:
             if isinstance(child.tag, str):
-                verdict = self.rules.verdict(child)
+                verdict = self.rules.verdict(child, child.tag)
                 if not (verdict.drop or verdict.marked or verdict.hidden):
                     self._raw(child, parts)
             parts.append(child.tail or "")

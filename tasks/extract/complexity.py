@@ -28,6 +28,9 @@ def cut_attributes(html: str, limit: int = MAX_ATTRIBUTES) -> str:
     """Remove the attributes of each element beyond the first `limit`; returns the same string if none has more."""
     kept, at = [], 0
     for tag in TAG.finditer(html):
+        start, end = tag.span()
+        if end - start <= MIN_ATTRIBUTE * limit:
+            continue
         group = tag.lastgroup
         if group is None or tag.end(group) - tag.start(group) <= MIN_ATTRIBUTE * limit:
             continue

@@ -34,10 +34,11 @@ MAX_TEASER = 5  # blocks of an announcement of another page
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
-def parse(html: str) -> HtmlElement | None:
-    """Parse a page; None if there is nothing in it."""
+def parse(html: str | bytes) -> HtmlElement | None:
+    """Parse a page, a string or UTF-8; None if there is nothing in it."""
+    encoded = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     try:
-        return document_fromstring(html.encode("utf-8", "replace").translate(None, CONTROLS), parser=PARSER)
+        return document_fromstring(encoded.translate(None, CONTROLS), parser=PARSER)
     except ParserError:
         return None
 

@@ -93,7 +93,8 @@ class Marks(NamedTuple):
 def page_marks(tree: HtmlElement, title: str | None) -> Marks:
     """Title, first headings, and hosts of scripts and frames of a page."""
     headings = (" ".join(element.text_content()[:MAX_LINE].split()) for element in islice(tree.iter("h1", "h2"), 2))
-    hosts = (host_of(element.get("src") or "") for element in tree.iter("script", "frame", "iframe"))
+    sources = filter(None, (element.get("src") for element in tree.iter("script", "frame", "iframe")))
+    hosts = (host_of(source) for source in dict.fromkeys(sources))
     return Marks(title or "", tuple(filter(None, headings)), tuple(filter(None, hosts)))
 
 

@@ -161,6 +161,6 @@ def test_a_verdict_depends_on_the_attributes_that_it_reads_alone() -> None:
             "data-key='2' id='post-34 sidebar'",
         )
     ]
-    assert [rules.verdict(element).marked for element in elements] == [True] * 3
+    assert [rules.verdict(element, "div").marked for element in elements] == [True] * 3
     assert len(rules.cache) == len(rules.names) == 1
-    assert not rules.verdict(document_fromstring("<body><div id='post-12'>x</div></body>")[0][0]).marked
+    assert not rules.verdict(document_fromstring("<body><div id='post-12'>x</div></body>")[0][0], "div").marked
