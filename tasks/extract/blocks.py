@@ -217,6 +217,12 @@ class Walk:
             self.flush(kind)
         elif self._pieces and not "".join(self._pieces[-3:]).isspace():
             self._pieces.append(" | ")
+        # These are dropped whatever they hold, so they are not read: a sixth of the time.
+        if verdict.level != 0 and not verdict.toc and (
+            (verdict.comments and self.page == ARTICLE)
+            or ((verdict.marked or verdict.hidden) and _is_short(element, MAX_DROPPED))
+        ):
+            return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
         if tag in CODE:
             self._code(element)
@@ -314,6 +320,15 @@ def page_blocks(tree: HtmlElement, rules: AttributeRules, page: str, tables: boo
     walk.flush("")
     walk.settle()
     return walk
+
+
+def _is_short(element: HtmlElement, limit: int) -> bool:
+    """Return True if an element has at most `limit` characters."""
+    for text in element.itertext():
+        limit -= len(text)
+        if limit < 0:
+            return False
+    return True
 
 
 def _kind(tag: str, outer: str) -> str:
