@@ -65,6 +65,11 @@ def _running(blocks: Sequence[Block]) -> int:
     return sum(one.running for one in blocks if not one.dropped)
 
 
+def _size(blocks: Sequence[Block]) -> int:
+    """Characters of blocks that are not dropped."""
+    return sum(one.size for one in blocks if not one.dropped)
+
+
 def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
     """First and last block of an article's main content: the strongest kind of container that holds enough text."""
     for level in range(LEVELS):
@@ -100,8 +105,10 @@ def _is_teaser(blocks: Sequence[Block], titles: Sequence[str]) -> bool:
 
 
 def _smallest_container(walk: Walk) -> tuple[int, int]:
-    """First and last block of the smallest container that holds nearly all running text."""
-    fitting = [one for one in walk.candidates if _running(walk.blocks[one.start : one.end]) >= MOST * walk.running]
+    """First and last block of the smallest container that holds nearly all running text, or all text of a list."""
+    weight = _running if walk.running >= MIN_TEXT else _size
+    least = MOST * weight(walk.blocks)
+    fitting = [one for one in walk.candidates if weight(walk.blocks[one.start : one.end]) >= least]
     best = min(fitting, key=lambda one: one.end - one.start, default=None)
     return (best.start, best.end) if best else (0, len(walk.blocks))
 

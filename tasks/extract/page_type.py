@@ -52,6 +52,8 @@ TEMPLATES = {
             "apidocs",
             "docs-content",
             "page-content-docs",
+            "toplang",
+            "quickview",
         ]
         + [f"{of}-{kind}-page" for of in ("class", "package", "module") for kind in ("declaration", "use", "summary")]
         + [f"{of}-{kind}-page" for of in ("class", "package", "module") for kind in ("tree", "index")]
