@@ -54,7 +54,10 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
         kept = [*_lead(walk.blocks[:start]), *text]
     else:
         start, end = _smallest_container(walk)
-        kept = [*_title(walk.blocks[:start]), *_with_contents(walk.blocks[start:end])]
+        text = _with_contents(walk.blocks[start:end])
+        if end - start == len(walk.blocks):
+            text = _without_header(text)
+        kept = [*_title(walk.blocks[:start]), *text]
     while kept and kept[-1].kind == "h":  # a heading without text
         kept.pop()
     return "\n".join(one.text for one in kept)
@@ -124,6 +127,12 @@ def _title(before: Sequence[Block]) -> list[Block]:
     near = [one for one in before if not one.dropped][-LEAD_BLOCKS:]
     first = next((number for number, one in enumerate(near) if one.kind == "h"), len(near))
     return [one for one in near[first:] if one.kind in ("h", "p")]
+
+
+def _without_header(blocks: list[Block]) -> list[Block]:
+    """Blocks without the short lines before the first heading: the path of a page, or its site's name."""
+    first = next((number for number, one in enumerate(blocks[: LEAD_BLOCKS + 1]) if one.kind == "h"), 0)
+    return blocks if any(one.running or one.kind in ("td", "li") for one in blocks[:first]) else blocks[first:]
 
 
 def _article(blocks: Sequence[Block]) -> list[Block]:
