@@ -100,10 +100,10 @@ def clean_article(blocks: list[Block], titles: Sequence[str]) -> list[Block]:
 def _without_title(blocks: list[Block], titles: Sequence[str]) -> list[Block]:
     """Blocks without the title and the date before the text; both have a column of their own."""
     first = next((number for number, one in enumerate(blocks) if one.running > MIN_RUNNING), len(blocks))
-    return [one for one in blocks[:first] if not (is_title(one, titles) or _is_date(one))] + blocks[first:]
+    return [one for one in blocks[:first] if not (is_title(one, titles) or is_date(one))] + blocks[first:]
 
 
-def _is_date(block: Block) -> bool:
+def is_date(block: Block) -> bool:
     """Return True for a line that is a date, with or without a time."""
     if block.size > MAX_HEADING or not YEAR.search(block.text):
         return False

@@ -73,6 +73,7 @@ MARKED_TAGS = frozenset(
     [
         "a",
         "aside",
+        "blockquote",
         "center",
         "dd",
         "details",
@@ -193,7 +194,16 @@ FORUM_PARTS = re.compile(
     NAVIGATION.pattern
     + r"""
     | \b(?:
-      signature | avatar | post\ ?profile | user\ ?(?:info|profile|details|card|pic)\w*
+      signature\w* | avatar | post\ ?profile | user\ ?(?:info|profile|details|card|pic|extras|title)\w*
+    | author | post\ ?(?:author|head|foot|date|edit|info|taglist|signature|meta) | poster
+    | message\ user(?!\ content) | message\ attribution
+    | (?:author|member)\ (?:statistics|info) | crawler\ post\ meta | topic\ category | tags
+    | (?:action|button|tool|moderator|status|quick)\ ?(?:bar|buttons|list|controls)
+    | (?:topic|thread)\ (?:tools|modes|info)
+    | jump\ ?box | online\ list | stat\ block | page\ ?(?:links|section)s? | nav\ ?links | next\ ?links
+    | navigate\ section | popup\ ?(?:menu|body|group|ctrl) | top\ ?links | similar\ threads | last\ ?edited
+    | bb\ ?code\ ?(?:block\ title|postedby) | expand\ ?link | quote\ controls | struct\ item | share\ buttons
+    | comment\ (?:user|date|score|actions) | bottom\ notice | post\ ?(?:menu|form)
     | post\ (?:buttons|controls|actions|menu)
     | sponsor\w* | similar\ topics | suggested\ topics | related\ (?:topics|questions) | quick\ ?reply
     | topic\ actions
@@ -201,6 +211,13 @@ FORUM_PARTS = re.compile(
     )\b
     """,
     re.VERBOSE,
+)
+# Elements that hold the text of one post, in the templates of forums.
+POSTS = re.compile(
+    r"^(?:post ?body|post ?message(?: \d+)?|post ?content restore|post ?content|post ?text|post ?msg|bb wrapper"
+    r"|message (?:body|content|text)|msg \d+|pid \d+|cooked|comment (?:copy|body|text)|commtext|comm text"
+    r"|ips comment content|ips type rich ?text|forum post content|reply content|entry content)\b"
+    r"|\b(?:s prose|js post body|post_?body)\b"
 )
 TOC = re.compile(
     r"\b(?:toc|table\ of\ contents|tableofcontents|minitoc|quickview|contents\ (?:list|topic)|toctree\ wrapper"
@@ -263,6 +280,8 @@ class Verdict(NamedTuple):
     """Table of contents."""
     level: int = -1
     """Rank as container of the main content, 0 the strongest; -1: no container of it."""
+    post: bool = False
+    """Holds the text of one post of a forum."""
 
 
 NEUTRAL = Verdict()
@@ -290,6 +309,8 @@ class AttributeRules:
 
     def __init__(self, boilerplate: re.Pattern[str] = BOILERPLATE) -> None:
         self.boilerplate = boilerplate
+        # A forum names who wrote what it quotes in a `cite`.
+        self.plain = PLAIN | ({"cite": DROP} if boilerplate is FORUM_PARTS else {})
         self.cache: dict[tuple[Any, ...], Verdict] = {}
         self.names: dict[str, Named] = {}
 
@@ -311,7 +332,7 @@ class AttributeRules:
                 ],
             )
         else:
-            return PLAIN.get(tag, NEUTRAL)
+            return self.plain.get(tag, NEUTRAL)
         found = self.cache.get(key)
         if found is None:
             found = classify(tag, dict(key[1:]), self)
@@ -379,11 +400,19 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     classes = rules.named(attributes["class"]) if attributes.get("class") else NAMELESS
     if rules.boilerplate is not BOILERPLATE and (tag in NAMED_TAGS or SECTION.search(classes.words)):
         identity = NAMELESS  # the name of what the section documents
-    if tag == "aside":
+    is_forum = rules.boilerplate is FORUM_PARTS
+    if is_forum and tag == "cite":  # who wrote what is quoted
+        return DROP
+    if tag == "aside" and not (is_forum and "quote" in classes.words.split()):
         return NEUTRAL if NOTES.search(identity.words) or NOTES.search(classes.words) else DROP
     level = _level(tag, role, identity, classes, attributes)
     if tag not in MARKED_TAGS:
         return Verdict(level=level)
+    post = is_forum and (
+        attributes.get("itemprop") == "text" or any(POSTS.search(one.words) for one in (identity, classes))
+    )
+    if post:
+        return Verdict(level=level, post=True)
     return Verdict(
         marked=identity.boilerplate or classes.boilerplate,
         comments=(tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments),

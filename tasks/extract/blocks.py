@@ -65,6 +65,7 @@ CELLS = frozenset(("td", "th"))
 # Containers whose share of links is tested when they end.
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
 
+LISTS = frozenset(["ul", "ol"])
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 KEPT, LINKS, MARKED, COMMENT, TOC, HIDDEN = range(6)  # reasons for which a block is dropped
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
@@ -127,6 +128,7 @@ class Walk:
 
     Attributes:
         blocks: all blocks, in order.
+        posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         size, links, running: characters of the blocks that are not dropped.
     """
@@ -134,6 +136,7 @@ class Walk:
     def __init__(self, rules: AttributeRules, page: str, tables: bool = True) -> None:
         self.rules, self.page, self.tables = rules, page, tables
         self.blocks: list[Block] = []
+        self.posts: list[tuple[int, int]] = []
         self.candidates: list[Candidate] = []
         self.size = self.links = self.running = self.overlays = 0
         self._pieces: list[str] = []  # of the block that is being read
@@ -173,6 +176,8 @@ class Walk:
         if not text.isascii():
             text = INVISIBLE.sub("", text)
         if text := " ".join(text.split()).removesuffix(" |"):
+            if kind == "h" and self.page == FORUM:  # posts are the items of a list in some templates
+                self._marker = ""
             self._add(Block(self._marker + text, kind, links))
             self._marker = ""
 
@@ -203,7 +208,9 @@ class Walk:
                 self.overlays += 1
             return
         verdict = self.rules.verdict(element, tag)
-        if verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden):
+        if verdict.post or (tag == "code" and element.find("br") is not None):
+            self._container(element, tag, verdict, kind)
+        elif verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden):
             self._in_links += tag == "a"
             self.read(element, kind)
             self._in_links -= tag == "a"
@@ -218,13 +225,17 @@ class Walk:
         elif self._pieces and not "".join(self._pieces[-3:]).isspace():
             self._pieces.append(" | ")
         # These are dropped whatever they hold, so they are not read: a sixth of the time.
-        if verdict.level != 0 and not verdict.toc and (
-            (verdict.comments and self.page == ARTICLE)
-            or ((verdict.marked or verdict.hidden) and _is_short(element, MAX_DROPPED))
+        if (
+            verdict.level != 0
+            and not verdict.toc
+            and (
+                (verdict.comments and self.page == ARTICLE)
+                or ((verdict.marked or verdict.hidden) and _is_short(element, MAX_DROPPED))
+            )
         ):
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
-        if tag in CODE:
+        if tag in CODE or tag == "code":  # inline code comes here if it has several lines
             self._code(element)
         else:
             own = _kind(tag, kind)
@@ -246,6 +257,8 @@ class Walk:
             ):
                 self._cards[tag, element.get("class")].append(held)
             self.overlays = overlays if tag in CARDS else self.overlays
+            if verdict.post:
+                self.posts.append((start, len(self.blocks)))
             self._weigh(element, tag, verdict, held)
 
     def _code(self, element: HtmlElement) -> None:
@@ -253,7 +266,8 @@ class Walk:
             line_break.tail = "\n" + (line_break.tail or "")
         parts: list[str] = []
         self._raw(element, parts)
-        lines = [line.rstrip() for line in "".join(parts).replace("\r\n", "\n").expandtabs(4).split("\n")]
+        text = "".join(parts).replace("\r\n", "\n").replace("\xa0", " ").expandtabs(4)
+        lines = [line.rstrip() for line in text.split("\n")]
         full = [number for number, line in enumerate(lines) if line]
         if full:
             self._add(Block("\n".join(lines[full[0] : full[-1] + 1]), "pre", 0))
@@ -290,7 +304,8 @@ class Walk:
             return MARKED
         if verdict.toc:
             return TOC
-        if self.page == ARTICLE and tag in WEIGHED and _is_mostly_links(tag, held):
+        weighed = tag in WEIGHED if self.page == ARTICLE else tag in LISTS and self.page == FORUM
+        if weighed and _is_mostly_links(tag, held):
             return LINKS
         if tag == "form" and held.size < MAX_FORM:
             return MARKED

@@ -12,6 +12,7 @@ from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from tasks.extract.article_lines import clean_article, is_title, page_titles
 from tasks.extract.attribute_rules import BOILERPLATE, FORUM_PARTS, NAVIGATION, AttributeRules
 from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
+from tasks.extract.forum_lines import clean_posts
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
 
 PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True)
@@ -29,6 +30,7 @@ MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
 MOST = 0.9  # share of the running text in the main content of documentation and forums
+MIN_POSTS = 0.5  # share of the running text in the posts of a forum
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MAX_TEASER = 5  # blocks of an announcement of another page
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
@@ -54,10 +56,14 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
         kept = [*_lead(walk.blocks[:start]), *text]
     else:
         start, end = _smallest_container(walk)
+        posts = _posts(walk) if kind == FORUM else []
         text = _with_contents(walk.blocks[start:end])
         if end - start == len(walk.blocks):
             text = _without_header(text)
-        kept = [*_title(walk.blocks[:start]), *text]
+        if posts:
+            kept = [*_subject(walk.blocks, posts, page_titles(tree)), *clean_posts(posts)]
+        else:
+            kept = [*_title(walk.blocks[:start]), *(clean_posts(text) if kind == FORUM else text)]
     while kept and kept[-1].kind == "h":  # a heading without text
         kept.pop()
     return "\n".join(one.text for one in kept)
@@ -120,6 +126,23 @@ def _lead(before: Sequence[Block]) -> list[Block]:
     """Introduction of an article, which is often outside the container of its body."""
     near = before[-LEAD_BLOCKS:]
     return [one for one in near if not one.dropped and one.kind in "ph" and one.size >= MIN_LEAD and not one.links]
+
+
+def _posts(walk: Walk) -> list[Block]:
+    """Blocks of the posts of a forum; none if its template does not name them, or they hold little of the text."""
+    ends: list[tuple[int, int]] = []
+    for start, end in walk.posts:  # an inner one comes before the outer one
+        if not any(start <= first and last <= end for first, last in ends):
+            ends.append((start, end))
+    found = [one for start, end in sorted(ends) for one in walk.blocks[start:end] if not one.dropped]
+    return found if _running(found) >= MIN_POSTS * walk.running else []
+
+
+def _subject(blocks: Sequence[Block], posts: Sequence[Block], titles: Sequence[str]) -> list[Block]:
+    """Heading of a thread, before its posts."""
+    before = blocks[: next(number for number, one in enumerate(blocks) if one is posts[0])]
+    headings = [one for one in before if one.kind == "h" and not one.dropped]
+    return ([one for one in headings if is_title(one, titles)] or headings)[-1:]
 
 
 def _title(before: Sequence[Block]) -> list[Block]:
