@@ -31,6 +31,11 @@ NOISE = re.compile(
 )
 
 
+def without_signature(post: Sequence[Block]) -> Sequence[Block]:
+    """Blocks of a post before a line of underscores, by which some forums set the signature off."""
+    return post[: next((number for number, one in enumerate(post) if one.text.strip("- _") == "" != one.text), None)]
+
+
 def clean_posts(blocks: Sequence[Block]) -> list[Block]:
     """Blocks of posts without the lines that are no part of them, and without the signatures of mails."""
     kept = []

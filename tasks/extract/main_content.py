@@ -12,7 +12,7 @@ from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from tasks.extract.article_lines import clean_article, is_title, page_titles
 from tasks.extract.attribute_rules import BOILERPLATE, FORUM_PARTS, NAVIGATION, AttributeRules
 from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
-from tasks.extract.forum_lines import clean_posts
+from tasks.extract.forum_lines import clean_posts, without_signature
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
 
 PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True)
@@ -134,7 +134,7 @@ def _posts(walk: Walk) -> list[Block]:
     for start, end in walk.posts:  # an inner one comes before the outer one
         if not any(start <= first and last <= end for first, last in ends):
             ends.append((start, end))
-    found = [one for start, end in sorted(ends) for one in walk.blocks[start:end] if not one.dropped]
+    found = [one for start, end in sorted(ends) for one in without_signature(walk.blocks[start:end]) if not one.dropped]
     return found if _running(found) >= MIN_POSTS * walk.running else []
 
 
