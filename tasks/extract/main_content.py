@@ -24,7 +24,7 @@ RULES = {
     DOCUMENTATION: AttributeRules(NAVIGATION),
     FORUM: AttributeRules(FORUM_PARTS),
 }
-# The numbers below were chosen on three quarters of the gold pages; benchmarks/extract_engines.py has the others too.
+# The numbers below were chosen on the gold pages; benchmarks/extract_engines.py shows them by quarters.
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
 MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
