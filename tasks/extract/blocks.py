@@ -71,8 +71,8 @@ KEPT, LINKS, MARKED, COMMENT, TOC, HIDDEN = range(6)  # reasons for which a bloc
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
 MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
-MAX_CARD = 500
-MIN_CARDS = 3
+MAX_CARD = 500  # characters of a card, an announcement under a link without text
+MIN_CARDS = 3  # cards with the same class; fewer may be the text of a short article
 CARDS = frozenset(["div", "li", "article", "section"])
 MAX_FORM = 500  # characters of a form that is no text; some sites are one form
 

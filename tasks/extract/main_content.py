@@ -61,9 +61,9 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
         if end - start == len(walk.blocks):
             text = _without_header(text)
         if posts:
-            kept = [*_subject(walk.blocks, posts, page_titles(tree)), *clean_posts(posts)]
+            kept = [*_subject(walk.blocks, posts, page_titles(tree)), *clean_posts(posts, are_posts=True)]
         else:
-            kept = [*_title(walk.blocks[:start]), *(clean_posts(text) if kind == FORUM else text)]
+            kept = [*_title(walk.blocks[:start]), *(clean_posts(text, are_posts=False) if kind == FORUM else text)]
     while kept and kept[-1].kind == "h":  # a heading without text
         kept.pop()
     return "\n".join(one.text for one in kept)
@@ -132,7 +132,7 @@ def _posts(walk: Walk) -> list[Block]:
     """Blocks of the posts of a forum; none if its template does not name them, or they hold little of the text."""
     ends: list[tuple[int, int]] = []
     for start, end in walk.posts:  # an inner one comes before the outer one
-        if not any(start <= first and last <= end for first, last in ends):
+        if not (ends and start <= ends[-1][0] and ends[-1][1] <= end):
             ends.append((start, end))
     found = [one for start, end in sorted(ends) for one in without_signature(walk.blocks[start:end]) if not one.dropped]
     return found if _running(found) >= MIN_POSTS * walk.running else []
