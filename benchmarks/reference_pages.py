@@ -61,7 +61,11 @@ FAMILIES = {
     "python3.11-doc": Family("//div[@class='body'][@role='main']", SPHINX),
 }
 TOC = f".//*[{_class('toc', 'toctree-wrapper', 'tocwrapper')}]"
-SILENT = ".//script | .//style | .//head | .//noscript | .//form | .//svg | .//template"
+# No text of a page: scripts, and what the page itself declares as navigation, search or footer.
+SILENT = (
+    ".//script | .//style | .//head | .//noscript | .//form | .//svg | .//template"
+    " | .//*[@role='navigation' or @role='search' or @role='contentinfo']"
+)
 
 
 class ReferencePage(NamedTuple):

@@ -1,11 +1,12 @@
 """Blocks of a page: one walk over the tree; each paragraph, heading, list item, table row and code block once."""
 
 import re
+from collections import defaultdict
 from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_rules import DROPPED_TAGS, AttributeRules, Verdict
+from tasks.extract.attribute_rules import DROPPED_TAGS, NEUTRAL, AttributeRules, Verdict
 from tasks.extract.page_type import ARTICLE, FORUM
 
 BLOCK_TAGS = frozenset(
@@ -64,11 +65,15 @@ CELLS = frozenset(("td", "th"))
 # Containers whose share of links is tested when they end.
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
 
+LISTS = frozenset(["ul", "ol"])
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 KEPT, LINKS, MARKED, COMMENT, TOC, HIDDEN = range(6)  # reasons for which a block is dropped
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
 MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
+MAX_CARD = 500  # characters of a card, an announcement under a link without text
+MIN_CARDS = 3  # cards with the same class; fewer may be the text of a short article
+CARDS = frozenset(["div", "li", "article", "section"])
 MAX_FORM = 500  # characters of a form that is no text; some sites are one form
 
 
@@ -123,6 +128,7 @@ class Walk:
 
     Attributes:
         blocks: all blocks, in order.
+        posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         size, links, running: characters of the blocks that are not dropped.
     """
@@ -130,39 +136,56 @@ class Walk:
     def __init__(self, rules: AttributeRules, page: str, tables: bool = True) -> None:
         self.rules, self.page, self.tables = rules, page, tables
         self.blocks: list[Block] = []
+        self.posts: list[tuple[int, int]] = []
         self.candidates: list[Candidate] = []
-        self.size = self.links = self.running = 0
+        self.size = self.links = self.running = self.overlays = 0
         self._pieces: list[str] = []  # of the block that is being read
         self._linked = 0  # characters of links in them
         self._in_links = 0  # depth of links
         self._marker = ""  # of the list item that begins
+        self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
         self._doubtful: list[tuple[Contents, int]] = []
 
     def read(self, element: HtmlElement, kind: str) -> None:
         """Read the text and the children of an element, but not its tail."""
+        # Written out for text before and after each child: a page has 500 elements, and a call for each piece takes
+        # a tenth of the time of the walk.
+        pieces = self._pieces
         if text := element.text:
-            self._text(text)
+            if self._in_links:
+                self._linked += len(text)
+            if pieces or not text.isspace():  # white space at the start of a block is none of its text
+                pieces.append(text)
         for child in element:
-            if isinstance(child.tag, str):
-                self._element(child, kind)
+            tag = child.tag
+            if tag not in DROPPED_TAGS and isinstance(tag, str):
+                self._element(child, tag, kind)
             if text := child.tail:
-                self._text(text)
+                if self._in_links:
+                    self._linked += len(text)
+                if pieces or not text.isspace():
+                    pieces.append(text)
 
     def flush(self, kind: str) -> None:
         """End the current block."""
+        links, self._linked = self._linked, 0
         if not self._pieces:
             return
-        text, links = "".join(self._pieces), self._linked
+        text = "".join(self._pieces)
         self._pieces.clear()
-        self._linked = 0
         if not text.isascii():
             text = INVISIBLE.sub("", text)
         if text := " ".join(text.split()).removesuffix(" |"):
+            if kind == "h" and self.page == FORUM:  # posts are the items of a list in some templates
+                self._marker = ""
             self._add(Block(self._marker + text, kind, links))
             self._marker = ""
 
     def settle(self) -> None:
         """Drop the large marked containers, except those that hold most of the page's text."""
+        for alike in self._cards.values():
+            for held in alike if len(alike) >= MIN_CARDS else ():
+                self._drop(held, LINKS)
         for reason in (COMMENT, HIDDEN, MARKED, TOC, LINKS):
             total = self.running
             for held, found in self._doubtful:
@@ -171,30 +194,28 @@ class Walk:
                     if reason == COMMENT or live < MAX_DROPPED_SHARE * total:
                         self._drop(held, reason)
 
-    def _text(self, text: str) -> None:
-        self._pieces.append(text)
-        if self._in_links:
-            self._linked += len(text)
-
-    def _element(self, element: HtmlElement, kind: str) -> None:
-        tag = element.tag
-        if tag in DROPPED_TAGS or (tag == "table" and not self.tables):
+    def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
+        if tag in BLOCK_TAGS:
+            verdict = self.rules.verdict(element, tag)
+            if not (verdict.drop or (tag == "table" and not self.tables)):
+                self._container(element, tag, verdict, kind)
             return
         if tag == "br":
             self.flush(kind)
             return
-        is_block = tag in BLOCK_TAGS
-        if not (is_block or element.text or len(element)):  # an image or an icon
+        if not (element.text or len(element)):  # an image or an icon
+            if tag == "a" and element.get("href"):
+                self.overlays += 1
             return
-        verdict = self.rules.verdict(element)
-        if verdict.drop:
-            return
-        if is_block:
+        verdict = self.rules.verdict(element, tag)
+        if verdict.post or (tag == "code" and element.find("br") is not None):
             self._container(element, tag, verdict, kind)
-        elif not (verdict.marked or verdict.hidden):
+        elif verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden):
             self._in_links += tag == "a"
             self.read(element, kind)
             self._in_links -= tag == "a"
+        elif verdict.drop:
+            return
         elif next(element.iter(*BLOCK_TAGS), None) is not None:
             self._container(element, tag, verdict, kind)
 
@@ -203,8 +224,18 @@ class Walk:
             self.flush(kind)
         elif self._pieces and not "".join(self._pieces[-3:]).isspace():
             self._pieces.append(" | ")
-        start, size, links, running = len(self.blocks), self.size, self.links, self.running
-        if tag in CODE:
+        # These are dropped whatever they hold, so they are not read: a sixth of the time.
+        if (
+            verdict.level != 0
+            and not verdict.toc
+            and (
+                (verdict.comments and self.page == ARTICLE)
+                or ((verdict.marked or verdict.hidden) and _is_short(element, MAX_DROPPED))
+            )
+        ):
+            return
+        start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
+        if tag in CODE or tag == "code":  # inline code comes here if it has several lines
             self._code(element)
         else:
             own = _kind(tag, kind)
@@ -217,6 +248,17 @@ class Walk:
                 self._marker = ""
         if len(self.blocks) > start:
             held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
+            if (
+                self.overlays > overlays
+                and tag in CARDS
+                and self.page == ARTICLE
+                and held.size < MAX_CARD
+                and not held.links
+            ):
+                self._cards[tag, element.get("class")].append(held)
+            self.overlays = overlays if tag in CARDS else self.overlays
+            if verdict.post:
+                self.posts.append((start, len(self.blocks)))
             self._weigh(element, tag, verdict, held)
 
     def _code(self, element: HtmlElement) -> None:
@@ -224,7 +266,8 @@ class Walk:
             line_break.tail = "\n" + (line_break.tail or "")
         parts: list[str] = []
         self._raw(element, parts)
-        lines = [line.rstrip() for line in "".join(parts).replace("\r\n", "\n").expandtabs(4).split("\n")]
+        text = "".join(parts).replace("\r\n", "\n").replace("\xa0", " ").expandtabs(4)
+        lines = [line.rstrip() for line in text.split("\n")]
         full = [number for number, line in enumerate(lines) if line]
         if full:
             self._add(Block("\n".join(lines[full[0] : full[-1] + 1]), "pre", 0))
@@ -233,7 +276,7 @@ class Walk:
         parts.append(element.text or "")
         for child in element:
             if isinstance(child.tag, str):
-                verdict = self.rules.verdict(child)
+                verdict = self.rules.verdict(child, child.tag)
                 if not (verdict.drop or verdict.marked or verdict.hidden):
                     self._raw(child, parts)
             parts.append(child.tail or "")
@@ -261,11 +304,12 @@ class Walk:
             return MARKED
         if verdict.toc:
             return TOC
-        if self.page == ARTICLE and tag in WEIGHED and _is_mostly_links(tag, held):
+        weighed = tag in WEIGHED if self.page == ARTICLE else tag in LISTS and self.page == FORUM
+        if weighed and _is_mostly_links(tag, held):
             return LINKS
         if tag == "form" and held.size < MAX_FORM:
             return MARKED
-        inside = self.blocks[held.start : held.end] if tag == "figure" else ()
+        inside = self.blocks[held.start : held.end] if tag == "figure" and held.running <= MAX_DROPPED else ()
         return MARKED if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
 
     def _add(self, block: Block) -> None:
@@ -291,6 +335,15 @@ def page_blocks(tree: HtmlElement, rules: AttributeRules, page: str, tables: boo
     walk.flush("")
     walk.settle()
     return walk
+
+
+def _is_short(element: HtmlElement, limit: int) -> bool:
+    """Return True if an element has at most `limit` characters."""
+    for text in element.itertext():
+        limit -= len(text)
+        if limit < 0:
+            return False
+    return True
 
 
 def _kind(tag: str, outer: str) -> str:

@@ -27,7 +27,11 @@ MIN_ATTRIBUTE = 2  # characters of the shortest attribute, with the space before
 def cut_attributes(html: str, limit: int = MAX_ATTRIBUTES) -> str:
     """Remove the attributes of each element beyond the first `limit`; returns the same string if none has more."""
     kept, at = [], 0
-    for tag in TAG.finditer(html):
+    for start, end in map(re.Match.span, TAG.finditer(html)):
+        if end - start <= MIN_ATTRIBUTE * limit:
+            continue
+        tag = TAG.match(html, start)
+        assert tag is not None
         group = tag.lastgroup
         if group is None or tag.end(group) - tag.start(group) <= MIN_ATTRIBUTE * limit:
             continue

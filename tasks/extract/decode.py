@@ -71,9 +71,10 @@ def codec_name(label: str | None) -> str | None:
     return SUPERSETS.get(info.name, info.name)
 
 
-def count_undecodable(text: str) -> int:
-    """Number of undecodable and control characters in a text."""
-    encoded = text.encode("utf-8", "surrogatepass")  # in UTF-8, each byte below 128 is a character
+def count_undecodable(text: str, encoded: bytes | None = None) -> int:
+    """Number of undecodable and control characters in a text; `encoded` is the text in UTF-8, where it is at hand."""
+    if encoded is None:
+        encoded = text.encode("utf-8", "surrogatepass")  # in UTF-8, each byte below 128 is a character
     return len(encoded) - len(encoded.translate(None, CONTROLS)) + text.count("�")
 
 

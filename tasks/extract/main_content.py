@@ -4,14 +4,15 @@ The page is read once (`blocks`); its type (`page_type`) decides which classes m
 how the container is chosen. Lists keep their markers, tables a row a line, code its lines and indentation.
 """
 
-import re
 from collections.abc import Sequence
 
 from lxml.etree import ElementDefaultClassLookup, ParserError
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
 
+from tasks.extract.article_lines import clean_article, is_title, page_titles
 from tasks.extract.attribute_rules import BOILERPLATE, FORUM_PARTS, NAVIGATION, AttributeRules
 from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
+from tasks.extract.forum_lines import clean_posts, without_signature
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
 
 PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True)
@@ -23,46 +24,23 @@ RULES = {
     DOCUMENTATION: AttributeRules(NAVIGATION),
     FORUM: AttributeRules(FORUM_PARTS),
 }
-# The numbers below were chosen on three quarters of the gold pages; benchmarks/extract_engines.py has the others too.
+# The numbers below were chosen on the gold pages; benchmarks/extract_engines.py shows them by quarters.
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
 MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
 MOST = 0.9  # share of the running text in the main content of documentation and forums
+MIN_POSTS = 0.5  # share of the running text in the posts of a forum
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
-MIN_LEAD = 100  # characters of an introduction
-MAX_LINE = 100  # characters of a line that may be noise
-MAX_HEADING = 60  # characters of a heading of links to other pages
-MAX_RELATED = 0.2  # share of the running text that may follow such a heading
-
-NOISE = re.compile(
-    r"(?:\d+ min(?:utes?|uten)? |share|sharen|tweet|pin|print|e-?mail|follow|like|teilen|drucken|gef[aä]llt|empfehlen"
-    r"|weiterlesen|mehr lesen|lesen sie|read (?:more|also|next)|see also|lire aussi|leggi anche|lee tambi[eé]n"
-    r"|s[ií]guenos|follow us|suivez|seguici|(?:submit|leave|post|add|view|show)(?: a| your| all)? comments?"
-    r"|continue reading|loading|正在加载|advertisement|anzeige|werbung|publicit[eé]|publicidad|pubblicità|reklama"
-    r"|foto|photo|bild|image|cr[eé]dits? photos?|fotos|photos|quelle|source|all rights reserved"
-    r"|alle rechte vorbehalten|tous droits|copyright|©|posted (?:by|on|in)|tags?|tagged|filed under|schlagw[oö]rter"
-    r"|themen|topics|categories|kategorien?|published|last (?:modified|updated)"
-    r"|related (?:news|stories|articles|posts)|ähnliche beiträge)\b.{0,80}",
-    re.IGNORECASE,
-)
-RELATED = re.compile(
-    r"(?:related|similar|more|other|latest|recent|popular|recommended)"
-    r" (?:articles?|posts?|stories|news|reading|content|from|on)\b.{0,40}"
-    r"|(?:read|see|watch) (?:also|more|next)\b.{0,40}|you (?:may|might) also (?:like|enjoy)|today on\b.{0,30}|up next"
-    r"|mehr (?:zum thema|zu|aus)\b.{0,40}|(?:das )?könnte (?:sie|dich) auch interessieren"
-    r"|ähnliche (?:artikel|beiträge)|verwandte (?:artikel|themen)|(?:articles|sujets) (?:similaires|liés|connexes)"
-    r"|(?:à|a) lire aussi|sur le même sujet|.{0,30}\bsur le sujet|(?:noticias|artículos) relacionad[oa]s"
-    r"|te puede interesar|leia também|veja também|articoli correlati|leggi anche|関連記事|関連リンク"
-    r"|相关(?:文章|阅读|新闻)|похожие (?:статьи|записи|материалы)|читайте также|zobacz (?:też|także)|powiązane",
-    re.IGNORECASE,
-)
+MAX_TEASER = 5  # blocks of an announcement of another page
+MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
-def parse(html: str) -> HtmlElement | None:
-    """Parse a page; None if there is nothing in it."""
+def parse(html: str | bytes) -> HtmlElement | None:
+    """Parse a page, a string or UTF-8; None if there is nothing in it."""
+    encoded = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     try:
-        return document_fromstring(html.encode("utf-8", "replace").translate(None, CONTROLS), parser=PARSER)
+        return document_fromstring(encoded.translate(None, CONTROLS), parser=PARSER)
     except ParserError:
         return None
 
@@ -72,12 +50,20 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
     kind = page_type(tree)
     walk = page_blocks(tree, RULES[kind], kind, tables)
     if kind == ARTICLE:
-        start, end = _best_container(walk)
-        text = _without_related(_article(walk.blocks[start:end]))
-        kept = [*_lead(walk.blocks[:start]), *(one for one in text if not _is_noise(one))]
+        titles = page_titles(tree)
+        start, end = _best_container(walk, titles)
+        text = clean_article(_article(walk.blocks[start:end]), titles)
+        kept = [*_lead(walk.blocks[:start]), *text]
     else:
         start, end = _smallest_container(walk)
-        kept = [*_title(walk.blocks[:start]), *_with_contents(walk.blocks[start:end])]
+        posts = _posts(walk) if kind == FORUM else []
+        text = _with_contents(walk.blocks[start:end])
+        if end - start == len(walk.blocks):
+            text = _without_header(text)
+        if posts:
+            kept = [*_subject(walk.blocks, posts, page_titles(tree)), *clean_posts(posts, are_posts=True)]
+        else:
+            kept = [*_title(walk.blocks[:start]), *(clean_posts(text, are_posts=False) if kind == FORUM else text)]
     while kept and kept[-1].kind == "h":  # a heading without text
         kept.pop()
     return "\n".join(one.text for one in kept)
@@ -88,10 +74,19 @@ def _running(blocks: Sequence[Block]) -> int:
     return sum(one.running for one in blocks if not one.dropped)
 
 
-def _best_container(walk: Walk) -> tuple[int, int]:
+def _size(blocks: Sequence[Block]) -> int:
+    """Characters of blocks that are not dropped."""
+    return sum(one.size for one in blocks if not one.dropped)
+
+
+def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
     """First and last block of an article's main content: the strongest kind of container that holds enough text."""
     for level in range(LEVELS):
-        found = [(_running(walk.blocks[one.start : one.end]), one) for one in walk.candidates if one.level == level]
+        found = [
+            (_running(walk.blocks[one.start : one.end]), one)
+            for one in walk.candidates
+            if one.level == level and not _is_teaser(walk.blocks[one.start : one.end], titles)
+        ]
         if not found:
             continue
         size, best = max(found, key=lambda pair: pair[0])
@@ -110,9 +105,19 @@ def _best_container(walk: Walk) -> tuple[int, int]:
     return 0, len(walk.blocks)
 
 
+def _is_teaser(blocks: Sequence[Block], titles: Sequence[str]) -> bool:
+    """Return True for a short container whose heading is a link to another page."""
+    if len(blocks) > MAX_TEASER:
+        return False
+    first = next((one for one in blocks if one.kind == "h"), None)
+    return first is not None and 2 * first.links > first.size and not is_title(first, titles)
+
+
 def _smallest_container(walk: Walk) -> tuple[int, int]:
-    """First and last block of the smallest container that holds nearly all running text."""
-    fitting = [one for one in walk.candidates if _running(walk.blocks[one.start : one.end]) >= MOST * walk.running]
+    """First and last block of the smallest container that holds nearly all running text, or all text of a list."""
+    weight = _running if walk.running >= MIN_TEXT else _size
+    least = MOST * weight(walk.blocks)
+    fitting = [one for one in walk.candidates if weight(walk.blocks[one.start : one.end]) >= least]
     best = min(fitting, key=lambda one: one.end - one.start, default=None)
     return (best.start, best.end) if best else (0, len(walk.blocks))
 
@@ -123,11 +128,34 @@ def _lead(before: Sequence[Block]) -> list[Block]:
     return [one for one in near if not one.dropped and one.kind in "ph" and one.size >= MIN_LEAD and not one.links]
 
 
+def _posts(walk: Walk) -> list[Block]:
+    """Blocks of the posts of a forum; none if its template does not name them, or they hold little of the text."""
+    ends: list[tuple[int, int]] = []
+    for start, end in walk.posts:  # an inner one comes before the outer one
+        if not (ends and start <= ends[-1][0] and ends[-1][1] <= end):
+            ends.append((start, end))
+    found = [one for start, end in sorted(ends) for one in without_signature(walk.blocks[start:end]) if not one.dropped]
+    return found if _running(found) >= MIN_POSTS * walk.running else []
+
+
+def _subject(blocks: Sequence[Block], posts: Sequence[Block], titles: Sequence[str]) -> list[Block]:
+    """Heading of a thread, before its posts."""
+    before = blocks[: next(number for number, one in enumerate(blocks) if one is posts[0])]
+    headings = [one for one in before if one.kind == "h" and not one.dropped]
+    return ([one for one in headings if is_title(one, titles)] or headings)[-1:]
+
+
 def _title(before: Sequence[Block]) -> list[Block]:
     """Heading and summary of a page, if they are right before its text."""
     near = [one for one in before if not one.dropped][-LEAD_BLOCKS:]
     first = next((number for number, one in enumerate(near) if one.kind == "h"), len(near))
     return [one for one in near[first:] if one.kind in ("h", "p")]
+
+
+def _without_header(blocks: list[Block]) -> list[Block]:
+    """Blocks without the short lines before the first heading: the path of a page, or its site's name."""
+    first = next((number for number, one in enumerate(blocks[: LEAD_BLOCKS + 1]) if one.kind == "h"), 0)
+    return blocks if any(one.running or one.kind in ("td", "li") for one in blocks[:first]) else blocks[first:]
 
 
 def _article(blocks: Sequence[Block]) -> list[Block]:
@@ -146,28 +174,3 @@ def _with_contents(blocks: Sequence[Block]) -> list[Block]:
     if sum(one.size for one in blocks if one.dropped == TOC) > sum(one.size for one in kept):
         kept = [one for one in blocks if one.dropped in (KEPT, TOC)]
     return kept
-
-
-def _without_related(blocks: list[Block]) -> list[Block]:
-    """Blocks before a heading of links to other pages, if little text follows it."""
-    after, total, end = 0, sum(one.running for one in blocks), len(blocks)
-    for number in range(len(blocks) - 1, 0, -1):
-        one = blocks[number]
-        after += one.running
-        if after > MAX_RELATED * total:
-            break
-        if one.size <= MAX_HEADING and one.kind not in ("pre", "td") and RELATED.fullmatch(_words(one)):
-            end = number
-    return blocks[:end]
-
-
-def _is_noise(block: Block) -> bool:
-    """Return True for a short line that asks to share, names a photographer, or the like."""
-    if block.size > MAX_LINE or block.kind in ("pre", "td"):
-        return False
-    return bool(NOISE.fullmatch(_words(block))) or not any(map(str.isalnum, block.text))
-
-
-def _words(block: Block) -> str:
-    """Text of a block without the characters around its words."""
-    return block.text.strip("-–—•*|> \t[](){}:.!?…")

@@ -2,6 +2,7 @@
 
 import datetime
 import re
+from collections.abc import Iterator
 
 from lxml.html import HtmlElement
 
@@ -30,13 +31,12 @@ DATE_NAMES = (
 
 def page_title(tree: HtmlElement) -> str | None:
     """The `<title>` of a page on one line, else its `og:title`, else its first heading, else None."""
-    heading = tree.find(".//h1")
-    for title in (
-        tree.findtext(".//title"),
-        next((meta.get("content") for meta in tree.iterfind(".//meta[@property='og:title']")), None),
-        None if heading is None else heading.text_content(),
+    for stated in (
+        lambda: tree.findtext(".//title"),
+        lambda: next((meta.get("content") for meta in tree.iterfind(".//meta[@property='og:title']")), None),
+        lambda: None if (heading := tree.find(".//h1")) is None else heading.text_content(),
     ):
-        if line := " ".join(strip_unstorable(title or "").split())[:MAX_TITLE]:
+        if line := " ".join(strip_unstorable(stated() or "").split())[:MAX_TITLE]:
             return line
     return None
 
@@ -48,14 +48,18 @@ def language_hint(tree: HtmlElement, header: str | None = None) -> str | None:
         tree: the page; its `lang` attribute is used first, then its meta tags.
         header: Content-Language of the HTTP response, used last: many servers send the same value for all pages.
     """
-    stated = [tree.get("lang"), tree.get(XML_LANG), tree.get("xml:lang")]
-    for meta in tree.iter("meta"):
-        if (meta.get("http-equiv") or "").lower() == "content-language" or meta.get("property") == "og:locale":
-            stated.append(meta.get("content"))
-    for value in (*stated, header):
+    for value in _stated_languages(tree, header):
         if found := LANGUAGE.match(value or ""):
             return found.group(1).lower()
     return None
+
+
+def _stated_languages(tree: HtmlElement, header: str | None) -> Iterator[str | None]:
+    yield from (tree.get("lang"), tree.get(XML_LANG), tree.get("xml:lang"))
+    for meta in tree.iter("meta"):
+        if (meta.get("http-equiv") or "").lower() == "content-language" or meta.get("property") == "og:locale":
+            yield meta.get("content")
+    yield header
 
 
 def stated_date(tree: HtmlElement, latest: str) -> str | None:

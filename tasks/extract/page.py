@@ -58,14 +58,19 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
         reset_caches()
         clear_caches()
     html, encoding = decode(page.body, page.charset)
-    undecodable = count_undecodable(html)
+    utf_8 = page.body if encoding == "utf-8" else None
+    undecodable = count_undecodable(html, utf_8)
     if undecodable > MAX_NOISE * len(html):
         share = undecodable / len(html)
         return _rejected("undecodable", f"{share:.0%} of the characters are noise when read as {encoding}")
     if options.wanted and (found := prefilter_reason(html, options.wanted)):
         return _rejected(*found)
     with apply_patches():
-        tree = (parse if options.engine == "structure" else load_html)(cut_attributes(html))
+        cut = cut_attributes(html)
+        if options.engine == "structure":
+            tree = parse(cut if utf_8 is None or cut is not html else utf_8)
+        else:
+            tree = load_html(cut)
         if tree is None:
             return _rejected("no_text", f"no HTML tree in {len(page.body):,} bytes")
         # The parser adds at most one element a tag (the `p` of a text after it); few pages have so many tags.

@@ -16,7 +16,7 @@ GENERATORS = {
     FORUM: re.compile(
         r"phpbb|vbulletin|discourse|xenforo|mybb|simple machines|smf|flarum|nodebb|invision|ip\.board|vanilla|punbb"
         r"|fluxbb"
-        r"|mailman|hyperkitty|pipermail|mhonarc|bbpress|askbot|question2answer|lobsters",
+        r"|mailman|hyperkitty|pipermail|mhonarc|hypermail|bbpress|askbot|question2answer|lobsters",
         re.IGNORECASE,
     ),
 }
@@ -52,6 +52,8 @@ TEMPLATES = {
             "apidocs",
             "docs-content",
             "page-content-docs",
+            "toplang",
+            "quickview",
         ]
         + [f"{of}-{kind}-page" for of in ("class", "package", "module") for kind in ("declaration", "use", "summary")]
         + [f"{of}-{kind}-page" for of in ("class", "package", "module") for kind in ("tree", "index")]
@@ -84,6 +86,9 @@ TEMPLATES = {
     ),
 }
 CLASSES, IDS, ITEM_TYPES = (XPath(f"//*/@{name}", smart_strings=False) for name in ("class", "id", "itemtype"))
+# Addresses in the archives of mailing lists by pipermail and MHonArc, whose pages have no classes.
+MAIL_LINKS = re.compile(r"/mailman/listinfo/|(?:^|/)(?:maillist|threads?|date)\.html#\d")
+MAX_PLAIN = 5  # classes and ids of a page without a template
 CODE = ("pre", "code", "dt", "kbd", "samp", "tt")
 MIN_CODE = 12
 
@@ -109,6 +114,8 @@ def page_type(tree: HtmlElement) -> str:
     if not names.isdisjoint(TEMPLATES[DOCUMENTATION]):
         return DOCUMENTATION
     if (found := names & TEMPLATES[FORUM]) and sum(not found.isdisjoint(value.split()) for value in values) > 1:
+        return FORUM
+    if len(names) < MAX_PLAIN and any(MAIL_LINKS.search(link.get("href") or "") for link in tree.iter("a")):
         return FORUM
     code = sum(1 for _ in zip(range(MIN_CODE), tree.iter(*CODE), strict=False))
     return DOCUMENTATION if code == MIN_CODE and not article else ARTICLE

@@ -86,15 +86,15 @@ class Marks(NamedTuple):
     title: str
     headings: tuple[str, ...]
     """The first two headings."""
-    hosts: tuple[str, ...]
-    """Hosts of scripts and frames."""
+    sources: tuple[str, ...]
+    """Addresses of scripts and frames."""
 
 
 def page_marks(tree: HtmlElement, title: str | None) -> Marks:
-    """Title, first headings, and hosts of scripts and frames of a page."""
+    """Title, first headings, and addresses of scripts and frames of a page."""
     headings = (" ".join(element.text_content()[:MAX_LINE].split()) for element in islice(tree.iter("h1", "h2"), 2))
-    hosts = (host_of(element.get("src") or "") for element in tree.iter("script", "frame", "iframe"))
-    return Marks(title or "", tuple(filter(None, headings)), tuple(filter(None, hosts)))
+    sources = (element.get("src") for element in tree.iter("script", "frame", "iframe"))
+    return Marks(title or "", tuple(filter(None, headings)), tuple(filter(None, sources)))
 
 
 def detect_soft_404(marks: Marks, text: str) -> tuple[str, str] | None:
@@ -114,8 +114,8 @@ def detect_soft_404(marks: Marks, text: str) -> tuple[str, str] | None:
     for line in (*named, text if len(text) < MAX_PARKED_CHARACTERS else ""):
         if found := _PARKED.search(_words(line)):
             return "parked", f"{found.group()!r} in {size}"
-    for host in marks.hosts:
-        if ".".join(host.split(".")[-2:]) in _HOSTS:
+    for host in map(host_of, marks.sources):
+        if host and ".".join(host.split(".")[-2:]) in _HOSTS:
             return "parked", f"shows what {host} sends, in {size}"
     for line in named:
         if _PLACEHOLDER.fullmatch(_words(line)):

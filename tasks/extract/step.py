@@ -47,6 +47,9 @@ NOT_REUSED = ("extract_timeout", "extract_crashed", "broken_record")
 # Settings that do not shape the outputs. Those of the prefilter do as a part of `wanted`.
 IRRELEVANT = {"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
 
+# Raised when the text of one engine changes, so that the outputs of the other one stay valid.
+ENGINE_VERSIONS = {"structure": {"engine_version": 2}}
+
 Answer = concurrent.futures.Future[list[ExtractResult]]
 
 
@@ -66,7 +69,7 @@ def extract(
         root,
         "extract",
         version=5,
-        parameters=options.model_dump(mode="json", exclude=IRRELEVANT),
+        parameters=options.model_dump(mode="json", exclude=IRRELEVANT) | ENGINE_VERSIONS.get(options.engine, {}),
         inputs={"download": pages},
         folder="documents",
         packages=PACKAGES,

@@ -1,5 +1,6 @@
 """The engine `structure`: what it keeps and drops of a page, hostile pages, and its fit to the gold pages."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from lxml.html import document_fromstring
 
 from benchmarks.extract import as_page
 from benchmarks.extract_engines import texts_of
-from benchmarks.gold_pages import fit, gold_pages
+from benchmarks.gold_pages import fit, gold_pages, shingle_f1
 from benchmarks.reference_pages import fit_by_family, reference_pages
-from tasks.extract.attribute_rules import AttributeRules
+from tasks.extract import attribute_rules
+from tasks.extract.attribute_rules import AttributeRules, words
 from tasks.extract.main_content import parse, structured_text
 
 WORDS = "The quick brown fox jumps over the lazy dog and runs along the river until the night falls. "
@@ -89,6 +91,51 @@ def test_posts_of_a_forum_are_all_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    "inside",
+    ["<p>{}</p><p>_______<br>Old pumps never die.</p>", "<pre>{}\n\n--\nOld pumps never die.\n</pre>"],
+    ids=["underscores", "dashes"],
+)
+def test_signatures_inside_a_post_are_dropped(inside: str) -> None:
+    posts = "".join(f"<div class='postbody'>{inside.format(WORDS + str(n))}</div>" for n in range(3))
+    assert text_of(f"<html><body>{posts}</body></html>").split() == f"{WORDS}0 {WORDS}1 {WORDS}2".split()
+
+
+def test_the_title_and_the_date_of_a_page_are_no_part_of_an_article() -> None:
+    head = "<h1>A fox by the river</h1><p>19 November 2019, 12:04 pm</p>"
+    body = f"<article>{head}{PARAGRAPH * 3}<h2>In 2019</h2>{PARAGRAPH}</article>"
+    found = text_of(f"<html><head><title>A fox by the river | The Daily Site</title></head><body>{body}</body></html>")
+    assert found.splitlines() == [(WORDS * 3).strip()] * 3 + ["In 2019", (WORDS * 3).strip()]
+
+
+def test_calls_at_the_end_of_an_article_are_dropped() -> None:
+    calls = "<p>Additional reporting by A. Fox.</p><p>Follow us on the net for more stories of this kind.</p>"
+    assert text_of(f"<html><body><article>{PARAGRAPH * 3}{calls}</article></body></html>").endswith("night falls.")
+
+
+def test_cards_under_an_empty_link_are_dropped() -> None:
+    card = f"<div class='card'><a href='/b'></a><h3>Another story</h3><p>{WORDS}</p></div>"
+    page = "<html><body><article>{}</article></body></html>"
+    assert text_of(page.format(PARAGRAPH * 4 + card * 4)) == text_of(page.format(PARAGRAPH * 4))
+    assert "Another story" in text_of(page.format(PARAGRAPH * 4 + card))  # one alone is part of the text
+
+
+def test_containers_that_announce_other_pages_are_not_the_main_content() -> None:
+    posts = f"<div class='content'><h3><a href='/b'>Another story</a></h3>{PARAGRAPH}</div>" * 3
+    assert text_of(f"<html><body><div id='main'>{PARAGRAPH * 4}</div>{posts}</body></html>").count(WORDS.strip()) == 12
+
+
+def test_code_in_lines_keeps_its_indentation() -> None:
+    assert "\nif x:\n    y()\n" in text_of(article("<div><code>if x:<br>&nbsp;&nbsp;&nbsp;&nbsp;y()</code></div>"))
+
+
+def test_the_header_of_documentation_is_dropped() -> None:
+    page = (
+        f"<html><body><p>Help of A</p><p><a href='/'>A</a></p><h1>Open a file</h1>{'<pre>x = 1</pre>' * 12}{PARAGRAPH}"
+    )
+    assert text_of(page.replace("<p>Help of A</p>", "<div>Help of A</div>")).startswith("Open a file")
+
+
+@pytest.mark.parametrize(
     "html",
     [
         "<html><body>" + "<div>" * 100_000 + WORDS,
@@ -140,7 +187,7 @@ def test_it_fits_the_gold_pages_as_well_as_trafilatura(real_data: Path) -> None:
     pages = [as_page(page.url, page.body) for page in gold]
     fitted = {name: fit(gold, texts_of(name, pages)) for name in ("structure", "trafilatura")}
     for name, value in fitted["trafilatura"].items():
-        assert fitted["structure"][name] >= value - 0.0025, (name, fitted)
+        assert fitted["structure"][name] >= value, (name, fitted)
 
 
 @pytest.mark.exhaustive
@@ -161,6 +208,57 @@ def test_a_verdict_depends_on_the_attributes_that_it_reads_alone() -> None:
             "data-key='2' id='post-34 sidebar'",
         )
     ]
-    assert [rules.verdict(element).marked for element in elements] == [True] * 3
+    assert [rules.verdict(element, "div").marked for element in elements] == [True] * 3
     assert len(rules.cache) == len(rules.names) == 1
-    assert not rules.verdict(document_fromstring("<body><div id='post-12'>x</div></body>")[0][0]).marked
+    assert not rules.verdict(document_fromstring("<body><div id='post-12'>x</div></body>")[0][0], "div").marked
+
+
+FORUM_PAGES = sorted((Path(__file__).parent / "forum_pages").glob("*.html"))
+
+
+@pytest.mark.parametrize("page", FORUM_PAGES, ids=[page.stem for page in FORUM_PAGES])
+def test_posts_and_code_of_forums_are_kept_and_their_surroundings_dropped(page: Path) -> None:
+    found, expected = text_of(page.read_text()), page.with_suffix(".txt").read_text()
+    assert shingle_f1(expected, found) >= 0.9
+    assert code_lines(expected) <= set(found.splitlines())
+    assert not SURROUNDINGS.search(found)
+
+
+def code_lines(text: str) -> set[str]:
+    """Indented lines of a text, as code has them."""
+    return {line for line in text.splitlines() if line.startswith("  ")}
+
+
+# Words of the signatures, menus and counters of the pages, none of which a post has.
+SURROUNDINGS = re.compile(
+    r"old cat|read the rules|Steel is real|rust is too|old frames: see|A weed is|Sent from a|Read the manual page first"
+    r"|years of sawdust|hut keeper|Powered by|Reply|Members? List|Joined|Reputation|Login|Board index|Jump to"
+    r"|Who is online|Similar|Related topics|Likes|Share|Improve this|Messages sorted|Next message|Next in thread"
+    r"|Date Index|Prev by|Log in|Received on|was generated by|More information",
+    re.IGNORECASE,
+)
+
+
+def plain_words(value: str) -> str:
+    """Words of a class by expressions alone, as `attribute_rules.words` has them faster."""
+    if not (value.isalnum() and value.islower()):
+        value = attribute_rules.MODIFIERS.sub(" ", value)
+        value = re.sub(r"[\s_\-:.]+|(?<=[a-z])(?=[A-Z])", " ", value).strip().lower()
+    return value
+
+
+@given(st.lists(st.sampled_from(["has", "No", "label", "side", "barNav", "-", "_", " ", ":", ".", "1", "É", "with-"])))
+def test_words_of_classes_are_those_of_the_plain_expressions(parts: list[str]) -> None:
+    assert words("".join(parts)) == plain_words("".join(parts))
+
+
+@given(st.data())
+def test_names_without_the_parts_are_matched_by_no_rule(data: st.DataObject) -> None:
+    gates = (
+        (attribute_rules.COMMENT_PARTS, [attribute_rules.COMMENTS]),
+        (attribute_rules.TOC_PARTS, [attribute_rules.TOC]),
+        (attribute_rules.LEVEL_PARTS.pattern.split("|"), attribute_rules.LEVELS),
+    )
+    for parts, rules in gates:
+        name = data.draw(st.one_of(st.from_regex(rule) for rule in rules))
+        assert any(part in name for part in parts), name

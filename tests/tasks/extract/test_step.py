@@ -112,6 +112,15 @@ def test_metadata_is_stored_with_the_text(tmp_path: Path, runner: Runner) -> Non
     ]
 
 
+def test_the_version_of_one_engine_does_not_redo_the_outputs_of_the_other(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    versions = [
+        extract(root, download(root, [page(ARTICLE.encode())]), ExtractSettings(engine=engine), runner).parameters
+        for engine in ("structure", "trafilatura")
+    ]
+    assert ["engine_version" in parameters for parameters in versions] == [True, False]
+
+
 @pytest.fixture
 def hostile() -> Iterator[HostilePool]:
     pool = HostilePool(workers=1)
