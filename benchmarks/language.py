@@ -2,8 +2,9 @@
 
 `python -m benchmarks.language [--count N] [--shown N]`
 
-Texts: all passages of the declaration of human rights (many languages), reviews, news, speeches, pieces of novels, and
-all that stands in documentation pages. Speed is that of all texts long enough to pass the length test (500 characters).
+Texts: all passages of the declaration of human rights (many languages), reviews, news, speeches, pieces of novels, the
+main texts of documentation pages as cleaning reads them, and all that stands in these pages, menus too. Speed is that
+of all texts long enough to pass the length test (500 characters), in three groups.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from benchmarks.corpora import pages, texts
+from benchmarks.corpora import extracted, pages, texts
 from benchmarks.pairs import compare, machine
 from tasks.clean.language import LanguageSettings, decide, detect_with_langdetect, ranking, sample_text
 from tasks.clean.language_share import detect, detect_by_pieces
@@ -19,6 +20,7 @@ from tasks.clean.language_share import detect, detect_by_pieces
 FAST = LanguageSettings()
 WHOLE = LanguageSettings(detector="langdetect", sample=10_000)  # langdetect itself reads no more
 LONG = 500
+PAGES = frozenset({"extracted", "pages"})
 
 
 def main() -> None:
@@ -35,20 +37,22 @@ def main() -> None:
         "novels": [
             text[start : start + 4000] for text in texts("text/novels_dev") for start in range(0, len(text), 80_000)
         ],
+        "extracted": extracted(given.count),
         "pages": pages(given.count),
     }
     print(machine())
     agreement(corpora, given.shown)
-    for name, chosen in (
-        ("all but pages", [text for corpus, found in corpora.items() if corpus != "pages" for text in found]),
-        ("pages", corpora["pages"]),
+    for title, chosen in (
+        ("passages and English texts", [text for name in corpora if name not in PAGES for text in corpora[name]]),
+        ("extracted pages", corpora["extracted"]),
+        ("whole pages", corpora["pages"]),
     ):
         long = [text for text in chosen if len(text) >= LONG]
         calls: dict[str, Callable[[], object]] = {
             "ours": lambda long=long: [detect(text, FAST) for text in long],  # type: ignore[misc]
             "langdetect, whole text": lambda long=long: [detect_with_langdetect(text, WHOLE) for text in long],  # type: ignore[misc]
         }
-        compare(f"Language of a text, {name}", "texts", len(long), calls, rounds=3, clock=time.process_time)
+        compare(f"Language of a text, {title}", "texts", len(long), calls, rounds=3, clock=time.process_time)
 
 
 def agreement(corpora: dict[str, list[str]], shown: int) -> None:
@@ -67,7 +71,7 @@ def agreement(corpora: dict[str, list[str]], shown: int) -> None:
                 shown -= 1
                 print(f"  {name}: {sure}, langdetect {theirs}: {text[:100]!r}")
         _print(name, counts)
-        if name != "pages":
+        if name not in PAGES:
             total += counts
     _print("all but pages", total)
 

@@ -161,6 +161,7 @@ NOT_UNIT = (
     "tasks/clean/test_clean.py::test_a_sample_gives_the_language_of_the_whole_text",
     "tasks/clean/test_language.py::test_both_detectors_agree_on_most_texts",
     "tasks/clean/test_language.py::test_the_language_does_not_depend_on_process_or_earlier_texts",
+    "tasks/clean/test_language_model.py",
     "tasks/clean/test_repair.py::test_real_mojibake_is_repaired",
     "tasks/clean/test_token_counts.py::test_a_fast_library_that_disagrees_is_not_used",
     "tasks/clean/test_token_counts.py::test_token_counts_of_real_texts_are_exact",

@@ -12,7 +12,7 @@ import pytest
 
 from gpt2train.errors import UserError
 from gpt2train.evaluate.tasks import fetch
-from gpt2train.evaluate.tasks.description import read_description, ready_files
+from gpt2train.evaluate.tasks.description import Task, read_description, ready_files
 from gpt2train.evaluate.tasks.suite import Work, read_work
 
 ROWS = "".join(
@@ -177,3 +177,19 @@ def test_addresses_of_the_package_are_https_and_name_the_first_file() -> None:
             if task.url:
                 assert task.url.startswith("https://") and "*" not in task.data[0].removeprefix("**/")
                 assert "llm-foundry" not in task.url or re.search("/[0-9a-f]{40}/", task.url)
+
+
+def test_hashes_of_ready_descriptions_are_those_of_the_files(real_data: Path) -> None:
+    """The test data have the published file under the path of its address, of XCOPA and LAMBADA in another folder."""
+    roots = {"local_data": "eval/core", "xcopa": "eval/zh/xcopa", "gpt-2": "lambada"}
+    checked = set()
+    for name in ready_files():
+        _, description = read_description(name)
+        for task in [description] if isinstance(description, Task) else description.tasks.values():
+            if task.sha256:
+                [root] = [part for part in roots if f"/{part}/" in task.url]
+                path = task.url.split("/local_data/")[-1] if root == "local_data" else task.url.split("/")[-1]
+                content = (real_data / roots[root] / path).read_bytes()
+                assert hashlib.sha256(content).hexdigest() == task.sha256, task.url
+                checked.add(task.url)
+    assert len(checked) == 10

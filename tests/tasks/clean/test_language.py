@@ -18,7 +18,6 @@ from gpt2train.errors import UserError
 from gpt2train.settings import build
 from tasks.clean.language import (
     LANGDETECT_LANGUAGES,
-    MODEL,
     Guess,
     LanguageSettings,
     certain_language,
@@ -27,6 +26,7 @@ from tasks.clean.language import (
     ranking,
     sample_text,
 )
+from tasks.clean.language_model import MODEL
 from tasks.clean.language_share import (
     classify_piece,
     count_letters,

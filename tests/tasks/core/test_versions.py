@@ -75,7 +75,7 @@ NOT_SHAPING = {
     "fsspec": "reads bytes as they lie",
     "gigatoken": "its tokens equal those of tokenizers, or tokenizers is used",
     "multidict": "holds the fields of a header",
-    "numba": "the kernels compute with integers, and equal plain Python in the tests",
+    "numba": "the kernels equal plain Python in the tests, or fastText; their only fractions are rounded to 4 digits",
     "numpy": "integer arithmetic, and scores rounded to 4 digits; its random generators are stable",
     "pebble": "runs the workers",
     "pyarrow": "writes the same rows; a file's own footer names the release that wrote it",
