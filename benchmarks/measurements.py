@@ -97,9 +97,15 @@ def work(folder: Path, shape: str, steps: int) -> None:
     def measured_phase(self: PhaseTimer, name: str) -> Any:
         return phase(self, name) if switch.on else contextlib.nullcontext()
 
-    patches = {(RunLogger, "row"): measured_row, (RunLogger, "write"): measured_write}
-    patches[PhaseTimer, "__call__"] = measured_phase
-    patches[PhaseTimer, "_begin"] = lambda self, name: switch.counted(begin, self, name) if switch.on else None
+    def measured_begin(self: PhaseTimer, name: str) -> Any:
+        return switch.counted(begin, self, name) if switch.on else None
+
+    patches: dict[tuple[type, str], Callable[..., Any]] = {
+        (RunLogger, "row"): measured_row,
+        (RunLogger, "write"): measured_write,
+        (PhaseTimer, "__call__"): measured_phase,
+        (PhaseTimer, "_begin"): measured_begin,
+    }
     with contextlib.ExitStack() as stack:
         for (place, name), replacement in patches.items():
             stack.enter_context(mock.patch.object(place, name, replacement))

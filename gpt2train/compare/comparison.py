@@ -3,6 +3,7 @@
 import hashlib
 import json
 import multiprocessing
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +23,7 @@ from gpt2train.data.indexed import bin_path, token_dtype, write_index
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.io.files import write_atomic
+from gpt2train.launch.parent_death import die_with_parent
 
 VERSION = 2  # of the data and of the trainings; another one invalidates all results
 ARMS = ("A", "B")
@@ -264,7 +266,8 @@ class Comparison:
             return [run_job(job) for job in jobs]
         results = []
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(self.request.jobs, len(jobs)), mp_context=context) as pool:
+        count, own = min(self.request.jobs, len(jobs)), (os.getpid(),)
+        with ProcessPoolExecutor(count, context, die_with_parent, own) as pool:
             for job, result in zip(jobs, pool.map(run_job, jobs), strict=True):
                 results.append(result)
                 report(f"{job.key}: {result['tokens']:,} tokens, {result['seconds']:.0f} s")

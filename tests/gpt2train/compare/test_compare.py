@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from scipy import stats
 
@@ -141,9 +142,9 @@ def test_held_out_files_that_hold_a_whole_corpus_are_refused(tmp_path: Path) -> 
         Comparison(Request((file, file), tmp_path / "out", heldout=(file,), proxy="micro"))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_killed_comparison_resumes(tmp_path: Path) -> None:
-    """The trainings that were finished are not repeated; the result has both arms and the page loads nothing."""
+    """No process of it stays, finished trainings are not repeated, and the page of the result loads nothing."""
     files = [str(write(tmp_path / f"{name}.jsonl", reviews(1200, at))) for at, name in enumerate("ab")]
     options = [
         "--proxy",
@@ -153,7 +154,7 @@ def test_a_killed_comparison_resumes(tmp_path: Path) -> None:
         "--tokens",
         "16384",
         "--jobs",
-        "1",
+        "2",
         "--output",
         str(tmp_path / "out"),
     ]
@@ -161,8 +162,10 @@ def test_a_killed_comparison_resumes(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (done := list(tmp_path.glob("out/*/results/*.json"))) and process.poll() is None:
         time.sleep(0.02)
+    workers = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
+    assert len(workers) >= 2 and not psutil.wait_procs(workers, timeout=10)[1]
     before = {file: file.stat().st_mtime_ns for file in done}
     assert before
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
