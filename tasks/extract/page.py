@@ -58,7 +58,8 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
         reset_caches()
         clear_caches()
     html, encoding = decode(page.body, page.charset)
-    utf_8 = page.body if encoding == "utf-8" else None
+    # Bytes that are no UTF-8 are replaced by Python, not by the parser, whose rule is another one.
+    utf_8 = page.body if encoding == "utf-8" and "\ufffd" not in html else None
     undecodable = count_undecodable(html, utf_8)
     if undecodable > MAX_NOISE * len(html):
         share = undecodable / len(html)
