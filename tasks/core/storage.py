@@ -89,7 +89,7 @@ class Folder:
         try:
             with self.translate_errors(name):
                 return int(self.fs.size(self.path(name)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # below a file; a NUL in the path
             return None
 
     def sizes(self) -> dict[str, int]:

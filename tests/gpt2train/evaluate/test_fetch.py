@@ -180,8 +180,8 @@ def test_addresses_of_the_package_are_https_and_name_the_first_file() -> None:
 
 
 def test_hashes_of_ready_descriptions_are_those_of_the_files(real_data: Path) -> None:
-    """The test data have the published file under the path of its address, of XCOPA and LAMBADA in another folder."""
-    roots = {"local_data": "eval/core", "xcopa": "eval/zh/xcopa", "gpt-2": "lambada"}
+    """The test data have the published file under the path of its address, of others in another folder."""
+    roots = {"local_data": "eval/core", "xcopa": "eval/zh/xcopa", "gpt-2": "lambada", "blimp": "eval/blimp"}
     checked = set()
     for name in ready_files():
         _, description = read_description(name)
@@ -192,4 +192,4 @@ def test_hashes_of_ready_descriptions_are_those_of_the_files(real_data: Path) ->
                 content = (real_data / roots[root] / path).read_bytes()
                 assert hashlib.sha256(content).hexdigest() == task.sha256, task.url
                 checked.add(task.url)
-    assert len(checked) == 10
+    assert len(checked) == 11
