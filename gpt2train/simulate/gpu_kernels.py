@@ -1,4 +1,4 @@
-"""What the kernels of a GPU keep for the backward pass, where those of a CPU keep more.
+"""Tensors that the kernels of a GPU keep for the backward pass, where those of a CPU keep more.
 
 | operation | a GPU keeps | a CPU |
 |---|---|---|

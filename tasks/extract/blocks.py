@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_rules import DROPPED_TAGS, NEUTRAL, AttributeRules, Verdict
+from tasks.extract.attribute_names import DROPPED_TAGS
+from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.page_type import ARTICLE, FORUM
 
 BLOCK_TAGS = frozenset(

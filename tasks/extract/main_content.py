@@ -10,7 +10,8 @@ from lxml.etree import ElementDefaultClassLookup, ParserError
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
 
 from tasks.extract.article_lines import clean_article, is_title, page_titles
-from tasks.extract.attribute_rules import BOILERPLATE, FORUM_PARTS, NAVIGATION, AttributeRules
+from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
+from tasks.extract.attribute_rules import AttributeRules
 from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
 from tasks.extract.forum_lines import clean_posts, without_signature
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type

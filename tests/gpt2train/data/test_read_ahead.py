@@ -48,8 +48,12 @@ def test_the_pages_of_each_place_are_asked_for_once(tmp_path: Path, asked: list[
     assert len(asked) == 2 and len(set(asked)) == 1  # the same page of the file, from both parts
 
 
-def test_arrays_in_memory_and_systems_without_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_ahead(np.arange(5000), np.array([0, 4999]), 16)
+def test_arrays_in_memory_and_systems_without_the_call(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.arange(5000)
+    read_ahead(array, np.array([0, 4999]), 16)
+    assert len(asked) == 2 and (array == np.arange(5000)).all()
+    asked.clear()
     read_ahead(np.empty(0, dtype=np.uint16), np.empty(0, dtype=np.int64), 16)
     monkeypatch.setattr(module, "_madvise", None)
     read_ahead(np.arange(5), np.array([0]), 16)
+    assert asked == []

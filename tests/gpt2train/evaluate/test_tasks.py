@@ -1,10 +1,8 @@
 """Tasks: descriptions, items and their mistakes, common prefixes, intervals, and the command."""
 
-import io
 import json
 import random
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,12 @@ from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
-from gpt2train.evaluate.tasks import as_evaluation, description, items
+from gpt2train.evaluate.tasks import as_evaluation, description
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Suite, Task, parse_description, read_description, ready_files
-from gpt2train.evaluate.tasks.items import DataFile, Item, find_data, read_items
+from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
 from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import score_task
-from gpt2train.evaluate.tasks.suite import read_work
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.io.command_line import run_command
@@ -124,43 +121,6 @@ def test_mistakes_of_a_row(fields: dict[str, Any], row: Any, message: str) -> No
 def test_malformed_data(content: bytes) -> None:
     with pytest.raises(UserError, match=r"x\.jsonl"):
         read_items(task_of(), "t", [DataFile("x.jsonl", content)])
-
-
-def packed(**members: bytes) -> bytes:
-    """A ZIP archive of these files."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
-
-
-def test_the_rows_of_an_archive_are_those_of_its_files(tmp_path: Path) -> None:
-    rows = [{"query": f"{n}", "choices": ["a", "b"], "gold": n % 2, "part": f"{n // 3}"} for n in range(9)]
-    parts = {f"data/{n}.jsonl": "".join(json.dumps(row) + "\n" for row in rows[3 * n : 3 * n + 3]) for n in range(3)}
-    members = {name: text.encode() for name, text in reversed(parts.items())}
-    others = {"__MACOSX/data/._0.jsonl": b"\0", "data/.hidden.jsonl": b"{", "README.md": b"rows", "data/": b""}
-    (tmp_path / "Set.zip").write_bytes(packed(**members, **others))
-    task = task_of(data=["**/set/*.jsonl", "**/Set.zip"], group="part")
-    found = read_items(task, "t", find_data(task, "t", tmp_path))
-    assert found == items_of(task, *rows) and [item.group for item in found[::3]] == ["0", "1", "2"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (packed(**{"a.jsonl": b"{}\n" * 900})[:-40], "Set.zip cannot be unpacked .*; unpack it or fetch it again"),
-        (packed(**{"a.jsonl": bytes(range(256)) * 9}).replace(b"c`dbfa", b"c`dbfb"), "cannot be unpacked"),
-        (packed(**{"a.txt": b"{}"}), r"Set.zip has no \*.jsonl in it"),
-        (packed(**{"a.jsonl": b" " * 40_000, "b.jsonl": b" " * 40_000}), "Set.zip has more than 65,536 bytes of rows"),
-        (packed(**{"a.jsonl": b"{"}), r"Set.zip/a.jsonl line 1: no JSON object"),
-    ],
-    ids=["cut off", "damaged", "no rows", "too large", "no JSON"],
-)
-def test_malformed_archives(content: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "MAX_UNPACKED", 1 << 16)
-    with pytest.raises(UserError, match=message):
-        read_items(task_of(), "t", [DataFile("Set.zip", content)])
 
 
 def test_malformed_templates_and_too_many_shots() -> None:
@@ -432,41 +392,3 @@ def test_an_ambiguous_name_of_a_data_file(call: Call, folder: Path) -> None:
     (folder / "data/items.jsonl").write_bytes((folder / "data/deep/items.jsonl").read_bytes())
     code, _, err = call(folder / "choice.toml", "--model", "m", "--data", folder / "data")
     assert code == 2 and "both fit **/items.jsonl; give --data the folder of one" in err
-
-
-def read_rows_of(task: Task, rows: list[dict[str, Any]], labels: bytes | None = None) -> list[Item]:
-    """Items of rows, with the content of a file of labels."""
-    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    return read_items(task, "x", [DataFile("folder/dev.jsonl", raw, labels)])
-
-
-def test_labels_beside_the_data_are_those_of_the_rows(tmp_path: Path) -> None:
-    """PIQA as its authors give it out: the labels are a file of their own, whose content counts in the hash."""
-    rows = [{"goal": f"goal {n}", "sol1": "one", "sol2": "two"} for n in range(4)]
-    (tmp_path / "piqa").mkdir()
-    (tmp_path / "piqa/valid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"label.*put the labels beside it, as valid-labels\.lst"):
-        read_work("piqa", tmp_path)
-    (tmp_path / "piqa/valid-labels.lst").write_text("0\n1\n1\n0\n")
-    work = read_work("piqa", tmp_path)
-    assert [item.answer for item in work.parts[0].items] == [0, 1, 1, 0]
-    (tmp_path / "piqa/valid-labels.lst").write_text("1\n1\n1\n0\n")
-    assert read_work("piqa", tmp_path).identity() != work.identity()
-    (tmp_path / "piqa/valid-labels.lst").write_text("1\n0\n")
-    with pytest.raises(UserError, match="4 rows and 2 labels beside them"):
-        read_work("piqa", tmp_path)
-
-
-def test_labels_without_variation_are_refused() -> None:
-    """Unless the description says that the right answer is always there, or there are only a few rows."""
-    rows = [{"query": f"{n}", "choices": ["a", "b"], "gold": 1} for n in range(6)]
-    task = Task(kind="multiple_choice", data=("x.jsonl",))
-    with pytest.raises(UserError, match="labels without variation, all 6 answers are choice 1") as caught:
-        read_rows_of(task, rows)
-    assert "\n" not in str(caught.value) and "folder/dev.jsonl" in str(caught.value)
-    assert len(read_rows_of(task, rows[:4])) == 4
-    assert len(read_rows_of(task, [*rows, {**rows[0], "gold": 0}])) == 7
-    assert len(read_rows_of(task.model_copy(update={"answer": 1}), rows)) == 6
-    schema = Task(kind="schema", data=("x.jsonl",))
-    with pytest.raises(UserError, match="labels without variation"):
-        read_rows_of(schema, [{"context_options": ["a", "b"], "continuation": "c", "gold": 0} for _ in range(5)])

@@ -365,7 +365,7 @@ def test_a_redirect_is_followed_before_the_condition(server: Server, tmp_path: P
 
 
 def test_fresh_pages_are_not_requested_if_asked(server: Server, tmp_path: Path) -> None:
-    """What the server declares fresh stays unseen; robots.txt and tdmrep.json are read nevertheless."""
+    """Pages that the server declares fresh are not requested; robots.txt and tdmrep.json are."""
     root, fields = Folder(tmp_path), {"Cache_Control": "max-age=3600"}
     for path in ("/fresh", "/forbidden", "/moved/target"):
         server.put(path, f"The page {path}.", **fields)

@@ -1,4 +1,4 @@
-"""What the cards say of a training's cost."""
+"""Energy and hours of a training on the cards."""
 
 from types import SimpleNamespace
 from typing import Any
