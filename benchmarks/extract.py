@@ -1,4 +1,4 @@
-"""Extraction: ours against trafilatura called page by page, at the same kept set.
+"""Extraction by the engine `trafilatura`, against the library called page by page, at the same kept set.
 
     python -m benchmarks.extract [--share 1] [--rounds 3]
 
@@ -37,6 +37,7 @@ from tasks.extract.step import GROUP_PAGES, extract_group, extracted
 from tasks.extract.trafilatura_patches import clear_caches
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
+OPTIONS = ExtractOptions(engine="trafilatura")
 CLEAN = CleanSettings()
 WANTED = PrefilterRules(
     min_tokens=CLEAN.min_tokens, languages=CLEAN.language.keep, share=ExtractSettings().prefilter_min_prob
@@ -71,7 +72,7 @@ def in_groups(pages: Sequence[Page], compared: Compare = "doubtful") -> list[Ext
     """Ours as the step does it: with the early look and the limits, group by group."""
     reset_caches()
     clear_caches()
-    options = ExtractOptions(fallbacks=compared, wanted=WANTED)
+    options = ExtractOptions(engine="trafilatura", fallbacks=compared, wanted=WANTED)
     return [
         one
         for start in range(0, len(pages), GROUP_PAGES)
@@ -86,7 +87,7 @@ def in_turn(pages: Sequence[Page]) -> tuple[list[str], float, float]:
     """
     reset_caches()
     clear_caches()
-    options = ExtractOptions(wanted=WANTED)
+    options = ExtractOptions(engine="trafilatura", wanted=WANTED)
     texts: list[str] = []
     seconds = [0.0, 0.0]
     for start in range(0, len(pages), GROUP_PAGES):
@@ -130,9 +131,9 @@ def messages(pages: Sequence[Page]) -> float:
     """Seconds of processor time a page, of both processes, that the way to a worker and back takes."""
     pool = EchoPool(1)
     try:
-        list(extracted(pool, pages[:100], ExtractOptions()))
+        list(extracted(pool, pages[:100], OPTIONS))
         began = time.process_time() + pool.call(time.process_time)
-        list(extracted(pool, pages, ExtractOptions()))
+        list(extracted(pool, pages, OPTIONS))
         return (time.process_time() + pool.call(time.process_time) - began) / len(pages)
     finally:
         pool.close()
@@ -164,9 +165,12 @@ def main() -> None:
         f"the way to a worker and back: {way * 1e6:,.0f} µs a page, {way * len(pages) / ours_took:.2%} of it",
         flush=True,
     )
-    mine = ours(pages, ExtractOptions())
+    mine = ours(pages, OPTIONS)
     flags = Counter(one.reason for one in mine if one.reason not in (None, "no_text"))
-    for compared, extracts in (("doubtful", mine), ("always", ours(pages, ExtractOptions(fallbacks="always")))):
+    for compared, extracts in (
+        ("doubtful", mine),
+        ("always", ours(pages, ExtractOptions(engine="trafilatura", fallbacks="always"))),
+    ):
         same = sum(a == b.text for a, b in zip(plain, extracts, strict=True))
         print(f"same text as trafilatura, compare = {compared}: {same:,} of {len(pages):,} pages")
     print(f"flags on real content: {dict(flags)}")
@@ -196,7 +200,7 @@ def main() -> None:
         len(pages),
         {
             "ours": lambda: in_groups(pages),
-            "ours, early = false": lambda: ours(pages, ExtractOptions()),
+            "ours, early = false": lambda: ours(pages, OPTIONS),
             "ours, compare = always": lambda: in_groups(pages, "always"),
             "trafilatura": lambda: theirs(pages),
             "trafilatura, fast": lambda: theirs(pages, fast=True),

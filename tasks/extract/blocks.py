@@ -62,6 +62,8 @@ BLOCK_TAGS = frozenset(
 )
 HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
 CODE = frozenset(["pre", "listing", "xmp", "plaintext"])
+# Classes of Doxygen, which has elements of its own for code (a `div` a line) and titles.
+CODE_BLOCK, TITLE = "fragment", "headertitle"
 CELLS = frozenset(("td", "th"))
 # Containers whose share of links is tested when they end.
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
@@ -236,10 +238,11 @@ class Walk:
         ):
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
-        if tag in CODE or tag == "code":  # inline code comes here if it has several lines
+        # Inline code comes here if it has several lines.
+        if tag in CODE or tag == "code" or (tag == "div" and element.get("class") == CODE_BLOCK):
             self._code(element)
         else:
-            own = _kind(tag, kind)
+            own = "h" if element.get("class") == TITLE else _kind(tag, kind)
             if tag == "li":
                 self._marker = "- "
             self.read(element, own)
@@ -280,6 +283,8 @@ class Walk:
                 verdict = self.rules.verdict(child, child.tag)
                 if not (verdict.drop or verdict.marked or verdict.hidden):
                     self._raw(child, parts)
+                    if child.tag == "div" and not (child.tail or "").startswith(("\n", "\r\n")):
+                        parts.append("\n")
             parts.append(child.tail or "")
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:

@@ -6,7 +6,7 @@ how the container is chosen. Lists keep their markers, tables a row a line, code
 
 from collections.abc import Sequence
 
-from lxml.etree import ElementDefaultClassLookup, ParserError
+from lxml.etree import ElementDefaultClassLookup, ParserError, XMLSyntaxError
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
 
 from tasks.extract.article_lines import clean_article, is_title, page_titles
@@ -14,6 +14,7 @@ from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
 from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
 from tasks.extract.forum_lines import clean_posts, without_signature
+from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
 
 PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True)
@@ -38,16 +39,32 @@ MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
 def parse(html: str | bytes) -> HtmlElement | None:
-    """Parse a page, a string or UTF-8; None if there is nothing in it."""
+    """Parse a page, a string or UTF-8; None if there is nothing in it.
+
+    Raises:
+        MemoryError: the page needs more memory than there is.
+    """
     encoded = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     try:
         return document_fromstring(encoded.translate(None, CONTROLS), parser=PARSER)
     except ParserError:
         return None
+    except XMLSyntaxError:  # this parser mends all markup, and fails where it cannot allocate
+        raise MemoryError("libxml2 cannot build the tree") from None  # lxml's error cannot be pickled
 
 
 def structured_text(tree: HtmlElement, tables: bool = True) -> str:
-    """Main text of a page, a block a line; "" if it has none."""
+    """Main text of a page, a block a line; "" if it has none.
+
+    The markup of some pages is empty until a script has run. Then the text that they state in JSON-LD is taken.
+    """
+    text = _text_of_markup(tree, tables)
+    if len(text) < MIN_TEXT and len(stated := article_body(tree)) > max(MIN_TEXT, 2 * len(text)):
+        return stated
+    return text
+
+
+def _text_of_markup(tree: HtmlElement, tables: bool) -> str:
     kind = page_type(tree)
     walk = page_blocks(tree, RULES[kind], kind, tables)
     if kind == ARTICLE:

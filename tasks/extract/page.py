@@ -1,39 +1,44 @@
 """Extraction of pages: bytes to main text by the chosen engine, in a worker process that may be killed."""
 
+import contextlib
 import functools
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
+from typing import NamedTuple
 
-import trafilatura
-from htmldate import find_date
 from lxml.html import HtmlElement
-from trafilatura.meta import reset_caches
-from trafilatura.settings import Extractor
-from trafilatura.utils import load_html
 
 from gpt2train.io.memory_limit import STATM, bytes_of, memory_limit
 from tasks.core.document import strip_unstorable
 from tasks.download.warc import Page
+from tasks.extract import main_content
 from tasks.extract.complexity import MAX_ELEMENTS, cut_attributes
 from tasks.extract.decode import MAX_NOISE, count_undecodable, decode
-from tasks.extract.main_content import parse, structured_text
 from tasks.extract.metadata import language_hint, page_title, stated_days
 from tasks.extract.prefilter import prefilter_reason
-from tasks.extract.settings import WORKER_OUTGROWN, Compare, ExtractOptions, ExtractResult
+from tasks.extract.settings import WORKER_OUTGROWN, Engine, ExtractOptions, ExtractResult
 from tasks.extract.soft_404 import detect_soft_404, page_marks
-from tasks.extract.trafilatura_fallbacks import FastOptions
-from tasks.extract.trafilatura_patches import Parsed, apply_patches, clear_caches
 
-# The caches of trafilatura, htmldate and justext are cleared after this many pages; they fill within some thousand.
-RESET_PAGES = 1000
+RESET_PAGES = 1000  # after which the caches of an engine are emptied; those of trafilatura fill within some thousand
 _page_numbers = itertools.count(1)
 
-# trafilatura warns about each page without a text; here such a page becomes a rejected row with a reason.
-logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-logging.getLogger("htmldate").setLevel(logging.CRITICAL)
+logging.getLogger("htmldate").setLevel(logging.CRITICAL)  # it warns about each page without a date
+
+
+class TextEngine(NamedTuple):
+    """Program that finds the main text of a page."""
+
+    parse: Callable[[str, bytes | None], HtmlElement | None]
+    """Parse a page, given as a string and, if it is UTF-8, as bytes; None if there is nothing in it."""
+    text: Callable[[HtmlElement, ExtractOptions], str | None]
+    """Main text of a parsed page, which may be changed."""
+    context: Callable[[], AbstractContextManager[None]]
+    """Context of both."""
+    empty_caches: Callable[[], None]
 
 
 def extract_pages(pages: Sequence[Page], options: ExtractOptions) -> list[ExtractResult]:
@@ -45,18 +50,18 @@ def extract_pages(pages: Sequence[Page], options: ExtractOptions) -> list[Extrac
 
     Raises:
         MemoryError: a page exceeds `options.memory_mb`.
-        Exception: any error that trafilatura or lxml raises for a hostile page.
+        Exception: any error that lxml or trafilatura raises for a hostile page.
     """
     _recycle_worker(options.worker_recycle_mb)
-    with memory_limit(options.memory_mb), apply_patches():
+    with memory_limit(options.memory_mb), text_engine(options.engine).context():
         return [extract_page(page, options) for page in pages]
 
 
 def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
     """Extract main text and metadata of one page."""
+    engine = text_engine(options.engine)
     if next(_page_numbers) % RESET_PAGES == 0:
-        reset_caches()
-        clear_caches()
+        engine.empty_caches()
     html, encoding = decode(page.body, page.charset)
     # Bytes that are no UTF-8 are replaced by Python, not by the parser, whose rule is another one.
     utf_8 = page.body if encoding == "utf-8" and "\ufffd" not in html else None
@@ -66,12 +71,9 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
         return _rejected("undecodable", f"{share:.0%} of the characters are noise when read as {encoding}")
     if options.wanted and (found := prefilter_reason(html, options.wanted)):
         return _rejected(*found)
-    with apply_patches():
+    with engine.context():
         cut = cut_attributes(html)
-        if options.engine == "structure":
-            tree = parse(cut if utf_8 is None or cut is not html else utf_8)
-        else:
-            tree = load_html(cut)
+        tree = engine.parse(cut, utf_8 if cut is html else None)
         if tree is None:
             return _rejected("no_text", f"no HTML tree in {len(page.body):,} bytes")
         # The parser adds at most one element a tag (the `p` of a text after it); few pages have so many tags.
@@ -84,7 +86,7 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
         marks = page_marks(tree, title) if options.detect_soft_404 else None
         if date is None and options.dates:
             date, by_fetch_day = _search_date(tree, page), True
-        text = strip_unstorable(main_text(tree, options) or "").strip()
+        text = strip_unstorable(engine.text(tree, options) or "").strip()
     if marks and (found := detect_soft_404(marks, text)):
         return _rejected(*found)
     if not text:
@@ -92,21 +94,29 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
     return ExtractResult(text=text, title=title, date=date, language=language, by_fetch_day=by_fetch_day)
 
 
-def main_text(tree: HtmlElement, options: ExtractOptions) -> str | None:
-    """Main text of a page by the chosen engine, to be called inside `apply_patches()`; changes the tree."""
-    if options.engine == "structure":
-        return structured_text(tree, options.tables)
-    return trafilatura.extract(Parsed(tree), options=_options(options.fallbacks, options.tables))
-
-
 @functools.cache
-def _options(compare: Compare, tables: bool) -> Extractor:
-    kind = FastOptions if compare == "doubtful" else Extractor
-    # dedup=True keeps state per process: the text would depend on the pages that the worker saw before.
-    return kind(fast=compare == "never", tables=tables, comments=False, dedup=False)
+def text_engine(name: Engine) -> TextEngine:
+    """Return an engine by its name."""
+    if name == "structure":
+        return TextEngine(
+            parse=lambda html, utf_8: main_content.parse(html if utf_8 is None else utf_8),
+            text=lambda tree, options: main_content.structured_text(tree, options.tables),
+            context=contextlib.nullcontext,
+            empty_caches=lambda: None,
+        )
+    from tasks.extract import trafilatura_text  # 0.3 s, which the other engine does not need
+
+    return TextEngine(
+        parse=lambda html, _utf_8: trafilatura_text.parse(html),
+        text=trafilatura_text.trafilatura_text,
+        context=trafilatura_text.apply_patches,
+        empty_caches=trafilatura_text.empty_caches,
+    )
 
 
 def _search_date(tree: HtmlElement, page: Page) -> str | None:
+    from htmldate import find_date  # 0.1 s, for a setting that is off by default
+
     latest = page.fetched_at[:10]
     return find_date(copy(tree), extensive_search=False, original_date=True, url=page.final_url, max_date=latest)
 

@@ -10,7 +10,8 @@ GENERATORS = {
     DOCUMENTATION: re.compile(
         r"docbook|sphinx|docutils|javadoc|doxygen|asciidoc|texi2html|makeinfo|texinfo|mkdocs|docusaurus|vuepress|vitepress"
         r"|antora|gitbook|rustdoc|hevea|latex2html|groff|man2html|pod2html|pdoc|yard|rdoc|typedoc|jsdoc|hugo.*book|mediawiki"
-        r"|dokuwiki|moinmoin|libreoffice|openoffice",
+        r"|dokuwiki|moinmoin|libreoffice|openoffice|ex_?doc|haddock|scaladoc|dokka|jazzy|docfx|mdbook|docsify|starlight"
+        r"|tex4ht|latexml|bookdown|gtk-doc|jupyter.?book|quarto",
         re.IGNORECASE,
     ),
     FORUM: re.compile(
@@ -54,6 +55,16 @@ TEMPLATES = {
             "page-content-docs",
             "toplang",
             "quickview",
+            "package-header",  # Haddock
+            "module-header",
+            "REFBODY",  # Erlang
+            "erlang-logo",
+            "SAuthorListBox",  # Scribble
+            "SIntrapara",
+            "book-summary",  # GitBook, bookdown, mdBook
+            "mdbook-help-container",
+            "gtkdoc",
+            "devhelp",
         ]
         + [f"{of}-{kind}-page" for of in ("class", "package", "module") for kind in ("declaration", "use", "summary")]
         + [f"{of}-{kind}-page" for of in ("class", "package", "module") for kind in ("tree", "index")]

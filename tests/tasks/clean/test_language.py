@@ -39,7 +39,6 @@ from tasks.clean.language_share import (
 )
 from tasks.extract.page import extract_page
 from tasks.extract.settings import ExtractOptions
-from tasks.extract.trafilatura_patches import apply_patches
 from tasks.sources.index import whole_page
 from tests.tasks.corpus import pieces_of_novels, read_jsonl, texts_of
 
@@ -207,7 +206,7 @@ def test_windows_and_samples_of_any_text_are_bounded_and_reproducible(
 def test_pages_are_kept_and_dropped_by_their_share_of_english(real_data: Path) -> None:
     """A twelfth of the documentation pages, which are in 20 languages, against langdetect on all sections of each."""
     texts: list[tuple[str, str]] = []
-    with tarfile.open(real_data / "html_docs" / "html_docs_dev.tar.xz") as archive, apply_patches():
+    with tarfile.open(real_data / "html_docs" / "html_docs_dev.tar.xz") as archive:
         for member in [member for member in archive if member.name.endswith(".html")][::12]:
             body = archive.extractfile(member).read()  # type: ignore[union-attr]
             text = extract_page(whole_page(member.name, member.name, body), ExtractOptions()).text

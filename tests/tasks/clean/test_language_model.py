@@ -18,7 +18,6 @@ from tasks.extract.decode import decode
 from tasks.extract.page import extract_page
 from tasks.extract.prefilter import plain_text, visible_markup
 from tasks.extract.settings import ExtractOptions
-from tasks.extract.trafilatura_patches import apply_patches
 from tasks.sources.index import whole_page
 from tests.tasks.clean.plain_language import plain_certainty, plain_ranking
 from tests.tasks.corpus import pieces_of_novels, read_jsonl, texts_of
@@ -94,7 +93,7 @@ def test_all_test_data_are_decided_and_cut_as_by_fasttext(real_data: Path, monke
         texts += [classic[start : start + 3000] for start in range(0, len(classic), 12_000)]
     for name in ("speeches_dev", "imdb_dev", "reuters_dev"):
         texts += texts_of(real_data / "text" / f"{name}.jsonl.gz", 3000)
-    with tarfile.open(real_data / "html_docs" / "html_docs_dev.tar.xz") as archive, apply_patches():
+    with tarfile.open(real_data / "html_docs" / "html_docs_dev.tar.xz") as archive:
         for member in [member for member in archive if member.name.endswith(".html")]:
             body = archive.extractfile(member).read()  # type: ignore[union-attr]
             page = whole_page(member.name, member.name, body)

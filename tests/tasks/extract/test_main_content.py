@@ -1,5 +1,6 @@
 """The engine `structure`: what it keeps and drops of a page, hostile pages, and its fit to the gold pages."""
 
+import json
 import re
 from pathlib import Path
 
@@ -126,6 +127,47 @@ def test_containers_that_announce_other_pages_are_not_the_main_content() -> None
 
 def test_code_in_lines_keeps_its_indentation() -> None:
     assert "\nif x:\n    y()\n" in text_of(article("<div><code>if x:<br>&nbsp;&nbsp;&nbsp;&nbsp;y()</code></div>"))
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_code_of_doxygen_keeps_its_lines_and_the_title_is_kept(end: str) -> None:
+    lines = ["int f() {", "&#160; <a href='#x'>return</a> 1;", "", "}"]
+    code = "".join(
+        f"<div class='line'><span class='lineno'>{n}</span>{line}</div>{end}" for n, line in enumerate(lines)
+    )
+    title = "<div class='header'><div class='headertitle'><div class='title'>File A</div></div></div>"
+    page = f"{title}<div class='contents'>{PARAGRAPH}<div class='fragment'>{code}</div></div>"
+    found = text_of(f"<html><head><meta name='generator' content='Doxygen 1.9'></head><body>{page}</body></html>")
+    assert found.splitlines() == ["File A", (WORDS * 3).strip(), "int f() {", "  return 1;", "", "}"]
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<meta name='generator' content='ExDoc v0.34'>",
+        "<meta name='generator' content='GTK-Doc V1.33.1 (XML mode)'>",
+        "<div id='module-header'></div>",
+        "<div class='REFBODY'></div>",
+        "<nav><ul class='book-summary'></ul></nav>",
+    ],
+)
+def test_documentation_is_known_by_its_generator(mark: str) -> None:
+    notes = f"<div class='meta'><p>{WORDS}</p></div>"  # a class that marks boilerplate in an article
+    kept = [text_of(f"<html><body>{mark_}<div>{PARAGRAPH}{notes}</div></body></html>") for mark_ in (mark, "")]
+    assert [found.count(WORDS.strip()) for found in kept] == [4, 3]
+
+
+def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:
+    body = json.dumps(
+        {"@graph": [{"@type": "NewsArticle", "articleBody": f"{WORDS * 4}\n\n<p>A &lt; B</p><p>end</p>"}]}
+    )
+    page = "<html><head><script type='application/ld+json'>{}</script></head><body><p>{}</p></body></html>"
+    assert text_of(page.format(body, "Please enable JavaScript.")) == f"{(WORDS * 4).strip()}\nA < B\nend"
+    assert text_of(page.format(body, WORDS * 4)) == (WORDS * 4).strip()  # the markup has a text
+    assert text_of(page.format(body[:-1], "Please")) == "Please"
+    paid = body.replace('"articleBody"', '"isAccessibleForFree": "False", "articleBody"')
+    assert text_of(page.format(paid, "Subscribe.")) == "Subscribe."
+    assert text_of(page.format("[" * 100_000, "Please")) == "Please"
 
 
 def test_the_header_of_documentation_is_dropped() -> None:

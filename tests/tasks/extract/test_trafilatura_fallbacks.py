@@ -40,7 +40,8 @@ def page(body: bytes) -> Page:
 
 def ours(html: str, compare: Compare) -> str:
     return extract_page(
-        page(html.encode(errors="surrogatepass")), ExtractOptions(fallbacks=compare, detect_soft_404=False)
+        page(html.encode(errors="surrogatepass")),
+        ExtractOptions(engine="trafilatura", fallbacks=compare, detect_soft_404=False),
     ).text
 
 
@@ -132,7 +133,12 @@ def gate(data: Path, every: int, limit: int | None, share: int = 1) -> tuple[int
     htmls = [decode(body)[0] for body in bodies]
     expected = [plain(html) for html in htmls]
     always, doubtful = (
-        [extract_page(page(body), ExtractOptions(fallbacks=compare, detect_soft_404=False)).text for body in bodies]
+        [
+            extract_page(
+                page(body), ExtractOptions(engine="trafilatura", fallbacks=compare, detect_soft_404=False)
+            ).text
+            for body in bodies
+        ]
         for compare in ("always", "doubtful")
     )
     assert [number for number, (a, b) in enumerate(zip(expected, always, strict=True)) if a != b] == []

@@ -10,13 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.extract import as_page
 from gpt2train.errors import RunError, UserError
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.core.input_files import find_inputs
-from tasks.core.manifest import MANIFEST, Manifest, digest, fingerprint
+from tasks.core.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint
 from tasks.core.shards import write_table
+from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.extract.settings import Engine, ExtractSettings
+from tasks.extract.step import ENGINE_VERSIONS, extract
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
 from tasks.sources.warcs import ArchiveConsent
@@ -30,6 +34,7 @@ from tasks.verify.redo import RedoRunner
 from tests.tasks.core.test_versions import documents, upgrade
 from tests.tasks.corpus import Inline
 from tests.tasks.sources.archives import archive, index, members, numbered, response
+from tests.tasks.warc_pages import write_pages
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,25 @@ def test_a_sound_output_is_equal_and_not_written(out: Path, capsys: pytest.Captu
     assert [found[name]["redone"] for name in ("clean", "shuffle", "tokenizer")] == ["1 of 1 batches", "whole", "whole"]
     assert found["tokenize"]["redone"] == "1 documents, whole"
     assert "its input 'download' is not in this output" in found["extract"]["notes"][0]  # said, and no difference
+
+
+@pytest.mark.parametrize("engine", ["structure", "trafilatura"])
+def test_the_extraction_is_done_again_by_its_own_engine(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Folder(tmp_path / "out")
+    items = "<ul><li><code>open</code> reads the file</li></ul>"  # one engine loses its first word
+    body = f"<html><body><article><p>{'The river runs through the valley. ' * 20}</p>{items}</article></body></html>"
+    with (root / "pages").writing("part-00000.warc.gz") as draft:
+        write_pages(draft, [as_page("http://a.example/", body.encode())])
+    step = Step(root, "download", version=1, parameters={}, inputs={}, folder="pages")
+    pages = step.commit(Outcome(outputs=(step.folder.record("part-00000.warc.gz", rows=1),)))
+    with Inline(workers=1) as runner:
+        extract(root, pages, ExtractSettings(engine=engine), runner, clean=CleanSettings())
+    found = verified(capsys, tmp_path / "out")["extract"]
+    assert (found["problems"], found["redone"]) == ([], "1 of 1 batches")
+    monkeypatch.setitem(ENGINE_VERSIONS, engine, {"engine_version": 99})  # a later release
+    assert f"of the engine {engine}" in verified(capsys, tmp_path / "out")["extract"]["notes"][0]
 
 
 def flip(path: Path, at: int) -> None:
