@@ -77,7 +77,7 @@ def extract(
         | ENGINE_VERSIONS.get(options.engine, {}),
         inputs={"download": pages},
         folder="documents",
-        packages=_packages(options),
+        packages=(*PACKAGES[options.engine], *PREFILTER_PACKAGES, *(("htmldate",) if options.dates else ())),
         row_input="download",
     )
     if done := runner.finished(step):
@@ -85,12 +85,6 @@ def extract(
     work = functools.partial(extract_part, root / pages.folder, options, previous=step.previous_rows())
     outcomes = runner.batches(step, "part", [record.name for record in pages.outputs], work, where="node")
     return step.commit(Outcome.total(outcomes))
-
-
-def _packages(options: ExtractOptions) -> tuple[str, ...]:
-    """Names of the libraries that shape the texts."""
-    dated = ("htmldate",) if options.dates else ()
-    return tuple(sorted({*PACKAGES[options.engine], *PREFILTER_PACKAGES, *dated}))
 
 
 def extract_part(

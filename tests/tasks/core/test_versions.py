@@ -143,9 +143,11 @@ def declared() -> dict[str, set[str]]:
                 given = next((word.value for word in node.keywords if word.arg == "packages"), ast.Tuple(elts=[]))
                 given = constants[given.id] if isinstance(given, ast.Name) else given
                 parts = [*ast.walk(given)]
-                for part in ast.walk(given):  # a library that is chosen above: `"a" if … else "b"`
+                for part in ast.walk(given):  # libraries that are chosen above: `"a" if … else "b"`, or by a table
                     chosen = constants.get(part.id) if isinstance(part, ast.Name) else None
                     parts += [chosen.body, chosen.orelse] if isinstance(chosen, ast.IfExp) else []
+                    table = chosen.values if isinstance(chosen, ast.Dict) else getattr(chosen, "elts", [])
+                    parts += [name for packages in table for name in ast.walk(packages)]
                 strings = {part.value for part in parts if isinstance(part, ast.Constant)}
                 found.setdefault(name.value, set()).update(map(str, strings))
     return found
