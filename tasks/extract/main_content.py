@@ -49,7 +49,7 @@ def parse(html: str | bytes) -> HtmlElement | None:
         return document_fromstring(encoded.translate(None, CONTROLS), parser=PARSER)
     except ParserError:
         return None
-    except XMLSyntaxError:  # this parser mends all markup, and fails where it cannot allocate
+    except XMLSyntaxError:  # this parser repairs all markup, and fails where it cannot allocate
         raise MemoryError("libxml2 cannot build the tree") from None  # lxml's error cannot be pickled
 
 
