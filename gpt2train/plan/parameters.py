@@ -87,4 +87,4 @@ def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) 
 
 
 def _on_rank(name: str, size: tuple[int, ...], shape: Shape, tp: int) -> int:
-    return math.prod(size) // (1 if shard_dim(name, shape) is None else tp)
+    return math.prod(size) // (1 if shard_dim(name, shape, tp) is None else tp)
