@@ -29,6 +29,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "objective": SPANS,
     },
     "plug-in": {"model": {"family": "unknown"}},
+    # Heads that a degree of 2 or 4 does not divide.
+    "5 heads": {"model": {"heads": 5, "hidden": 320}},
+    "llama, 6 heads, 3 of keys": {
+        "model": {"family": "llama", "heads": 6, "hidden": 384, "options": {"kv_heads": 3, "inner": 1024}}
+    },
+    "t5, 5 heads": {"model": {"family": "t5", "heads": 5, "hidden": 320}, "objective": SPANS},
 }
 # Number of ranks, and the layout.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -80,7 +86,15 @@ def ratios(family: str, layout: str, device: str = "cuda", precision: str = "bf1
     return found
 
 
-@pytest.mark.parametrize(("family", "layout"), [("t5", "pp 2, zero 1, full"), ("llama, relu2, qk_norm", "zero 3")])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("t5", "pp 2, zero 1, full"),
+        ("llama, relu2, qk_norm", "zero 3"),
+        ("5 heads", "tp 4"),
+        ("llama, 6 heads, 3 of keys", "tp 4"),
+    ],
+)
 def test_the_formulas_are_near_a_simulated_step(family: str, layout: str) -> None:
     assert ratios(family, layout) == [pytest.approx(1, abs=0.1)] * LAYOUTS[layout][1].get("pp", 1)
 
