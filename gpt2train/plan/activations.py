@@ -78,8 +78,8 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     (in a GPT-2 of width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a third
     norm, and keys and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the
     attention in float32, with dropout three matrices of that size; a GPU the biases, in half precision for every block.
-    With heads that the degree does not divide, the rank with the most of them counts, and the weights of its heads are a
-    copy for each micro-batch.
+    With heads that the degree does not divide, the rank with the most of them counts, and each micro-batch has a copy
+    of the weights of its heads.
 
     Args:
         shape: shape of the model.

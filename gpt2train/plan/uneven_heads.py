@@ -54,5 +54,5 @@ def _moved(heads: int, used: Sequence[range]) -> float:
     """Largest number of heads that a rank uses and does not store, where all store equal parts of them."""
     share = heads / len(used)
     stored = [(rank * share, (rank + 1) * share) for rank in range(len(used))]
-    kept = [max(0.0, min(own.stop, end) - max(own.start, start)) for own, (start, end) in zip(used, stored, strict=True)]
-    return max(len(own) - part for own, part in zip(used, kept, strict=True))
+    pairs = list(zip(used, stored, strict=True))
+    return max(len(own) - max(0.0, min(own.stop, end) - max(own.start, start)) for own, (start, end) in pairs)

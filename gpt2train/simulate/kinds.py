@@ -1,8 +1,8 @@
 """Kinds of ranks of a layout, and the steps of all of them from the simulation of a few.
 
 The ranks of a pipeline stage do the same on other data and other shards, of which the first rank's are the largest, so
-that a stage is a kind. If the tensor-parallel degree does not divide the heads, the first rank with the most heads stands
-for all. Stages with equal parts of the model differ in the order of their passes alone: one of them is
+that a stage is a kind. If the tensor-parallel degree does not divide the heads, the first rank with the most of them
+stands for all. Stages with equal parts of the model differ in the order of their passes alone: one of them is
 simulated, with few micro-batches (`gpt2train.simulate.schedule`).
 """
 
