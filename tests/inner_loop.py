@@ -136,7 +136,6 @@ NOT_UNIT = (
     "gpt2train/serve/test_page.py",
     "gpt2train/serve/test_schema.py",
     "gpt2train/serve/test_soak.py",
-    "gpt2train/simulate/test_command.py",
     "gpt2train/test_cli.py",
     "gpt2train/test_errors.py::test_queries_are_removed",
     "gpt2train/test_train.py",

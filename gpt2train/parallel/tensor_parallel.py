@@ -32,7 +32,7 @@ from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.norms import widened
 from gpt2train.parallel.rng import per_rank_rng
 from gpt2train.parallel.tp_collectives import Region
-from gpt2train.parallel.uneven_heads import set_exchange, uneven_class, used_rows
+from gpt2train.parallel.uneven_heads import check_attention, set_exchange, uneven_class, used_rows
 
 
 def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: bool) -> None:
@@ -49,6 +49,7 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
     """
     if mesh.size() == 1:
         return
+    check_attention(model, model.shape, mesh.size())
     region = Region(mesh, sequence_parallel)
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention) and module.dropout:

@@ -31,6 +31,19 @@ from gpt2train.parallel.head_split import HeadSplit, common
 from gpt2train.parallel.tp_collectives import Region
 
 
+def check_attention(model: nn.Module, shape: Shape, tp: int) -> None:
+    """Check that the layers with heads can be found, if the degree does not divide the heads.
+
+    Raises:
+        UserError: the attention of the model's family is of a class of its own.
+    """
+    if not HeadSplit.of(shape, tp).even and not any(isinstance(module, SelfAttention) for module in model.modules()):
+        raise UserError(
+            f"parallel.tp {tp} does not divide the {shape.heads} heads, and the attention of the model family "
+            f"{shape.family} is no SelfAttention, whose heads alone can be split unevenly; change parallel.tp"
+        )
+
+
 def uneven_class(model: nn.Module, name: str, module: nn.Module, shape: Shape, tp: int) -> type[nn.Module] | None:
     """Parallel subclass of the class of a module whose rows are not stored where they are used; None for all others.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
@@ -13,7 +14,7 @@ from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.uneven_heads import used_rows
+from gpt2train.parallel.uneven_heads import check_attention, used_rows
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.parallel.small_model_folder import write_folder
 from tests.gpt2train.parallel.uneven_cases import shape_of
@@ -117,13 +118,19 @@ def test_other_degrees_are_refused(family: str, heads: int, kv_heads: int, tp: i
 
 
 def test_queries_and_keys_in_one_layer_are_refused() -> None:
-    from torch import nn
-
     shape = shape_of("llama", 6, 3)
     model = build_model(shape)
     model.blocks["0"].attn.q = nn.Linear(shape.hidden, (6 + 2 * 3) * shape.head_dim)
     with pytest.raises(UserError, match=r"tp 4 .* blocks.0.attn.q of the .* llama has queries and keys in one layer"):
         used_rows(model, "blocks.0.attn.q.weight", shape, 4)
+
+
+def test_an_attention_of_another_class_is_refused() -> None:
+    shape = shape_of("gpt2", 5)
+    check_attention(build_model(shape), shape, 2)
+    check_attention(nn.Linear(2, 2), shape, 5)
+    with pytest.raises(UserError, match=r"tp 2 does not divide the 5 heads, .* family gpt2 is no SelfAttention"):
+        check_attention(nn.Linear(2, 2), shape, 2)
 
 
 @pytest.mark.slow

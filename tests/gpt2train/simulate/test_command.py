@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 COMMAND = ["simulate", "--preset", "1542m", "--tp", "8", "--pp", "8", "--dp", "16"]
 
 
@@ -20,6 +22,7 @@ def measured(folder: Path, *options: str) -> tuple[int, dict[str, Any], float, i
     return job.returncode, found, usage.ru_utime + usage.ru_stime, usage.ru_maxrss
 
 
+@pytest.mark.slow
 def test_25_heads_on_8_tensor_parallel_ranks_take_less_than_a_minute_and_4_gb(tmp_path: Path) -> None:
     code, found, seconds, kilobytes = measured(tmp_path)
     assert (code, found["layout"]) == (0, {"tp": 8, "pp": 8, "dp": 16, "ranks": 1024})
