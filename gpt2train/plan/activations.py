@@ -174,13 +174,17 @@ def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start
 
 
 def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float:
-    """Bytes of the logits of one or two chunks of tokens, and of a copy of the head in half precision."""
+    """Bytes of the logits of one or two chunks of tokens, and of a copy of the head in half precision.
+
+    With a soft cap also the slopes of one chunk.
+    """
     vocab, item = shape.padded_vocab // layout.tp, _item(settings)
     tokens = layout.micro_batch * _lengths(settings, shape)[-1]
     rows = CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
     alive = min(tokens, 2 * rows)  # the chunk before is freed when the next one replaces it
     copies = HALF * (alive + shape.hidden) * vocab if item == HALF else 0
-    return FP32 * alive * vocab + copies
+    slopes = min(tokens, rows) if dict(shape.options).get("logit_softcap") else 0
+    return FP32 * (alive + slopes) * vocab + copies
 
 
 def _transferred_bytes(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> float:
