@@ -71,8 +71,8 @@ def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) 
     """Return the parameters of one rank.
 
     Args:
-        piece: part of the model on the pipeline rank; each of its stages has a copy of the parameters outside the blocks
-            that it uses.
+        piece: part of the model on the pipeline rank; each of its stages has a copy of what it uses outside the blocks,
+            such as the tied embedding.
         shape: shape of the model.
         tp: tensor-parallel degree.
         padding: number to a multiple of which the vocabulary is padded; by default 128, Megatron-LM uses 128 x tp.
