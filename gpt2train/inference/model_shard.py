@@ -18,6 +18,7 @@ from gpt2train.model.cache import Cache, Prefill, Step
 from gpt2train.model.families import MODELS
 from gpt2train.model.lazy_weights import LazyWeights, empty_model
 from gpt2train.model.shape import Shape
+from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import PIPELINE, TENSOR, DistContext, make_mesh
 from gpt2train.parallel.pipeline_stages import stage_layers
@@ -173,7 +174,7 @@ class ModelShard:
         return parts
 
     def _cache(self, rows: int, context: int) -> Cache:
-        heads = MODELS[self.shape.family].kv_heads(self.shape) // self.layout.tp
+        heads = HeadSplit.of(self.shape, self.layout.tp).computed_keys(self.tp_rank)
         layers = len(self.model.blocks)
         return Cache(layers, heads, self.shape.head_dim, rows, context, torch.float32, self.device)
 

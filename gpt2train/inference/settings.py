@@ -80,7 +80,7 @@ class ServingLayout(Settings):
     """Parallel layout of a model for inference; `tp` x `pp` processes are started."""
 
     tp: int = Field(1, ge=1)
-    """Tensor-parallel degree; must divide the attention heads and 128, to which the vocabulary is padded."""
+    """Tensor-parallel degree, at most the attention heads; must divide 128, to which the vocabulary is padded."""
     pp: int = Field(1, ge=1)
     """Pipeline stages, each with consecutive layers."""
     peer_timeout: float = Field(60.0, gt=0)

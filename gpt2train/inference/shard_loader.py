@@ -10,10 +10,13 @@ from torch import Tensor
 
 from gpt2train.model.families import shard_dim, sizes
 from gpt2train.model.lazy_weights import LazyWeights, check_sizes, empty_model
+from gpt2train.parallel.uneven_heads import used_rows
 
 
 def read_shard(weights: LazyWeights, layers: range, tp: int, rank: int) -> dict[str, Tensor]:
     """Read the weights of one shard in float32 on the CPU, split as `gpt2train.parallel.tensor_parallel` does.
+
+    Of a layer whose heads the degree does not divide, the rows of this rank's heads are read (`uneven_heads`).
 
     Args:
         weights: weights of the whole model; tensors of other shards are not read.
@@ -31,7 +34,9 @@ def read_shard(weights: LazyWeights, layers: range, tp: int, rank: int) -> dict[
         whole, dim = weights.tensors[name].read(torch.float32), shard_dim(name, weights.shape)
         if tp == 1 or dim is None:
             return whole
+        used = used_rows(local, name, weights.shape, tp)
+        own = whole.chunk(tp, dim)[rank] if used is None else whole.narrow(dim, used[rank].start, len(used[rank]))
         # A clone, since a view would keep the whole tensor in memory.
-        return whole.chunk(tp, dim)[rank].clone(memory_format=torch.contiguous_format)
+        return own.clone(memory_format=torch.contiguous_format)
 
     return {name: own_part(name) for name, _ in local.named_parameters()}

@@ -240,17 +240,17 @@ def initial_std(name: str, shape: Shape) -> float | None:
     return given(name, shape) if given is not None else None
 
 
-def shard_dim(name: str, shape: Shape) -> int | None:
-    """Dimension of a parameter that tensor parallelism splits; None if it is replicated.
+def shard_dim(name: str, shape: Shape, tp: int = 1) -> int | None:
+    """Dimension of a parameter that tensor parallelism of a degree splits; None if it is replicated.
 
     Vocabulary and column-parallel layers are split by rows (0), row-parallel layers and tables with a column per head
-    by columns (1).
+    by columns (1). Such a table is replicated if the degree does not divide the heads.
     """
     if name in (EMBEDDING, HEAD):
         return 0
     module, _, kind = name.rpartition(".")
     if module in MODELS[shape.family].head_tables:
-        return 1
+        return None if shape.heads % tp else 1
     if not name.startswith("blocks.") or len(sizes(shape)[f"{module}.weight"]) == 1:
         return None
     if is_residual(name, shape):

@@ -77,6 +77,7 @@ class _ChunkedCrossEntropy(GradientInForward):
                 continue
             grad = logits.mul_(factor).scatter_add_(1, column, -valid)
             grad = (grad if slope is None else grad.mul_(slope)).to(matrix.dtype)
+            slope = None  # freed before the logits of the next chunk are made
             grad_hidden[start : start + size] = grad @ matrix
             add_product(grad_weight, grad, rows)
         if grad_hidden is not None and grad_weight is not None:
@@ -92,7 +93,7 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor:
 def soft_cap_(logits: Tensor, cap: float, needs_grad: bool) -> Tensor | None:
     """Apply `soft_cap` in place; returns the derivative of each logit if it is needed."""
     logits.div_(cap).tanh_()
-    slope = 1 - logits.square() if needs_grad else None
+    slope = logits.square().neg_().add_(1) if needs_grad else None
     logits.mul_(cap)
     return slope
 

@@ -135,21 +135,25 @@ class Layout:
 
 
 def _check_tensor_parallel(shape: Shape, tp: int, option: str) -> None:
-    """Check that a degree of tensor parallelism divides all that it splits; the message has the degrees that do."""
+    """Check that tensor parallelism can split a model; the message has the degrees that are possible.
+
+    A degree need not divide the heads (`gpt2train.parallel.head_split`), but each process has at least one.
+    """
     divided = _split_sizes(shape)
-    if odd := next((what for what, size in divided.items() if size % tp), None):
-        common = math.gcd(*divided.values())
-        degrees = ", ".join(str(degree) for degree in range(1, common + 1) if common % degree == 0)
-        raise UserError(f"{option} {tp} does not divide {odd}; for this model it can be {degrees}")
+    if tp > shape.heads:
+        reason = f"{option} {tp} is more than the model's {shape.heads} heads"
+    elif odd := next((what for what, size in divided.items() if size % tp), None):
+        reason = f"{option} {tp} does not divide {odd}"
+    else:
+        return
+    common = math.gcd(*divided.values())
+    degrees = ", ".join(str(degree) for degree in range(1, min(common, shape.heads) + 1) if common % degree == 0)
+    raise UserError(f"{reason}; for this model it can be {degrees}")
 
 
 def _split_sizes(shape: Shape) -> dict[str, int]:
     """Sizes that tensor parallelism splits evenly, by their names in messages."""
-    kv_heads = MODELS[shape.family].kv_heads(shape)
-    found = {
-        f"the model's {shape.heads} heads": shape.heads,
-        f"the {kv_heads} heads of keys and values": kv_heads,
-    }
+    found = {}
     kinds = tuple(f"blocks.{block}." for block in MODELS[shape.family].first_blocks(shape))
     for name, size in sizes(shape).items():
         if name.startswith(kinds) and (dim := shard_dim(name, shape)) is not None:

@@ -11,7 +11,7 @@ dispatch. Modules keep their identity and names; their class is replaced by a su
     other embeddings, norms, score              replicated
 
 Two collectives per block and direction, at the norms and after `proj` and `down`:
-`gpt2train.parallel.tp_collectives`.
+`gpt2train.parallel.tp_collectives`. A degree that does not divide the heads: `gpt2train.parallel.uneven_heads`.
 """
 
 import functools
@@ -32,6 +32,7 @@ from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.norms import widened
 from gpt2train.parallel.rng import per_rank_rng
 from gpt2train.parallel.tp_collectives import Region
+from gpt2train.parallel.uneven_heads import check_attention, set_exchange, uneven_class, used_rows
 
 
 def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: bool) -> None:
@@ -41,28 +42,32 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
 
     Args:
         model: unsharded model, equal on all processes, before FSDP, compilation and activation checkpointing.
-        mesh: one-dimensional mesh, whose size divides the heads, also those of keys and values, the padded vocabulary,
-            and under sequence parallelism the context (checked by `gpt2train.parallel.layout`).
+        mesh: one-dimensional mesh, whose size divides the sizes of the parameters, and under sequence parallelism the
+            context, and is at most the number of heads (checked by `gpt2train.parallel.layout`).
         sequence_parallel: slice the activations outside attention and MLP along the sequence. This saves memory at no
             cost; the processes then need different seeds (`gpt2train.parallel.rng`).
     """
     if mesh.size() == 1:
         return
+    check_attention(model, model.shape, mesh.size())
     region = Region(mesh, sequence_parallel)
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention) and module.dropout:
             module.forward = functools.partial(_attend, module, module.forward, region)
         if isinstance(module, InnerDropout) and module.p:
             module.forward = functools.partial(_attend, module, module.forward, region)  # type: ignore[method-assign]
-        if (kind := _parallel_class(model, name, module)) is None:
+        if (kind := _parallel_class(model, name, module, mesh.size())) is None:
             continue
+        used = used_rows(model, f"{name}.weight", model.shape, mesh.size())
         for last, parameter in list(module.named_parameters(recurse=False)):
-            dim = shard_dim(f"{name}.{last}", model.shape)
+            dim = shard_dim(f"{name}.{last}", model.shape, mesh.size())
             placement = Replicate() if dim is None else Shard(dim)
             sharded = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
             setattr(module, last, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
         module.__class__ = kind
         module.region = region
+        if used is not None:
+            set_exchange(module, region, used, model.shape)
     model.project = lambda x, weight: vocab_parallel.logits(x, region.local(weight), region)
     model.enter, model.slices = region.enter, mesh.size() if sequence_parallel else 1
     vocab, softcap = model.shape.vocab, model.softcap
@@ -71,12 +76,14 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
     )
 
 
-def _parallel_class(model: CausalLM, name: str, module: nn.Module) -> type[nn.Module] | None:
+def _parallel_class(model: CausalLM, name: str, module: nn.Module, tp: int) -> type[nn.Module] | None:
     """Parallel subclass of a module's class; None for modules without parameters of their own.
 
     Raises:
         UserError: there is no parallel implementation of this class.
     """
+    if (uneven := uneven_class(model, name, module, model.shape, tp)) is not None:
+        return uneven
     in_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), SelfAttention)
     match module:
         case nn.Linear() if f"{name}.weight" == SCORE:

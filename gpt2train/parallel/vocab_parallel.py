@@ -106,6 +106,7 @@ class _CrossEntropy(GradientInForward):
                 continue
             grad = shard_logits.mul_(factor).scatter_add_(1, column, -valid * here)
             grad = (grad if slope is None else grad.mul_(slope)).to(dtype)
+            slope = None  # freed before the logits of the next chunk are made
             grad_hidden[start : start + size] = grad @ matrix
             add_product(grad_weight, grad, rows)
         if grad_hidden is not None and grad_weight is not None:

@@ -7,6 +7,7 @@ from gpt2train.model.families import MODELS, block_sizes, is_residual, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, kinds_of
+from gpt2train.plan.uneven_heads import uneven_heads
 
 FP32 = 4
 HALF = 2
@@ -77,6 +78,8 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     (in a GPT-2 of width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a third
     norm, and keys and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the
     attention in float32, with dropout three matrices of that size; a GPU the biases, in half precision for every block.
+    With heads that the degree does not divide, the rank with the most of them counts, and each micro-batch has a copy
+    of the weights of its heads.
 
     Args:
         shape: shape of the model.
@@ -98,7 +101,9 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     inputs = [size[1] for name, size in matrices.items() if is_residual(name, shape)]
     readers = [name for name in outputs if name.rpartition(".")[0].endswith(family.encoder_readers)]
     read = sum(outputs[name] for name in readers)
-    attention = shape.heads * shape.head_dim * (2 if read else 1)
+    uneven, attentions = uneven_heads(shape, layout.tp), 2 if read else 1
+    heads = shape.heads + uneven.queries
+    attention = heads * shape.head_dim * attentions
     if mode == "selective":
         # The results of row-parallel layers are reduced under tensor parallelism, and not stored then.
         kept = [name for name in matrices if layout.tp == 1 or not is_residual(name, shape)]
@@ -113,18 +118,20 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     dropped, more = settings.model.dropout > 0, family.more_saved(shape)
     inner = family.inner_dropout(shape) if dropped else 0
     columns = sum(outputs.values()) - read + sum(inputs) + (max(0, more) if inner else more)
+    columns += 2 * shape.head_dim * (uneven.queries * attentions + uneven.keys)
+    read += 2 * shape.head_dim * uneven.keys if read else 0
     split = item * (tokens * columns + micro_batch * context * read) + FP32 * tokens * family.saved_in_float32(shape)
     if settings.device == "cpu" and dropped:
         # Scores after the softmax, mask and product; queries, keys and values in float32.
-        split += 3 * FP32 * shape.heads * tokens * (length + (context if read else 0))
+        split += 3 * FP32 * heads * tokens * (length + (context if read else 0))
         split += 3 * (FP32 - item) * tokens * attention
     elif settings.device == "cpu" and family.head_tables:
-        split += FP32 * shape.heads * tokens * length
+        split += FP32 * heads * tokens * length
     elif family.head_tables and half:
-        split += HALF * shape.heads * length**2
+        split += HALF * heads * length**2
     masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
     split += _mask_item(settings) * tokens * inner
-    return norms * stream + normed + split / layout.tp + masks
+    return norms * stream + normed + split / layout.tp + masks + item * uneven.weights * attentions
 
 
 def _between_blocks(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece) -> float:
@@ -147,7 +154,8 @@ def _between_blocks(settings: TrainSettings, shape: Shape, layout: Layout, piece
     recomputed = settings.parallel.activation_checkpointing != "none"
     for start, length in zip(starts, lengths, strict=True):
         if kinds[start] and family.head_tables:
-            biases = FP32 * shape.heads // layout.tp if recomputed or _item(settings) == FP32 else 0
+            heads = (shape.heads + uneven_heads(shape, layout.tp).queries) // layout.tp
+            biases = FP32 * heads if recomputed or _item(settings) == FP32 else 0
             streams += (INT64 + biases) * length**2
     return streams
 
@@ -166,13 +174,17 @@ def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start
 
 
 def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float:
-    """Bytes of the logits of one or two chunks of tokens, and of a copy of the head in half precision."""
+    """Bytes of the logits of one or two chunks of tokens, and of a copy of the head in half precision.
+
+    With a soft cap also the slopes of one chunk.
+    """
     vocab, item = shape.padded_vocab // layout.tp, _item(settings)
     tokens = layout.micro_batch * _lengths(settings, shape)[-1]
     rows = CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
     alive = min(tokens, 2 * rows)  # the chunk before is freed when the next one replaces it
     copies = HALF * (alive + shape.hidden) * vocab if item == HALF else 0
-    return FP32 * alive * vocab + copies
+    slopes = min(tokens, rows) if dict(shape.options).get("logit_softcap") else 0
+    return FP32 * (alive + slopes) * vocab + copies
 
 
 def _transferred_bytes(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> float:

@@ -10,6 +10,7 @@ from gpt2train.parallel.pipeline_stages import head_weight
 from gpt2train.plan.activations import FP32, HALF
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import Piece, blocks_parameters, parameters
+from gpt2train.plan.uneven_heads import uneven_heads
 
 # Fraction of a step's FLOPs that activation checkpointing recomputes; full repeats the forward pass, a third of all.
 RECOMPUTE_FACTOR = {"none": 0.0, "selective": 0.05, "full": 1 / 3}
@@ -25,7 +26,8 @@ class Duration:
     Attributes:
         compute: matrix products of the slowest rank.
         bubble: pipeline bubble, filling and draining.
-        tensor: all-reduces of tensor parallelism, which do not overlap with computation.
+        tensor: all-reduces of tensor parallelism, which do not overlap with computation, and weights of heads that the
+            degree does not divide.
         data: reduction of gradients and gathering of parameters, without the part that overlaps with computation.
         pipeline: transfer of activations between stages.
         update: AdamW, and with offload the transfers to and from the CPU.
@@ -66,7 +68,10 @@ def step_time(
     width = FP32 if settings.precision == "fp32" else HALF
     length = settings.model.context
     tokens = layout.global_batch * length
-    flops = tokens * flops_per_token(shape, length) * (1 + RECOMPUTE_FACTOR[p.activation_checkpointing])
+    uneven = uneven_heads(shape, layout.tp)  # all ranks wait for the one with the most heads
+    products = 12 * shape.hidden * (uneven.queries + uneven.products) + 12 * length * uneven.queries
+    flops_of_token = flops_per_token(shape, length) + shape.layers * shape.head_dim * products
+    flops = tokens * flops_of_token * (1 + RECOMPUTE_FACTOR[p.activation_checkpointing])
     # The slowest stage determines the time; the head costs as much as several layers.
     weights = [piece.layers + (head_weight(shape) if piece.last else 0) for piece in pieces]
     imbalance = max(weights) * len(weights) / sum(weights)
@@ -79,7 +84,8 @@ def step_time(
     micro_batches, max_layers = layout.accumulation, max(piece.layers for piece in pieces)
     # Two all-reduces forward and two backward per block; recomputation adds two.
     reduces = (6 if p.activation_checkpointing == "full" else 4) * max_layers * micro_batches
-    tensor = reduces * _ring(stream, layout.tp) * 2 / (hardware.link * GB)
+    moved = reduces / 2 * width * uneven.moved  # weights of heads that other ranks store, and their gradients
+    tensor = (reduces * _ring(stream, layout.tp) * 2 + moved) / (hardware.link * GB)
     multi_node = layout.world > hardware.gpus_per_node
     link_bandwidth = (hardware.network if multi_node else hardware.link) * GB
     pipeline = (

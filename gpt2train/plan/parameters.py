@@ -1,5 +1,6 @@
 """Number of parameters of a rank; does not import torch."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -70,21 +71,28 @@ def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) 
     """Return the parameters of one rank.
 
     Args:
-        piece: part of the model on the pipeline rank; if the first and the last rank differ, each has a copy of the
-            tied embedding.
+        piece: part of the model on the pipeline rank; each of its stages has a copy of what it uses outside the blocks,
+            such as the tied embedding.
         shape: shape of the model.
         tp: tensor-parallel degree.
         padding: number to a multiple of which the vocabulary is padded; by default 128, Megatron-LM uses 128 x tp.
     """
     vocab = shape.padded_vocab if padding is None else -(-shape.vocab // padding) * padding
     count = blocks_parameters(piece, shape, tp)
-    held = piece.blocks or (*([0] if piece.first else []), *([shape.layers - 1] if piece.last else []))
+    ends = (*([0] if piece.first else []), *([shape.layers - 1] if piece.last else []))
+    stages = _stages(piece.blocks) if piece.blocks else [ends]
     for name, size in sizes(shape).items():
-        if not name.startswith("blocks.") and on_stage(name, shape, held):
+        if not name.startswith("blocks."):
             padded = (vocab, *size[1:]) if shard_dim(name, shape) == 0 else size
-            count += _on_rank(name, padded, shape, tp)
+            count += _on_rank(name, padded, shape, tp) * sum(on_stage(name, shape, blocks) for blocks in stages)
     return count
 
 
+def _stages(blocks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Blocks of each pipeline stage of a rank: runs of consecutive ones, since its stages are not neighbours."""
+    runs = itertools.groupby(enumerate(blocks), lambda pair: pair[1] - pair[0])
+    return [tuple(block for _, block in run) for _, run in runs]
+
+
 def _on_rank(name: str, size: tuple[int, ...], shape: Shape, tp: int) -> int:
-    return math.prod(size) // (1 if shard_dim(name, shape) is None else tp)
+    return math.prod(size) // (1 if shard_dim(name, shape, tp) is None else tp)

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from gpt2train.config import BatchSettings, ParallelSettings, TrainSettings
 from gpt2train.errors import UserError
-from gpt2train.model.shape import Shape
+from gpt2train.model.shape import PADDING, Shape
+from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.duration import Duration, step_time
 from gpt2train.plan.hardware import GB, Hardware
@@ -156,7 +157,9 @@ def best_of(candidates: list[Candidate]) -> Candidate:
 def order(candidate: Candidate) -> tuple[float, float, int]:
     """Return the sort key: step time to 0.1 ms, then simplicity of the layout, then memory."""
     p = candidate.settings.parallel
-    return (round(candidate.duration.total, 4), p.tp * p.pp + p.zero + 10 * p.cpu_offload, candidate.memory.device)
+    uneven = not HeadSplit.of(candidate.settings.model.shape(PADDING), p.tp).even
+    simplicity = p.tp * p.pp + p.zero + 10 * p.cpu_offload + 10 * uneven
+    return (round(candidate.duration.total, 4), simplicity, candidate.memory.device)
 
 
 def _batch(batch: BatchSettings, micro: int) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Kinds of ranks of a layout, and the steps of all of them from the simulation of a few.
 
 The ranks of a pipeline stage do the same on other data and other shards, of which the first rank's are the largest, so
-that a stage is a kind. Stages with equal parts of the model differ in the order of their passes alone: one of them is
+that a stage is a kind. If the tensor-parallel degree does not divide the heads, the first rank with the most of them
+stands for all. Stages with equal parts of the model differ in the order of their passes alone: one of them is
 simulated, with few micro-batches (`gpt2train.simulate.schedule`).
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from gpt2train.config import RunConfig
 from gpt2train.model.families import MODELS, on_stage, sizes
+from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.simulate.rank import RankStep, ShortStep, simulate_rank
@@ -23,7 +25,7 @@ class RankKind:
 
     Attributes:
         stage: pipeline rank.
-        rank: first of these ranks, which needs the most memory.
+        rank: first of these ranks that needs the most memory, or the one asked for.
         ranks: number of these ranks.
         blocks: numbers of the blocks of each of them.
         step: costs of its step.
@@ -49,7 +51,7 @@ def all_kinds(config: RunConfig, world: int) -> list[RankKind]:
         part = _part(config, layout, stage)
         if part not in short:
             settled, step = _short(config, layout, stage)
-            short[part] = simulate_rank(settled, world, _first_rank(layout, stage), step)
+            short[part] = simulate_rank(settled, world, _first_rank(config, layout, stage), step)
         kinds.append(_kind(config, layout, stage, _whole(config, layout, stage, short[part])))
     return kinds
 
@@ -66,11 +68,11 @@ def kind_of(config: RunConfig, world: int, rank: int) -> RankKind:
 
 def _kind(config: RunConfig, layout: Layout, stage: int, step: RankStep) -> RankKind:
     blocks = tuple(block for blocks in _blocks(config, layout, stage) for block in blocks)
-    return RankKind(stage, _first_rank(layout, stage), layout.world // layout.pp, blocks, step)
+    return RankKind(stage, _first_rank(config, layout, stage), layout.world // layout.pp, blocks, step)
 
 
-def _first_rank(layout: Layout, stage: int) -> int:
-    return stage * (layout.world // layout.pp)
+def _first_rank(config: RunConfig, layout: Layout, stage: int) -> int:
+    return stage * (layout.world // layout.pp) + HeadSplit.of(config.shape, layout.tp).fullest
 
 
 def _blocks(config: RunConfig, layout: Layout, stage: int) -> list[range]:

@@ -113,7 +113,7 @@ def _parameters(built: engine.Engine) -> int:
     """Parameters of a rank, of which tensor parallelism has split some."""
     named = [pair for part in built.model_parts for pair in part.named_parameters()]
     tp, shape = built.layout.tp, built.config.shape
-    return sum(p.numel() // (1 if shard_dim(name, shape) is None else tp) for name, p in named)
+    return sum(p.numel() // (1 if shard_dim(name, shape, tp) is None else tp) for name, p in named)
 
 
 def _names(built: engine.Engine) -> dict[str, tuple[str, int]]:

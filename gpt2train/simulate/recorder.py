@@ -22,6 +22,7 @@ COLLECTIVES = {
     "c10d::allreduce_": "all-reduce",
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
+    "c10d::alltoall_base_": "all-to-all",
     "c10d::broadcast_": "broadcast",
     "c10d::send": "send",
     "_c10d_functional::all_gather_into_tensor": "all-gather",
@@ -36,7 +37,7 @@ class Collective:
     """Kind of collectives or transfers.
 
     Attributes:
-        operation: all-reduce, all-gather, reduce-scatter, broadcast or send.
+        operation: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast or send.
         dtype: dtype of what is sent, such as "bfloat16".
         group: name of the process group.
         ranks: number of ranks of the group.
@@ -54,7 +55,8 @@ class Counts:
 
     Attributes:
         calls: number of collectives by kind.
-        bytes: their bytes: the whole tensor, which is the input of a reduction and the output of an all-gather.
+        bytes: their bytes: the whole tensor, which is the input of a reduction and the output of an all-gather; of an
+            all-to-all what this rank receives.
         flops: FLOPs of matrix products and attention.
     """
 
@@ -164,7 +166,7 @@ class Recorder:
         if name not in COLLECTIVES:
             return
         tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
-        largest = max(tensors, key=Tensor.numel)
+        largest = args[0] if name == "c10d::alltoall_base_" else max(tensors, key=Tensor.numel)
         if name == "c10d::send" and not largest.is_floating_point():
             return  # the vote of torch's pipeline stages, in the first step of a run alone
         size = largest.numel() * largest.element_size()

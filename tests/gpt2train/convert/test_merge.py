@@ -20,6 +20,7 @@ from tests.gpt2train.jobs import VOCAB, make, write
 MERGING = Path(__file__).parent / "logits_before_merge.py"
 SECONDS = 900.0
 
+MODEL = {"layers": 4, "heads": 4}
 TWO: dict[str, dict[str, Any]] = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2-zero3": {"zero": 3}}
 FOUR: dict[str, dict[str, Any]] = {
     "tp2-pp2": {"tp": 2, "pp": 2},
@@ -38,7 +39,9 @@ FOUR: dict[str, dict[str, Any]] = {
 Merged = tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], set[bytes], bytes]
 
 
-def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, folder: Path) -> Merged:
+def merged(
+    layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, folder: Path, model: dict[str, Any] = MODEL
+) -> Merged:
     """Train and merge on these layouts."""
     transformers = pytest.importorskip("transformers")
     tokenizer = write_tokenizer(folder / "tokenizer", VOCAB)
@@ -46,7 +49,7 @@ def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, fol
         name: make(
             tokens,
             folder / name,
-            model={"layers": 4, "heads": 4},
+            model=model,
             batch={"micro_batch": 1, "global_batch": 8},
             parallel=layout,
             schedule={"warmup": 1},
@@ -82,6 +85,17 @@ def test_a_merged_checkpoint_of_any_layout_has_the_logits_of_training(
     assert logits.keys() == layouts.keys()
     assert len(fresh) == 1  # the same weights are the same bytes, whichever layout they were saved on
     assert trained not in fresh
+
+
+@pytest.mark.slow
+def test_a_split_of_unequal_heads_is_merged_as_any_other(tokens: Path, tmp_path: Path) -> None:
+    model = {"heads": 5, "hidden": 40}
+    (tmp_path / "split").mkdir()
+    (tmp_path / "one").mkdir()
+    logits, fresh, _ = merged({"tp2": {"tp": 2}}, 2, tokens, tmp_path / "split", model)
+    torch.testing.assert_close(*logits["tp2"], rtol=1e-5, atol=1e-5)
+    _, of_one_process, _ = merged({"one": {}}, 1, tokens, tmp_path / "one", model)
+    assert fresh == of_one_process
 
 
 def test_folders_of_others_are_not_replaced(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def test_an_idle_model_sleeps_longer_than_its_timeout(findings: Findings) -> Non
     ("tp", "pp", "world", "said"),
     [
         (2, 2, 3, "--tp 2 x --pp 2 = 4 processes, but there are 3"),
-        (3, 1, 3, "--tp 3 does not divide the model's 4 heads"),
+        (3, 1, 3, "--tp 3 does not divide the size 32 of"),
+        (8, 1, 8, "--tp 8 is more than the model's 4 heads; for this model it can be 1, 2, 4"),
         (1, 5, 5, "--pp 5 stages, but the model has 4 layers"),
         (0, 1, 1, "both must be at least 1"),
     ],

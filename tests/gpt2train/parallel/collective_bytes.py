@@ -12,6 +12,7 @@ OPERATIONS = {
     "c10d::allreduce_": "all-reduce",
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
+    "c10d::alltoall_base_": "all-to-all",
     "c10d::broadcast_": "broadcast",
     "c10d::send": "send",
     "_c10d_functional::all_reduce": "all-reduce",
@@ -25,7 +26,7 @@ class CollectiveBytes(TorchDispatchMode):
     """Counter of the bytes that this process's collectives and sends are called with.
 
     The volume of a collective is its whole tensor, which is the input of a reduction and the output of an all-gather,
-    independent of the algorithm that transfers it.
+    independent of the algorithm that transfers it. That of an all-to-all is its output.
 
     Attributes:
         bytes: volume by (operation, name of the dtype).
@@ -41,6 +42,8 @@ class CollectiveBytes(TorchDispatchMode):
         name = func.name().partition(".")[0]
         if name in OPERATIONS:
             largest = max((x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)), key=torch.numel)
+            if OPERATIONS[name] == "all-to-all":
+                largest = args[0]
             key = OPERATIONS[name], str(largest.dtype).removeprefix("torch.")
             # The functional all-gather has its input alone, and the number of processes as its second argument.
             times = args[1] if name == "_c10d_functional::all_gather_into_tensor" else 1

@@ -7,7 +7,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
 
@@ -15,15 +15,15 @@ from gpt2train.model.shape import Shape
 SHAPE = Shape(vocab=280, layers=4, heads=4, hidden=32, context=128)
 
 
-def write_folder(root: Path) -> Path:
-    """Write the model, with weights large enough that continuations differ."""
-    tokenizer = write_tokenizer(root / "tokenizer", SHAPE.vocab)
-    model = initialise(GPT2(SHAPE), 3)
+def write_folder(root: Path, shape: Shape = SHAPE) -> Path:
+    """Write a model, with weights large enough that continuations differ."""
+    tokenizer = write_tokenizer(root / "tokenizer", shape.vocab)
+    model = initialise(build_model(shape), 3)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    write_model(root / "model", dict(model.state_dict()), SHAPE, tokenizer)
+    write_model(root / "model", dict(model.state_dict()), shape, tokenizer)
     return root / "model"
 
 

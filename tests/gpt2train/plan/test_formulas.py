@@ -9,7 +9,7 @@ from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, ModelFamily
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.memory import peak
-from gpt2train.plan.parameters import pieces
+from gpt2train.plan.parameters import parameters, pieces
 from gpt2train.plan.simulation import on_cpu, simulated
 from gpt2train.settings import build
 
@@ -22,6 +22,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama, relu2, qk_norm": {
         "model": {"family": "llama", "options": {"activation": "relu2", "qk_norm": True, "tied": True}}
     },
+    "llama, soft cap": {"model": {"family": "llama", "options": {"logit_softcap": 30.0}}},
     "t5": {"model": {"family": "t5"}, "objective": SPANS},
     "t5, dropout": {"model": {"family": "t5", "dropout": 0.1}, "objective": SPANS},
     "t5, gated, untied": {
@@ -29,6 +30,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "objective": SPANS,
     },
     "plug-in": {"model": {"family": "unknown"}},
+    # Heads that a degree of 2 or 4 does not divide.
+    "5 heads": {"model": {"heads": 5, "hidden": 320}},
+    "llama, 6 heads, 3 of keys": {
+        "model": {"family": "llama", "heads": 6, "hidden": 384, "options": {"kv_heads": 3, "inner": 1024}}
+    },
+    "t5, 5 heads": {"model": {"family": "t5", "heads": 5, "hidden": 320}, "objective": SPANS},
 }
 # Number of ranks, and the layout.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -80,9 +87,31 @@ def ratios(family: str, layout: str, device: str = "cuda", precision: str = "bf1
     return found
 
 
-@pytest.mark.parametrize(("family", "layout"), [("t5", "pp 2, zero 1, full"), ("llama, relu2, qk_norm", "zero 3")])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("t5", "pp 2, zero 1, full"),
+        ("llama, relu2, qk_norm", "zero 3"),
+        ("llama, soft cap", "full"),
+        ("5 heads", "tp 4"),
+        ("llama, 6 heads, 3 of keys", "tp 4"),
+    ],
+)
 def test_the_formulas_are_near_a_simulated_step(family: str, layout: str) -> None:
     assert ratios(family, layout) == [pytest.approx(1, abs=0.1)] * LAYOUTS[layout][1].get("pp", 1)
+
+
+def test_each_stage_of_an_interleaved_rank_has_its_embeddings() -> None:
+    """The first rank of two has the first block of the encoder and that of the decoder, on two stages."""
+    parallel = {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}
+    model = {"layers": 6, "heads": 2, "hidden": 32, "context": 256}
+    base = {"model": model, "batch": {"micro_batch": 1, "global_batch": 4}}
+    settings = build(TrainSettings, base, FAMILIES["t5, gated, untied"], {"parallel": parallel})
+    shape, place = settings.model.shape(VOCAB), Layout.of(settings, 2)
+    planned = [parameters(piece, shape, 1) for piece in pieces(settings, shape)]
+    kinds = simulated(settings, VOCAB, place, None)
+    assert [kind.step.parameters for kind in kinds] == planned
+    assert planned[0] > 2 * shape.padded_vocab * shape.hidden
 
 
 @pytest.mark.exhaustive

@@ -1,5 +1,6 @@
 """Plans of layouts: parameter counts of the reference, the chosen layout, and the command."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from gpt2train.model.shape import Shape
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces
-from gpt2train.plan.search import GivenLayout, offload_of, search
+from gpt2train.plan.search import GivenLayout, offload_of, order, search
 from gpt2train.settings import build
 
 M345 = Shape(50257, 24, 16, 1024, 1024)
@@ -103,9 +104,24 @@ def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_given() -> N
     assert best.memory.on_cpu == 4 * whole  # weights, gradients, both moments
     assert any("ZeRO 0: more than 22.1 GB" in reason for reason, _ in found.refused)
     found = search(settings, shape, Hardware(gpus=4, memory=24))
-    assert any("parallel.tp 2 does not divide the model's 25 heads" in reason for reason, _ in found.refused)
+    assert {one.settings.parallel.tp for one in found.fits} == {1, 2, 4}  # also degrees that do not divide 25 heads
     assert any(one.settings.parallel.pp > 1 for one in found.fits)
-    assert not any(one.settings.parallel.tp > 1 for one in found.fits)
+
+
+def test_heads_that_the_degree_does_not_divide_cost_time_and_memory() -> None:
+    hardware = Hardware(gpus=8, memory=80)
+    given = GivenLayout(tp=8, pp=1, zero=0, micro_batch=4, activation_checkpointing="none")
+    found = {}
+    for heads in (25, 32):  # equal matrices
+        settings = build(TrainSettings, preset("1542m"), {"model": {"heads": heads}})
+        found[heads] = search(settings, Shape(50257, 48, heads, 1600, 1024), hardware, given).fits[0]
+    uneven, even = found[25], found[32]
+    assert uneven.parameters == even.parameters
+    assert 1.05 < uneven.duration.compute / even.duration.compute < 4 / 3.125
+    assert 1 < uneven.duration.tensor / even.duration.tensor < 1.05
+    assert 1.02 < uneven.memory.activations / even.memory.activations < 4 / 3.125
+    equal = replace(uneven, duration=even.duration)
+    assert order(even) < order(equal)  # among equals a degree that divides the heads
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ ONE: dict[str, dict[str, Any]] = {
     "dropout, full recomputation": {"model": {"dropout": 0.1}, "parallel": {"activation_checkpointing": "full"}},
     "t5": T5,
 }
+FIVE_HEADS = {"heads": 5, "hidden": 80}  # of which the ranks have unequal numbers
 TWO: dict[str, dict[str, Any]] = {
     "tp": {"parallel": {"tp": 2}},
+    "tp, 5 heads": {"parallel": {"tp": 2}, "model": FIVE_HEADS},
     "zero 3": {"parallel": {"zero": 3}},
     "pp": {"parallel": {"pp": 2}},
 }
@@ -37,6 +39,20 @@ MORE: dict[str, dict[str, Any]] = {
     "muon, zero 0": {"parallel": {"zero": 0}, "optimizer": {"name": "muon"}},
     "t5, tp": {"parallel": {"tp": 2}, **T5},
     "t5, pp": {"parallel": {"pp": 2}, **T5},
+    "tp, 5 heads, fp32, whole sequence, dropout": {
+        "parallel": {"tp": 2, "sequence_parallel": False},
+        "model": {**FIVE_HEADS, "dropout": 0.1},
+        "precision": "fp32",
+    },
+    "tp, 5 heads, full recomputation": {
+        "parallel": {"tp": 2, "activation_checkpointing": "full"},
+        "model": FIVE_HEADS,
+    },
+    "tp, llama of 6 and 3 heads": {
+        "parallel": {"tp": 2},
+        "model": {"family": "llama", "heads": 6, "hidden": 96, "options": {"kv_heads": 3}},
+    },
+    "t5, tp, 5 heads": {"parallel": {"tp": 2}, **T5, "model": {**FIVE_HEADS, "family": "t5"}},
 }
 FOUR: dict[str, dict[str, Any]] = {
     "tp x pp": {"parallel": {"tp": 2, "pp": 2}},
@@ -44,6 +60,13 @@ FOUR: dict[str, dict[str, Any]] = {
     "pp x dp, zero 1": {"parallel": {"pp": 2, "zero": 1}},
     "hybrid": {"parallel": {"zero": 3, "dp_shard_degree": 2}},
     "pp 4": {"parallel": {"pp": 4}},
+    "tp 4, 5 heads": {"parallel": {"tp": 4}, "model": FIVE_HEADS},
+    "tp x pp, 5 heads": {"parallel": {"tp": 2, "pp": 2}, "model": FIVE_HEADS},
+    "tp x dp, zero 3, 5 heads, muon": {
+        "parallel": {"tp": 2, "zero": 3},
+        "model": FIVE_HEADS,
+        "optimizer": {"name": "muon"},
+    },
 }
 
 INTERLEAVED = {"schedule": "interleaved", "virtual_pipeline_stages": 2}

@@ -137,5 +137,5 @@ def test_a_step_with_muon_sends_at_most_one_all_gather_of_the_matrices_more_than
 
 
 def test_a_layout_that_does_not_fit_is_one_line_as_in_a_training() -> None:
-    with pytest.raises(UserError, match=r"parallel.tp 3 does not divide the model's 4 heads; .* can be 1, 2, 4$"):
+    with pytest.raises(UserError, match=r"tp 3 does not divide the size 32 of .*proj.weight; .* can be 1, 2, 4$"):
         all_kinds(many({"tp": 3}, 12, 2), 3)

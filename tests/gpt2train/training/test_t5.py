@@ -135,7 +135,7 @@ def test_a_resumed_run_gives_the_same_losses_and_merges_with_equal_logits(
 @pytest.mark.parametrize(
     ("changes", "processes", "message"),
     [
-        ({"parallel": {"tp": 3}}, 3, "parallel.tp 3 does not divide the model's 4 heads"),
+        ({"parallel": {"tp": 3}}, 3, "parallel.tp 3 does not divide the size 80 of blocks.0.gate.weight"),
         ({"parallel": {"tp": 4}, "model": {"options": {"inner": 42}}}, 4, "does not divide the size 42 of blocks.0"),
         ({"parallel": {"tp": 4}, "model": {"options": {"decoder_context": 18}}}, 4, "the 18 tokens of the decoder"),
         ({"parallel": {"pp": 6}}, 6, "6 stages, but there are only 5 layers"),

@@ -1,0 +1,151 @@
+"""Heads that the tensor-parallel degree does not divide, against the plain model; run by `run_cases.py`."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from gpt2train.config import ParallelSettings
+from gpt2train.model.causal_lm import CausalLM, build_model
+from gpt2train.model.families import MODELS
+from gpt2train.model.init import initialise
+from gpt2train.model.loss import IGNORE
+from gpt2train.model.shape import Shape
+from gpt2train.parallel.fsdp import accumulate, init_weights, shard
+from gpt2train.parallel.grad_norm import align_grad_placements
+from gpt2train.parallel.mesh import REPLICATE, SHARD, TENSOR
+from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
+from tests.gpt2train.parallel.dropout_cases import seed_dropout
+from tests.gpt2train.parallel.tensor_cases import gap, gather, mesh_of, off, whole
+
+CONTEXT, DECODER_CONTEXT, ROWS = 16, 8, 4
+
+
+def shape_of(family: str, heads: int, kv_heads: int = 0) -> Shape:
+    """Shape with heads of 8 numbers, and everything that an attention can have."""
+    options: dict[str, Any] = {
+        "gpt2": {},
+        "llama": {"kv_heads": kv_heads, "inner": 64, "qk_norm": True, "attention_bias": "all"},
+        "t5": {"encoder_layers": 1, "decoder_context": DECODER_CONTEXT, "buckets": 8, "max_distance": 16},
+    }[family]
+    shape = Shape(299, 2, heads, 8 * heads, CONTEXT, family, tuple(options.items()))
+    return MODELS[family].complete(shape)
+
+
+def noisy(shape: Shape, dropout: float = 0.0) -> CausalLM:
+    """A model whose biases and scales differ from 0 and 1."""
+    model = initialise(build_model(shape, dropout), 5)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def batch(shape: Shape, rows: int = ROWS) -> dict[str, Tensor]:
+    """Tokens and targets, one of which is ignored."""
+    generator = torch.Generator().manual_seed(1)
+    length = DECODER_CONTEXT if shape.family == "t5" else CONTEXT
+    found = {name: torch.randint(0, 299, (rows, CONTEXT), generator=generator) for name in ("tokens", "targets")}
+    found["targets"] = found["targets"][:, :length].clone()
+    found["targets"][0, 3] = IGNORE
+    if shape.family == "t5":
+        found["decoder_tokens"] = torch.randint(0, 299, (rows, length), generator=generator)
+    return found
+
+
+def equal(family: str, heads: int, kv_heads: int, tp: int, sequence: bool) -> dict[str, Any]:
+    """Differences of loss and gradients."""
+    shape = shape_of(family, heads, kv_heads)
+    plain, model, mesh = noisy(shape), noisy(shape), mesh_of(tp)[TENSOR]
+    apply_tensor_parallel(model, mesh, sequence)
+    given = batch(shape)
+    loss, expected = model(**given), plain(**given)
+    loss.backward()
+    expected.backward()
+    align_grad_placements(list(model.parameters()))
+    return {
+        "loss": off(loss, expected),
+        "gradient": gap(model, plain),
+        "same loss": all(torch.equal(loss, other) for other in gather(loss.detach(), mesh)),
+        "contiguous": all(p.grad.to_local().is_contiguous() for p in model.parameters()),
+    }
+
+
+def zero(family: str, heads: int, kv_heads: int, stage: int, sequence: bool) -> dict[str, Any]:
+    """FSDP on top, from meta: two data-parallel processes of two, two micro-batches each."""
+    shape, mesh = shape_of(family, heads, kv_heads), mesh_of(2, replicate=2 if stage == 0 else 1)
+    with torch.device("meta"):
+        model = build_model(shape)
+    apply_tensor_parallel(model, mesh[TENSOR], sequence)
+    shard(model, mesh, ParallelSettings(zero=stage))
+    init_weights(model, torch.device("cpu"), 5)
+    plain = initialise(build_model(shape), 5)
+    first = all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    given = batch(shape)
+    plain(**given).backward()
+    for turn in range(2):
+        row = mesh[REPLICATE].get_local_rank() * 2 + mesh[SHARD].get_local_rank() * 2 + turn
+        accumulate([model], stage, last=turn == 1)
+        model(**{name: value[row : row + 1] for name, value in given.items()}).backward()
+    return {
+        "first values": first,
+        "gradient": gap(model, plain),
+        "left partial": [n for n, p in model.named_parameters() if p.grad.placements != p.placements],
+    }
+
+
+def half(family: str, heads: int, kv_heads: int, tp: int) -> dict[str, Any]:
+    """bf16 against the plain model in bf16 and in fp32."""
+    shape = shape_of(family, heads, kv_heads)
+    plain, model, given = noisy(shape), noisy(shape), batch(shape)
+    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], True)
+    exact = plain(**given)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough, ours = plain(**given), model(**given)
+    ours.backward()
+    return {
+        "of plain": off(ours, rough),
+        "of exact": off(ours, exact),
+        "dtypes": sorted({str(p.grad.dtype) for p in model.parameters()}),
+    }
+
+
+def recomputed(family: str, heads: int, kv_heads: int, sequence: bool) -> dict[str, Any]:
+    """Gradients with and without activation checkpointing, dropout on."""
+    shape, gradients = shape_of(family, heads, kv_heads), []
+    for saves in (False, True):
+        model = noisy(shape, 0.5)
+        apply_tensor_parallel(model, mesh_of(2)[TENSOR], sequence)
+        for block in model.blocks.values():
+            if saves:
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        seed_dropout(1, sequence)
+        model(**batch(shape)).backward()
+        align_grad_placements(list(model.parameters()))
+        gradients.append([p.grad.to_local() for p in model.parameters()])
+    return {"same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))}
+
+
+def compiled(family: str, heads: int, kv_heads: int, sequence: bool) -> dict[str, Any]:
+    """Gradients with and without compiled blocks, and where a compiler had to give up."""
+    shape, gradients = shape_of(family, heads, kv_heads), []
+    torch._dynamo.reset()
+    counters.clear()
+    for compiles in (False, True):
+        model = noisy(shape)
+        apply_tensor_parallel(model, mesh_of(2)[TENSOR], sequence)
+        for block in model.blocks.values():
+            if compiles:
+                block.compile(backend="aot_eager")
+        model(**batch(shape)).backward()
+        align_grad_placements(list(model.parameters()))
+        gradients.append([p.grad.to_local() for p in model.parameters()])
+    return {
+        "gap": max(float((a - b).abs().max() / a.abs().max().clamp_min(1e-6)) for a, b in zip(*gradients, strict=True)),
+        "graphs": counters["stats"]["unique_graphs"],
+        "gaps": [reason[:300] for reason in counters["graph_break"]],
+    }
