@@ -21,6 +21,7 @@ import tokenizers
 from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.hf_sentencepiece import BPE, BYTE, UNIGRAM, UNKNOWN, Model, Piece, parse_model
 from gpt2train.data.sentencepiece_model import SentencePieceTokenizer
+from gpt2train.data.sentinels import sentinel_names
 from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, load_model_tokenizer, padding_id
 from gpt2train.errors import UserError
@@ -69,7 +70,16 @@ def gguf_tokenizer(folder: Path, shape: Shape) -> GGUFTokenizer:
     else:
         assert isinstance(tokenizer, tokenizers.Tokenizer)
         kind, notes = _byte_level(json.loads(tokenizer.to_str()), folder, shape.vocab)
+    if _has_encoder(shape):  # whose texts have sentinels by name
+        types = kind["tokenizer.ggml.token_type"]
+        assert isinstance(types, list)
+        for name in sentinel_names(tokenizer):
+            types[tokenizer.token_to_id(name)] = USER_DEFINED  # type: ignore[call-overload]
     return GGUFTokenizer({**kind, **_special(tokenizer, shape), **_chat_template(folder)}, notes)
+
+
+def _has_encoder(shape: Shape) -> bool:
+    return len(MODELS[shape.family].lengths(shape)) > 1
 
 
 def _special(tokenizer: Tokenizer, shape: Shape) -> dict[str, Value]:
@@ -80,7 +90,7 @@ def _special(tokenizer: Tokenizer, shape: Shape) -> dict[str, Value]:
         "tokenizer.ggml.eos_token_id": end_of_text_id(tokenizer),
         "tokenizer.ggml.padding_token_id": padding_id(tokenizer),
         "tokenizer.ggml.add_bos_token": bool(prefix_ids(tokenizer)),
-        "tokenizer.ggml.add_eos_token": len(MODELS[shape.family].lengths(shape)) > 1,
+        "tokenizer.ggml.add_eos_token": _has_encoder(shape),
         **({"t5.decoder_start_token_id": tokens[START]} if START in tokens else {}),
     }
 

@@ -12,11 +12,13 @@ from gpt2train.convert.hf_sentencepiece import tokenizer_json
 from gpt2train.convert.settings import Dtype
 from gpt2train.data.encoder import splits_as_gpt2
 from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
+from gpt2train.data.sentinels import sentinel_names
 from gpt2train.data.template import prefix_ids, start_ids
-from gpt2train.data.tokenizer import TOKENIZER, Tokenizer, end_of_text_id, end_token
+from gpt2train.data.tokenizer import TOKENIZER, Tokenizer, end_of_text_id, end_token, padding_id
 from gpt2train.data.tokenizer_reader import SOURCE_KEY
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_folder
+from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 
 
@@ -45,7 +47,14 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype,
     if shape.labels:
         config = classifier_config(config, shape.labels, labels, end)
     unknown = tokenizer.unknown if isinstance(tokenizer, SentencePieceTokenizer) else end_token(tokenizer)
-    special = {"bos_token": tokenizer.id_to_token(first), "eos_token": end_token(tokenizer), "unk_token": unknown}
+    special: dict[str, Any] = {
+        "bos_token": tokenizer.id_to_token(first),
+        "eos_token": end_token(tokenizer),
+        "unk_token": unknown,
+    }
+    if len(MODELS[shape.family].lengths(shape)) > 1:  # an encoder, whose texts have sentinels and padding
+        special["pad_token"] = tokenizer.id_to_token(padding_id(tokenizer))
+        special["additional_special_tokens"] = sentinel_names(tokenizer)
     tokenizer_config = {
         **special,
         **_tokenizer_class(folder, tokenizer),

@@ -86,12 +86,13 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
     licence = "The licence of the weights is not stated; ask the publisher before you use them."
     if facts.license:
         licence = f"The weights are published under the licence `{facts.license}`."
+    task = "which writes a text after it has read another" if encodes else "trained to predict the next token"
     parts = [
         "---\n" + "\n".join(front) + "\n---",
         f"# {title}",
         f"A classifier of texts: {layout.description}, whose output layer reads the last token."
         if shape.labels
-        else f"A language model: {layout.description}, trained to predict the next token.",
+        else f"A language model: {layout.description}, {task}.",
         "## Model\n\n" + _table(("property", "value"), sizes),
     ]
     if facts.training:
@@ -106,11 +107,13 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
     if facts.scores:
         scores = [(plain(score.name), score.text) for score in facts.scores]
         parts.append("## Evaluation\n\n" + _table(("measure", "value (95 % interval)"), scores))
-    with_transformers = CLASSIFY_WITH_TRANSFORMERS if shape.labels else WITH_TRANSFORMERS
+    with_transformers, with_gpt2train = WITH_TRANSFORMERS, WITH_GPT2TRAIN
     if encodes:
-        with_transformers = with_transformers.replace("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
-    use = (with_transformers if layout.in_transformers(shape) else "") + ("" if shape.labels else WITH_GPT2TRAIN)
-    parts.append("## Use\n\n" + use.strip() if shape.labels else "## Use\n\n" + use)
+        with_transformers, with_gpt2train = ENCODE_WITH_TRANSFORMERS, ENCODE_WITH_GPT2TRAIN
+    elif shape.labels:
+        with_transformers, with_gpt2train = CLASSIFY_WITH_TRANSFORMERS, ""
+    use = (with_transformers if layout.in_transformers(shape) else "") + with_gpt2train
+    parts.append("## Use\n\n" + use.strip())
     about = (
         "It knows the classes of its training data alone, and can reproduce errors and prejudice of these."
         if shape.labels
@@ -150,6 +153,15 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=40)[0]))
 ```
 
 """
+ENCODE_WITH_TRANSFORMERS = """```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained("MODEL"), AutoTokenizer.from_pretrained("MODEL")
+ids = tokenizer("The first <extra_id_0> to know" + tokenizer.eos_token, return_tensors="pt")
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=40)[0]))
+```
+
+"""
 CLASSIFY_WITH_TRANSFORMERS = """```python
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -161,6 +173,8 @@ print(model.config.id2label[int(model(**ids).logits.argmax())])
 WITH_GPT2TRAIN = """\
 `MODEL` is this folder. With gpt2train: `gpt2train generate --model MODEL --prompt "The first thing to know"`,
 or `gpt2train serve --model MODEL`."""
+ENCODE_WITH_GPT2TRAIN = """\
+`MODEL` is this folder. With gpt2train: `gpt2train generate --model MODEL --prompt "The first <extra_id_0> to know"`."""
 
 
 def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:

@@ -1,14 +1,12 @@
 """Prompts as token ids: those of a decoder, which continues a text, and those of an encoder, which ends one."""
 
-import re
 from collections.abc import Sequence
 
+from gpt2train.data.sentinels import SENTINEL
 from gpt2train.data.template import encode_prompts
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
-
-SENTINEL = re.compile(r"(<extra_id_\d+>)")
 
 
 def encode_for(shape: Shape, tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:

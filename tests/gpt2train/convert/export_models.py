@@ -14,10 +14,12 @@ from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.model.causal_lm import build_model
+from gpt2train.model.families import EMBEDDING
 from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
+from tasks.tokenizer.step import with_sentinels
 from tests.gpt2train.convert.small_tokenizer import split_as_qwen
 
 GQA: dict[str, Any] = {"kv_heads": 2}
@@ -33,8 +35,9 @@ def passages(data: Path, count: int = 60) -> list[str]:
 def write_tokenizer(folder: Path, algorithm: str, texts: list[str]) -> Path:
     """A tokenizer trained as the flow does; with the algorithm qwen2, one that normalises and splits as Qwen's."""
     folder.mkdir()
-    if algorithm in ("bpe", "qwen2"):
-        save_tokenizer(folder, *train_bpe(iter(texts), 800))
+    if algorithm in ("bpe", "bpe with sentinels", "qwen2"):
+        vocab, merges = train_bpe(iter(texts), 800)
+        save_tokenizer(folder, with_sentinels(vocab, 10) if "sentinels" in algorithm else vocab, merges)
         if algorithm == "qwen2":
             split_as_qwen(folder)
     else:
@@ -53,5 +56,7 @@ def write_model(folder: Path, tokenizer: Path, family: str, options: dict[str, A
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        if family == "t5":  # its embedding is so large that a tied head repeats the last token
+            model.get_parameter(EMBEDDING).mul_(0.1)
     save_model(folder, LazyWeights(shape, in_memory(dict(model.state_dict()))), tokenizer)
     return shape

@@ -20,6 +20,7 @@ from gpt2train.inference.settings import SamplingSettings
 from tests.gpt2train.convert.export_models import GQA, passages, write_model, write_tokenizer
 from tests.gpt2train.convert.llama_cpp_peer import ask
 from tests.gpt2train.convert.test_export import PROMPTS, export_folder, read_gguf
+from tests.gpt2train.convert.test_export_t5 import V1_1, check_greedy
 
 pytestmark = pytest.mark.exhaustive
 
@@ -49,24 +50,26 @@ GREEDY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": CASES["qwen3"],
     "arcee": CASES["arcee"],
 }
+T5: dict[str, dict[str, Any]] = {"t5": {}, "t5 1.1": V1_1}
 # The end of the converter's message.
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "trained byte-level BPE": ("bpe", "gpt2", {}, "BPE pre-tokenizer was not recognized"),
     "qwen2": ("qwen2", "llama", GQA | {"attention_bias": "qkv"}, "BPE pre-tokenizer was not recognized"),
     "gpt2 without biases": ("published", "gpt2", {"bias": False}, "Model GPT2 is not supported"),
+    "t5 with trained byte-level BPE": ("bpe with sentinels", "t5", {}, "File not found: m/spiece.model"),
     "qkv and mlp_bias": ("published", "llama", {"attention_bias": "qkv", "mlp_bias": True}, "Llama is not supported"),
 }
 
 
 def convert(
-    place: Path, data: Path, kind: str, family: str, options: dict[str, Any]
+    place: Path, data: Path, kind: str, family: str, options: dict[str, Any], **sizes: int
 ) -> subprocess.CompletedProcess[str]:
     """Write a model folder `m`, and run the converter on it; its file is `c.gguf`."""
     sources = os.environ.get("GPT2TRAIN_LLAMA_CPP")
     if not sources:
         pytest.skip("set GPT2TRAIN_LLAMA_CPP to a folder of llama.cpp's sources (its converter needs sentencepiece)")
     tokenizer = data / "bpe" if kind == "published" else write_tokenizer(place / "t", kind, passages(data))
-    write_model(place / "m", tokenizer, family, options)
+    write_model(place / "m", tokenizer, family, options, **sizes)
     program = str(Path(sources) / "convert_hf_to_gguf.py")
     command = [sys.executable, program, "m", "--outtype", "f32", "--outfile", "c.gguf"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -109,6 +112,17 @@ def test_llama_cpp_continues_the_file_of_its_converter_as_the_model_does(
     assert tokens == [list(answer.prompt_tokens) for answer in ours]  # no `<s>` before a text
     assert continued == [list(answer.tokens) for answer in ours]
     assert any(len(set(answer.tokens)) > 4 for answer in ours)
+
+
+@pytest.mark.parametrize("name", T5)
+def test_llama_cpp_writes_with_the_file_of_its_converter_as_a_t5_does(
+    name: str, tmp_path: Path, open_data: Path
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
+    done = convert(tmp_path, open_data, "sentencepiece_unigram", "t5", T5[name], context=256)
+    assert done.returncode == 0, done.stderr
+    assert read_gguf(tmp_path / "c.gguf")[0]["general.architecture"] == "t5"
+    check_greedy(tmp_path / "m", tmp_path / "c.gguf", sentinels=False)
 
 
 @pytest.mark.parametrize("name", REFUSED)

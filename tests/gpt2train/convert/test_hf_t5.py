@@ -1,6 +1,7 @@
 """Folders of transformers' T5 and T5 1.1: read with equal logits, written back, and refused where the model differs."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,17 @@ from safetensors.torch import load_file, save_file
 
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.huggingface import open_model, read_model, save_model, write_model
+from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
+from gpt2train.inference.generate import generate
+from gpt2train.inference.prompts import encode_for
+from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from gpt2train.model.t5 import T5
+from tests.gpt2train.convert.export_models import passages
+from tests.gpt2train.convert.export_models import write_model as write_random
+from tests.gpt2train.convert.export_models import write_tokenizer as write_trained
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -149,3 +157,27 @@ def test_initial_values_have_the_scales_of_transformers(tmp_path: Path) -> None:
         expected = theirs[name].std() if tensor.dim() > 1 else theirs[name].mean()
         found = tensor.std() if tensor.dim() > 1 else tensor.mean()
         assert float(found / expected) == pytest.approx(1, rel=0.15 if tensor.numel() < 1000 else 0.05), name
+
+
+def test_the_card_is_right_about_a_text_with_sentinels(
+    tmp_path: Path, open_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = write_trained(tmp_path / "t", "bpe with sentinels", passages(open_data))
+    shape = write_random(tmp_path / "model", tokenizer, "t5", {})
+    card = (tmp_path / "model/README.md").read_text()
+    assert "trained to predict" not in card and "gpt2train serve" not in card
+    code = re.search(r"```python\n(.+?)```", card, re.DOTALL)
+    assert code
+    capsys.readouterr()
+    names: dict[str, Any] = {}
+    exec(code[1].replace('"MODEL"', repr(str(tmp_path / "model"))), names)
+    printed = capsys.readouterr().out.strip()
+    prompt = "The first <extra_id_0> to know"
+    ours = load_tokenizer(tmp_path / "model")
+    assert names["ids"].input_ids.tolist() == encode_for(shape, ours, [prompt])
+    assert ours.token_to_id("<extra_id_0>") in names["ids"].input_ids[0]
+    settings = SamplingSettings(max_new_tokens=40, temperature=0)
+    written = generate(read_model(tmp_path / "model"), ours, [prompt], settings)[0]
+    assert printed == names["tokenizer"].decode([ours.token_to_id("<pad>"), *written.tokens]).strip()
+    padded = names["tokenizer"](["one", "a longer text"], return_tensors="pt", padding=True)
+    assert padded.input_ids[0, -1] == ours.token_to_id("<pad>") and padded.attention_mask[0, -1] == 0
