@@ -83,7 +83,7 @@ def write_warcs(folder: Path, found: list[tuple[str, bytes]]) -> int:
 
 
 def ours(warcs: Path, output: Path, workers: int, lambada: Path, engine: str) -> dict[str, int]:
-    """Run `flows.dataprep` with an engine of the extraction; documents after cleaning and decontamination, tokens of all splits."""
+    """Run `flows.dataprep` with an engine of the extraction; clean documents and tokens of all splits."""
     command = [sys.executable, "-m", "flows.dataprep", "--warcs", f"{warcs}/*.warc.gz", "--output", str(output)]
     command += ["--workers", str(workers), "--lambada", str(lambada), "--extract.engine", engine]
     command += ["--tokenizer.name", "gpt2", "--tokenizer.folder", str(DATA / "bpe")]

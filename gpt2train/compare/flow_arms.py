@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.launch.parent_death import die_with_parent
 
 SUFFIX = ".toml"  # of a settings file
 FLOW = "flows.dataprep"
@@ -70,15 +71,22 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _run(arm: str, path: Path, changes: Sequence[str], folder: Path) -> None:
-    """Run the data flow in a process of its own."""
-    flags = []
+    """Run the data flow in a process of its own, which ends with this one (on Linux)."""
+    flags, parent = [], os.getpid()
     for change in changes:
         key, equals, value = change.partition("=")
         if not (key and equals):
             raise UserError(f"--{arm}-set {change}: give KEY=VALUE, such as dedup.threshold=0.5")
         flags += [f"--{key}", value]
     command = [sys.executable, "-m", FLOW, "--config", str(path), "--output", str(folder), *flags]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=lambda: die_with_parent(parent),
+    )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
         kind = UserError if done.returncode == 2 else RunError

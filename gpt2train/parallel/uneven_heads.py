@@ -72,7 +72,7 @@ def used_rows(model: nn.Module, name: str, shape: Shape, tp: int) -> list[range]
         tp: tensor-parallel degree.
 
     Raises:
-        UserError: heads cannot be told apart in this layer.
+        UserError: the heads of this layer cannot be distinguished.
     """
     split, (module, _, kind) = HeadSplit.of(shape, tp), name.rpartition(".")
     if split.even:

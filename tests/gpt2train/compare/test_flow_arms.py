@@ -1,8 +1,12 @@
 """Settings of the data flow as arms of a comparison."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpt2train.compare.documents import read_corpus
@@ -51,3 +55,24 @@ def test_flows_share_their_equal_steps_and_are_not_repeated(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"data flow of .*shuffle\.sed") as caught:
         prepare_arms((settings, settings), ((), ("shuffle.sed=7",)), tmp_path / "out", print)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_leaves_no_data_flow(tmp_path: Path) -> None:
+    """Each process of the flow ends, also one that does not notice by itself that nobody reads its lines."""
+    documents = write(tmp_path / "texts.jsonl", [f"{text} said number {i}" for i, text in enumerate(reviews(3000, 0))])
+    settings = tmp_path / "base.toml"
+    settings.write_text(
+        f'documents = ["{documents}"]\nlambada = "{write(tmp_path / "lambada.jsonl", reviews(3, 0))}"\nworkers = 2\n'
+        '[tokenizer]\nname = "train"\nvocab_size = 300\n'
+    )
+    command = [sys.executable, "-m", "gpt2train", "compare-data", str(settings), str(settings)]
+    command += ["--b-set", "shuffle.seed=7", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.glob("out/flow-a/*/_batches")) and process.poll() is None:
+        time.sleep(0.02)
+    flow = psutil.Process(process.pid).children(recursive=True)
+    flow[0].suspend()
+    process.kill()
+    process.wait()
+    assert flow and not psutil.wait_procs(flow, timeout=20)[1]
