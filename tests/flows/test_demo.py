@@ -13,7 +13,6 @@ from pathlib import Path
 
 import ftfy
 import pytest
-import trafilatura
 
 from flows.demo import demo_site, site_index
 from flows.demo.pages import PageNotFoundError, add_mojibake, render_page
@@ -31,6 +30,7 @@ from tasks.core.url_lists import find_url_lists
 from tasks.download.ledger import ledgers_of
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
+from tasks.extract.main_content import parse, structured_text
 from tests.processes import MAX_END_SECONDS, wait_for
 
 SAMPLE = (
@@ -56,7 +56,8 @@ def words(html: str) -> list[str]:
 
 
 def extract(html: bytes) -> str:
-    return trafilatura.extract(html.decode(), output_format="txt", include_comments=False) or ""
+    tree = parse(html)
+    return "" if tree is None else structured_text(tree)
 
 
 def render(addresses: list[tuple[str, str]], **environment: str) -> list[str]:
