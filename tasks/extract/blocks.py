@@ -1,6 +1,7 @@
 """Blocks of a page: one walk over the tree; each paragraph, heading, list item, table row and code block once."""
 
 import re
+import sys
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -77,6 +78,7 @@ MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dr
 MAX_CARD = 500  # characters of a card, an announcement under a link without text
 MIN_CARDS = 3  # cards with the same class; fewer may be the text of a short article
 CARDS = frozenset(["div", "li", "article", "section"])
+MAX_FRAMES = 3 * 2048  # of the walk: three an element, on at most 2,048 levels (libxml2)
 MAX_FORM = 500  # characters of a form that is no text; some sites are one form
 
 
@@ -337,7 +339,12 @@ def page_blocks(tree: HtmlElement, rules: AttributeRules, page: str, tables: boo
     """Read the blocks and the candidates of a page; `page` is its type."""
     walk = Walk(rules, page, tables)
     body = tree.find("body") if tree.tag == "html" else tree
-    walk.read(tree if body is None else body, "")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + MAX_FRAMES)
+    try:
+        walk.read(tree if body is None else body, "")
+    finally:
+        sys.setrecursionlimit(limit)
     walk.flush("")
     walk.settle()
     return walk

@@ -17,7 +17,9 @@ from tasks.extract.forum_lines import clean_posts, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
 
-PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True)
+# A tree has up to 2,048 levels. By default it has 256, and the text below them is lost where many tags are not closed
+# (a page of gnuplot's manual has 754).
+PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
 PARSER.set_element_class_lookup(ElementDefaultClassLookup(element=HtmlElement))  # lxml.html's is a function in Python
 CONTROLS = bytes(code for code in range(32) if chr(code) not in "\t\n\f\r")  # libxml2 ends a text at some of them
 

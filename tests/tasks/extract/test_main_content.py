@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,15 @@ def test_the_header_of_documentation_is_dropped() -> None:
         f"<html><body><p>Help of A</p><p><a href='/'>A</a></p><h1>Open a file</h1>{'<pre>x = 1</pre>' * 12}{PARAGRAPH}"
     )
     assert text_of(page.replace("<p>Help of A</p>", "<div>Help of A</div>")).startswith("Open a file")
+
+
+@pytest.mark.parametrize("tag", ["tt", "div", "ul><li", "pre><b"])
+def test_the_text_in_tags_that_are_never_closed_is_kept(tag: str) -> None:
+    """Manuals have pages of several hundred levels; libxml2 drops what is below 256 unless asked not to."""
+    page = article("".join(f"<{tag}>word{number}\n" for number in range(900)))
+    before = sys.getrecursionlimit()
+    assert re.findall(r"word\d+", text_of(page)) == [f"word{number}" for number in range(900)]
+    assert sys.getrecursionlimit() == before
 
 
 @pytest.mark.parametrize(
