@@ -30,7 +30,7 @@ from gpt2train.io.run_folder import FOLDER, MANIFEST, list_checkpoints
 from gpt2train.parallel.mesh import broadcast_from_rank0
 from gpt2train.settings import Settings
 
-VERSION = 1  # version of the scoring rules; a new version invalidates all cached results
+VERSION = 2  # version of the scoring rules; a new version invalidates all cached results
 
 Scored = dict[str, Any]
 

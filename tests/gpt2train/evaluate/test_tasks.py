@@ -28,8 +28,11 @@ from gpt2train.evaluate.tasks.scores import score_task
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.io.command_line import run_command
+from gpt2train.model.families import MODELS
+from gpt2train.model.shape import Shape
 from tests.gpt2train.evaluate.overfitted_model import write
 from tests.gpt2train.evaluate.small_models import noisy_model
+from tests.gpt2train.models import lively
 from tests.trained_run import TrainedRun
 
 CHOICES = {"kind": "multiple_choice", "data": ["items.jsonl"]}
@@ -186,6 +189,19 @@ def test_shared_prefixes_change_no_score(small: Any) -> None:
         for own, other in zip(score_shared(model, requests, batch_tokens), plain, strict=True):
             assert own.log_probs == pytest.approx(other.log_probs, abs=2e-5)
             assert own.greedy == other.greedy
+
+
+@pytest.mark.parametrize("scoring", [score, score_shared])
+def test_scores_with_dynamic_rotary_scaling_do_not_depend_on_the_batch(scoring: Callable[..., Any]) -> None:
+    scaling = '{"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8}'
+    shape = Shape(97, layers=1, heads=2, hidden=16, context=32, family="llama", options=(("rope_scaling", scaling),))
+    model = lively(MODELS["llama"].complete(shape))
+    draw = random.Random(2)
+    tokens = [tuple(draw.randrange(97) for _ in range(length)) for length in (3, 7, 9, 12, 20, 20, 33, 33)]
+    requests = [ScoringRequest(sequence, min(len(sequence) - 1, 4)) for sequence in tokens]
+    alone = [scoring(model, [request])[0].log_probs for request in requests]
+    for found, expected in zip(scoring(model, requests), alone, strict=True):
+        assert found.log_probs == pytest.approx(expected, abs=2e-5)
 
 
 def test_a_greedy_match_is_what_the_model_generates(small: Any) -> None:
