@@ -25,6 +25,7 @@ from gpt2train.evaluate.tasks.description import Suite, Task, parse_description,
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
 from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import score_task
+from gpt2train.evaluate.tasks.shots import core_examples, lm_eval_examples
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.io.command_line import run_command
@@ -134,6 +135,35 @@ def test_malformed_templates_and_too_many_shots() -> None:
         items_of(task_of(answer="gold +"), row)
     with pytest.raises(UserError, match="3 shots need more than 3 items"):
         items_of(task_of(shots=3), row, row, row)
+
+
+def test_examples_of_equal_items() -> None:
+    """lm-evaluation-harness shows no example that is equal to the item: copies leave too few of them."""
+    row = {"query": "a", "choices": ["b", "c"], "gold": 0}
+    others = [row | {"query": "b"}, row | {"query": "c", "gold": 1}]
+    with pytest.raises(UserError, match="task t: 3 shots of other items, but 3 of the 5 items are equal; remove"):
+        items_of(task_of(shots=3), row, row, row, *others)
+    drawn = lm_eval_examples(items_of(task_of(shots=2), row, row, row, *others), 2, 5)
+    assert all(item.contexts != ("a",) for example in drawn[:3] for item in example)
+    assert len(core_examples(items_of(task_of(shots=4, rule="core"), *[row] * 4, others[1]), 4)) == 5
+
+
+@pytest.mark.parametrize("rule", ["lm-eval", "core"])
+def test_equal_choices_are_noted(small: Any, rule: str) -> None:
+    bpe, model, _ = small
+    rows = [{"query": f"{n} is", "choices": ["one", "two" if n else "one"], "gold": n % 2} for n in range(4)]
+    task = task_of(rule=rule)
+    result = score_task(Scorer(model, load_tokenizer(bpe)), task, "t", items_of(task, *rows)).result
+    expected = "t: 1 of 4 items have equal choices, of which the first one counts as the model's answer"
+    assert result["notes"] == [expected]
+
+
+def test_a_continuation_that_joins_the_context_is_an_error_with_the_task(small: Any) -> None:
+    bpe, model, _ = small
+    task = task_of(delimiter="")
+    rows = [{"query": "th", "choices": ["e", "is"], "gold": 0}]
+    with pytest.raises(UserError, match=r"^task t: item 1: the tokenizer has no token for a continuation"):
+        score_task(Scorer(model, load_tokenizer(bpe)), task, "t", items_of(task, *rows))
 
 
 @given(
