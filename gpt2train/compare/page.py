@@ -31,7 +31,8 @@ def comparison_page(result: Mapping[str, Any]) -> str:
 <p>{result["seeds"]} seeds; each trains a model of the proxy {escape(result["proxy"]["name"])} on
 {result["tokens_per_seed"]:,} tokens of either corpus, which are {result["epochs"]} epochs of its documents. With the
 noise that was measured, a difference of
-{result["difference"]:g} bits per byte needs {needed or "more than 100"} seeds.</p>
+{result["difference"]:g} bits per byte needs {needed or "more than 100"} seeds, without the error of the held-out
+sample, which more seeds do not reduce.</p>
 <h2>Differences</h2><table><tr><th>set</th><th>items</th><th>{names[0]}</th><th>{names[1]}</th>
 <th>{names[0]} − {names[1]}</th><th>better</th></tr>{rows}</table>
 <p>Bits per byte, of documents or of the right answers of a task; lower is better. The intervals hold together with 98 %
