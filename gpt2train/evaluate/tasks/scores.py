@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from gpt2train.data.tokenizer import Tokenizer
 
+FEW_ITEMS = 100  # from this number on an accuracy of 0 or 1 is within 0.03 of that of all possible items
+TAIL = 0.05  # probability of a sample in which all items agree, at the bound that a note gives
 MAX_EXPONENT = 700.0  # so that JSON can represent the result
 Sums = Any  # of a column: a number, or numpy numbers of all resamples
 
@@ -229,6 +231,13 @@ def _random(task: Task, items: Sequence[Item]) -> float:
 
 def _notes(result: Mapping[str, Any], items: Sequence[Item]) -> list[str]:
     notes = []
+    if result.get("accuracy") in (0, 1) and len(items) < FEW_ITEMS:
+        far = 1 - TAIL ** (1 / len(items))
+        bound = f"up to {far:.2f}" if result["accuracy"] == 0 else f"down to {1 - far:.2f}"
+        notes.append(
+            f"{result['task']}: all {len(items)} items have the same verdict, of which the bootstrap makes no "
+            f"interval; accuracies {bound} are plausible too"
+        )
     if equal := sum(item.has_equal_choices for item in items):
         share = f"{equal:,} of {result['items']:,} items"
         notes.append(

@@ -158,6 +158,21 @@ def test_equal_choices_are_noted(small: Any, rule: str) -> None:
     assert result["notes"] == [expected]
 
 
+def test_an_interval_without_width_is_noted(small: Any) -> None:
+    """At an accuracy of 0.14, 5 of 100 samples of 20 items have no right one."""
+    bpe, model, _ = small
+    rows = [{"context": f"{n} is", "continuation": "zebra"} for n in range(120)]
+    task = task_of(kind="greedy")
+    scorer, items = Scorer(model, load_tokenizer(bpe)), items_of(task, *rows)
+    found = score_task(scorer, task, "t", items, 20).result
+    assert found["accuracy_interval"] == [0, 0]
+    expected = (
+        "t: all 20 items have the same verdict, of which the bootstrap makes no interval; accuracies up to 0.14 are"
+    )
+    assert found["notes"][1:] == [] and found["notes"][0].startswith(expected)
+    assert score_task(scorer, task, "t", items).result["notes"] == []
+
+
 def test_a_continuation_that_joins_the_context_is_an_error_with_the_task(small: Any) -> None:
     bpe, model, _ = small
     task = task_of(delimiter="")
