@@ -175,6 +175,8 @@ def _texts(path: Path, key: str) -> Iterator[str]:
     prefixes = sorted(file.with_suffix("") for file in folder.glob("*.idx")) if folder.is_dir() else []
     if path.is_dir() and not prefixes and (path / "_manifest.json").exists():
         raise UserError(f"{path} is one step of a data flow; give its output folder, which has {TOKENS}")
+    if path.is_dir() and not prefixes and next(path.glob("*/_manifest.json"), None):
+        raise UserError(f"{path} is the output of a data flow without {TOKENS}; run the flow to its end")
     if idx_path(path).is_file():
         prefixes = [path]
     for prefix in prefixes:

@@ -158,6 +158,22 @@ def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
     assert (set(corpus.copies), corpus.skipped) == ({"a text", "c"}, 5)
 
 
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ("_manifest.json", "is one step of a data flow; give its output folder"),
+        ("clean/_manifest.json", "is the output of a data flow without tokens/train; run the flow to its end"),
+    ],
+)
+def test_folders_of_a_data_flow_without_tokens(tmp_path: Path, manifest: str, message: str) -> None:
+    """Their files are not read as documents."""
+    write(tmp_path / "documents.jsonl", reviews(3, 0))
+    (tmp_path / "clean").mkdir()
+    (tmp_path / manifest).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        read_corpus(tmp_path, "text", "A")
+
+
 def test_token_files_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the prefix has no folder."""
     write_pair(tmp_path / "tokens", [[1, 2], [3]], 10)
