@@ -310,6 +310,7 @@ def folder(tmp_path: Path) -> Path:
         'kind = "multiple_choice"\ndata = ["**/items.jsonl"]\ngroup = "part"\n[published]\n'
         '"Another model" = { accuracy = 0.75 }\n'
     )
+    (tmp_path / "lambada.toml").write_text('kind = "perplexity"\ndata = ["texts.jsonl"]\n')
     (tmp_path / "both.toml").write_text(
         'kind = "suite"\n[defaults]\nrule = "core"\nkind = "multiple_choice"\n[tasks.one]\ndata = ["**/items.jsonl"]\n'
         '[tasks.two]\ndata = ["**/items.jsonl"]\nshots = 2\nrandom = 0.4\n[tasks.three]\ndata = ["absent.jsonl"]\n'
@@ -397,6 +398,10 @@ def test_suites_and_descriptions_in_the_curve_of_a_run(
     assert ("both/one", "accuracy") in rows and ("both", "centred") in rows
     assert any(line.startswith("note: both: mean of 2 tasks") for line in lines)
     assert reused(choice, both) == 2
+    [cached] = scores.glob("step-*/choice-*.json")
+    before = cached.read_bytes()
+    cached.write_bytes(before[:40])  # damaged: scored again, and replaced
+    assert reused(choice, both) == 1 and cached.read_bytes() == before
     choice.write_text(choice.read_text().replace("[published]", 'delimiter = "  "\n[published]'))
     assert reused(choice, both) == 1
     flags += ["--limit", 3]
@@ -438,6 +443,7 @@ def test_without_a_task_the_help_is_shown(call: Call) -> None:
             ["{folder}/both.toml", "--model", "m", "--data", "{data}", "--partial", "--limit", "2"],
             "--limit 2; give more",
         ),
+        (["{folder}/lambada.toml", "--model", "m", "--data", "{data}"], "task 'lambada': curve, "),
         (["documents", "documents", "--model", "m", "--data", "{data}"], "given twice"),
         (["documents", "--model", "m", "--data", "{data}/deep/items.jsonl"], "'text' is undefined"),
     ],
