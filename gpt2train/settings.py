@@ -36,8 +36,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         UserError: the file is missing or is not TOML; the message names the file and the line.
     """
     try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))  # editors of Windows write the mark
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -105,6 +105,8 @@ def compare_data(
         )
     )
     for corpus in comparison.corpora:
+        if corpus.skipped:
+            report(f"{corpus.name}: {corpus.skipped:,} rows have no text under {json_key!r} and are left out")
         if corpus.dropped:
             report(f"{corpus.name}: {corpus.dropped:,} documents that share text with a held-out file are left out")
     found = comparison.pilot(lambda line: None)

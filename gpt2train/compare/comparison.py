@@ -25,7 +25,7 @@ from gpt2train.errors import UserError
 from gpt2train.io.files import write_atomic
 from gpt2train.launch.parent_death import die_with_parent
 
-VERSION = 2  # of the data and of the trainings; another one invalidates all results
+VERSION = 3  # of the data and of the trainings; another one invalidates all results
 ARMS = ("A", "B")
 PILOT_PAIRS, PILOT_SHARE = 3, 8  # pairs, at one of so many steps
 MIN_STEPS = 16
@@ -76,6 +76,8 @@ class Comparison:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.proxy = PROXIES[request.proxy]
+        if len({*request.names}) < len(ARMS):
+            raise UserError(f"--names {' '.join(request.names)}: both corpora have the same name; give two names")
         if request.seeds < 2:
             raise UserError("--seeds 1: one seed gives no interval; give at least 2, better 8")
         self.corpora = [
@@ -84,8 +86,10 @@ class Comparison:
         group_corpora(self.corpora)
         self.heldout = self._heldout()
         self.sizes = {name: [len(text.encode()) for text in texts] for name, texts in self.heldout.items()}
+        self.task_hashes = []
         for name in request.tasks:
-            self.sizes[name] = gold_sizes(name, request.data, request.limit)
+            self.sizes[name], found = gold_sizes(name, request.data, request.limit)
+            self.task_hashes.append(found)
         self.folder = request.output / self._identity()
         tokenizer = self._tokenizer()
         self.step_tokens = self.proxy.samples * self.proxy.context
@@ -112,7 +116,7 @@ class Comparison:
         request = self.request
         digest = hashlib.sha256()
         training = [request.seeds, request.tokens, request.epochs, asdict(self.proxy)]
-        facts = [VERSION, *training, self.sizes, request.tasks, request.limit]
+        facts = [VERSION, *training, self.sizes, self.task_hashes]
         digest.update(json.dumps([*facts, self.heldout], sort_keys=True).encode())
         for corpus in self.corpora:
             digest.update(json.dumps(corpus.copies).encode())
@@ -239,6 +243,7 @@ class Comparison:
             "distinct": distinct,
             "near_duplicates": corpus.near_duplicates,
             "dropped_as_held_out": corpus.dropped,
+            "without_text": corpus.skipped,
         }
 
     def _row(self, name: str, value: Difference, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -274,21 +279,23 @@ class Comparison:
         return results
 
 
-def gold_sizes(name: str, data: Path, limit: int) -> list[int]:
-    """Bytes of the gold answer of each item of a task.
+def gold_sizes(name: str, data: Path, limit: int) -> tuple[list[int], str]:
+    """Bytes of the gold answer of each item of a task, and the hash of what its scores depend on.
 
     Raises:
         UserError: there is no such task or data, or its log-probabilities are not of whole answers.
     """
     from gpt2train.evaluate.tasks.suite import read_work
 
-    parts = read_work(name, data).parts
+    work = read_work(name, data)
+    parts = work.parts
     if len(parts) != 1 or parts[0].task.rule == "core":
         raise UserError(f"--tasks {name}: suites and the rule core are not compared; name tasks such as hellaswag")
     items = parts[0].items[:limit]
     if len(items) < 2:
         raise UserError(f"--tasks {name}: {len(items)} items; the interval needs at least two")
-    return [len(item.targets[item.answer if len(item.targets) > 1 else 0].encode()) for item in items]
+    sizes = [len(item.targets[item.answer if len(item.targets) > 1 else 0].encode()) for item in items]
+    return sizes, work.identity(limit)
 
 
 def write_pair(prefix: Path, ids: list[list[int]], vocab: int) -> None:

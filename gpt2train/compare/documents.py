@@ -15,6 +15,7 @@ from pathlib import Path
 from gpt2train.compare.near_duplicates import near_duplicate_groups
 from gpt2train.data.indexed import IndexedDataset, idx_path
 from gpt2train.data.text_files import expand, read_rows
+from gpt2train.data.text_units import ALPHABETIC, letters_in, units_of
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 
@@ -22,6 +23,8 @@ MAX_BYTES = 1 << 28  # of a corpus in memory; of a larger one the texts with the
 MAX_HELD = 200  # documents of a drawn held-out set
 HELD_SHARE = 20  # a drawn set has at most one of so many texts
 NGRAM = 13  # words that a training document may not share with a held-out file, as in GPT-3's decontamination
+LETTERS = 4  # of a short word in Thai, Lao, Khmer and Burmese, whose letters are units; a Han character is a word
+ALPHABET = letters_in(ALPHABETIC)
 TOKENS = Path("tokens", "train")  # of a data flow's output folder
 
 
@@ -38,6 +41,8 @@ class Corpus:
     copies: dict[str, int]
     dropped: int = 0
     """Documents left out because a held-out file shares text with them."""
+    skipped: int = 0
+    """Rows without a text."""
     groups: dict[str, str] = field(default_factory=dict)
     """Text -> the text that stands for its near-duplicates; a text that is not a key stands for itself."""
 
@@ -74,17 +79,20 @@ def read_corpus(path: Path, key: str, name: str) -> Corpus:
     """
     counts: Counter[str] = Counter()
     size = 0
+    skipped = 0
     for text in _texts(path, key):
         if text.strip():
             counts[text] += 1
             size += len(text)
             if size > 2 * MAX_BYTES:
                 size = _trim(counts)
+        else:
+            skipped += 1
     if size > MAX_BYTES:
         _trim(counts)
     if not counts:
         raise UserError(f"{path} has no document with a text under {key!r}; give another path or --json-key")
-    return Corpus(name, dict(sorted(counts.items(), key=lambda item: text_key(item[0], "order"))))
+    return Corpus(name, dict(sorted(counts.items(), key=lambda item: text_key(item[0], "order"))), skipped=skipped)
 
 
 def group_corpora(corpora: Sequence[Corpus]) -> None:
@@ -146,8 +154,9 @@ def drop_overlaps(corpus: Corpus, heldout: list[str]) -> None:
 
 
 def _ngrams(text: str) -> set[str]:
-    words = text.lower().split()
-    return {" ".join(words[at : at + NGRAM]) for at in range(len(words) - NGRAM + 1)}
+    words = units_of(text.lower())
+    count = NGRAM * (LETTERS if 2 * len(ALPHABET.findall(text)) > len(words) else 1)
+    return {" ".join(words[at : at + count]) for at in range(len(words) - count + 1)}
 
 
 def _trim(counts: Counter[str]) -> int:
@@ -161,11 +170,13 @@ def _trim(counts: Counter[str]) -> int:
 
 
 def _texts(path: Path, key: str) -> Iterator[str]:
-    """Texts of a corpus in the order of its files."""
+    """Texts of a corpus in the order of its files; an empty one for each row without a text."""
     folder = path / TOKENS
     prefixes = sorted(file.with_suffix("") for file in folder.glob("*.idx")) if folder.is_dir() else []
     if path.is_dir() and not prefixes and (path / "_manifest.json").exists():
         raise UserError(f"{path} is one step of a data flow; give its output folder, which has {TOKENS}")
+    if path.is_dir() and not prefixes and next(path.glob("*/_manifest.json"), None):
+        raise UserError(f"{path} is the output of a data flow without {TOKENS}; run the flow to its end")
     if idx_path(path).is_file():
         prefixes = [path]
     for prefix in prefixes:
@@ -176,15 +187,15 @@ def _texts(path: Path, key: str) -> Iterator[str]:
         for row in read_rows(file, key):
             try:
                 text = json.loads(row.content)[key] if row.kind == "json" else row.content.decode()
-            except (ValueError, KeyError, TypeError):
-                continue  # `read_corpus` reports a corpus without any text
-            if isinstance(text, str) and row.kind in ("json", "text", "cell"):
-                yield text.encode("utf-8", "replace").decode()
+            except (ValueError, KeyError, TypeError, RecursionError):
+                text = None
+            usable = isinstance(text, str) and row.kind in ("json", "text", "cell")
+            yield str(text).encode("utf-8", "replace").decode() if usable else ""
 
 
 def _decoded(prefix: Path) -> Iterator[str]:
     """Texts of a token file pair."""
-    places = [prefix.parent / "tokenizer", prefix.parent.parent / "tokenizer", prefix.parents[2] / "tokenizer"]
+    places = [folder / "tokenizer" for folder in prefix.absolute().parents[:3]]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         raise UserError(f"{prefix} has no tokenizer beside it; put its folder at {places[0]}")

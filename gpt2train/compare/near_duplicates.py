@@ -1,14 +1,16 @@
 """Groups of near-duplicate texts, by MinHash over shingles of words (Broder 1997); does not import torch."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-SHINGLE = 5  # words, or characters of a text without spaces
+from gpt2train.data.text_units import units_of
+
+SHINGLE = 5  # words
 MAX_WORD = 20  # mean characters of a word, above which characters are taken
 BANDS, ROWS = 24, 4  # finds 79 % of the pairs of similarity 0.5, 96 % of 0.6, 99.8 % of 0.7
 MIN_SIMILARITY = 0.5  # estimated Jaccard similarity of the texts of a group with one of its texts
@@ -71,9 +73,12 @@ def _signature(text: str, factors: Hashes, offsets: Hashes) -> Hashes:
 
 
 def _shingles(text: str) -> Hashes:
-    """Return the hashes of the distinct shingles of a text; a shorter text is one shingle."""
-    words: Iterable[str] = text.lower().split()
-    if len(text) > MAX_WORD * len(list(words)):
+    """Return the hashes of the distinct shingles of a text; a shorter text is one shingle.
+
+    In scripts without spaces between words each character is a word (`gpt2train.data.text_units`).
+    """
+    words: Sequence[str] = units_of(text.lower())
+    if len(text) > MAX_WORD * len(words):
         words = "".join(words)
     cache: dict[str, int] = {}
     units = [cache.get(word) or cache.setdefault(word, zlib.crc32(word.encode("utf-8", "replace"))) for word in words]

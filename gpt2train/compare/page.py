@@ -22,7 +22,7 @@ def comparison_page(result: Mapping[str, Any]) -> str:
     rows = "".join(_row(name, row) for name, row in result["sets"].items())
     corpora = "".join(
         f"<tr><td>{escape(c['name'])}</td><td>{c['documents']:,}</td><td>{c['distinct']:,}</td>"
-        f"<td>{c['near_duplicates']:,}</td><td>{c['dropped_as_held_out']:,}</td></tr>"
+        f"<td>{c['near_duplicates']:,}</td><td>{c['dropped_as_held_out']:,}</td><td>{c['without_text']:,}</td></tr>"
         for c in result["corpora"]
     )
     needed = result["seeds_needed"]
@@ -31,7 +31,8 @@ def comparison_page(result: Mapping[str, Any]) -> str:
 <p>{result["seeds"]} seeds; each trains a model of the proxy {escape(result["proxy"]["name"])} on
 {result["tokens_per_seed"]:,} tokens of either corpus, which are {result["epochs"]} epochs of its documents. With the
 noise that was measured, a difference of
-{result["difference"]:g} bits per byte needs {needed or "more than 100"} seeds.</p>
+{result["difference"]:g} bits per byte needs {needed or "more than 100"} seeds, without the error of the held-out
+sample, which more seeds do not reduce.</p>
 <h2>Differences</h2><table><tr><th>set</th><th>items</th><th>{names[0]}</th><th>{names[1]}</th>
 <th>{names[0]} − {names[1]}</th><th>better</th></tr>{rows}</table>
 <p>Bits per byte, of documents or of the right answers of a task; lower is better. The intervals hold together with 98 %
@@ -39,7 +40,7 @@ confidence over all sets. They cover initial weights, order, the sample of train
 documents. They do not cover larger models or more training.</p>{_intervals(result["sets"])}
 <h2>Validation loss while training</h2>{_curves(result["curves"])}
 <h2>Corpora</h2><table><tr><th>corpus</th><th>documents</th><th>distinct</th><th>copies and near-duplicates</th>
-<th>dropped as held out</th></tr>
+<th>dropped as held out</th><th>rows without text</th></tr>
 {corpora}</table></html>
 """
 

@@ -22,15 +22,16 @@ from gpt2train.data.tokenizer import load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.evaluate.eval_model import SCORES, EvalModel, read_checkpoint
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields, write_result
+from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields, to_json
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.evaluate.tasks.suite import Work, score_work
+from gpt2train.io.files import write_atomic
 from gpt2train.io.run_folder import FOLDER, MANIFEST, list_checkpoints
 from gpt2train.parallel.mesh import broadcast_from_rank0
 from gpt2train.settings import Settings
 
-VERSION = 1  # version of the scoring rules; a new version invalidates all cached results
+VERSION = 2  # version of the scoring rules; a new version invalidates all cached results
 
 Scored = dict[str, Any]
 
@@ -143,7 +144,7 @@ def score_run(
             if result is None:
                 result = {**measure.about, **measure.score(subject(), group)}
                 if group is None or dist.get_rank(group) == 0:
-                    write_result(file, result)
+                    write_atomic(file, to_json(result))  # also over a damaged one
             point[measure.kind] = result
         points.append(point)
         if report is not None:

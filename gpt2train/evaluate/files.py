@@ -73,4 +73,9 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
         UserError: the file cannot be written, or exists and is not a result.
     """
     check_output(path)
-    write_atomic(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_atomic(path, to_json(result))
+
+
+def to_json(result: Mapping[str, Any]) -> bytes:
+    """Content of the file of a result."""
+    return json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n"

@@ -17,6 +17,7 @@ from gpt2train.errors import RunError
 from gpt2train.evaluate.distributed_scoring import check_same, gather, share
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, Report, Score, ScoringRequest
 from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import MODELS
 from gpt2train.parallel.mesh import all_or_raise
 
 NOT_FINITE = "the model gives numbers that are not finite: its weights are damaged or its training diverged"
@@ -43,21 +44,33 @@ def score(
     Raises:
         RunError: the model's outputs are not finite, or the processes have different requests.
     """
+    independent_length = MODELS[model.shape.family].independent_length(model.shape)
+    plan = functools.partial(batches, requests, batch_tokens, independent_length)
     if group is None:
-        return _in_order(_score_batches(model, requests, batches(requests, batch_tokens), report), len(requests))
+        return _in_order(_score_batches(model, requests, plan(), report), len(requests))
     check_same(requests, group)
-    local_batches = share(batches(requests, batch_tokens), group)
+    local_batches = share(plan(), group)
     return gather(requests, all_or_raise(lambda: _score_batches(model, requests, local_batches, report), group), group)
 
 
-def batches(requests: Sequence[ScoringRequest], batch_tokens: int) -> list[list[int]]:
-    """Return batches as indices of requests, longest first; `batch_tokens` bounds the padded size of each."""
+def batches(requests: Sequence[ScoringRequest], batch_tokens: int, independent_length: int) -> list[list[int]]:
+    """Return batches as indices of requests, longest first.
+
+    Args:
+        requests: scoring requests.
+        batch_tokens: maximum size of a batch, including padding; a longer request is a batch of its own.
+        independent_length: inputs up to which requests of different lengths may share a batch
+            (`gpt2train.model.families.ModelFamily`).
+    """
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].tokens), i))
     index_batches, start = [], 0
     while start < len(order):
-        rows = max(1, batch_tokens // (len(requests[order[start]].tokens) - 1))
-        index_batches.append(order[start : start + rows])
-        start += rows
+        longest = len(requests[order[start]].tokens) - 1
+        chosen = order[start : start + max(1, batch_tokens // longest)]
+        if longest > independent_length:
+            chosen = [index for index in chosen if len(requests[index].tokens) - 1 == longest]
+        index_batches.append(chosen)
+        start += len(chosen)
     return index_batches
 
 

@@ -14,6 +14,7 @@ from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, check_output, write_result
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.rank0_progress import rank0_progress
+from gpt2train.evaluate.registry import BUILT_IN
 from gpt2train.evaluate.tasks.suite import Samples, read_works, score_work
 from gpt2train.evaluate.tasks.table import definitions, task_lines
 from gpt2train.inference.settings import ServingLayout
@@ -46,7 +47,7 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
     if options.fetch and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("--fetch: fetch the data in one process first, without torchrun")
     fetched = functools.partial(print, flush=True) if options.fetch else None
-    works = read_works(names, options.data, options.partial, options.limit, fetched=fetched)
+    works = read_works(names, options.data, options.partial, options.limit, tuple(BUILT_IN), fetched)
     if len(set(models)) < len(models):
         raise UserError(f"--model: {next(m for m in models if list(models).count(m) > 1)} is given twice")
     if options.output is not None:

@@ -15,6 +15,7 @@ from gpt2train.evaluate.tasks.scores import PlannedTask, measures, plan_task
 from gpt2train.evaluate.tasks.suite import Work, joined, read_work
 from gpt2train.evaluate.tasks.table import MEAN
 from gpt2train.launch.rank_process import StopRequest
+from gpt2train.model.families import MODELS
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.monitoring.metrics import TASK_PREFIX
 from gpt2train.parallel.mesh import any_rank, broadcast_from_rank0
@@ -48,7 +49,9 @@ class TaskValidation:
         self._requests = broadcast_from_rank0(read)
         # Bounded by the tokens of a step's forward, all data-parallel ranks together.
         layout = engine.layout
-        self._batches = batches(self._requests, layout.micro_batch * layout.data * engine.config.model.context)
+        shape = engine.config.shape
+        size = layout.micro_batch * layout.data * shape.context
+        self._batches = batches(self._requests, size, MODELS[shape.family].independent_length(shape))
 
     def is_due(self, step: int) -> bool:
         """Return True after every validation that is due, and after the last step."""

@@ -22,6 +22,7 @@ from gpt2train.evaluate.scoring import NOT_FINITE, score
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, Report, Score, ScoringRequest
 from gpt2train.evaluate.token_tree import ROOT, TokenTree, build_trees, tree_batches
 from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import MODELS
 from gpt2train.parallel.mesh import all_or_raise
 
 LOGIT_ROWS = 256  # rows of logits in memory at a time: 51 MB in float32 at a vocabulary of 50,257
@@ -49,7 +50,7 @@ def score_shared(
 
     Args:
         model: model in this process, in evaluation mode, or distributed over several processes, which computes common
-            prefixes for each request.
+            prefixes for each request, as does one whose logits depend on the length of a batch.
         requests: requests of 2 to context + 1 tokens each.
         batch_tokens: input tokens per batch; a memory limit that changes the scores by rounding only.
         report: called after every batch with the numbers of finished and of all requests.
@@ -58,7 +59,9 @@ def score_shared(
     Raises:
         RunError: the model's outputs are not finite, or the processes have different requests.
     """
-    if not isinstance(model, CausalLM):
+    longest = max((len(request.tokens) - 1 for request in requests), default=0)
+    # In a tree every request has the rotary frequencies of the longest one.
+    if not isinstance(model, CausalLM) or longest > MODELS[model.shape.family].independent_length(model.shape):
         return score(model, requests, batch_tokens, report, group)
     trees = build_trees(requests, model.shape.hidden, batch_tokens)
     batches = tree_batches(trees, model.shape.hidden, batch_tokens)

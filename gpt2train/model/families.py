@@ -13,7 +13,15 @@ from functools import cache
 from gpt2train.errors import UserError
 from gpt2train.model import t5_family
 from gpt2train.model.gpt2_family import GPT2Options, drop_published, gpt2_saved, gpt2_sizes
-from gpt2train.model.llama_family import LlamaOptions, complete_shape, head_norms, llama_sizes, more_saved, options_of
+from gpt2train.model.llama_family import (
+    LlamaOptions,
+    complete_shape,
+    head_norms,
+    independent_length,
+    llama_sizes,
+    more_saved,
+    options_of,
+)
 from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
@@ -84,6 +92,8 @@ class ModelFamily:
             the context length.
         flops_per_sample: function from the shape to the FLOPs of forward and backward of a sample, in a model of which
             not all parameters see all tokens.
+        independent_length: function from the shape to the longest input, in tokens, for which the logits of a text do
+            not depend on the length of a batch; longer texts are scored beside those of their own length.
     """
 
     model: str
@@ -105,6 +115,7 @@ class ModelFamily:
     initial_std: Callable[[str, Shape], float] | None = None
     lengths: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.context,)
     flops_per_sample: Callable[[Shape], int] | None = None
+    independent_length: Callable[[Shape], int] = lambda shape: shape.context
 
 
 MODELS: Registry[ModelFamily] = Registry("model family")
@@ -132,6 +143,7 @@ MODELS.register(
         kv_heads=lambda shape: options_of(shape).kv_heads,
         more_saved=more_saved,
         saved_in_float32=head_norms,
+        independent_length=independent_length,
         layout="gpt2train.convert.hf_llama:LlamaLayout",
         decode_step="gpt2train.inference.fast_llama_step:FastLlamaStep",
     ),

@@ -123,5 +123,13 @@ def head_norms(shape: Shape) -> int:
     return (shape.heads + chosen.kv_heads) * chosen.head_dim if chosen.qk_norm else 0
 
 
+def independent_length(shape: Shape) -> int:
+    """Longest input whose rotary frequencies do not follow from its length: with dynamic scaling the original."""
+    scaling = parse_rope_scaling(options_of(shape).rope_scaling)
+    if scaling is None or scaling.rope_type != "dynamic":
+        return shape.context
+    return scaling.original_max_position_embeddings or 0
+
+
 def _linear(name: str, rows: int, columns: int, bias: bool) -> Sizes:
     return {f"{name}.weight": (rows, columns), **({f"{name}.bias": (rows,)} if bias else {})}

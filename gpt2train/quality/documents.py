@@ -100,6 +100,7 @@ def _first(rows: Iterator[Row], seed: int) -> list[Row]:
 
 def _texts(output: Path, ids: Set[str]) -> dict[str, str]:
     """Texts of documents by id, from the folders of the steps before the cleaning."""
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
@@ -108,8 +109,11 @@ def _texts(output: Path, ids: Set[str]) -> dict[str, str]:
         files = sorted(manifest.parent.glob("*.parquet"))
         if manifest.parent.name == "clean" or not files or len(found) == len(ids):
             continue
-        source = ds.dataset([str(file) for file in files])
-        if {"id", "text"} <= set(source.schema.names) and "split" not in source.schema.names:
-            table = source.to_table(columns=["id", "text"], filter=pc.field("id").isin(sorted(ids)))
-            found.update(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+        try:
+            source = ds.dataset([str(file) for file in files])
+            if {"id", "text"} <= set(source.schema.names) and "split" not in source.schema.names:
+                table = source.to_table(columns=["id", "text"], filter=pc.field("id").isin(sorted(ids)))
+                found.update(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(f"{manifest.parent} cannot be read; run the data flow again to restore it") from error
     return found

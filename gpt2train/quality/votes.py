@@ -15,6 +15,7 @@ from typing import Any, Literal
 from gpt2train.errors import UserError
 from gpt2train.io.files import fsync, make_folder, read_json_lines, write_error
 
+BEGINNING = b'{"id": '  # of each line
 Verdict = Literal["good", "bad"]
 
 
@@ -40,9 +41,12 @@ def read_votes(paths: Sequence[Path]) -> list[Vote]:
     votes: dict[str, Vote] = {}
     for path in paths:
         try:
-            rows, unreadable = read_json_lines(path.read_bytes(), _is_vote)
+            content = path.read_bytes()
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; give a file of gpt2train data label") from error
+        content = content[: _end_of_votes(content)]
+        ended = content if content.endswith(b"\n") or not content else content + b"\n"
+        rows, unreadable = read_json_lines(ended, _is_vote)
         if unreadable:
             raise UserError(f"{path}: line {unreadable[0]} is no vote; remove the line")
         for row in rows:
@@ -72,9 +76,16 @@ class VoteFile:
         except OSError as error:
             self._file.close()
             raise UserError(f"{path} is open in another gpt2train data label; end that one first") from error
-        content = path.read_bytes()
-        os.ftruncate(self._file.fileno(), content.rfind(b"\n") + 1)  # a line that a kill cut off
-        self.votes = {vote.id: vote for vote in read_votes([path])}
+        try:
+            self.votes = {vote.id: vote for vote in read_votes([path])}  # before a byte of the file is changed
+            content = path.read_bytes()
+            end = _end_of_votes(content)
+            os.ftruncate(self._file.fileno(), end)
+            if end and content[end - 1 : end] != b"\n":
+                self._file.write(b"\n")
+        except UserError:
+            self._file.close()
+            raise
 
     def add(self, vote: Vote) -> None:
         """Append a vote and flush it to the disk.
@@ -95,6 +106,15 @@ class VoteFile:
     def close(self) -> None:
         """Close the file, and let another process open it."""
         self._file.close()
+
+
+def _end_of_votes(content: bytes) -> int:
+    """Length of a file without a last line that a kill cut off; one of another kind belongs to the file."""
+    start = content.rfind(b"\n") + 1
+    last = content[start:]
+    whole = read_json_lines(last + b"\n")[0]
+    is_cut_off = last[: len(BEGINNING)] == BEGINNING[: len(last)]
+    return start if is_cut_off and not whole else len(content)
 
 
 def _is_vote(row: dict[str, Any]) -> bool:

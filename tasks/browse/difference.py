@@ -3,8 +3,11 @@
 import difflib
 import re
 
+from gpt2train.data.text_units import UNSPACED
+
 MAX_WORDS = 6000  # of each text; with more, the comparison takes seconds
-WORD = re.compile(r"\s+|[^\s\w]|\w+")
+# White space, a sign, a letter of a script without spaces between words, or a word.
+WORD = re.compile(rf"\s+|[^\s\w]|{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
 
 
 def difference(a: str, b: str) -> dict[str, object]:

@@ -10,12 +10,13 @@ import pyarrow.compute as pc
 from gpt2train.errors import UserError
 from tasks.browse.corpus import FinishedStep, column_of, matches, places, read_place
 
-Kind = Literal["id", "url", "text"]
+Kind = Literal["id", "url", "text", "host"]
 MAX_HITS = 50
 SECONDS = 1.0  # after which a search stops and says how far it came
 MAX_QUERY = 500
 EXCERPT = 160  # characters
-HOST = r"^\w+://(?:[^/@?#]*@)?(?P<host>[^/?#]*)"
+BEFORE_HOST, AFTER_HOST = r"^\w+://(?:[^/@?#]*@)?", "(?:[/?#]|$)"
+HOST = rf"{BEFORE_HOST}(?P<host>[^/?#]*)"
 MAX_COUNTED = 200  # hosts
 ID = re.compile(r"[0-9a-f]{8,}")
 
@@ -39,7 +40,7 @@ def search(steps: list[FinishedStep], query: str, kind: str, start: int = 0) -> 
     kind = kind_of(query) if kind == "auto" else kind
     if kind == "id" and (hit := _by_id(steps, query)):
         return {"kind": kind, "hits": [hit], "next": None, "share": 1.0}
-    if kind not in ("id", "url", "text"):
+    if kind not in ("id", "url", "text", "host"):
         raise ValueError(kind)
     return _scan(steps, query, kind, start)
 
@@ -54,18 +55,21 @@ def _by_id(steps: list[FinishedStep], identity: str) -> dict[str, Any] | None:
 
 def _scan(steps: list[FinishedStep], query: str, kind: str, start: int) -> dict[str, Any]:
     """Search the column of the first step that has it, and the rejected rows of all steps for ids and URLs."""
-    whole = next((step for step in steps if kind in step.columns()), None)
+    column = "url" if kind == "host" else kind
+    whole = next((step for step in steps if column in step.columns()), None)
     if whole is None:
-        raise UserError(f"no step of this output has a column {kind}")
+        raise UserError(f"no step of this output has a column {column}")
     work = [(whole, name) for name in whole.outputs]
     if kind != "text":
         work += [(step, name) for step in steps for name in step.rejected]
     ignore_case = kind == "text" and query == query.lower() and query.isascii()
 
-    def test(column: pa.ChunkedArray) -> Any:
+    def test(values: pa.ChunkedArray) -> Any:
         if kind == "id":
-            return pc.starts_with(column, query)
-        return pc.match_substring(column, query, ignore_case=ignore_case)
+            return pc.starts_with(values, query)
+        if kind == "host":  # as `counts` has them
+            return pc.match_substring_regex(values, f"{BEFORE_HOST}{re.escape(query)}{AFTER_HOST}", ignore_case=True)
+        return pc.match_substring(values, query, ignore_case=ignore_case)
 
     hits: dict[tuple[str, str], dict[str, Any]] = {}
     end = time.monotonic() + SECONDS
@@ -74,7 +78,7 @@ def _scan(steps: list[FinishedStep], query: str, kind: str, start: int) -> dict[
         step = work[at][0]
         batch = [name for other, name in work[at : at + 8] if other is step]
         columns = ["id", "url", "title", "reason", "text"]
-        for _, rows in matches(step.folder, batch, kind, test, columns):
+        for _, rows in matches(step.folder, batch, column, test, columns):
             for row in rows:
                 hit = _hit(step, row, query if kind == "text" else "")
                 hits.setdefault((hit["id"], hit["url"]) if hit["id"] else ("", hit["url"]), hit)

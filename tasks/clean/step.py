@@ -52,7 +52,7 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=8,
+        version=9,
         parameters=settings.model_dump(mode="json", exclude={"filters": not_in_fingerprint(settings.filters)}),
         inputs=inputs,
         packages=(
@@ -106,12 +106,13 @@ def clean_rows(
     """Yield the cleaned or rejected row of each document."""
     from tasks.clean.repair import is_repaired, repair  # ftfy, 0.1 s, which only this step needs
 
+    keeps_any = "any" in settings.language.keep  # a filter may ask for the language all the same
     texts = [repair(row["text"], straight_quotes=settings.straight_quotes) for row in rows]
     for row, text, tokens in zip(rows, texts, count_tokens(texts, tokenizer), strict=True):
         key, facts = text_key(row["text"]), {"repaired": 1} if is_repaired(row["text"], text) else {}
         language, found = check_text(text, tokens, settings)
         changes: dict[str, int] = {}
-        if not found and language and language.share < 1 and settings.language.cut_foreign:
+        if not found and language and language.share < 1 and settings.language.cut_foreign and not keeps_any:
             text, cut = cut_foreign(text, settings.language)
             if cut:
                 facts["foreign_characters"] = cut
@@ -128,7 +129,8 @@ def clean_rows(
             rejected = rejected_row({**row, "text": text}, found.reason, found.detail)
             yield RowResult(key, rejected, kept=False, facts=facts)
             continue
-        found_language = {"language": language and language.language, "language_share": language and language.share}
+        share = None if language is None or keeps_any else language.share
+        found_language = {"language": language and language.language, "language_share": share}
         split = split_of(text, settings.split)
         cleaned = {**row, "text": text, **found_language, "tokens": tokens, "split": split}
         yield RowResult(key, cleaned, kept=True, facts=facts | changes)

@@ -78,7 +78,7 @@ def evaluate(
     step = Step(
         root,
         "evaluate",
-        version=4,
+        version=5,
         parameters=settings,
         inputs={
             "merge": model,

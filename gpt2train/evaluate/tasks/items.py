@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import lzma
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +19,7 @@ from gpt2train.evaluate.tasks.templates import Row, RowError, text_of, value_of
 MIN_VARIED = 5  # items from which on equal answers are an error; four pairs have them once in eight times
 MAX_DIGITS = 10  # of an index in a text
 ZIP_START = b"PK\x03\x04"
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # by first bytes
 MAX_UNPACKED = 1 << 30  # bytes of an archive's rows; BLiMP has 29 MB
 
 
@@ -40,6 +43,11 @@ class Item:
     def choices(self) -> int:
         """Number of choices."""
         return max(len(self.contexts), len(self.targets))
+
+    @property
+    def has_equal_choices(self) -> bool:
+        """True if two choices are the same text."""
+        return len(set(self.contexts)) * len(set(self.targets)) < self.choices
 
 
 @dataclass(frozen=True)
@@ -78,8 +86,14 @@ def _labels(task: Task, path: Path) -> bytes | None:
 def has_data(task: Task, folder: Path) -> bool:
     """Return True if a data file of the task exists below a folder; a malformed name has none."""
     with contextlib.suppress(ValueError, NotImplementedError):
-        return folder.is_dir() and any(next(folder.glob(pattern), None) for pattern in task.data)
+        return folder.is_dir() and any(next(_matches(pattern, folder), None) for pattern in task.data)
     return False
+
+
+def _matches(pattern: str, folder: Path) -> Iterator[Path]:
+    if not PurePosixPath(pattern).parts:  # `Path.glob` has other errors for `.` and `./`
+        raise ValueError("it names the folder itself")
+    return folder.glob(pattern)
 
 
 def _find(task: Task, name: str, folder: Path) -> list[Path]:
@@ -87,7 +101,9 @@ def _find(task: Task, name: str, folder: Path) -> list[Path]:
         raise UserError(f"--data {folder}: there is no such file or folder; give the folder of the data files")
     for pattern in task.data:
         try:
-            found = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.name.startswith("."))
+            found = sorted(
+                path for path in _matches(pattern, folder) if path.is_file() and not path.name.startswith(".")
+            )
         except (ValueError, NotImplementedError) as error:  # an absolute or empty pattern
             raise UserError(
                 f"task {name}: data: {pattern!r} is no name below a folder ({error}); correct it"
@@ -123,6 +139,13 @@ def read_items(task: Task, name: str, data: Sequence[DataFile]) -> list[Item]:
     _check_answers(task, name, items, data)
     if task.shots >= len(items):
         raise UserError(f"task {name}: {task.shots} shots need more than {len(items)} items; give more data")
+    # lm-evaluation-harness leaves out the examples that are equal to the item, nanochat the item itself.
+    copies = max(Counter(items).values())
+    if task.rule == "lm-eval" and task.shots > len(items) - copies:
+        raise UserError(
+            f"task {name}: {task.shots} shots of other items, but {copies} of the {len(items)} items are equal; remove "
+            "the copies, or give more data"
+        )
     return items
 
 
@@ -130,9 +153,12 @@ def unpacked(data: Sequence[DataFile]) -> Iterator[DataFile]:
     """Yield the data files, and in place of a ZIP archive the JSON lines in it, in the order of their names.
 
     Raises:
-        UserError: an archive is damaged, encrypted, has no JSON lines, or more than `MAX_UNPACKED` bytes of them.
+        UserError: an archive is damaged, encrypted, has no JSON lines, or more than `MAX_UNPACKED` bytes of them; or a
+            file has another compression.
     """
     for file in data:
+        if kind := next((kind for start, kind in PACKED.items() if file.content.startswith(start)), None):
+            raise UserError(f"{file.name} is compressed by {kind}; unpack it, or give a ZIP archive")
         if not file.content.startswith(ZIP_START):
             yield file
             continue
@@ -148,7 +174,7 @@ def unpacked(data: Sequence[DataFile]) -> Iterator[DataFile]:
                         raise UserError(f"{file.name} has more than {MAX_UNPACKED:,} bytes of rows; unpack it")
                     yield DataFile(f"{file.name}/{name}", content)
         # Encryption is a RuntimeError, a method that is not known a NotImplementedError.
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError) as error:
             reason = error if str(error) else type(error).__name__
             raise UserError(f"{file.name} cannot be unpacked ({reason}); unpack it or fetch it again") from error
         if not names:
@@ -184,7 +210,7 @@ def _labelled(file: DataFile, name: str) -> Iterator[tuple[int, Row]]:
     if file.labels is None:
         yield from rows
         return
-    labels, found = file.labels.decode("utf-8", "replace").split(), list(rows)
+    labels, found = file.labels.decode("utf-8-sig", "replace").split(), list(rows)
     if len(labels) != len(found):
         raise UserError(
             f"{file.name}: task {name}: {len(found)} rows and {len(labels)} labels beside them; give the labels of "

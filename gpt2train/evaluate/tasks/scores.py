@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.metrics import Metric, Result, significant
 from gpt2train.evaluate.scoring_request import Score, ScoringRequest
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from gpt2train.data.tokenizer import Tokenizer
 
+FEW_ITEMS = 100  # from this number on an accuracy of 0 or 1 is within 0.03 of that of all possible items
+TAIL = 0.05  # probability of a sample in which all items agree, at the bound that a note gives
 MAX_EXPONENT = 700.0  # so that JSON can represent the result
 Sums = Any  # of a column: a number, or numpy numbers of all resamples
 
@@ -143,7 +146,7 @@ class PlannedTask:
             result |= {"random": significant(random), "centred": centred(result["accuracy"], random)}
         if task.group:
             result["groups"] = _groups(task, self.items, verdicts)
-        result |= {"published": task.published, "notes": _notes(result)}
+        result |= {"published": task.published, "notes": _notes(result, self.items)}
         rows = zip(self.numbers, self.items, verdicts, strict=True)
         return TaskScores(result, [_sample(task, *row) for row in rows], resampled)
 
@@ -169,7 +172,10 @@ def plan_task(
         numbers = core_order(len(items))[:count]
         chosen = [items[number] for number in numbers]
         return PlannedTask(task, name, numbers, chosen, core_rule.plan_items(task, chosen, tokenizer, context))
-    plans = lm_eval_rule.plan_items(task, items, count, tokenizer, context)
+    try:
+        plans = lm_eval_rule.plan_items(task, items, count, tokenizer, context)
+    except UserError as error:
+        raise UserError(f"task {name}: {error}") from error
     return PlannedTask(task, name, range(count), items[:count], plans)
 
 
@@ -223,8 +229,20 @@ def _random(task: Task, items: Sequence[Item]) -> float:
     return 0.0 if task.kind == "greedy" else math.fsum(1 / item.choices for item in items) / len(items)
 
 
-def _notes(result: Mapping[str, Any]) -> list[str]:
+def _notes(result: Mapping[str, Any], items: Sequence[Item]) -> list[str]:
     notes = []
+    if result.get("accuracy") in (0, 1) and len(items) < FEW_ITEMS:
+        far = 1 - TAIL ** (1 / len(items))
+        bound = f"up to {far:.2f}" if result["accuracy"] == 0 else f"down to {1 - far:.2f}"
+        notes.append(
+            f"{result['task']}: all {len(items)} items have the same verdict, of which the bootstrap makes no "
+            f"interval; accuracies {bound} are plausible too"
+        )
+    if equal := sum(item.has_equal_choices for item in items):
+        share = f"{equal:,} of {result['items']:,} items"
+        notes.append(
+            f"{result['task']}: {share} have equal choices, of which the first one counts as the model's answer"
+        )
     if result["truncated"]:
         share = f"{result['truncated']:,} of {result['items']:,} prompts"
         notes.append(f"{result['task']}: {share} are longer than the model's context and lose tokens at their start")

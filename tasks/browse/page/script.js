@@ -140,7 +140,7 @@ async function count(by) {
   const rows = found.rows.map(([name, ...numbers]) => {
     const row = make("tr");
     const first = make("td");
-    if (by === "host") first.append(small(name, () => { get("query").value = `//${name}/`; get("kind").value = "url"; search(0); }));
+    if (by === "host" && name !== "unknown") first.append(small(name, () => { get("query").value = name; get("kind").value = "host"; search(0); }));
     else first.textContent = name;
     row.append(first, ...numbers.map((number) => make("td", number.toLocaleString("en"))));
     return row;

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from scipy import stats
 
-from gpt2train.compare.comparison import Comparison, Request
+from gpt2train.compare.comparison import Comparison, Request, gold_sizes, write_pair
 from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, read_corpus
 from gpt2train.compare.statistics import ERROR_RATE, Difference, detectable, paired_difference, seeds_needed, sentence
 from gpt2train.errors import UserError
@@ -124,6 +124,7 @@ def test_held_out_texts_leave_both_corpora() -> None:
         ({"seeds": 50}, "give a larger corpus"),
         ({"tasks": ("core",)}, "core"),
         ({"json_key": "body"}, "no document with a text under 'body'"),
+        ({"names": ("old", "old")}, "--names old old: both corpora have the same name"),
     ],
 )
 def test_bad_requests_are_one_line(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -140,6 +141,71 @@ def test_held_out_files_that_hold_a_whole_corpus_are_refused(tmp_path: Path) -> 
     file = write(tmp_path / "a.jsonl", reviews(50, 0))
     with pytest.raises(UserError, match="all of its documents are in the held-out files"):
         Comparison(Request((file, file), tmp_path / "out", heldout=(file,), proxy="micro"))
+
+
+def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
+    rows = [
+        b'{"text": "a text"}',
+        b'{"body": "b"}',
+        b'{"text": " "}',
+        b'{"text": 3}',
+        b"[" * 9999,
+        b"{",
+        b'{"text": "c"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(rows))
+    corpus = read_corpus(tmp_path / "a.jsonl", "text", "A")
+    assert (set(corpus.copies), corpus.skipped) == ({"a text", "c"}, 5)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ("_manifest.json", "is one step of a data flow; give its output folder"),
+        ("clean/_manifest.json", "is the output of a data flow without tokens/train; run the flow to its end"),
+    ],
+)
+def test_folders_of_a_data_flow_without_tokens(tmp_path: Path, manifest: str, message: str) -> None:
+    """Their files are not read as documents."""
+    write(tmp_path / "documents.jsonl", reviews(3, 0))
+    (tmp_path / "clean").mkdir()
+    (tmp_path / manifest).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        read_corpus(tmp_path, "text", "A")
+
+
+def test_token_files_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the prefix has no folder."""
+    write_pair(tmp_path / "tokens", [[1, 2], [3]], 10)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="tokens has no tokenizer beside it; put its folder at "):
+        read_corpus(Path("tokens"), "text", "A")
+
+
+@pytest.mark.parametrize(("letters", "shared"), [((0x4E00, 0x9FFF), 13), ((0x0E01, 0x0E2E), 52)], ids=["Han", "Thai"])
+def test_overlaps_of_texts_without_spaces(letters: tuple[int, int], shared: int) -> None:
+    rng = random.Random(0)
+
+    def drawn(count: int) -> str:
+        return "".join(chr(rng.randint(*letters)) for _ in range(count))
+
+    passage = drawn(shared)
+    near, same = f"{drawn(80)}{passage[1:]}{drawn(80)}", f"{drawn(80)}{passage}{drawn(80)}"
+    corpus = Corpus("A", {near: 1, same: 1})
+    drop_overlaps(corpus, [f"{drawn(30)}{passage}{drawn(30)}"])
+    assert list(corpus.copies) == [near]
+
+
+def test_other_data_of_a_task_are_another_comparison(tmp_path: Path) -> None:
+    """Also where the sizes of the answers are the same."""
+    (tmp_path / "t.toml").write_text('kind = "multiple_choice"\ndata = ["items.jsonl"]\n')
+    found = []
+    for query in ("one", "two"):
+        rows = [{"query": f"{query} {n}", "choices": ["a", "b"], "gold": n % 2} for n in range(6)]
+        (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found.append(gold_sizes(str(tmp_path / "t.toml"), tmp_path, 500))
+    assert found[0][0] == found[1][0] == [1] * 6
+    assert found[0][1] != found[1][1]
 
 
 @pytest.mark.slow

@@ -38,6 +38,14 @@ def test_texts_without_spaces_are_compared_by_characters() -> None:
     assert near_duplicate_groups([*texts, *copies]) == [*range(10), *range(10)]
 
 
+def test_lines_of_a_text_without_spaces_are_no_words() -> None:
+    """Poems: short lines, in each of which a copy has another character."""
+    rng = random.Random(0)
+    poems = [["".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(15)) for _ in range(20)] for _ in range(10)]
+    copies = ["\n".join([f"一{line[1:]}" if at % 3 == 0 else line for at, line in enumerate(poem)]) for poem in poems]
+    assert near_duplicate_groups([*map("\n".join, poems), *copies]) == [*range(10), *range(10)]
+
+
 @given(st.lists(st.text(min_size=1, max_size=60), max_size=12))
 def test_any_texts_have_groups_named_by_their_first_text(texts: list[str]) -> None:
     """Equal texts share a group, and a group's name is one of its members."""

@@ -1,27 +1,29 @@
 """Data files of tasks: ZIP archives, labels beside the rows, and their mistakes."""
 
+import gzip
 import io
 import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from gpt2train.errors import UserError
 from gpt2train.evaluate.tasks import items
 from gpt2train.evaluate.tasks.description import Task
-from gpt2train.evaluate.tasks.items import DataFile, Item, find_data, read_items
+from gpt2train.evaluate.tasks.items import DataFile, Item, find_data, has_data, read_items
 from gpt2train.evaluate.tasks.suite import read_work
 from tests.gpt2train.evaluate.test_tasks import items_of, task_of
 
 
-def packed(**members: bytes) -> bytes:
+def packed(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytes:
     """A ZIP archive of these files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name), content, method)
     return buffer.getvalue()
 
 
@@ -44,8 +46,14 @@ def test_the_rows_of_an_archive_are_those_of_its_files(tmp_path: Path) -> None:
         (packed(**{"a.txt": b"{}"}), r"Set.zip has no \*.jsonl in it"),
         (packed(**{"a.jsonl": b" " * 40_000, "b.jsonl": b" " * 40_000}), "Set.zip has more than 65,536 bytes of rows"),
         (packed(**{"a.jsonl": b"{"}), r"Set.zip/a.jsonl line 1: no JSON object"),
+        (
+            packed(zipfile.ZIP_LZMA, **{"a.jsonl": b"{}"}).replace(b"\x09\x04\x05\x00\x5d", b"\x09\x04\x05\x00\xff"),
+            "unpacked",
+        ),
+        (gzip.compress(b"{}"), "Set.zip is compressed by gzip; unpack it, or give a ZIP archive"),
+        (pa.compress(b"{}", codec="zstd", asbytes=True), "Set.zip is compressed by zstd"),
     ],
-    ids=["cut off", "damaged", "no rows", "too large", "no JSON"],
+    ids=["cut off", "damaged", "no rows", "too large", "no JSON", "damaged lzma", "gzip", "zstd"],
 )
 def test_malformed_archives(content: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(items, "MAX_UNPACKED", 1 << 16)
@@ -69,6 +77,8 @@ def test_labels_beside_the_data_are_those_of_the_rows(tmp_path: Path) -> None:
     (tmp_path / "piqa/valid-labels.lst").write_text("0\n1\n1\n0\n")
     work = read_work("piqa", tmp_path)
     assert [item.answer for item in work.parts[0].items] == [0, 1, 1, 0]
+    (tmp_path / "piqa/valid-labels.lst").write_bytes(b"\xef\xbb\xbf0\r\n1\r\n1\r\n0\r\n")  # as editors of Windows write
+    assert [item.answer for item in read_work("piqa", tmp_path).parts[0].items] == [0, 1, 1, 0]
     (tmp_path / "piqa/valid-labels.lst").write_text("1\n1\n1\n0\n")
     assert read_work("piqa", tmp_path).identity() != work.identity()
     (tmp_path / "piqa/valid-labels.lst").write_text("1\n0\n")
@@ -89,3 +99,11 @@ def test_labels_without_variation_are_refused() -> None:
     schema = Task(kind="schema", data=("x.jsonl",))
     with pytest.raises(UserError, match="labels without variation"):
         read_rows_of(schema, [{"context_options": ["a", "b"], "continuation": "c", "gold": 0} for _ in range(5)])
+
+
+@pytest.mark.parametrize("name", ["/items.jsonl", "", ".", "./", "**x"])
+def test_a_malformed_name_of_data(name: str, tmp_path: Path) -> None:
+    task = task_of(data=[name])
+    with pytest.raises(UserError, match=r"task t: data: .* is no name below a folder .*; correct it"):
+        find_data(task, "t", tmp_path)
+    assert not has_data(task, tmp_path)

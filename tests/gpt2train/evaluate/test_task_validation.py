@@ -142,6 +142,29 @@ def test_layouts_agree(layout: str, tokens: Path, tmp_path: Path, tasks: dict[st
     assert task_rows(config)[-1] == pytest.approx(evaluated(config), rel=1e-4)
 
 
+DYNAMIC = '{"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 5}'
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("model", "parallel"),
+    [
+        ({"heads": 3, "hidden": 24}, {"tp": 2}),
+        ({"heads": 5, "hidden": 40, "family": "llama", "options": {"kv_heads": 1}}, {"tp": 2}),
+        ({"family": "llama", "options": {"rope_scaling": DYNAMIC}}, {"pp": 2}),
+    ],
+    ids=["three heads", "five heads", "dynamic"],
+)
+def test_odd_models_agree(
+    model: dict[str, Any], parallel: dict[str, Any], tokens: Path, tmp_path: Path, tasks: dict[str, Any]
+) -> None:
+    """Heads that the degree does not divide, and frequencies that follow from the longest text of a batch."""
+    config = run(tokens, tmp_path / "run", tasks, model={"layers": 4, "dropout": 0.0} | model, parallel=parallel)
+    run_ranks(RANKS, write(config))
+    assert len(task_rows(config)[-1]) == 5
+    assert task_rows(config)[-1] == pytest.approx(evaluated(config), rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

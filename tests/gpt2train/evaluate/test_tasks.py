@@ -25,11 +25,15 @@ from gpt2train.evaluate.tasks.description import Suite, Task, parse_description,
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
 from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import score_task
+from gpt2train.evaluate.tasks.shots import core_examples, lm_eval_examples
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.io.command_line import run_command
+from gpt2train.model.families import MODELS
+from gpt2train.model.shape import Shape
 from tests.gpt2train.evaluate.overfitted_model import write
 from tests.gpt2train.evaluate.small_models import noisy_model
+from tests.gpt2train.models import lively
 from tests.trained_run import TrainedRun
 
 CHOICES = {"kind": "multiple_choice", "data": ["items.jsonl"]}
@@ -133,6 +137,50 @@ def test_malformed_templates_and_too_many_shots() -> None:
         items_of(task_of(shots=3), row, row, row)
 
 
+def test_examples_of_equal_items() -> None:
+    """lm-evaluation-harness shows no example that is equal to the item: copies leave too few of them."""
+    row = {"query": "a", "choices": ["b", "c"], "gold": 0}
+    others = [row | {"query": "b"}, row | {"query": "c", "gold": 1}]
+    with pytest.raises(UserError, match="task t: 3 shots of other items, but 3 of the 5 items are equal; remove"):
+        items_of(task_of(shots=3), row, row, row, *others)
+    drawn = lm_eval_examples(items_of(task_of(shots=2), row, row, row, *others), 2, 5)
+    assert all(item.contexts != ("a",) for example in drawn[:3] for item in example)
+    assert len(core_examples(items_of(task_of(shots=4, rule="core"), *[row] * 4, others[1]), 4)) == 5
+
+
+@pytest.mark.parametrize("rule", ["lm-eval", "core"])
+def test_equal_choices_are_noted(small: Any, rule: str) -> None:
+    bpe, model, _ = small
+    rows = [{"query": f"{n} is", "choices": ["one", "two" if n else "one"], "gold": n % 2} for n in range(4)]
+    task = task_of(rule=rule)
+    result = score_task(Scorer(model, load_tokenizer(bpe)), task, "t", items_of(task, *rows)).result
+    expected = "t: 1 of 4 items have equal choices, of which the first one counts as the model's answer"
+    assert result["notes"] == [expected]
+
+
+def test_an_interval_without_width_is_noted(small: Any) -> None:
+    """At an accuracy of 0.14, 5 of 100 samples of 20 items have no right one."""
+    bpe, model, _ = small
+    rows = [{"context": f"{n} is", "continuation": "zebra"} for n in range(120)]
+    task = task_of(kind="greedy")
+    scorer, items = Scorer(model, load_tokenizer(bpe)), items_of(task, *rows)
+    found = score_task(scorer, task, "t", items, 20).result
+    assert found["accuracy_interval"] == [0, 0]
+    expected = (
+        "t: all 20 items have the same verdict, of which the bootstrap makes no interval; accuracies up to 0.14 are"
+    )
+    assert found["notes"][1:] == [] and found["notes"][0].startswith(expected)
+    assert score_task(scorer, task, "t", items).result["notes"] == []
+
+
+def test_a_continuation_that_joins_the_context_is_an_error_with_the_task(small: Any) -> None:
+    bpe, model, _ = small
+    task = task_of(delimiter="")
+    rows = [{"query": "th", "choices": ["e", "is"], "gold": 0}]
+    with pytest.raises(UserError, match=r"^task t: item 1: the tokenizer has no token for a continuation"):
+        score_task(Scorer(model, load_tokenizer(bpe)), task, "t", items_of(task, *rows))
+
+
 @given(
     st.lists(
         st.lists(st.integers(0, 2), min_size=2, max_size=8).flatmap(
@@ -186,6 +234,19 @@ def test_shared_prefixes_change_no_score(small: Any) -> None:
         for own, other in zip(score_shared(model, requests, batch_tokens), plain, strict=True):
             assert own.log_probs == pytest.approx(other.log_probs, abs=2e-5)
             assert own.greedy == other.greedy
+
+
+@pytest.mark.parametrize("scoring", [score, score_shared])
+def test_scores_with_dynamic_rotary_scaling_do_not_depend_on_the_batch(scoring: Callable[..., Any]) -> None:
+    scaling = '{"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8}'
+    shape = Shape(97, layers=1, heads=2, hidden=16, context=32, family="llama", options=(("rope_scaling", scaling),))
+    model = lively(MODELS["llama"].complete(shape))
+    draw = random.Random(2)
+    tokens = [tuple(draw.randrange(97) for _ in range(length)) for length in (3, 7, 9, 12, 20, 20, 33, 33)]
+    requests = [ScoringRequest(sequence, min(len(sequence) - 1, 4)) for sequence in tokens]
+    alone = [scoring(model, [request])[0].log_probs for request in requests]
+    for found, expected in zip(scoring(model, requests), alone, strict=True):
+        assert found.log_probs == pytest.approx(expected, abs=2e-5)
 
 
 def test_a_greedy_match_is_what_the_model_generates(small: Any) -> None:
@@ -249,6 +310,7 @@ def folder(tmp_path: Path) -> Path:
         'kind = "multiple_choice"\ndata = ["**/items.jsonl"]\ngroup = "part"\n[published]\n'
         '"Another model" = { accuracy = 0.75 }\n'
     )
+    (tmp_path / "lambada.toml").write_text('kind = "perplexity"\ndata = ["texts.jsonl"]\n')
     (tmp_path / "both.toml").write_text(
         'kind = "suite"\n[defaults]\nrule = "core"\nkind = "multiple_choice"\n[tasks.one]\ndata = ["**/items.jsonl"]\n'
         '[tasks.two]\ndata = ["**/items.jsonl"]\nshots = 2\nrandom = 0.4\n[tasks.three]\ndata = ["absent.jsonl"]\n'
@@ -336,6 +398,10 @@ def test_suites_and_descriptions_in_the_curve_of_a_run(
     assert ("both/one", "accuracy") in rows and ("both", "centred") in rows
     assert any(line.startswith("note: both: mean of 2 tasks") for line in lines)
     assert reused(choice, both) == 2
+    [cached] = scores.glob("step-*/choice-*.json")
+    before = cached.read_bytes()
+    cached.write_bytes(before[:40])  # damaged: scored again, and replaced
+    assert reused(choice, both) == 1 and cached.read_bytes() == before
     choice.write_text(choice.read_text().replace("[published]", 'delimiter = "  "\n[published]'))
     assert reused(choice, both) == 1
     flags += ["--limit", 3]
@@ -377,6 +443,7 @@ def test_without_a_task_the_help_is_shown(call: Call) -> None:
             ["{folder}/both.toml", "--model", "m", "--data", "{data}", "--partial", "--limit", "2"],
             "--limit 2; give more",
         ),
+        (["{folder}/lambada.toml", "--model", "m", "--data", "{data}"], "task 'lambada': curve, "),
         (["documents", "documents", "--model", "m", "--data", "{data}"], "given twice"),
         (["documents", "--model", "m", "--data", "{data}/deep/items.jsonl"], "'text' is undefined"),
     ],

@@ -33,7 +33,7 @@ def equal(count: int) -> dict[str, Any]:
     spans, progress = _spans(count), []
     alone = score(_model(), spans, 40)
     shared = score(_model(), spans, 40, lambda done, total: progress.append((done, total)), dist.group.WORLD)
-    mine = sum(map(len, share(batches(spans, 40), dist.group.WORLD)))
+    mine = sum(map(len, share(batches(spans, 40, 16), dist.group.WORLD)))
     same_trees = score_shared(_model(), spans, 40) == score_shared(_model(), spans, 40, group=dist.group.WORLD)
     return {
         "same": alone == shared and same_trees,

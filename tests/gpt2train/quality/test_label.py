@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,13 @@ def test_the_page_loads_its_own_files_alone(client: Client) -> None:
     assert b"<script src=" in page and page.count(b"<script") == 1 and b"http" not in page
     assert client("script.js")[0] == client("style.css")[0] == 200
     assert b"innerHTML" not in client("script.js")[1]
+
+
+def test_damaged_documents_are_named(tmp_path: Path, output: Path) -> None:
+    shutil.copytree(output, tmp_path / "out")
+    (tmp_path / "out/documents/part-00000.parquet").write_bytes(b"PAR1 damaged")
+    with pytest.raises(UserError, match="documents cannot be read; run the data flow again to restore it"):
+        sample_documents(tmp_path / "out")
 
 
 def test_a_folder_without_a_cleaning_is_named(tmp_path: Path, output: Path) -> None:

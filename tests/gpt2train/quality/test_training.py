@@ -1,7 +1,8 @@
 """The quality model: planted texts are separated, and the file, the curve and the votes are what they should be."""
 
+import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,36 @@ def test_damaged_models_are_refused(texts: list[tuple[str, bool]]) -> None:
         with pytest.raises(UserError, match="no quality model"):
             from_bytes(whole[:size], "x")
     with pytest.raises(UserError, match="of another version"):
-        from_bytes(whole.replace(b"quality model 1", b"quality model 7"), "x")
+        from_bytes(whole.replace(b"quality model 2", b"quality model 7"), "x")
+
+
+def test_another_file_is_not_touched(tmp_path: Path) -> None:
+    """A file that is given by mistake for that of the votes keeps its bytes."""
+    for content in (b"notes without a line end", b"first\nsecond", b'{"id": 3}', b"\x00\x01\n\x02", b"\n"):
+        (tmp_path / "other").write_bytes(content)
+        with pytest.raises(UserError, match="other: line 1 is no vote; remove the line"):
+            VoteFile(tmp_path / "other")
+        assert (tmp_path / "other").read_bytes() == content
+
+
+def test_a_vote_without_a_line_end_counts(tmp_path: Path) -> None:
+    """As of a file that an editor wrote."""
+    path = tmp_path / "votes.jsonl"
+    lines = [json.dumps(asdict(Vote(name, "u", None, "good", "t"))) for name in "ab"]
+    path.write_text("\n".join(lines))
+    assert [vote.id for vote in read_votes([path])] == ["a", "b"]
+    file = VoteFile(path)
+    file.add(Vote("c", "u", None, "bad", "t"))
+    file.close()
+    assert [vote.id for vote in read_votes([path])] == ["a", "b", "c"]
+
+
+def test_a_menu_of_languages_changes_no_other_feature() -> None:
+    """The words, signs and line ends of a page are the same with a word of Chinese in it."""
+    text = "Home, shop.\nA page (of words), with signs:\nand lines."
+    plain, mixed = features_of(text), features_of(f"{text}\n中文")
+    assert np.isin(plain.buckets, mixed.buckets).all()
+    assert len(mixed.buckets) <= len(plain.buckets) + 6
 
 
 def test_votes_survive_a_kill_and_the_last_one_counts(tmp_path: Path) -> None:

@@ -99,6 +99,27 @@ def test_a_document_is_found_by_id_url_and_text(client: Client, open_data: Path)
     assert client("search", query="a", kind="great")[0] == client("search", query="a", start="x")[0] == 400
 
 
+def test_a_host_is_found_in_each_form_of_a_url(tmp_path: Path) -> None:
+    """As the counts by host name it: with a port, without user and password, in any case."""
+    folder = Folder(tmp_path)
+    step = Step(folder, "extract", version=1, parameters={}, inputs={}, folder="documents")
+    urls = [
+        "http://a.example",
+        "HTTP://me:x@A.Example/1",
+        "http://a.example?q",
+        "http://aaexample/",
+        "http://a.example:80/",
+    ]
+    rows = [{"id": f"{n:08d}", "url": url, "text": "t"} for n, url in enumerate([*urls, "http://b/?//a.example/"])]
+    step.commit(Outcome(outputs=(write_rows(step.folder, "part-00000.parquet", rows, DOCUMENT),), seen=6, kept=6))
+    routes = browse_routes(folder).get
+    counted = dict(routes["counts"]({"by": "host"})["rows"])
+    assert counted == {"a.example": 3, "a.example:80": 1, "aaexample": 1, "b": 1}
+    for host, count in counted.items():
+        hits = routes["search"]({"query": host, "kind": "host"})["hits"]
+        assert len(hits) == count, (host, hits)
+
+
 def test_the_way_says_which_step_kept_or_rejected_a_document_and_why(client: Client) -> None:
     found = client.ok("document", id="00000003")
     assert found["url"] == "http://b.example/3" and found == client.ok("document", url="http://b.example/3")
@@ -164,6 +185,9 @@ def test_a_difference_has_both_texts() -> None:
     assert "".join(text for kind, text in pieces if kind != "added") == a
     assert "".join(text for kind, text in pieces if kind != "removed") == b
     assert difference("a " * MAX_WORDS, "a")["cut"]
+    assert difference("话说天下大势", "话说国家大势")["pieces"] == [
+        *(("same", "话说"), ("removed", "天下"), ("added", "国家"), ("same", "大势")),
+    ]
 
 
 @pytest.mark.parametrize("seed", [None, 1])

@@ -86,6 +86,19 @@ def test_foreign_parts_are_cut_and_counted(tmp_path: Path, runner: Runner) -> No
     assert row["reason"] == "wrong_language" and "found de, " in row["detail"] and "% en, expected en" in row["detail"]
 
 
+def test_nothing_is_foreign_where_any_language_is_kept(tmp_path: Path, runner: Runner) -> None:
+    """Also if a filter asks for the language."""
+    root = Folder(tmp_path)
+    mixed = "\n".join([ENGLISH.strip()] * 3 + [GERMAN.strip()] * 3)
+    changes = {"keep": ["any"], "cut_foreign": True}
+    settings = build(
+        CleanSettings, {"language": changes, "filters": {"cleanup": {"tasks": ["remove_512_non_english"]}}}
+    )
+    [row] = rows_of(root, clean(root, documents(root, [mixed]), settings, runner))
+    assert row["text"] == mixed
+    assert row["language"] in ("en", "de") and row["language_share"] is None
+
+
 def test_filters_count_by_reason_and_tokens_are_counted_after_filtering(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     sentences = [f"The {a} of the house and the {b} of the town have met with a {c} today." for a, b, c in NAMES]
