@@ -1,5 +1,6 @@
 """Targets of a removal: URLs, domains, and files of them."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from gpt2train.errors import UserError
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, url_hash
 from tasks.core.url_lists import LONGEST
 
-DOMAIN = re.compile(r"(?:[\w-]{1,63}\.)+[\w-]{1,63}|localhost")
+# A label may have any character beyond ASCII, such as an emoji.
+DOMAIN = re.compile(r"(?:(?:[\w-]|[^\x00-\x7f\s]){1,63}\.)+(?:[\w-]|[^\x00-\x7f\s]){1,63}|localhost")
 BOM = "\ufeff"
 
 
@@ -46,10 +48,13 @@ def domain_of(target: str) -> str | None:
     """Return the domain that a target may mean, in the form of a host; None for a URL."""
     if not DOMAIN.fullmatch(target.rstrip(".")):
         return None
+    name = target.rstrip(".")
     try:
-        return idna.encode(target.rstrip("."), uts46=True).decode().lower()
+        return idna.encode(name, uts46=True).decode().lower()
     except idna.IDNAError:
-        return target.rstrip(".").lower()
+        with contextlib.suppress(UnicodeError):  # a symbol, which older rules admit, as those that parse URLs do
+            return name.encode("idna").decode().lower()
+        return name.lower()
 
 
 def selection_of(targets: Sequence[str]) -> Forgotten:

@@ -45,6 +45,20 @@ from tests.tasks.cloze.test_step import story
         ("http://bücher.example/", "//xn--bcher-kva.example/"),
         ("notes/a.html", "notes/a.html"),
         ("http://[", "http://["),
+        ("www.A.example/x", "//www.a.example/x"),
+        ("a.example:8080/x", "//a.example:8080/x"),
+        (" //a.example/x", "//a.example/x"),
+        ("ftp://me@a.example/x", "//a.example/x"),
+        ("https:a.example/x", "//a.example/x"),
+        ("http:\\\\a.example\\x", "//a.example/x"),
+        ("http:///a.example/x", "//a.example/x"),
+        ("http://\u2603.example/", "//xn--n3h.example/"),
+        ("page.html", "page.html"),
+        ("c.jsonl#13", "c.jsonl#13"),
+        ("/data/a.example/x", "/data/a.example/x"),
+        ("file:///a.example/x", "file:///a.example/x"),
+        ("mailto:me@a.example", "mailto:me@a.example"),
+        ("../a.example", "../a.example"),
     ],
 )
 def test_urls_are_compared_in_one_form(url: str, key: str) -> None:
@@ -57,6 +71,9 @@ def test_a_domain_means_its_subdomains_alone() -> None:
         assert listed.matches(f"https://{host}:8443/a?b") == listed.matches_host(host) == is_listed
     assert not listed.matches("https://another-xn--bcher-kva.example/", "", None)
     assert not Forgotten().matches("https://a.example/") and Forgotten().inputs == {}
+    assert selection_of(["\u2603.example"]).matches("http://www.\u2603.example/", "http://xn--n3h.example/x")
+    for url in ("w.a.example/x", "//a.example/x", "ftp://a.example/x", "https:a.example/x", "http:\\\\a.example\\x"):
+        assert selection_of(["a.example"]).matches(url)
     assert domain_of("https://a.example") is None and domain_of("127.0.0.1") == "127.0.0.1"
 
 
