@@ -152,10 +152,10 @@ def _parsed(url: str) -> tuple[str, str] | None:
 
 
 def _repaired(text: str) -> str:
-    """Return the URL that an address means which is none as it stands; empty if it has no host.
+    r"""Return the URL that an address means which is none as it stands; empty if it has no host.
 
     Data sets have `www.a.example/x`, `//a.example` and `ftp://a.example`; browsers repair `https:a.example` and
-    `http:\\a.example`. A host alone may be the name of a file, and is left as it is.
+    `http:\a.example`. A host alone may be the name of a file, and is left as it is.
     """
     found = _SCHEME.match(text)
     assert found
