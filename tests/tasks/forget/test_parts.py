@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import RunError
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, name_of, read_forgotten, url_hash, url_key
-from tasks.core.manifest import Outcome, digest
+from tasks.core.manifest import MANIFEST, Outcome, digest
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
 from tasks.core.shards import REJECTED, read_rows, rejected_row, write_rows, write_table
 from tasks.core.step import Step
@@ -31,6 +31,7 @@ from tasks.download.warc import EMPTY, Page, encode_head, encode_record
 from tasks.forget.command import forget
 from tasks.forget.decode import pieces
 from tasks.forget.plan import narrowed
+from tasks.forget.rewrite import rewrite_step
 from tasks.forget.scan import Searcher, scan
 from tasks.forget.targets import domain_of, read_targets, selection_of
 from tests.tasks.cloze.test_step import story
@@ -158,6 +159,26 @@ def test_forgotten_rows_do_not_count_as_rejected() -> None:
     check_reject_rate(limits, "texts", "x", 10, {REASON: 10})
     with pytest.raises(RunError, match="rejected 2 of 2 rows"):
         check_reject_rate(limits, "texts", "x", 10, {REASON: 8, "empty": 2})
+
+
+def test_a_rewriting_that_a_kill_kept_from_its_manifest_keeps_the_reasons(tmp_path: Path) -> None:
+    """The rows are gone from the output then, and only the file that no manifest names has the reason."""
+    root, step = (
+        Folder(tmp_path),
+        Step(Folder(tmp_path), "blacklist", version=1, parameters={}, inputs={}, folder="urls"),
+    )
+    rows = [{"url": f"http://a.test/{number}", "source": "list"} for number in (1, 2)]
+    shards = tuple(write_table(step.folder, f"{name}.parquet", pa.Table.from_pylist(rows)) for name in "ab")
+    made = step.commit(Outcome(outputs=shards, seen=4, kept=4))
+    before = step.folder.read_bytes(MANIFEST)
+    wanted = Forgotten(urls=(url_hash("http://a.test/2"),))
+    rewrite_step(root, made, wanted, {})
+    after = {name: step.folder.read_bytes(name) for name in step.folder.files()}
+    assert {"rejected/a.parquet", "rejected/b.parquet"} <= after.keys()
+    step.folder.write_bytes(MANIFEST, before)
+    write_rows(step.folder, "rejected/c.parquet", [rejected_row(rows[0], "empty")], REJECTED)  # of another run
+    rewrite_step(root, made, wanted, {})
+    assert {name: step.folder.read_bytes(name) for name in step.folder.files()} == after
 
 
 def page(url: str, final: str, text: str) -> Page:
