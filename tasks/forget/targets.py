@@ -24,12 +24,19 @@ def read_targets(given: Sequence[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for target in given:
-        entries = _lines(Path(target)) if "://" not in target and Path(target).is_file() else [target.strip()]
+        entries = _lines(Path(target)) if _is_file(target) else [target.strip()]
         for entry in entries:
             if not entry or len(entry) > LONGEST or entry.startswith(f"{REASON}:"):
                 raise UserError(f"{entry[:60]!r} is no URL and no domain; give https://host/page, a domain or a file")
             found[entry] = None
     return list(found)
+
+
+def _is_file(target: str) -> bool:
+    try:
+        return "://" not in target and Path(target).is_file()
+    except OSError:  # longer than a name of a file may be, as addresses without a scheme are
+        return False
 
 
 def _lines(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.errors import RunError
+from gpt2train.errors import RunError, UserError
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, name_of, read_forgotten, url_hash, url_key
 from tasks.core.manifest import MANIFEST, Outcome, digest
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
@@ -96,6 +96,10 @@ def test_a_target_with_the_form_of_a_domain_may_be_a_file() -> None:
 def test_targets_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("\ufeffhttp://a.test/1\n\n# no\n a.test \r\nhttp://a.test/1\n")
     assert read_targets([str(tmp_path / "list"), "b.test"]) == ["http://a.test/1", "a.test", "b.test"]
+    long = "www.a.test/" + "x" * 300  # no name of a file
+    assert read_targets([long]) == [long]
+    with pytest.raises(UserError, match="no URL"):
+        read_targets(["x" * 9000])
 
 
 TEXT = story("Tilda")
