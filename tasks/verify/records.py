@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tasks.core.manifest import Manifest, digest, fingerprint, version_differences, versions_of
 from tasks.core.storage import FileRecord, Folder
 from tasks.download.shard_writer import content_of, ledgers_of
+from tasks.verify.counts import count_problems, rows_of
 from tasks.verify.output import IDENTITY, RUNS, Output
 
 MAX_CONCURRENT = 4  # files that are hashed at a time
@@ -79,6 +80,7 @@ def _manifest_problems(output: Output, manifest: Manifest) -> Iterator[str]:
     contents = [digest([[record.name, record.sha256] for record in outcome.outputs]), digest(manifest.inputs)]
     if manifest.content not in contents and manifest.content not in _contents_of_download(output, manifest):
         yield "its manifest was changed: the hashes of its outputs do not give its content"
+    yield from count_problems(manifest)
     rows = [record.rows for record in outcome.rejected if record.rows is not None]
     dropped = sum(outcome.reasons.values())
     if len(rows) == len(outcome.rejected) and sum(rows) != dropped:
@@ -104,4 +106,8 @@ def _file_problem(folder: Folder, record: FileRecord) -> str | None:
         return "missing"
     if found.bytes != record.bytes:
         return f"{found.bytes:,} bytes, {record.bytes:,} in the manifest"
-    return None if found.sha256 == record.sha256 else "its hash is not that of the manifest"
+    if found.sha256 != record.sha256:
+        return "its hash is not that of the manifest"
+    if record.rows is not None and (rows := rows_of(folder, record)) not in (None, record.rows):
+        return f"{rows:,} rows, {record.rows:,} in the manifest"
+    return None
