@@ -1,5 +1,6 @@
 """Conventions of all commands: exit codes, errors in one line, tracebacks only with `--debug`."""
 
+import errno
 import sys
 from collections.abc import Sequence
 
@@ -37,9 +38,17 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
         return fail(str(error), 1, debug)
     except KeyboardInterrupt:
         return fail("interrupted", 130, debug)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return fail(f"{str(error.filename)[:60]}…: the name of a file is too long; give the right path", 2, debug)
+        return _fail_unexpectedly(error, debug)
     except Exception as error:  # noqa: BLE001 - the last handler of a command: one line, and the traceback on demand
-        return fail(f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows the traceback)"), 1, debug)
+        return _fail_unexpectedly(error, debug)
     return 0
+
+
+def _fail_unexpectedly(error: Exception, debug: bool) -> int:
+    return fail(f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows the traceback)"), 1, debug)
 
 
 def fail(message: str, code: int, debug: bool) -> int:

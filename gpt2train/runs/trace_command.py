@@ -25,7 +25,7 @@ def trace(
     run: Path | None = None,
     split: Literal["train", "valid", "test"] = "train",
     seq_length: Annotated[int | None, Parameter(validator=Number(gte=2))] = None,
-    seed: int | None = None,
+    seed: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
     min_tokens: Annotated[int, Parameter(validator=Number(gte=1))] = 8,
     places: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 3,
     index: Path | None = None,

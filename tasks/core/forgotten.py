@@ -6,6 +6,7 @@ has the list in its fingerprint. In place of the URL its files have `forgotten:`
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,8 @@ from tasks.core.storage import Folder
 FORGOTTEN = "forgotten.json"
 URL_COLUMNS = ("url", "final_url")  # columns that name the page of a row
 NAME_DIGITS = 32  # of a hash in place of a URL
+_SCHEME = re.compile(r"(?:([a-z][a-z0-9+-]{0,30}):)?([/\\]*)", re.IGNORECASE)
+_AUTHORITY = re.compile(r"[^/\\?#\s]*")
 
 
 class Forgotten(Settings):
@@ -68,7 +71,8 @@ class Forgotten(Settings):
 def url_key(url: str) -> str:
     """Return the form in which URLs are compared: without scheme, user name, default port and fragment.
 
-    Host and percent-encoding are normalised. Any other text, such as the name of a user's file, is compared as it is.
+    Host and percent-encoding are normalised. A path after a host needs no scheme. Any other text, such as the name of a
+    user's file, is compared as it is.
     """
     return _parts(url)[1]
 
@@ -124,23 +128,44 @@ def check_no_removal(root: Folder) -> None:
 
 def _hashes_of(url: str) -> set[str]:
     host, key = _parts(url)
-    return {_hash("url", key), *_host_hashes(host)}
+    return {_hash("url", key), _hash("url", url), *_host_hashes(host)}
 
 
 def _parts(url: str) -> tuple[str, str]:
     """Return host, empty if there is none, and key of a URL."""
+    return _parsed(url.strip()) or _parsed(_repaired(url.strip())) or ("", url)
+
+
+def _parsed(url: str) -> tuple[str, str] | None:
     from yarl import URL  # 0.05 s, which a worker needs only if there is a list
 
     try:
-        parsed = URL(url.strip())
+        parsed = URL(url)
         host, port = (parsed.raw_host or "").lower().rstrip("."), parsed.port
     except ValueError:
-        return "", url
+        return None
     if parsed.scheme not in ("http", "https") or not host:
-        return "", url
+        return None
     query = f"?{parsed.raw_query_string}" if parsed.raw_query_string else ""
     shown = "" if port in (80, 443, None) else f":{port}"
     return host, f"//{host}{shown}{parsed.raw_path or '/'}{query}"
+
+
+def _repaired(text: str) -> str:
+    r"""Return the URL that an address means which is none as it stands; empty if it has no host.
+
+    Data sets have `www.a.example/x`, `//a.example` and `ftp://a.example`; browsers repair `https:a.example` and
+    `http:\a.example`. A host alone may be the name of a file, and is left as it is.
+    """
+    found = _SCHEME.match(text)
+    assert found
+    scheme, slashes = (found[1] or "").lower(), len(found[2])
+    authority = _AUTHORITY.match(text, found.end())
+    assert authority
+    rest = text[authority.end() :].replace("\\", "/")
+    is_web = scheme in ("http", "https")
+    has_host = is_web or slashes == 2 or (not scheme and not slashes and rest.startswith("/"))
+    return f"http://{authority[0]}{rest}" if has_host and "." in authority[0].strip(".") else ""
 
 
 def _host_hashes(host: str) -> set[str]:

@@ -33,6 +33,7 @@ CAPTURES = pa.schema(
 )
 MAX_RECORD = 8 * 2**20  # bytes of a record, compressed
 MAX_PAGES = 10_000  # of one answer
+MALFORMED = (ValueError, LookupError, TypeError, RecursionError, OverflowError)  # of JSON: `Infinity` has no int
 _CRAWL = re.compile(r"[\w.-]{1,60}", re.ASCII)
 _NAME = re.compile(r"(?!.*\.\.)[\w][\w./=-]{0,300}\.warc\.gz", re.ASCII)
 _TIME = re.compile(r"\d{14}", re.ASCII)
@@ -53,7 +54,7 @@ async def find_crawls(session: Session, settings: DiscoverSettings) -> tuple[str
         crawl = listed[0]["id"]
         if isinstance(crawl, str) and _CRAWL.fullmatch(crawl):
             return (crawl,)
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except MALFORMED:
         pass
     detail = f"{page.reason}: {page.detail}" if page.reason else "it is not the list of crawls that was expected"
     raise RunError(f"{address}: {detail}; name a crawl with discover.crawls, or check discover.index_server")
@@ -103,8 +104,11 @@ async def _page_count(session: Session, address: str) -> int:
     body = _answer(await session.fetch(address))
     try:
         found = json.loads(body or b"0")
-        return min(MAX_PAGES, int(found["pages"] if isinstance(found, dict) else found))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        number = int(found["pages"] if isinstance(found, dict) else found)
+        if number < 0:
+            raise ValueError("negative")
+        return min(MAX_PAGES, number)
+    except MALFORMED as error:
         raise RunError(f"{address}: not the number of pages that was expected; check discover.index_server") from error
 
 
@@ -122,7 +126,7 @@ def _capture(line: bytes, crawl: str, found: FoundUrls) -> dict[str, Any]:
         row = json.loads(line)
         url, name, time = str(row["url"]), str(row["filename"]), str(row["timestamp"])
         offset, length = int(row["offset"]), int(row["length"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         raise FetchRejectedError("malformed", "not a line of a CDX answer") from error
     if not _NAME.fullmatch(name) or not _TIME.fullmatch(time) or not 0 <= offset < 2**53:
         raise FetchRejectedError("malformed", f"{name[:100]!r}, {time[:20]!r}, {offset}")

@@ -5,6 +5,7 @@ libxml2's depth of 256 elements, no entity but the five of XML, no external file
 refused before it is parsed.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,11 +17,23 @@ from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedErro
 MAX_ENTRIES = 50_000
 MAX_FILE = 50 * 2**20  # bytes, decompressed
 MAX_TEXT = 8192  # characters of a value
+MAX_REFERENCES = 2_000_000  # characters `&` of a file: 50,000 URLs have fewer
 Kind = Literal["index", "pages", "feed"]
 ROOTS: Mapping[str, Kind] = {"sitemapindex": "index", "urlset": "pages", "rss": "feed", "RDF": "feed", "feed": "feed"}
 ENTRIES = ("sitemap", "url", "item", "entry")
 LOCATIONS = ("loc", "link")
 DATES = ("lastmod", "pubDate", "updated", "date")
+_NAMED = {b"amp": b"&#38;", b"lt": b"&#60;", b"gt": b"&#62;", b"quot": b"&#34;", b"apos": b"&#39;"}
+_REFERENCE = re.compile(
+    rb"<!\[CDATA\[.*?(?:\]\]>|\Z)|&(?:#[0-9]{1,7};|#x[0-9a-fA-F]{1,6};)|&(?:(amp|lt|gt|quot|apos);)?", re.DOTALL
+)
+MAX_DECLARATION = 1000  # bytes
+_ENCODING = re.compile(rb"encoding\s*=\s*[\"']([^\"']*)")
+_ASCII_BASED = re.compile(
+    rb"utf-?8|us-ascii|ascii|iso-?8859-?\d+|latin-?\d|(?:windows-|cp)125\d|koi8-[ru]|gb2312|gbk|gb18030|big5|euc-(?:jp|kr|tw)"
+    rb"|shift[_-]jis|tis-620|macintosh",
+    re.IGNORECASE,
+)
 
 
 @dataclass
@@ -44,11 +57,15 @@ def read_entries(body: bytes, max_ratio: float) -> Entries:
     Raises:
         FetchRejectedError: `too_large`, `compression_ratio`, `content_encoding`, `xml_entities`, `not_a_sitemap`.
     """
-    body = _utf8(_unpacked(body, max_ratio))
+    body = _without_odd_encoding(_utf8(_unpacked(body, max_ratio)))
     if not body[:1000].lstrip().startswith(b"<"):
         return _text_entries(body)
     if b"<!ENTITY" in body:
         raise FetchRejectedError("xml_entities", "the file declares entities, which are not expanded")
+    if body.count(b"&") > MAX_REFERENCES:
+        raise FetchRejectedError("too_large", f"more than {MAX_REFERENCES:,} references")
+    # After its first fault of a file, libxml2 drops every `&amp;`, and a bare `&` is such a fault.
+    body = _REFERENCE.sub(_numeric, body)
     target = _Target()
     parser = etree.XMLParser(
         target=target, recover=True, resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False
@@ -62,6 +79,11 @@ def read_entries(body: bytes, max_ratio: float) -> Entries:
     if target.found is None:
         raise FetchRejectedError("not_a_sitemap", f"the root is {target.root[:40] or 'missing'}")
     return target.found
+
+
+def _numeric(found: re.Match[bytes]) -> bytes:
+    """Return a reference as that of a character; other matches as they are."""
+    return b"&#38;" if found[0] == b"&" else _NAMED[found[1]] if found[1] else found[0]
 
 
 def _unpacked(body: bytes, max_ratio: float) -> bytes:
@@ -87,6 +109,21 @@ def _utf8(body: bytes) -> bytes:
         head, end, rest = text.partition("?>")
         return (rest if end and head.lstrip("\ufeff").startswith("<?xml") else text).encode("utf-8", "replace")
     return body.removeprefix(b"\xef\xbb\xbf")
+
+
+def _without_odd_encoding(body: bytes) -> bytes:
+    """Return a file without its declaration if that names an encoding whose bytes are not those of ASCII.
+
+    Some servers state UTF-16 above a file in UTF-8, and UTF-7 or EBCDIC would hide a declaration of entities.
+    """
+    head = body[:MAX_DECLARATION].lstrip()
+    if not head.startswith(b"<?xml"):
+        return body
+    declaration, end, _ = head.partition(b"?>")
+    found = _ENCODING.search(declaration)
+    if end and (found is None or _ASCII_BASED.fullmatch(found[1])):
+        return body
+    return body.partition(b"?>")[2] if end else b""
 
 
 def _text_entries(body: bytes) -> Entries:
@@ -119,7 +156,8 @@ class _Target:
         self._text, self._size = [], 0
         if name in ENTRIES:
             self._url = self._date = ""
-        is_link = name == "link" and attributes.get("rel", "alternate") == "alternate"
+        is_page = "html" in attributes.get("type", "html").lower()
+        is_link = name == "link" and attributes.get("rel", "alternate") == "alternate" and is_page
         if is_link and self._path[-2:-1] == ["entry"] and not self._url:
             self._url = attributes.get("href", "")[:MAX_TEXT]
 

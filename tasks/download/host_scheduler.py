@@ -172,7 +172,7 @@ class HostScheduler:
             return 0.0
         if isinstance(rules, FetchRejectedError):  # one error object for each page, which gets a traceback
             raise FetchRejectedError(rules.reason, rules.detail, rules.retryable)
-        if not await rules.allows(str(url), self._agent):
+        if not await rules.allows_crawler(str(url), self._agent):
             raise FetchRejectedError("robots_forbidden", f"by {url.origin()}/robots.txt")
         return min(rules.delay(self._agent), self._settings.max_crawl_delay)
 

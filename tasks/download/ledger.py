@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tasks.core.manifest import Outcome, canonical
-from tasks.core.shards import read_rows
+from tasks.core.shards import read_table
 from tasks.core.storage import FileRecord, Folder
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ CONSENT = pa.schema(  # further columns if the signals were looked for
     ]
 )
 CONTENT = ["url", "final_url", "reason", "content_type", "charset", "sha256"]  # columns that later steps depend on
+LANGUAGE = "content_language"  # as does this one, which older ledgers do not have
 
 Row = dict[str, Any]
 
@@ -107,12 +108,22 @@ def ledgers_of(audit: Iterable[FileRecord]) -> list[FileRecord]:
     return [record for record in audit if record.name.startswith(LEDGERS)]
 
 
-def content_of(folder: Folder, ledgers: Sequence[FileRecord]) -> str:
-    """Return a hash of the fetched content as recorded in the ledgers, without times."""
+def content_of(folder: Folder, ledgers: Sequence[FileRecord], has_languages: bool = True) -> str:
+    """Return a hash of the fetched content as recorded in the ledgers, without times.
+
+    Args:
+        folder: of the download.
+        ledgers: Files of it.
+        has_languages: whether Content-Language counts, which it did not in the manifests of older releases.
+    """
     state = hashlib.blake2b(digest_size=16)
     for record in ledgers:
-        for row in read_rows(folder, record.name, CONTENT):
-            state.update(canonical([row[name] for name in CONTENT]) + b"\n")
+        table = read_table(folder, record.name)
+        names = [name for name in (*CONTENT, *([LANGUAGE] if has_languages else [])) if name in table.column_names]
+        for batch in table.select(names).to_batches():
+            for row in batch.to_pylist():
+                language = row.pop(LANGUAGE, None)
+                state.update(canonical([*row.values(), *([language] if language else [])]) + b"\n")
     return state.hexdigest()
 
 

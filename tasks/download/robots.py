@@ -57,9 +57,20 @@ class RobotsRules:
             return await asyncio.to_thread(self._parsed.can_fetch, url, agent)
         return self._parsed.can_fetch(url, agent)
 
+    async def allows_crawler(self, url: str, agent: str) -> bool:
+        """Return True if a URL may be fetched by this crawler, under every name that the file has for it."""
+        for name in self._names(agent):
+            if not await self.allows(url, name):
+                return False
+        return True
+
     def delay(self, agent: str) -> float:
         """Return the Crawl-delay in seconds; 0 if there is none."""
-        return float(self._parsed.crawl_delay(agent) or 0.0)
+        return max(float(self._parsed.crawl_delay(name) or 0.0) for name in self._names(agent))
+
+    def _names(self, agent: str) -> list[str]:
+        """Return the names of a crawler as the file spells them, which Protego would not match with a version."""
+        return [name for name, _ in self.groups.spellings([agent])] or [agent]
 
 
 def count_rules(text: str) -> int:

@@ -1,6 +1,7 @@
 """Plan of a removal: what is rewritten, what is removed and made again, and what the trainings have read."""
 
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 from gpt2train.data.suffix_index import FOLDER as TOKEN_INDEX
 from gpt2train.errors import RunError, UserError
@@ -12,7 +13,7 @@ from tasks.forget.corpus import RUNS, SOURCES, Found, find_pages, unfinished
 from tasks.forget.scan import Trace, scan
 from tasks.forget.targets import domain_of, selection_of
 from tasks.forget.training import RunReading, find_runs, read_by
-from tasks.verify.output import IDENTITY, Output
+from tasks.verify.output import COPIES, IDENTITY, Output
 
 
 class Rewriting(Settings):
@@ -88,7 +89,8 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
         removed=tuple(sorted({*_made_of(output, sources), *unfinished(output), *_indexes(output)})),
     )
     seen = scan(root, wanted, removal.pages, found.texts, removal.sources)
-    traces = tuple(trace for trace in seen.traces if not removal.touches(trace.file))
+    left = [trace for trace in seen.traces if not removal.touches(trace.file)]
+    traces = tuple(trace.model_copy(update={"step": _step_of(root, trace.file)}) for trace in left)
     if not found.steps and not seen.traces and not _is_listed(root, targets):
         raise UserError(_no_page(root, targets))
     runs = tuple(read_by(one, removal.pages) for one in find_runs(root, run)) if found.steps else ()
@@ -160,6 +162,19 @@ def _is_of(output: Output, identity: str, sources: dict[str, Manifest]) -> bool:
     if step is None or step.folder not in output.manifests:  # gone, or merged from several
         return True
     return step.folder in sources
+
+
+def _step_of(root: Folder, name: str) -> str:
+    """Return the folder of the step that a file is of; empty if there is none.
+
+    It is part of the plan, since a removal that is killed has removed the manifest that shows it.
+    """
+    if name.startswith(COPIES):
+        return "/".join(name.split("/")[:2])
+    if name.startswith(RUNS):
+        return ""
+    parents = [str(parent) for parent in PurePosixPath(name).parents][:-1]
+    return next((parent for parent in parents if root.size(f"{parent}/{MANIFEST}") is not None), "")
 
 
 def _indexes(output: Output) -> set[str]:

@@ -14,13 +14,11 @@ from tasks.core.forgotten import FORGOTTEN, Forgotten, encode_forgotten, read_fo
 from tasks.core.manifest import MANIFEST, canonical, read_manifest
 from tasks.core.storage import TEMPORARY, Folder
 from tasks.download.journal import clear_journals
-from tasks.forget.corpus import RUNS
 from tasks.forget.decode import json_line
 from tasks.forget.plan import Removal
 from tasks.forget.rewrite import rewrite_step
-from tasks.forget.scan import Scanned, Searcher, is_traced, scan
+from tasks.forget.scan import Scanned, Searcher, Trace, is_traced, scan
 from tasks.forget.training import RunReading, write_settings
-from tasks.verify.output import COPIES
 
 LINES = (".jsonl", ".ndjson")
 KEPT = ("config.toml", "run.json")  # files of a run without which it is none
@@ -67,7 +65,7 @@ def remove_pages(root: Folder, removal: Removal) -> Scanned:
     searcher = Searcher(removal.wanted, removal.pages, removal.found.texts)
     for trace in removal.traces:
         if trace.is_readable:  # nobody knows what is in the others
-            _remove_trace(root, trace.file, searcher)
+            _remove_trace(root, trace, searcher)
     seen = scan(root, removal.wanted, removal.pages, removal.found.texts, removal.sources)
     if seen.traces:
         shown = "; ".join(f"{trace.file} {trace.place}: {trace.what}" for trace in seen.traces[:5])
@@ -113,26 +111,21 @@ def _remove_folder(root: Folder, folder: str) -> None:
         shutil.rmtree(root.path(folder), ignore_errors=True)  # empty folders
 
 
-def _remove_trace(root: Folder, name: str, searcher: Searcher) -> None:
+def _remove_trace(root: Folder, trace: Trace, searcher: Searcher) -> None:
     """Remove the file of a trace, its lines, or the whole step that made it."""
-    if root.size(name) is None or PurePosixPath(name).name in KEPT:
+    name = trace.file
+    if PurePosixPath(name).name in KEPT:
         return
-    if name.startswith(COPIES):
-        _remove_step(root, "/".join(name.split("/")[:2]))
-    elif (step := _step_of(root, name)) is not None and not name.startswith(RUNS):
-        _remove_step(root, step)
+    if trace.step:  # also if the file is gone: a kill may have left others of the step, or its folders
+        _remove_step(root, trace.step)
+    elif root.size(name) is None:
+        return
     elif name.endswith(LINES):
         lines = root.read_bytes(name).splitlines(keepends=True)
         kept = [line for line in lines if not is_traced(json_line(line, ""), searcher)]
         root.write_bytes(name, b"".join(kept))
     else:
         root.remove(name)
-
-
-def _step_of(root: Folder, name: str) -> str | None:
-    """Return the folder with the manifest of the step that a file is of; None if there is none."""
-    parents = [str(parent) for parent in PurePosixPath(name).parents][:-1]
-    return next((parent for parent in parents if root.size(f"{parent}/{MANIFEST}") is not None), None)
 
 
 def _remove_step(root: Folder, folder: str) -> None:

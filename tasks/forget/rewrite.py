@@ -107,7 +107,8 @@ def _others(folder: Folder, made: Manifest, forgotten: Forgotten) -> Outcome:
     for record in made.outputs:
         gone = _removed_names(folder, record.name, forgotten)
         name = _rejected_name(record)
-        if gone or name in rejected:  # first: a kill between the two must not lose the reason
+        # First: a kill between the two must not lose the reason. After one, this file has it, and no manifest names it.
+        if gone or name in rejected or folder.size(name) is not None:
             rejected[name] = _reject(folder, name, gone, forgotten, name in rejected)
         if record.name.endswith(".warc.gz"):
             outputs.append(copy_without(folder, record.name, forgotten))
@@ -180,6 +181,7 @@ def _reject(
 ) -> FileRecord:
     """Strip the rows of forgotten pages in a file of rejected rows, and add those that are not in it yet."""
     rows = read_table(folder, name).to_pylist() if exists or folder.size(name) is not None else []
+    rows = rows if exists else [row for row in rows if row["reason"] == REASON]  # others are left from another run
     stripped = [_stripped(row) if forgotten.matches_row(row) else row for row in rows]
     known = Counter(row["url"] for row in stripped if row["reason"] == REASON)
     for url, source in gone:

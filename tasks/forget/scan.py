@@ -34,6 +34,8 @@ class Trace(Settings):
     place: str
     what: str
     is_readable: bool = True
+    step: str = ""
+    """Folder of the step that made the file, which is removed with it; empty if none did."""
 
 
 class Scanned(NamedTuple):

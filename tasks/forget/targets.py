@@ -1,5 +1,6 @@
 """Targets of a removal: URLs, domains, and files of them."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from gpt2train.errors import UserError
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, url_hash
 from tasks.core.url_lists import LONGEST
 
-DOMAIN = re.compile(r"(?:[\w-]{1,63}\.)+[\w-]{1,63}|localhost")
+# A label may have any character beyond ASCII, such as an emoji.
+DOMAIN = re.compile(r"(?:(?:[\w-]|[^\x00-\x7f\s]){1,63}\.)+(?:[\w-]|[^\x00-\x7f\s]){1,63}|localhost")
 BOM = "\ufeff"
 
 
@@ -22,12 +24,19 @@ def read_targets(given: Sequence[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for target in given:
-        entries = _lines(Path(target)) if "://" not in target and Path(target).is_file() else [target.strip()]
+        entries = _lines(Path(target)) if _is_file(target) else [target.strip()]
         for entry in entries:
             if not entry or len(entry) > LONGEST or entry.startswith(f"{REASON}:"):
                 raise UserError(f"{entry[:60]!r} is no URL and no domain; give https://host/page, a domain or a file")
             found[entry] = None
     return list(found)
+
+
+def _is_file(target: str) -> bool:
+    try:
+        return "://" not in target and Path(target).is_file()
+    except OSError:  # longer than a name of a file may be, as addresses without a scheme are
+        return False
 
 
 def _lines(path: Path) -> list[str]:
@@ -46,10 +55,13 @@ def domain_of(target: str) -> str | None:
     """Return the domain that a target may mean, in the form of a host; None for a URL."""
     if not DOMAIN.fullmatch(target.rstrip(".")):
         return None
+    name = target.rstrip(".")
     try:
-        return idna.encode(target.rstrip("."), uts46=True).decode().lower()
+        return idna.encode(name, uts46=True).decode().lower()
     except idna.IDNAError:
-        return target.rstrip(".").lower()
+        with contextlib.suppress(UnicodeError):  # a symbol, which older rules admit, as those that parse URLs do
+            return name.encode("idna").decode().lower()
+        return name.lower()
 
 
 def selection_of(targets: Sequence[str]) -> Forgotten:

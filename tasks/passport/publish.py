@@ -118,14 +118,14 @@ def _model_folder(source: Path, optional: bool) -> Path | None:
 
 
 def dataset_files(contents: Contents, folder: Path) -> Counts:
-    """Write the documents, their card and their description to a new folder; they are streamed.
+    """Write the documents, their card and their description to a new or empty folder; they are streamed.
 
     Returns the contents of the dataset.
     """
     corpus, documents = contents.corpus, contents.documents
     if corpus is None or documents is None:
         raise AssertionError("the publication has no dataset")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     counts = write_splits((documents.folder.open(name) for name in documents.outputs), folder / DATA)
     steps = [step.manifest.model_dump(mode="json") for step in corpus.steps if step.manifest.outcome.seen]
     card = dataset_card(counts, steps, contents.about.license, corpus_sections(corpus))

@@ -21,7 +21,7 @@ def sign(folder: Path, key: Path) -> Path:
     try:
         config = signing.Config().use_elliptic_key_signer(private_key=key)
         config.set_hashing_config(_hashing(target)).sign(folder, target)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:  # the last for a key of another kind, such as RSA
         raise UserError(f"--sign {key} is no private key of an elliptic curve: {error}") from error
     return target
 
@@ -30,7 +30,7 @@ def check_signature(folder: Path, key: Path) -> None:
     """Check a folder's files against its signature and a public key.
 
     Raises:
-        UserError: the package, the key or the signature is missing.
+        UserError: the package, the key or the signature is missing, or the key is none of an elliptic curve.
         RunError: a file was changed, added or removed, or another key signed it.
     """
     verifying = _library().verifying
@@ -40,6 +40,9 @@ def check_signature(folder: Path, key: Path) -> None:
             raise UserError(f"{file}: no such {what}")
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=key)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"--check {key} is no public key of an elliptic curve: {error}") from error
+    try:
         config.set_hashing_config(_hashing(signature)).verify(folder, signature)
     except Exception as error:  # the library raises ValueError and cryptography's own errors
         raise RunError(f"{folder} does not have the signed contents: {str(error) or type(error).__name__}") from error

@@ -31,7 +31,7 @@ log = logging.getLogger("gpt2train")
 FOLDER = "passport"
 CARD, LINEAGE, SUMMARY, PACKAGES = "README.md", "openlineage.jsonl", "eu-summary.md", "spdx.json"
 CROISSANT = "croissant.json"
-MANIFESTS = "manifests.json"  # hashes of all manifests, beside the signature
+MANIFESTS = "manifests.json"  # hashes of all manifests and of the Croissant description, beside the signature
 NO_ABOUT = About()
 
 
@@ -153,9 +153,10 @@ def _local(root: Folder) -> Path:
 
 
 def _manifest_hashes(root: Folder) -> dict[str, str]:
-    """SHA-256 of each manifest below an output folder, which has the hashes of the outputs."""
-    names = sorted(Path(root.path()).rglob(MANIFEST))
-    return {path.relative_to(root.path()).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
+    """SHA-256 of each manifest below an output folder, which has the hashes of the outputs, and of the description."""
+    place = Path(root.path())
+    names = [*sorted(place.rglob(MANIFEST)), *([place / CROISSANT] if (place / CROISSANT).is_file() else [])]
+    return {path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
 
 
 def run_names(manifests: Iterable[Manifest]) -> list[str]:

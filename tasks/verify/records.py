@@ -1,12 +1,14 @@
 """Checks of a step without doing it again: its manifest, the hashes of its files, and the steps that it read."""
 
 import concurrent.futures
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tasks.core.manifest import Manifest, digest, fingerprint, version_differences, versions_of
 from tasks.core.storage import FileRecord, Folder
 from tasks.download.shard_writer import content_of, ledgers_of
+from tasks.verify.counts import count_problems, rows_of
 from tasks.verify.output import IDENTITY, RUNS, Output
 
 MAX_CONCURRENT = 4  # files that are hashed at a time
@@ -76,22 +78,24 @@ def _manifest_problems(output: Output, manifest: Manifest) -> Iterator[str]:
         yield "its manifest was changed: step, version, parameters, inputs and versions do not give its fingerprint"
     outcome = manifest.outcome
     contents = [digest([[record.name, record.sha256] for record in outcome.outputs]), digest(manifest.inputs)]
-    if manifest.content not in contents and manifest.content != _content_of_download(output, manifest):
+    if manifest.content not in contents and manifest.content not in _contents_of_download(output, manifest):
         yield "its manifest was changed: the hashes of its outputs do not give its content"
+    yield from count_problems(manifest)
     rows = [record.rows for record in outcome.rejected if record.rows is not None]
     dropped = sum(outcome.reasons.values())
     if len(rows) == len(outcome.rejected) and sum(rows) != dropped:
         yield f"its manifest counts {dropped:,} rejected rows, its files of rejected rows have {sum(rows):,}"
 
 
-def _content_of_download(output: Output, manifest: Manifest) -> str | None:
-    """Content of a download: its pages and ledgers without what the clock decides; None for another step."""
-    if manifest.step != "download":
-        return None
-    try:
-        return content_of(output.root / manifest.folder, ledgers_of(manifest.outcome.audit))
-    except (OSError, ValueError, LookupError):
-        return None  # a damaged ledger, which its hash shows
+def _contents_of_download(output: Output, manifest: Manifest) -> Iterator[str]:
+    """Content of a download, of this release and of older ones; none for another step.
+
+    It is that of its pages and ledgers without what the clock decides.
+    """
+    if manifest.step == "download":
+        with contextlib.suppress(OSError, ValueError, LookupError):  # a damaged ledger, which its hash shows
+            for has_languages in (True, False):
+                yield content_of(output.root / manifest.folder, ledgers_of(manifest.outcome.audit), has_languages)
 
 
 def _file_problem(folder: Folder, record: FileRecord) -> str | None:
@@ -102,4 +106,8 @@ def _file_problem(folder: Folder, record: FileRecord) -> str | None:
         return "missing"
     if found.bytes != record.bytes:
         return f"{found.bytes:,} bytes, {record.bytes:,} in the manifest"
-    return None if found.sha256 == record.sha256 else "its hash is not that of the manifest"
+    if found.sha256 != record.sha256:
+        return "its hash is not that of the manifest"
+    if record.rows is not None and (rows := rows_of(folder, record)) not in (None, record.rows):
+        return f"{rows:,} rows, {record.rows:,} in the manifest"
+    return None

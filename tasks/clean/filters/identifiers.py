@@ -24,7 +24,16 @@ ISSUER = re.compile(
 IBAN = re.compile(rf"{BEFORE}[A-Z]{{2}}\d{{2}}(?: ?[A-Z0-9]){{11,30}}")
 PHONE = re.compile(r"[+(]?\d[\d\s().–/-]{5,}\d")  # where a telephone number may be: seven characters or more
 SEPARATED = re.compile(r"\d[\s().–-]+\d|\)\d")
+# Characters that pages have in place of a space, a hyphen or ASCII, each as one character, so that spans stay the same.
+_SPACES, _HYPHENS = "\u00a0\u2007\u2009\u200a\u202f\u3000", "\u2010\u2011\u2012"
+_PLAIN = dict.fromkeys(map(ord, _SPACES), " ") | dict.fromkeys(map(ord, _HYPHENS), "-")
+_PLAIN |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full width
 MANY = 100_000  # candidates of a text that libphonenumber tests at most
+
+
+def in_plain_characters(text: str) -> str:
+    """Return a text of the same length with ordinary spaces and hyphens, and without letters of full width."""
+    return text if text.isascii() else text.translate(_PLAIN)
 
 
 def credit_cards(text: str) -> Iterator[Span]:

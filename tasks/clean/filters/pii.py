@@ -16,7 +16,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from gpt2train.settings import Settings
-from tasks.clean.filters.identifiers import Span, credit_cards, ibans, phone_numbers, phone_regions
+from tasks.clean.filters.identifiers import Span, credit_cards, ibans, in_plain_characters, phone_numbers, phone_regions
 from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
 from tasks.clean.filters.secrets import secrets
 
@@ -92,6 +92,7 @@ class PiiSettings(Settings):
 def mask(text: str, settings: PiiSettings) -> Replacement:
     """Text with placeholders, their number as the fact `masked`, and the number of each kind (`masked_emails`, …)."""
     counts: dict[str, int] = {}
+    plain = in_plain_characters
     # Secrets first: a key may contain what looks like a number or an address.
     for kind, wanted, find in (
         ("secret", settings.secrets, secrets),
@@ -99,11 +100,11 @@ def mask(text: str, settings: PiiSettings) -> Replacement:
         ("credit card", settings.credit_cards, credit_cards),
     ):
         if wanted:
-            text, counts[kind] = _cut(text, find(text), settings.placeholder.replace("{kind}", kind))
+            text, counts[kind] = _cut(text, find(plain(text)), settings.placeholder.replace("{kind}", kind))
     if settings.emails and "@" in text:
         text, counts["email"] = _replace(EMAIL, text, settings.email_placeholders, lambda address: True)
     if settings.phone_numbers:
-        found = phone_numbers(text, settings.phone_regions)
+        found = phone_numbers(plain(text), settings.phone_regions)
         text, counts["phone number"] = _cut(text, found, settings.placeholder.replace("{kind}", "phone number"))
     if settings.public_ips:
         text, counts["IP address"] = _replace(IPV4, text, settings.ip_placeholders, is_public)

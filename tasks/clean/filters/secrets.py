@@ -55,8 +55,13 @@ def secrets(text: str) -> Iterator[Span]:
         for found in pattern.finditer(text):
             start, end = found.span(group if group and found[group] else 0)
             # A key inside a longer word is part of a hash or of a path.
-            if end > start and not text[start - 1 : start].isalnum() and not text[end : end + 1].isalnum():
+            if end > start and not _is_ascii_word(text[start - 1 : start]) and not _is_ascii_word(text[end : end + 1]):
                 yield start, end
+
+
+def _is_ascii_word(character: str) -> bool:
+    """Return True for a letter or digit that a key may have; one of a script without spaces may stand beside it."""
+    return character.isascii() and character.isalnum()
 
 
 @functools.cache

@@ -3,9 +3,12 @@
 import re
 from collections.abc import Collection, Iterable, Iterator
 
-# Directives whose value follows a colon: their name is not that of an agent. A date may hold commas.
+# Directives whose value follows a colon: their name is not that of an agent.
 VALUED = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")
+# What precedes the first colon of the time in the rest of a date that begins with `Friday,`.
+_DATE_REST = re.compile(r"\d{1,2}[ -][a-z]{3,9}[ -]\d{2,4} +\d{1,2}", re.ASCII)
 EVERYONE = "*"
+_PARTS = re.compile("[,;]")
 _SPLIT = re.compile(r"[\s,;]+")
 _LINK = re.compile(r"<([^<>]{0,2048})>([^<]{0,2048})")
 _REL = re.compile(r""";\s*rel\s*=\s*(?:"([^"]*)"|([^\s;,"]+))""", re.IGNORECASE)
@@ -24,15 +27,16 @@ def robots_directives(values: Iterable[str], agents: Collection[str]) -> set[str
 def _directives(value: str) -> Iterator[tuple[str, str]]:
     """Yield (agent, directive) pairs of one field, in lower case."""
     agent = EVERYONE
-    for part in value.lower().split(","):
+    for part in _PARTS.split(value.lower()):
         name, colon, rest = part.partition(":")
-        if colon:
-            if name.strip() in VALUED:
-                continue
-            agent, part = name.strip(), rest
-            if rest.partition(":")[0].strip() in VALUED:
-                continue
-        for word in part.split():
+        name = name.strip()
+        if colon and _DATE_REST.fullmatch(name):
+            continue
+        if colon and name not in VALUED:
+            agent, part = name.partition("/")[0].strip(), rest
+            name, colon, rest = (half.strip() for half in part.partition(":"))
+        words = rest.split()[1:] if colon and name in VALUED else part.split()
+        for word in () if name == "unavailable_after" else words:
             yield agent, word
 
 

@@ -45,13 +45,13 @@ class RobotsGroups:
         for group in self._groups(text):
             # A signal above all groups, which belongs to none by the grammar, is meant for all crawlers.
             for name in group.agents or (["*"] if group.reserved else []):
-                token = name.partition("/")[0].replace("*", "") or "*"
-                spellings = self._spellings.setdefault(token, [])
-                if name not in spellings and len(spellings) < MAX_SPELLINGS:
-                    spellings.append(name)
                 self._rules[name] += group.rules
-                if group.reserved:
-                    self._reserved.setdefault(token, []).extend(group.reserved)
+                for token in _tokens(name):
+                    spellings = self._spellings.setdefault(token, [])
+                    if name not in spellings and len(spellings) < MAX_SPELLINGS:
+                        spellings.append(name)
+                    if group.reserved:
+                        self._reserved.setdefault(token, []).extend(group.reserved)
 
     def spellings(self, agents: Iterable[str]) -> list[tuple[str, int]]:
         """Return (name, rules) of those agents that the file names, each name as the file spells it."""
@@ -91,10 +91,19 @@ class RobotsGroups:
         return groups
 
 
+def _tokens(name: str) -> Iterable[str]:
+    """Return the product tokens of a name in lower case: what follows one, as a version, is none of it.
+
+    A name may have a space (`Kangaroo Bot`), and some files have several names in one line.
+    """
+    parts = [part.partition("/")[0].replace("*", "").strip() for part in name[:MAX_CONTENT].split(",")]
+    return dict.fromkeys([*parts, *(part.split()[0] for part in parts if part)]) if any(parts) else ["*"]
+
+
 def _reserved(value: str) -> list[str]:
     """Return the path pattern that a Content-Signal reserves (empty: all paths); none if it reserves nothing."""
     value = value[:MAX_CONTENT]
-    path, _, rest = value.partition(" ")
+    path, _, rest = value.replace("\t", " ").partition(" ")
     if not path.startswith("/"):
         path, rest = "", value
     return [encoded(path)] if no_training(rest) else []

@@ -61,13 +61,14 @@ def test_unusable_captures_are_rejected(crawl: Crawl, tmp_path: Path) -> None:
         capture("http://a.test/long", 0, 10**12),
         capture("http://a.test/gone", **last, status="404"),
         ["no object"],
+        capture("http://a.test/endless", float("inf"), 10),
         capture("http://a.test/cut", **last),
         capture("http://a.test/other", 0, int(crawl.lines[0]["length"])),
         capture("http://a.test/end", 10**9, 100),
     ]
     found = run(tmp_path, crawl.site, ["a.test"], **CC)
     reasons = sorted(reason for _, reason in rejected(tmp_path, found))
-    assert reasons == [*("content_type", "http_status"), *["malformed"] * 3, "other_host", "too_large"]
+    assert reasons == [*("content_type", "http_status"), *["malformed"] * 4, "other_host", "too_large"]
     manifest = fetch(tmp_path, crawl, found)
     files = [record.name for record in manifest.outcome.rejected]
     lost = {row["url"]: row["reason"] for name in files for row in read_rows(Folder(tmp_path / "commoncrawl"), name)}
@@ -80,6 +81,10 @@ def test_faults_of_the_servers_end_the_run(crawl: Crawl, tmp_path: Path) -> None
     crawl.site.handlers["/CC-MAIN-2024-10-index"] = crawl.site.handlers["/broken"]
     with pytest.raises(RunError, match=r"http_error: status 500; run again, or check discover\.index_server"):
         run(tmp_path, crawl.site, ["a.test"], **CC)
+    for body in (b'{"pages": Infinity}', b'{"pages": -1}', b'{"pages": []}', b"<html>"):
+        crawl.site.handlers["/CC-MAIN-2024-10-index"] = lambda h, body=body: h.answer(body, "application/json")
+        with pytest.raises(RunError, match="not the number of pages"):
+            run(tmp_path, crawl.site, ["a.test"], **CC)
     crawl.site.handlers["/CC-MAIN-2024-10-index"] = index
     crawl.site.handlers["/collinfo.json"] = lambda h: h.answer(b"[]")
     with pytest.raises(RunError, match=r"name a crawl with discover\.crawls"):

@@ -16,7 +16,7 @@ from tasks.core.storage import Folder
 from tasks.discover.domains import find_domains
 from tasks.discover.settings import DiscoverSettings
 from tasks.discover.step import discover
-from tasks.discover.xml_entries import MAX_ENTRIES, read_entries
+from tasks.discover.xml_entries import MAX_ENTRIES, MAX_REFERENCES, read_entries
 from tasks.download.response_body import FetchRejectedError
 from tests.tasks.discover.site_files import index, rejected, rows, run, serve, urls, urlset
 from tests.tasks.download.fetch_helpers import make_settings
@@ -81,6 +81,9 @@ def test_depth_and_numbers_are_bounded(site: Site, tmp_path: Path) -> None:
         (BOMB, "xml_entities"),
         (BOMB.replace(b'<?xml version="1.0"?>', b"").decode().encode("utf-16"), "xml_entities"),
         (OUTSIDE.decode().encode("utf-16-be"), "xml_entities"),
+        (b"<?xml version='1.0'" + b" " * 2000 + b"encoding='UTF-7'?>", "not_a_sitemap"),
+        (b"<?xml version='1.0' encoding='cp037'?>" + BOMB[21:].decode().encode("cp037"), "not_a_sitemap"),
+        (b"<urlset>" + b"&" * (MAX_REFERENCES + 1), "too_large"),
         (gzip.compress(b" " * 30_000_000), "compression_ratio"),
         (gzip.compress(gzip.compress(b"x")), "not_a_sitemap"),
         (b"<html><body>not found", "not_a_sitemap"),
@@ -89,7 +92,7 @@ def test_depth_and_numbers_are_bounded(site: Site, tmp_path: Path) -> None:
         (b"\x1f\x8b\x08 damaged", "content_encoding"),
         (b"<a>" * 200_000, "not_a_sitemap"),
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_hostile_files_are_refused(body: bytes, reason: str) -> None:
     began = time.process_time()
@@ -107,9 +110,35 @@ def test_a_file_of_too_many_entries_is_cut() -> None:
 def test_deep_and_damaged_files_give_what_comes_before() -> None:
     found = read_entries(b"<urlset><url><loc>http://a.test/1</loc></url>" + b"<url>" * 100_000, 100)
     assert found.entries == [("http://a.test/1", "")]
-    assert read_entries(urlset([f"{A}/1?a=1&b=2"]), 100).entries[0][0].startswith(f"{A}/1?a=1")
     with_image = b"<urlset><url><loc>/p</loc><i:image xmlns:i='i'><i:loc>/i.jpg</i:loc></i:image></url></urlset>"
     assert read_entries(with_image, 100).entries == [("/p", "")]
+
+
+def test_a_fault_changes_no_other_url() -> None:
+    """A bare `&`, a control character, a wrong byte: the references of the other URLs stay what they are."""
+    stated = [
+        f"{A}/1?a=1&b=2&copy=3",
+        f"{A}/2?a=1&amp;b=&lt;&#38;c=3",
+        f"<![CDATA[{A}/3?a=1&b=2&amp;c]]>",
+        f"{A}/4&nbsp;",
+    ]
+    expected = [f"{A}/1?a=1&b=2&copy=3", f"{A}/2?a=1&b=<&c=3", f"{A}/3?a=1&b=2&amp;c", f"{A}/4&nbsp;"]
+    for fault in (b"", b"<url><loc>http://a.test/\x01\xe4</lod></url>"):
+        body = urlset(stated).replace(b"<url>", fault + b"<url>", 1)
+        assert [url for url, _ in read_entries(body, 100).entries][-4:] == expected
+
+
+@pytest.mark.parametrize("declared", ["UTF-16", "utf-16le", "ISO-10646-UCS-2", "UTF-7", "x-unknown"])
+def test_a_wrong_declaration_of_the_encoding_is_passed_over(declared: str) -> None:
+    body = f"<?xml version='1.0' encoding='{declared}'?><urlset><url><loc>{A}/ä</loc></url></urlset>".encode()
+    assert read_entries(body, 100).entries == [(f"{A}/ä", "")]
+    latin = body.replace(declared.encode(), b"ISO-8859-1").decode().encode("latin-1")
+    assert read_entries(latin, 100).entries == [(f"{A}/ä", "")]
+
+
+def test_an_entry_of_a_feed_is_its_page() -> None:
+    links = "<link rel='alternate' type='application/pdf' href='/1.pdf'/><link type='text/html' href='/1'/>"
+    assert read_entries(f"<feed><entry>{links}</entry></feed>".encode(), 100).entries == [("/1", "")]
 
 
 @settings(max_examples=30, deadline=None)

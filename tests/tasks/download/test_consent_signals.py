@@ -57,6 +57,13 @@ def names_by_robots(text: str, url: str = PAGE) -> list[str]:
         ("unavailable_after: 25 Jun 2010 15:00:00 PST, noai", "noai"),
         ("otherbot: unavailable_after: 25 Jun 2010 15:00:00 PST, noai", ""),
         ("max-snippet: 50, noai", "noai"),
+        ("max-snippet: 50 noai", "noai"),
+        ("unavailable_after: Friday, 25-Jun-10 15:00:00 GMT, noai", "noai"),
+        ("unavailable_after: Fri, 25 Jun 2010 15:00:00 GMT, noai", "noai"),
+        ("otherbot: unavailable_after: Fri, 25 Jun 2010 15:00:00 GMT, noai", ""),
+        ("noindex; noai", "noai"),
+        ("gptbot/1.2: noai", "noai"),
+        ("10 20: noai", ""),
         ("noairplanes, all", ""),
         ("", ""),
     ],
@@ -113,6 +120,20 @@ def test_robots_rules_for_ai_agents() -> None:
     assert by_robots("User-agent: NewBot\nDisallow: /", agents=["newbot"]).signals[0].name == "robots_ai_agent"
 
 
+def test_agents_with_a_version_or_in_one_line() -> None:
+    for names in ("GPTBot, CCBot", "CCBot/2.0 (https://commoncrawl.org)", "GPTBot crawler", "other,GPTBot/1.0"):
+        assert names_by_robots(f"User-agent: {names}\nDisallow: /\n") == ["robots_ai_agent"]
+        assert names_by_robots(f"User-agent: {names}\nContent-Signal: ai-train=no\n") == ["content_signal"]
+    assert names_by_robots("User-agent: Another GPTBot\nDisallow: /\n") == []
+    assert by_robots("User-agent: Kangaroo Bot\nDisallow: /\n", agents=["Kangaroo Bot"]).signals
+    own = "User-agent: GPTBot\nDisallow: /\n\nUser-agent: gpt2train/2.0, x\nDisallow: /news\nCrawl-delay: 3\n"
+    assert names_by_robots(own) == []  # decided by the rules for this crawler, which must count
+    for text in (own, own.replace(", x", "")):
+        rules = RobotsRules(text)
+        assert not asyncio.run(rules.allows_crawler(PAGE, AGENT)) and rules.delay(AGENT) == 3
+        assert asyncio.run(rules.allows_crawler("http://a.example/", AGENT))
+
+
 def test_content_signals() -> None:
     cloudflare = "# text\nUser-Agent: *\nContent-Signal: search=yes,ai-train=no\nAllow: /\n"
     assert names_by_robots(cloudflare) == ["content_signal"]
@@ -127,6 +148,7 @@ def test_content_signals() -> None:
     paths = "User-agent: *\nContent-Signal: /news/*?x=$ ai-train=no\nContent-Signal: /blog ai-train=no\nDisallow: /x\n"
     assert names_by_robots(paths) == []
     assert names_by_robots(paths, "http://a.example/blog/2") == ["content_signal"]
+    assert names_by_robots("User-agent: *\nContent-Signal: /news\tai-train=no\n") == ["content_signal"]
     assert reason(("Content-Signal", "ai-train=no, search=yes")) == "content_signal"
     assert reason(("Content-Signal", "ai-train=yes")) == ""
 
@@ -147,6 +169,25 @@ def test_tdm_files() -> None:
     assert rules.reserves("/news/a.html") and rules.reserves("/%C3%A9/x")
     assert rules.reserves("/news/a.html?q") is False and rules.reserves("/bad") is False
     assert TdmRules('[{"location": "/a", "tdm-reservation": 1}]').reserves("/b") is None
+
+
+@pytest.mark.parametrize(
+    ("location", "url"),
+    [
+        ("/%c3%a4", "/ä"),
+        ("/%7Ejoe", "/~joe"),
+        ("/%66oo?%62=%2f", "/foo?b=/"),
+        ("/a%3Db", "/a=b"),
+        ("/a%2Ab$", "/a*b"),
+        ("/a%24", "/a$b"),
+        ("/a$b", "/a$b"),
+        ("/?a%3Db", "/?a%3db"),
+    ],
+)
+def test_patterns_are_compared_in_one_encoding(location: str, url: str) -> None:
+    rules = TdmRules(json.dumps([{"location": location, "tdm-reservation": 1}]))
+    assert rules.reserves(URL(f"http://a.example{url}").raw_path_qs) is True
+    assert rules.reserves("/axb") is None and rules.reserves("/?a=b") is None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tasks.core.shards import read_rows
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.download.journal import Journal
-from tasks.download.ledger import CONTENT, LEDGER, ledgers_of
+from tasks.download.ledger import CONTENT, LEDGER, content_of, ledgers_of
 from tasks.download.revisit import checked_validator
 from tasks.download.shard_writer import changes
 from tasks.download.step import download
@@ -309,6 +309,19 @@ def test_a_corpus_without_validators_is_compared_by_its_pages(server: Server, tm
     third = refresh(root, server)
     assert {status for path, status, _ in server.asked if path == "/etag"} == {304}
     assert changes(third)["unchanged"] == 10
+
+
+def test_another_language_of_a_page_is_another_content(server: Server, tmp_path: Path) -> None:
+    """Content-Language is part of the record, so the steps that read it must run again."""
+    root = Folder(tmp_path / "out")
+    server.put("/1", "The page.", "none", **{"Content-Language": "en"})
+    first = run(root, server.site, [urls("/1")])
+    assert content_of(root / "pages", ledgers_of(first.outcome.audit), has_languages=False) != first.content
+    server.put("/1", "The page.", "none", **{"Content-Language": "de"})
+    second = refresh(root, server)
+    assert [page.content_language for page in pages(root, second)] == ["de"]
+    assert second.identity != first.identity
+    assert second.identity == run(Folder(tmp_path / "fresh"), server.site, [urls("/1")]).identity
 
 
 def test_signals_are_looked_for_again(server: Server, tmp_path: Path) -> None:

@@ -166,6 +166,20 @@ def test_what_cannot_be_removed_is_named_and_no_flow_begins(out: Path) -> None:
     check_no_removal(Folder(out))
 
 
+def test_a_step_that_a_kill_left_in_part_is_removed(out: Path) -> None:
+    """A copy of which the file with the page is gone: its other files and folders go too."""
+    plant(out)
+    (out / "broken.gz").write_bytes(b"\x1f\x8bno gzip")
+    with pytest.raises(RunError, match="cannot be read"):
+        forget(("http://a.test/3",), output=str(out), yes=True)
+    assert not (out / "inputs/0a1b").exists()
+    (out / "inputs/0a1b/tokens").mkdir(parents=True)
+    (out / "inputs/0a1b/part.bin").write_bytes(b"\1\2")
+    (out / "broken.gz").unlink()
+    forget((), output=str(out), yes=True)
+    assert not (out / "inputs/0a1b").exists()
+
+
 @pytest.mark.slow
 def test_an_interrupted_crawl_begins_anew(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in ("documents", "tokens"):

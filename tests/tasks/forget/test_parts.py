@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.errors import RunError
+from gpt2train.errors import RunError, UserError
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, name_of, read_forgotten, url_hash, url_key
-from tasks.core.manifest import Outcome, digest
+from tasks.core.manifest import MANIFEST, Outcome, digest
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
 from tasks.core.shards import REJECTED, read_rows, rejected_row, write_rows, write_table
 from tasks.core.step import Step
@@ -31,6 +31,7 @@ from tasks.download.warc import EMPTY, Page, encode_head, encode_record
 from tasks.forget.command import forget
 from tasks.forget.decode import pieces
 from tasks.forget.plan import narrowed
+from tasks.forget.rewrite import rewrite_step
 from tasks.forget.scan import Searcher, scan
 from tasks.forget.targets import domain_of, read_targets, selection_of
 from tests.tasks.cloze.test_step import story
@@ -45,6 +46,20 @@ from tests.tasks.cloze.test_step import story
         ("http://bücher.example/", "//xn--bcher-kva.example/"),
         ("notes/a.html", "notes/a.html"),
         ("http://[", "http://["),
+        ("www.A.example/x", "//www.a.example/x"),
+        ("a.example:8080/x", "//a.example:8080/x"),
+        (" //a.example/x", "//a.example/x"),
+        ("ftp://me@a.example/x", "//a.example/x"),
+        ("https:a.example/x", "//a.example/x"),
+        ("http:\\\\a.example\\x", "//a.example/x"),
+        ("http:///a.example/x", "//a.example/x"),
+        ("http://\u2603.example/", "//xn--n3h.example/"),
+        ("page.html", "page.html"),
+        ("c.jsonl#13", "c.jsonl#13"),
+        ("/data/a.example/x", "/data/a.example/x"),
+        ("file:///a.example/x", "file:///a.example/x"),
+        ("mailto:me@a.example", "mailto:me@a.example"),
+        ("../a.example", "../a.example"),
     ],
 )
 def test_urls_are_compared_in_one_form(url: str, key: str) -> None:
@@ -57,6 +72,9 @@ def test_a_domain_means_its_subdomains_alone() -> None:
         assert listed.matches(f"https://{host}:8443/a?b") == listed.matches_host(host) == is_listed
     assert not listed.matches("https://another-xn--bcher-kva.example/", "", None)
     assert not Forgotten().matches("https://a.example/") and Forgotten().inputs == {}
+    assert selection_of(["\u2603.example"]).matches("http://www.\u2603.example/", "http://xn--n3h.example/x")
+    for url in ("w.a.example/x", "//a.example/x", "ftp://a.example/x", "https:a.example/x", "http:\\\\a.example\\x"):
+        assert selection_of(["a.example"]).matches(url)
     assert domain_of("https://a.example") is None and domain_of("127.0.0.1") == "127.0.0.1"
 
 
@@ -78,6 +96,10 @@ def test_a_target_with_the_form_of_a_domain_may_be_a_file() -> None:
 def test_targets_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("\ufeffhttp://a.test/1\n\n# no\n a.test \r\nhttp://a.test/1\n")
     assert read_targets([str(tmp_path / "list"), "b.test"]) == ["http://a.test/1", "a.test", "b.test"]
+    long = "www.a.test/" + "x" * 300  # no name of a file
+    assert read_targets([long]) == [long]
+    with pytest.raises(UserError, match="no URL"):
+        read_targets(["x" * 9000])
 
 
 TEXT = story("Tilda")
@@ -141,6 +163,26 @@ def test_forgotten_rows_do_not_count_as_rejected() -> None:
     check_reject_rate(limits, "texts", "x", 10, {REASON: 10})
     with pytest.raises(RunError, match="rejected 2 of 2 rows"):
         check_reject_rate(limits, "texts", "x", 10, {REASON: 8, "empty": 2})
+
+
+def test_a_rewriting_that_a_kill_kept_from_its_manifest_keeps_the_reasons(tmp_path: Path) -> None:
+    """The rows are gone from the output then, and only the file that no manifest names has the reason."""
+    root, step = (
+        Folder(tmp_path),
+        Step(Folder(tmp_path), "blacklist", version=1, parameters={}, inputs={}, folder="urls"),
+    )
+    rows = [{"url": f"http://a.test/{number}", "source": "list"} for number in (1, 2)]
+    shards = tuple(write_table(step.folder, f"{name}.parquet", pa.Table.from_pylist(rows)) for name in "ab")
+    made = step.commit(Outcome(outputs=shards, seen=4, kept=4))
+    before = step.folder.read_bytes(MANIFEST)
+    wanted = Forgotten(urls=(url_hash("http://a.test/2"),))
+    rewrite_step(root, made, wanted, {})
+    after = {name: step.folder.read_bytes(name) for name in step.folder.files()}
+    assert {"rejected/a.parquet", "rejected/b.parquet"} <= after.keys()
+    step.folder.write_bytes(MANIFEST, before)
+    write_rows(step.folder, "rejected/c.parquet", [rejected_row(rows[0], "empty")], REJECTED)  # of another run
+    rewrite_step(root, made, wanted, {})
+    assert {name: step.folder.read_bytes(name) for name in step.folder.files()} == after
 
 
 def page(url: str, final: str, text: str) -> Page:
