@@ -95,8 +95,8 @@ def publish(
     """
     from tasks.passport.publish import HUB, contents_of, publish_to_folder, publish_to_hub, repository
 
-    if "://" in to and not to.startswith(HUB):
-        raise UserError(f"--to {to}: give hf://USER/NAME or a local folder")
+    if not to.startswith(HUB) and ("://" in to or to.lower().startswith("hf:") or not to.strip()):
+        raise UserError(f"--to {to!r}: give hf://USER/NAME or a local folder")
     name = repository(to) if to.startswith(HUB) else None
     contents = contents_of(source, dataset=dataset, about=read_about(about))
     if dry_run:

@@ -391,6 +391,8 @@ def test_a_publication_is_loaded_by_its_readers(
         (["--to", "hf://name"], "write it as hf://USER/NAME"),
         (["--to", "hf://user/../name"], "write it as hf://USER/NAME"),
         (["--to", "s3://bucket/x"], "give hf://USER/NAME or a local folder"),
+        (["--to", "hf:user/name"], "give hf://USER/NAME or a local folder"),
+        (["--to", ""], "give hf://USER/NAME or a local folder"),
         (["--to", "hf://user/name"], "set HF_TOKEN"),
         (["--to", "."], "exists already"),
     ],
