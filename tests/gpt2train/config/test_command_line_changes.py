@@ -80,3 +80,22 @@ def test_a_wrong_value_of_several_types_is_named_as_it_was_meant(change: str, me
     file.write_text(FILE)
     with pytest.raises(UserError, match=f"^--set: {message}$"):
         read_run_config(file, "tiny", [parse_assignment(change)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "the following arguments are required: --config"),
+        (["--config", "run.toml", "--timeout", "0"], "argument --timeout: 0 is not above 0 and at most 604800 seconds"),
+        (["--config", "run.toml", "--timeout", "soon"], "argument --timeout: soon is not above 0"),
+        (["--config", "run.toml", "--sets"], "unrecognized arguments: --sets"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpt2train.train import main  # imports torch
+
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
