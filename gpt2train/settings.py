@@ -100,20 +100,45 @@ def build(model: type[M], *layers: Mapping[str, Any], source: Source = "settings
 
 def explain(error: ValidationError, model: type[BaseModel], source: Source = "settings") -> str:
     """Describe the first error that pydantic found in one line, with the setting's name and the valid values."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    first, others = _clearest(error.errors())
+    location = tuple(part for part in first["loc"] if not _is_type(part))
+    path = [str(part) for part in location]
     name = ".".join(path)
-    source = source if isinstance(source, str) else source(first["loc"])
+    source = source if isinstance(source, str) else source(location)
     if first["type"] == "extra_forbidden":
         valid = _fields_at(model, path[:-1])
         return f"{source}: unknown setting {name!r}; {nearest(path[-1], valid, '.'.join(path[:-1]))}"
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    more = f" (and {others} more)" if others else ""
     if not source and not name:
         return f"{message}{more}"
     return f"{source}: {name + ': ' if name else ''}{message[:1].lower()}{message[1:]}{given}{more}"
+
+
+def _clearest(errors: list[Any]) -> tuple[Any, int]:
+    """Return the first error, and the number of the others that are not about the same setting.
+
+    A setting that may be of several types has an error for each. The one that leads furthest into the value is of the
+    type that was meant; errors about the value itself are joined.
+    """
+    first = errors[0]
+    place = next((at for at, part in enumerate(first["loc"]) if _is_type(part)), None)
+    if place is None:
+        return first, len(errors) - 1
+    same = [error for error in errors if error["loc"][:place] == first["loc"][:place]]
+    deepest = max(same, key=lambda error: len(error["loc"]))
+    if len(deepest["loc"]) == len(first["loc"]):
+        *firsts, last = dict.fromkeys(error["msg"].removeprefix("Input should be ") for error in same)
+        message = f"{', '.join(firsts)} or {last}" if firsts else last
+        return first | {"msg": f"Input should be {message}"}, len(errors) - len(same)
+    return deepest, len(errors) - len(same)
+
+
+def _is_type(part: int | str) -> bool:
+    """Return True for the name of a type, which pydantic adds to the path of a setting of several types."""
+    return isinstance(part, str) and (part in ("bool", "int", "float", "str") or "[" in part)
 
 
 def nearest(name: str, valid: Collection[str], within: str = "") -> str:
@@ -127,10 +152,18 @@ def nearest(name: str, valid: Collection[str], within: str = "") -> str:
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     """Names of the fields that are valid under a path of a settings model."""
     for key in path:
+        if key.isdecimal():  # place in a list, whose field has led to the model of its items
+            continue
         field = model.model_fields.get(key)
-        candidates = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        inner = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        inner = [] if field is None else _models(field.annotation)
         if not inner:
             return []
         model = inner[0]
     return list(model.model_fields)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Settings models in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]

@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -65,7 +66,7 @@ MAX_TIMEOUT_SECONDS = 7 * 24 * 3600.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says and return the exit code."""
-    parser = argparse.ArgumentParser(prog="gpt2train.train", description="Train a GPT-2 on token files.")
+    parser = _Parser(prog="gpt2train.train", description="Train a GPT-2 on token files.")
     parser.add_argument("--config", required=True, metavar="FILE.toml", help="settings of the run (RunConfig)")
     parser.add_argument("--preset", help="settings that the file overrides: tiny, 117m, 345m, megatron-345m, …")
     parser.add_argument(
@@ -313,11 +314,22 @@ def _validation(engine: Engine, data: Dataset, stop: StopRequest) -> Validation:
     return validation
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser of a command line that reports a mistake in one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with the code of a user's mistake."""
+        self.exit(2, f"error: {message}; --help lists the options\n")
+
+
 def _seconds(text: str) -> float:
     """Parse a time limit from the command line."""
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {MAX_TIMEOUT_SECONDS:.0f} seconds")
     return seconds
 
 

@@ -159,7 +159,7 @@ class RunConfig(TrainSettings):
     """Vocabulary size of the tokenizer; every token id in the data is below it."""
     tokenizer_hash: str | None = None
     """Hash of the tokenizer that made the tokens, stored in checkpoints; a run with another tokenizer is refused."""
-    output: str
+    output: str = Field(min_length=1)
     """Run folder, on a local or shared disk."""
 
     @model_validator(mode="after")
@@ -187,7 +187,7 @@ def read_run_config(
     def source(setting: tuple[int | str, ...]) -> str:
         value: Any = given
         for name in setting:
-            value = value.get(name) if isinstance(value, Mapping) else None
+            value = value.get(name) if isinstance(value, Mapping) else value
         return "--set" if setting and value is not None else str(path)
 
     return build(RunConfig, preset(preset_name) if preset_name else {}, read_toml(path), given, source=source)

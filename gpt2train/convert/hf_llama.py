@@ -172,7 +172,10 @@ class LlamaLayout(HFLayout):
         activation = ACTIVATIONS[variant.activation]
         for key, allowed in {**FIXED, "hidden_act": (activation,)}.items():
             _check(file, key, config.get(key, allowed[0]), allowed)
-        for kind in config.get("layer_types") or ():
+        kinds = config.get("layer_types") or []
+        if not isinstance(kinds, list):
+            raise UserError(f"{file}: layer_types is {str(kinds)[:40]}; expected a list")
+        for kind in kinds:
             _check(file, "an entry of layer_types", kind, ("full_attention",))
         hidden, heads = size_of(file, config, "hidden_size"), size_of(file, config, "num_attention_heads")
         if variant.divides and hidden % heads:

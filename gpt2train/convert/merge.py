@@ -158,6 +158,9 @@ def find_tokenizer(source: Source, given: Path | None = None) -> Path:
         # The user did not choose this folder, so its hash must match.
         if expected is not None and has_tokenizer(folder) and tokenizer_hash(folder) == expected:
             return folder
+    if expected is None:
+        found = next((str(folder) for folder in source.tokenizer_candidates if has_tokenizer(folder)), "DIR")
+        raise UserError(f"{source.checkpoint} does not record its tokenizer; give its folder: --tokenizer {found}")
     raise UserError(
         f"the tokenizer of {source.checkpoint} is not next to it or its data; give its folder: --tokenizer DIR"
     )

@@ -19,6 +19,7 @@ only reads the format, to convert it.
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from gpt2train.data.indexed import (
 )
 from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import atomic_file, make_folder
+from gpt2train.io.files import atomic_file, make_folder, write_error
 
 MAGIC = b"TNTIDX\x00\x00"
 HEADER = struct.Struct("<8sQQQQQQ")
@@ -92,7 +93,8 @@ def convert(source: str | Path, target: str | Path, dtype: np.dtype[np.generic] 
     checked.
 
     Raises:
-        UserError: the target exists already, or an id does not fit the dtype.
+        UserError: the target exists already or cannot be written, or an id does not fit the dtype.
+        RunError: the disk is full.
     """
     dataset = open_any(source)
     kind = np.dtype(dtype or dataset.tokens.dtype)
@@ -100,7 +102,17 @@ def convert(source: str | Path, target: str | Path, dtype: np.dtype[np.generic] 
     for path in (data, index):
         if path.exists():
             raise UserError(f"{path} exists already; remove it or give another target")
-    make_folder(data.parent)
+    try:
+        make_folder(data.parent)
+        _write(dataset, source, kind, data, index)
+    except OSError as error:
+        raise write_error(target, error, "give another target") from error
+    return IndexedDataset(target)
+
+
+def _write(
+    dataset: TokenDataset | LegacyDataset, source: str | Path, kind: np.dtype[Any], data: Path, index: Path
+) -> None:
     # The index is renamed last: without it there is no dataset.
     with (
         atomic_file(index, index.with_name(f".tmp-{index.name}")) as index_draft,
@@ -114,4 +126,3 @@ def convert(source: str | Path, target: str | Path, dtype: np.dtype[np.generic] 
                     raise UserError(f"{source} contains the ids {block.min()} … {block.max()}, which do not fit {kind}")
                 file.write(block.astype(kind).data)
         write_index(index_draft, dataset.lengths, kind, dataset.documents)
-    return IndexedDataset(target)

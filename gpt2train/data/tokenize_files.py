@@ -102,10 +102,10 @@ def tokenize_files(
         end_of_text_id(tokenizer)  # before any work
     if prepend_bos and not prefix_ids(tokenizer):
         raise UserError(f"the tokenizer {source} puts no token before a text; leave out --prepend-bos")
-    make_folder(output.parent)
-    _put_tokenizer(output.parent / "tokenizer", canonical)
-    make_folder(partial)
     try:
+        make_folder(output.parent)
+        _put_tokenizer(output.parent / "tokenizer", canonical)
+        make_folder(partial)
         with filelock.FileLock(partial / "lock", timeout=0):
             identity = _identity(documents, canonical, json_key, append_end, prepend_bos)
             progress = _encode_all(

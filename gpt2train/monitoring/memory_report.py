@@ -4,14 +4,15 @@ rank  host   pp dp tp   parameters   peak RSS  GPU peak  GPU reserved
    0  gpu01   0  0  0   89,714,688    1.9 GiB   3.0 GiB       4.1 GiB
 """
 
+import contextlib
 import logging
+import os
 import re
 import resource
 import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from gpt2train.parallel.mesh import DistContext
 
 log = logging.getLogger("gpt2train")
 
+PEAK = re.compile(rb"VmHWM:\s+(\d+) kB")
 MAX_ROWS = 32  # with more ranks, only the largest of each (pp, tp) is shown
 HEAD = "rank  host              pp   dp   tp    parameters    peak RSS    GPU peak  GPU reserved"
 
@@ -45,9 +47,15 @@ class RankMemory:
 def peak_resident() -> int:
     """Peak resident memory of this process, in bytes."""
     # getrusage would include the size of the parent at the time of the fork.
-    status = Path("/proc/self/status")
-    if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
-        return int(found[1]) << 10
+    # By plain system calls, since it is called in each step: pathlib took 0.2 ms of it, with cold caches.
+    with contextlib.suppress(OSError):
+        file = os.open("/proc/self/status", os.O_RDONLY)
+        try:
+            status = os.read(file, 1 << 14)
+        finally:
+            os.close(file)
+        if found := PEAK.search(status):
+            return int(found[1]) << 10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 

@@ -1,20 +1,20 @@
 """The command `gpt2train plan`, which finds the best parallel layout of a training."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from pydantic import ValidationError
 
-from gpt2train.config import ParallelSettings, TrainSettings, preset
+from gpt2train.config import ParallelSettings, RunConfig, TrainSettings, preset
 from gpt2train.config.recipe import vocabulary
 from gpt2train.errors import UserError
 from gpt2train.plan.budget import cpu_rate, given_recipe, gpu_rate
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout, search
 from gpt2train.plan.show import headline, rank_table, reasons, summary, table
-from gpt2train.settings import build, explain, read_toml
+from gpt2train.settings import MAX_COUNT, build, explain, read_toml
 
 GPT2_VOCAB = 50257
 FORMULA_ERROR = 0.25  # by which formulas may name too much memory and the layout is still simulated
@@ -31,11 +31,11 @@ def plan(
     cores: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     config: Path | None = None,
     memory: str = "80GB",
-    global_batch: int | None = None,
+    global_batch: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
-    vocab: int | None = None,
-    tokens: int | None = None,
-    rows: int = 12,
+    vocab: Annotated[int | None, Parameter(validator=Number(gte=2, lte=MAX_COUNT))] = None,
+    tokens: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    rows: Annotated[int, Parameter(validator=Number(gte=1))] = 12,
     simulate: bool = True,
     layout: Annotated[GivenLayout, Parameter(name="*")] = ANY_LAYOUT,
     hardware: Annotated[Hardware, Parameter(name="*")] = DEFAULT_HARDWARE,
@@ -55,7 +55,7 @@ def plan(
     cores
         With a recipe, CPU cores to train on in place of GPUs: show the time, and no layouts.
     config
-        TOML file of settings that override the preset or the recipe.
+        TOML file of settings that override the preset or the recipe, or a run's file.
     memory
         Memory of one GPU: 80GB, 141GB, …
     global_batch
@@ -63,7 +63,7 @@ def plan(
     precision
         Precision of the training; by default the preset's.
     vocab
-        Vocabulary size; by default that of GPT-2, or of the recipe.
+        Vocabulary size; by default that of the run's file, of the recipe, or of GPT-2.
     tokens
         Training tokens, for the hours of settings with epochs.
     rows
@@ -81,8 +81,9 @@ def plan(
     chosen = given_recipe(recipe, preset_name, depth, budget, lambda: rate)
     changes = {"batch": {"global_batch": global_batch} if global_batch else {}}
     base = chosen.settings if chosen else preset(preset_name or "345m")
-    layers = [base, read_toml(config) if config else {}, changes]
-    settings = build(TrainSettings, *layers, {"precision": precision} if precision else {})
+    given, own_vocab = read_settings(config)
+    vocab = own_vocab if vocab is None else vocab
+    settings = build(TrainSettings, base, given, changes, {"precision": precision} if precision else {})
     if chosen:
         vocab = vocabulary(chosen.depth) if vocab is None else vocab
         for line in summary(settings, vocab, rate, hardware if cores is None else cores):
@@ -109,6 +110,8 @@ def plan(
     if not found.fits:
         given = layout.model_dump(exclude_none=True)
         kind = f"layout with {', '.join(f'{name} {value}' for name, value in given.items())}" if given else "layout"
+        if not any(" GB" in reason for reason, _ in found.refused):
+            raise UserError(f"no {kind} is possible on {hardware.gpus} GPUs: {found.refused[0][0]}; change one of them")
         raise UserError(f"no {kind} fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
     best = found.fits[0]
     p, defaults = best.settings.parallel, ParallelSettings()
@@ -123,6 +126,18 @@ def plan(
         flags.append(f"--train.parallel.activation-checkpointing {p.activation_checkpointing}")
     flags.append(f"--train.batch.micro-batch {best.layout.micro_batch}")
     console.print(f"best: {' '.join(flags)}", highlight=False, soft_wrap=True)
+
+
+def read_settings(file: Path | None) -> tuple[dict[str, Any], int | None]:
+    """Read a TOML file of settings, or that of a run, without what only a run has; and the run's vocabulary size.
+
+    Raises:
+        UserError: the file is missing or is not TOML.
+    """
+    found = {} if file is None else read_toml(file)
+    of_run = RunConfig.model_fields.keys() - TrainSettings.model_fields.keys()
+    vocab = found.get("vocab")
+    return {name: value for name, value in found.items() if name not in of_run}, vocab if type(vocab) is int else None
 
 
 def gigabytes(text: str) -> float:

@@ -5,18 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from pydantic import Field, ValidationError
+from cyclopts.validators import Number
+from pydantic import ValidationError
 
 from gpt2train.config import TrainSettings, preset
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
-from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, gigabytes
+from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, gigabytes, read_settings
 from gpt2train.plan.duration import Duration, step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import pieces
 from gpt2train.plan.search import GivenLayout
 from gpt2train.plan.simulation import on_cpu, simulated
-from gpt2train.settings import NaturalNumber, PositiveNumber, build, explain, read_toml
+from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, build, explain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,13 +49,13 @@ def simulate(
     *,
     preset_name: Annotated[str, Parameter(name="--preset")] = "345m",
     config: Path | None = None,
-    dp: Annotated[PositiveNumber | None, Field(ge=1)] = None,
-    rank: Annotated[int | None, Field(ge=0)] = None,
+    dp: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MAX_COUNT))] = None,
+    rank: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
     all_kinds: Annotated[bool, Parameter(negative=())] = False,
     memory: str = "80GB",
-    global_batch: int | None = None,
+    global_batch: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
-    vocab: int = GPT2_VOCAB,
+    vocab: Annotated[int | None, Parameter(validator=Number(gte=2, lte=MAX_COUNT))] = None,
     json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
     layout: Annotated[SimulatedLayout, Parameter(name="*")] = ANY_LAYOUT,
     hardware: Annotated[Hardware, Parameter(name="*")] = DEFAULT_HARDWARE,
@@ -66,7 +67,7 @@ def simulate(
     preset_name
         Preset of model, batch and layout: 117m, 345m, 762m, 1542m, …
     config
-        TOML file of settings that override the preset.
+        TOML file of settings that override the preset, or a run's file.
     dp
         Data-parallel processes; by default the GPUs (`--gpus`) divided by tp x pp.
     rank
@@ -80,7 +81,7 @@ def simulate(
     precision
         Precision of the training; by default the preset's.
     vocab
-        Vocabulary size.
+        Vocabulary size; by default that of the run's file, or of GPT-2.
     json_
         Print JSON.
     """
@@ -90,7 +91,9 @@ def simulate(
     batch: dict[str, Any] = {"micro_batch": given.pop("micro_batch")} if "micro_batch" in given else {}
     batch |= {"global_batch": global_batch} if global_batch else {}
     changes: dict[str, Any] = {"parallel": given, "batch": batch} | ({"precision": precision} if precision else {})
-    layers = [preset(preset_name), read_toml(config) if config else {}, changes]
+    of_file, own_vocab = read_settings(config)
+    vocab = vocab or own_vocab or GPT2_VOCAB
+    layers = [preset(preset_name), of_file, changes]
     if "batch" in layers[0] and batch:  # what follows from the others, unless the user's file gives it
         layers[0] = layers[0] | {"batch": layers[0]["batch"] | {"gradient_accumulation_steps": 0}}
     settings = build(TrainSettings, *layers)

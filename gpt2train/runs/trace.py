@@ -98,8 +98,8 @@ def trace(
             _check_read(run, config, sample)
         if split == "train" and len(corpora) > 1:
             numbers, indices = Mixture([corpus.weight for corpus in corpora]).of([sample])
-            data, index = Path(corpora[int(numbers[0])].prefix).parents[2], int(indices[0])
-        data = data or Path(corpora[0].prefix).parents[2]
+            data, index = _data_folder(run, corpora[int(numbers[0])].prefix), int(indices[0])
+        data = data or _data_folder(run, corpora[0].prefix)
     if data is None:
         raise UserError("give --data, the folder of tokens/, or --run, a run folder")
     context, seed = context or TRAINING.model.context, TRAINING.seed if seed is None else seed
@@ -127,6 +127,21 @@ def trace(
         parts.append(TracedPart(row["doc_id"], row["url"], *bounds, text))
     _locate(data, parts)
     return Trace(split, sample, index // samples.per_epoch, context, shuffle, parts)
+
+
+def _data_folder(run: Path, prefix: str) -> Path:
+    """Return the output folder of the data steps that made the tokens of a run.
+
+    Raises:
+        UserError: the tokens were made by something else.
+    """
+    found = Path(prefix)
+    if len(found.parts) < 3 or (found.parts[-3], found.name) != ("tokens", "tokens"):
+        raise UserError(
+            f"the tokens {prefix} of {run} are not those of a data flow, which alone knows their documents; "
+            "search them with --text TEXT in place of --sample"
+        )
+    return found.parents[2]
 
 
 def read_samples(run: Path, config: RunConfig) -> int:

@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gpt2train.compat.torch_simulation import (
     join_fake_group,
@@ -16,6 +17,7 @@ from gpt2train.compat.torch_simulation import (
     shallow_1f1b,
 )
 from gpt2train.config import RunConfig
+from gpt2train.data.batch import Batch
 from gpt2train.model import loss
 from gpt2train.model.families import shard_dim
 from gpt2train.parallel import pipeline, vocab_parallel
@@ -94,8 +96,8 @@ def simulate_rank(config: RunConfig, world: int, rank: int, short: ShortStep | N
         recorder.built()
         layout = built.layout
         number = short.micro_batches if short else layout.accumulation
-        batches = [empty_batch(config, layout.micro_batch) for _ in range(number)]
-        run = batches[:SHORT] if layout.pp == 1 else batches
+        run = [empty_batch(config, layout.micro_batch) for _ in range(min(number, SHORT) if layout.pp == 1 else number)]
+        others = _memory_of(run[0], number - len(run))
         recorder.restart()
         total = built.accumulate(run, 1, 1)
         recorder.begin_update()
@@ -104,9 +106,17 @@ def simulate_rank(config: RunConfig, world: int, rank: int, short: ShortStep | N
         if short:
             profile = recorder.profile(len(run))
             return RankStep(recorder.peak(), counts, _parameters(built), profile, recorder.pass_counts(len(run)))
-        if len(run) < len(batches):
-            counts = counts.plus(recorder.between(1, 2), len(batches) - len(run))
-        return RankStep(recorder.peak(), counts, _parameters(built))
+        if len(run) < number:
+            counts = counts.plus(recorder.between(1, 2), number - len(run))
+        memory = recorder.peak()
+        del others  # in memory until here
+        return RankStep(memory, counts, _parameters(built))
+
+
+def _memory_of(batch: Batch, number: int) -> Tensor:
+    """Return a tensor of the size of a number of micro-batches, in place of them: there may be 10^5 in a step."""
+    tensors = (batch.tokens, batch.targets, *batch.extra.values())
+    return torch.zeros(number * sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
 
 
 def _parameters(built: engine.Engine) -> int:

@@ -60,3 +60,42 @@ def test_changes_lie_above_the_file_and_the_preset(tmp_path: Path) -> None:
     file.write_text(FILE.replace("steps = 90", "steps = 0"))
     with pytest.raises(UserError, match=r"run.toml: steps: "):
         read("optimizer.lr=1e-4")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('data.train=[{prefix="a",weight=-1}]', r"data.train.0.weight: input should be greater .* \(got -1\)"),
+        (
+            'data.train=[{prefix="a",weights=1}]',
+            r"unknown setting 'data.train.0.weights'; did you mean 'data.train.0.weight'\?",
+        ),
+        ("data.train=5", r"data.train: input should be a valid string or a valid tuple \(got 5\)"),
+        ("model.options.inner={a=1}", "model.options.inner: input should be a valid boolean, .* or a valid string"),
+        ("output=", r"output: string should have at least 1 character \(got ''\)"),
+    ],
+)
+def test_a_wrong_value_of_several_types_is_named_as_it_was_meant(change: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(FILE)
+    with pytest.raises(UserError, match=f"^--set: {message}$"):
+        read_run_config(file, "tiny", [parse_assignment(change)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "the following arguments are required: --config"),
+        (["--config", "run.toml", "--timeout", "0"], "argument --timeout: 0 is not above 0 and at most 604800 seconds"),
+        (["--config", "run.toml", "--timeout", "soon"], "argument --timeout: soon is not above 0"),
+        (["--config", "run.toml", "--sets"], "unrecognized arguments: --sets"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpt2train.train import main  # imports torch
+
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1

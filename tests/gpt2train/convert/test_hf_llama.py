@@ -147,6 +147,7 @@ def test_older_folders_are_read(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
         ({"use_sliding_window": True}, "use_sliding_window is 'True'"),
         ({"layer_types": ["sliding_attention"]}, "layer_types is 'sliding_attention'"),
+        ({"layer_types": 3}, "layer_types is 3; expected a list"),
         ({"num_key_value_heads": 3}, "kv_heads 3 does not divide heads 4"),
         ({"head_dim": 7}, "rotary positions need an even one"),
         ({"hidden_size": 50}, "hidden_size 50 is not divisible by num_attention_heads 4"),

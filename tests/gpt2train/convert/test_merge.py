@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
+from gpt2train.model.families import sizes
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
+from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import VOCAB, make, write
@@ -98,6 +102,18 @@ def test_a_split_of_unequal_heads_is_merged_as_any_other(tokens: Path, tmp_path:
     assert fresh == of_one_process
 
 
+def test_a_run_that_records_no_tokenizer_names_the_one_in_its_folder(tmp_path: Path) -> None:
+    shape = Shape(VOCAB, 1, 1, 8, 8)
+    weights = in_memory({name: torch.zeros(size) for name, size in sizes(shape).items()})
+    write_checkpoint(tmp_path / "run", LazyWeights(shape, weights), None)
+    with pytest.raises(UserError, match="does not record its tokenizer; give its folder: --tokenizer DIR"):
+        merge(tmp_path / "run", tmp_path / "model")
+    folder = write_tokenizer(tmp_path / "run/tokenizer", VOCAB)
+    with pytest.raises(UserError, match=f"does not record its tokenizer; give its folder: --tokenizer {folder}"):
+        merge(tmp_path / "run", tmp_path / "model")
+    merge(tmp_path / "run", tmp_path / "model", folder)
+
+
 def test_folders_of_others_are_not_replaced(tmp_path: Path) -> None:
     """A config.json alone does not make a folder a model of ours: any program has one."""
     from gpt2train.convert.huggingface import check_free
@@ -142,10 +158,6 @@ print((peak - before) / size)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merging_needs_less_memory_than_one_and_a_half_models(tmp_path: Path, dtype: str) -> None:
     """117m in proportion: a third of the weights is the embedding, in one piece, as one process saves it."""
-    from gpt2train.convert.from_weights import write_checkpoint
-    from gpt2train.model.families import sizes
-    from gpt2train.model.lazy_weights import LazyWeights, in_memory
-    from gpt2train.model.shape import Shape
 
     entries = 40_000
     tokenizer = write_tokenizer(tmp_path / "tokenizer", entries)

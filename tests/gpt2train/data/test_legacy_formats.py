@@ -77,6 +77,8 @@ def test_ids_out_of_range_and_existing_targets_are_refused(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old.bin", "old.idx"]
     with pytest.raises(UserError, match="exists already"):
         convert(tmp_path / "old", tmp_path / "old")
+    with pytest.raises(UserError, match=r"cannot write .*old\.bin/new: .*; give another target"):
+        convert(tmp_path / "old", tmp_path / "old.bin" / "new")
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

@@ -261,7 +261,9 @@ def test_refusals_are_one_line(
     assert not (tmp_path / "t.bin").exists()
 
 
-def test_existing_tokens_and_another_tokenizer_are_refused(bpe: Path, tmp_path: Path) -> None:
+def test_existing_tokens_and_another_tokenizer_are_refused(
+    bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.json").write_text(SAMPLE)
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.json", "--workers", 1) == 0
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.json", "--workers", 1) == 2
@@ -270,6 +272,8 @@ def test_existing_tokens_and_another_tokenizer_are_refused(bpe: Path, tmp_path: 
     other.mkdir()
     save_tokenizer(other, vocab, merges[:3])
     assert tokenize(other, tmp_path / "u", tmp_path / "a.json", "--workers", 1) == 2
+    assert tokenize(bpe, tmp_path / "a.json" / "t", tmp_path / "a.json", "--workers", 1) == 2
+    assert "cannot write" in capfd.readouterr().err.splitlines()[-1]
     with pytest.raises(UserError, match="has no files"):
         (tmp_path / "none").mkdir()
         text_files.expand([tmp_path / "none"])

@@ -190,7 +190,10 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "115,020,800" in out and "88,769,536" in out and "pp rank" in out
     for flags, message in (
         (["--tp", "2", "--memory", "0.1GB"], "no layout with tp 2 fits 8 x 0.1 GB"),
-        (["--tp", "3"], "no layout with tp 3 fits"),
+        (
+            ["--tp", "3"],
+            "no layout with tp 3 is possible on 8 GPUs: tp 3 x pp 1 = 3 does not divide the 8 GPUs; change",
+        ),
         (["--zero", "4"], "less than or equal to 3"),
         (["--memory", "0.1GB"], "no layout fits 8 x 0.1 GB; give more GPUs or more memory"),
         (["--memory", "plenty"], "--memory 'plenty' is not an amount of memory; write it as 80GB"),
@@ -199,6 +202,18 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert run_command(app, ["plan", "--gpus", "8", *flags]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["plan", "--gpus", "2", "--no-simulate"], ["simulate", "--dp", "2"]])
+def test_the_file_of_a_run_is_settings_too(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(app, ["config", "--preset", "tiny", "--vocab", "1000"]) == 0
+    (tmp_path / "run.toml").write_text(capsys.readouterr().out)
+    assert run_command(app, [*command, "--preset", "tiny", "--vocab", "1000"]) == 0
+    expected = capsys.readouterr().out
+    assert run_command(app, [*command, "--config", str(tmp_path / "run.toml")]) == 0
+    assert capsys.readouterr().out == expected
 
 
 def test_the_command_plans_a_model_of_another_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

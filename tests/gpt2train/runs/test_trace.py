@@ -15,6 +15,7 @@ from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, run_config, 
 from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.data.training_data import training_data
+from gpt2train.errors import UserError
 from gpt2train.io.command_line import run_command
 from gpt2train.runs.trace import trace
 from gpt2train.settings import build
@@ -29,6 +30,7 @@ from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import tokenizer
+from tests.gpt2train.jobs import make
 from tests.tasks.corpus import Inline, documents_of, row
 from tests.tasks.warc_pages import write_pages
 
@@ -189,3 +191,13 @@ def test_mistakes_are_one_line(root: Path, flags: list[str], said: str, capsys: 
     assert run_command(app, ["trace", *(flag.replace("ROOT", str(root)) for flag in flags)]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("prefix", ["tokens", "made/elsewhere/train"])
+def test_tokens_of_no_data_flow_have_no_documents(prefix: str, tmp_path: Path) -> None:
+    config = make(tmp_path, tmp_path / "run", data={"train": prefix})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").write_text(to_toml(config))
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "tokens": 1024}\n')
+    with pytest.raises(UserError, match=f"^the tokens {prefix} of .*run are not those of a data flow"):
+        trace(None, 1, run=tmp_path / "run")

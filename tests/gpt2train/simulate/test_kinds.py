@@ -7,6 +7,7 @@ import pytest
 
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
+from gpt2train.monitoring.memory_report import peak_resident
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import matrix_parameters, pieces
 from gpt2train.settings import build, layer
@@ -55,6 +56,14 @@ def test_micro_batches_beyond_the_third_are_counted() -> None:
     assert more.counts.flops / few.counts.flops == pytest.approx(7 / 3, rel=1e-6)
     batch = 2 * 32 * 8  # tokens and targets of a micro-batch
     assert more.peak == few.peak + 4 * batch
+
+
+def test_many_micro_batches_take_no_memory() -> None:
+    number, config = 1 << 16, many({}, 1 << 16, 2)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"context": 1024})})
+    before = peak_resident()
+    assert simulate_rank(config, 1, 0).peak > number * 2 * 1024 * 8  # tokens and targets: 1 GB
+    assert peak_resident() - before < 256 << 20
 
 
 PIPELINES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
