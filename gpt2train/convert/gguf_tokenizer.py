@@ -14,7 +14,7 @@ The patterns themselves are compiled into llama.cpp, so that a tokenizer with an
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tokenizers
 
@@ -71,10 +71,9 @@ def gguf_tokenizer(folder: Path, shape: Shape) -> GGUFTokenizer:
         assert isinstance(tokenizer, tokenizers.Tokenizer)
         kind, notes = _byte_level(json.loads(tokenizer.to_str()), folder, shape.vocab)
     if _has_encoder(shape):  # whose texts have sentinels by name
-        types = kind["tokenizer.ggml.token_type"]
-        assert isinstance(types, list)
-        for name in sentinel_names(tokenizer):
-            types[tokenizer.token_to_id(name)] = USER_DEFINED  # type: ignore[call-overload]
+        types = cast("list[int]", kind["tokenizer.ggml.token_type"])
+        sentinels = {tokenizer.token_to_id(name) for name in sentinel_names(tokenizer)}
+        kind["tokenizer.ggml.token_type"] = [USER_DEFINED if n in sentinels else one for n, one in enumerate(types)]
     return GGUFTokenizer({**kind, **_special(tokenizer, shape), **_chat_template(folder)}, notes)
 
 

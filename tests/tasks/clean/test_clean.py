@@ -37,7 +37,8 @@ def documents(root: Folder, *parts: list[str]) -> Manifest:
     for number, texts in enumerate(parts):
         rows = [{"id": f"{number}-{i}", "url": f"http://a.example/{i}", "text": t} for i, t in enumerate(texts)]
         records.append(write_rows(step.folder, f"part-{number:05d}.parquet", rows, DOCUMENT))
-    return step.commit(Outcome(outputs=tuple(records)))
+    count = sum(map(len, parts))
+    return step.commit(Outcome(outputs=tuple(records), seen=count, kept=count))
 
 
 def rows_of(root: Folder, manifest: Manifest, which: str = "outputs") -> list[dict[str, Any]]:
