@@ -35,7 +35,7 @@ def settings(changes: dict[str, Any]) -> RunConfig:
         "steps": STEPS,
         "schedule": {"warmup": 3, "min_lr": 1e-3},
         "vocab": VOCAB,
-        "output": "",
+        "output": "unused",
         "data": {"train": "unused"},
     }
     return build(RunConfig, base, changes)
