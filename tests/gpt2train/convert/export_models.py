@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gpt2train.config.model import ModelSettings
-from gpt2train.convert.huggingface import save_model
+from gpt2train.convert.gguf_file import write_gguf
+from gpt2train.convert.huggingface import open_model, save_model
 from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
@@ -22,6 +23,7 @@ from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tasks.tokenizer.step import with_sentinels
 from tests.gpt2train.convert.small_tokenizer import split_as_qwen
 
+PROMPTS = ["Article 1. All human", "Он сказал: «да»", "  two spaces\n\nand 1234567 lines\t"]
 GQA: dict[str, Any] = {"kv_heads": 2}
 
 
@@ -60,3 +62,16 @@ def write_model(folder: Path, tokenizer: Path, family: str, options: dict[str, A
             model.get_parameter(EMBEDDING).mul_(0.1)
     save_model(folder, LazyWeights(shape, in_memory(dict(model.state_dict()))), tokenizer)
     return shape
+
+
+def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metadata and tensors of a file."""
+    gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+    reader = gguf.GGUFReader(file)
+    return {key: field.contents() for key, field in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def export_folder(folder: Path, file: Path, **kind: Any) -> tuple[str, ...]:
+    """Write a GGUF file of a model folder; the notes of the export."""
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    return write_gguf(file, open_model(folder), folder, **kind)

@@ -7,19 +7,25 @@ import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gpt2train.convert.gguf_file import write_gguf
 from gpt2train.convert.gguf_tokenizer import PATTERNS
-from gpt2train.convert.huggingface import open_model, read_model
+from gpt2train.convert.huggingface import read_model
 from gpt2train.data.template import encode_prompts
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.inference.generate import generate
 from gpt2train.inference.settings import SamplingSettings
-from tests.gpt2train.convert.export_models import GQA, passages, write_model, write_tokenizer
+from tests.gpt2train.convert.export_models import (
+    GQA,
+    PROMPTS,
+    export_folder,
+    passages,
+    read_gguf,
+    write_model,
+    write_tokenizer,
+)
 from tests.gpt2train.convert.llama_cpp_peer import ask
 
-gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+pytest.importorskip("gguf", reason="needs the extra gguf")
 
-PROMPTS = ["Article 1. All human", "Он сказал: «да»", "  two spaces\n\nand 1234567 lines\t"]
 HARD = [
     "",
     "\n",
@@ -50,16 +56,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 FAST = {"gpt2", "llama", "qwen3"}
 CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.exhaustive) for name in MODELS]
-
-
-def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metadata and tensors of a file."""
-    reader = gguf.GGUFReader(file)
-    return {key: field.contents() for key, field in reader.fields.items()}, {t.name: t for t in reader.tensors}
-
-
-def export_folder(folder: Path, file: Path, **kind: Any) -> tuple[str, ...]:
-    return write_gguf(file, open_model(folder), folder, **kind)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,9 +12,8 @@ from gpt2train.inference.generate import Generation, generate
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.t5_family import options_of
-from tests.gpt2train.convert.export_models import passages, write_model, write_tokenizer
+from tests.gpt2train.convert.export_models import export_folder, passages, read_gguf, write_model, write_tokenizer
 from tests.gpt2train.convert.llama_cpp_t5_peer import ask
-from tests.gpt2train.convert.test_export import export_folder, read_gguf
 
 V1_1: dict[str, Any] = {"activation": "gated-gelu", "tied": False, "head_dim": 24, "inner": 96}
 # Tokenizer, blocks and options.

@@ -17,9 +17,16 @@ from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.inference.generate import generate
 from gpt2train.inference.settings import SamplingSettings
-from tests.gpt2train.convert.export_models import GQA, passages, write_model, write_tokenizer
+from tests.gpt2train.convert.export_models import (
+    GQA,
+    PROMPTS,
+    export_folder,
+    passages,
+    read_gguf,
+    write_model,
+    write_tokenizer,
+)
 from tests.gpt2train.convert.llama_cpp_peer import ask
-from tests.gpt2train.convert.test_export import PROMPTS, export_folder, read_gguf
 from tests.gpt2train.convert.test_export_t5 import V1_1, check_greedy
 
 pytestmark = pytest.mark.exhaustive

@@ -111,7 +111,7 @@ def test_kinds_are_masked_by_name_and_counted() -> None:
 @pytest.mark.parametrize("space", [" ", "\u00a0", "\u202f", "\u3000"])
 def test_values_are_found_with_the_spaces_of_pages(space: str) -> None:
     """Web pages hold the groups of a number together by spaces at which no line breaks."""
-    settings = PiiSettings(phone_numbers=True, ibans=True, credit_cards=True)
+    settings = private(phone_numbers=True, ibans=True, credit_cards=True)
     given = ("DE89 3704 0044 0532 0130 00", "4111 1111 1111 1111", "+49 30 901820")
     first, second, third = (value.replace(" ", space) for value in given)
     found = mask(f"caf\u00e9{space}{first}, {second}; {third}.", settings)
@@ -121,8 +121,8 @@ def test_values_are_found_with_the_spaces_of_pages(space: str) -> None:
 
 def test_a_key_is_found_beside_a_script_without_spaces() -> None:
     key = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
-    assert mask(f"\u96fb{key}\u3002\u00e9", PiiSettings(secrets=True)).text == "\u96fb[secret]\u3002\u00e9"
-    assert mask(f"x{key}", PiiSettings(secrets=True)).facts == {}
+    assert mask(f"\u96fb{key}\u3002\u00e9", private(secrets=True)).text == "\u96fb[secret]\u3002\u00e9"
+    assert mask(f"x{key}", private(secrets=True)).facts == {}
 
 
 def test_a_fingerprint_depends_on_the_masks_that_are_on() -> None:
