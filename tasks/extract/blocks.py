@@ -70,6 +70,7 @@ CELLS = frozenset(("td", "th"))
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
 
 LISTS = frozenset(["ul", "ol"])
+PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 KEPT, LINKS, MARKED, COMMENT, TOC, HIDDEN = range(6)  # reasons for which a block is dropped
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
@@ -212,6 +213,8 @@ class Walk:
             if tag == "a" and element.get("href"):
                 self.overlays += 1
             return
+        if tag == "a" and element.text in PERMALINKS and (element.get("href") or "").startswith("#"):
+            return
         verdict = self.rules.verdict(element, tag)
         if verdict.post or (tag == "code" and element.find("br") is not None):
             self._container(element, tag, verdict, kind)
@@ -312,7 +315,7 @@ class Walk:
             return MARKED
         if verdict.toc:
             return TOC
-        weighed = tag in WEIGHED if self.page == ARTICLE else tag in LISTS and self.page == FORUM
+        weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
         if weighed and _is_mostly_links(tag, held):
             return LINKS
         if tag == "form" and held.size < MAX_FORM:

@@ -176,6 +176,18 @@ def test_the_header_of_documentation_is_dropped() -> None:
         f"<html><body><p>Help of A</p><p><a href='/'>A</a></p><h1>Open a file</h1>{'<pre>x = 1</pre>' * 12}{PARAGRAPH}"
     )
     assert text_of(page.replace("<p>Help of A</p>", "<div>Help of A</div>")).startswith("Open a file")
+    text = page.partition("</a></p>")[2]
+    versions = "".join(f"<li><a href='/{number}.x/'>{number}.x of this manual</a></li>" for number in range(9))
+    menu = f"<body><header><h1>Manual 9.1</h1><ul><li>9.1</li>{versions}</ul></header>"
+    assert text_of(menu + text).startswith("Open a file")
+    title = "<body><header><h1>Files</h1><p>By <a href='/x'>X</a>, with all that a reader wants to know.</p></header>"
+    assert text_of(title + text).startswith("Files\nBy X, with")
+
+
+def test_signs_that_link_to_a_heading_are_dropped() -> None:
+    heads = "".join(f"<h2>Open<a class='mark' href='#open'>{sign}</a></h2><p>{WORDS}</p>" for sign in "#¶§")
+    found = text_of(article(f"{heads}<p>See <a href='/c'>#</a> for more.</p>{PARAGRAPH}"))
+    assert found.count("Open\n") == 3 and "See # for more." in found
 
 
 @pytest.mark.parametrize("tag", ["tt", "div", "ul><li", "pre><b"])
