@@ -186,6 +186,8 @@ NOT_UNIT = (
     "tasks/download/test_headers.py::test_each_malformed_response_ends_with_a_reason",
     "tasks/download/test_politeness.py",
     "tasks/download/test_refresh.py",
+    "tasks/download/test_refresh_freshness.py",
+    "tasks/download/test_refresh_kills.py",
     "tasks/download/test_retry_failed.py",
     "tasks/download/test_robots.py::test_an_adversarial_file_delays_only_its_own_host",
     "tasks/download/test_robots.py::test_many_rules_take_bounded_time_for_any_url",

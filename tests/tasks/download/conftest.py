@@ -1,9 +1,10 @@
-"""A fresh misbehaving site for each test."""
+"""A fresh misbehaving site for each test, and one whose pages have validators."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from tests.tasks.download.refreshed_site import Server
 from tests.tasks.web_server import Site, running_site
 
 
@@ -11,3 +12,8 @@ from tests.tasks.web_server import Site, running_site
 def site() -> Iterator[Site]:
     with running_site() as site:
         yield site
+
+
+@pytest.fixture
+def server(site: Site) -> Server:
+    return Server(site)
