@@ -4,6 +4,7 @@ Documents: zstd level 3, row groups of 1,024 rows, one schema to which later ste
 identification (`id`, `url`, `source`), a reason code, a detail, and the beginning of the text for the report.
 """
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,10 +88,18 @@ def read_table(folder: Folder, name: str, columns: list[str] | None = None) -> p
     Raises:
         RunError: The file is damaged; the message names it.
     """
+    with _damage_named(folder, name), folder.open(name) as file:
+        return pq.read_table(file, columns=columns)
+
+
+@contextlib.contextmanager
+def _damage_named(folder: Folder, name: str) -> Iterator[None]:
+    """Turn the errors of a damaged Parquet file into a `RunError` that names it."""
     try:
-        with folder.open(name) as file:
-            return pq.read_table(file, columns=columns)
-    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise  # of the file system or the object store; that of a damaged page is a plain one without a number
         raise RunError(f"{folder.url}/{name} is not the Parquet file expected: {error}") from error
 
 
@@ -168,11 +177,25 @@ def sample_texts(folder: Folder, names: Sequence[str], max_bytes: int) -> list[s
     """
     texts: list[str] = []
     for name in names:
-        table = read_table(folder, name, columns=["text"])
         budget = max_bytes // len(names)
-        chosen = table["text"].take(np.arange(0, table.num_rows, max(1, table.num_rows // 64)))
-        for raw in chosen.cast(pa.large_binary()).to_pylist():
+        for raw in _spaced_texts(folder, name):
             if raw and budget > 0:
                 texts.append(raw[: min(budget, max_bytes // 16)].decode(errors="ignore"))
                 budget -= len(raw)
+            if budget <= 0:
+                break
     return texts
+
+
+def _spaced_texts(folder: Folder, name: str) -> Iterator[bytes]:
+    """Yield the texts of some 64 evenly spaced rows of one shard; a row group is read when its first one is needed."""
+    with _damage_named(folder, name), folder.open(name) as file, pq.ParquetFile(file) as shard:
+        wanted = np.arange(0, shard.metadata.num_rows, max(1, shard.metadata.num_rows // 64))
+        first = 0
+        for group in range(shard.num_row_groups):
+            rows = shard.metadata.row_group(group).num_rows
+            here = wanted[(wanted >= first) & (wanted < first + rows)] - first
+            if len(here):
+                texts = shard.read_row_group(group, columns=["text"])["text"].take(here)
+                yield from texts.cast(pa.large_binary()).to_pylist()
+            first += rows
