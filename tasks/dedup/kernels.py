@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.core.numba_utils import compiled, decode, fmix64
-from tasks.dedup.unicode_tables import KNOWN, SINGLE, SPACE, WORD
+from tasks.dedup.unicode_tables import INVISIBLE, KNOWN, SINGLE, SPACE, WORD
 
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, 2^64 / golden ratio
 HIGH = np.uint32(0xFFFFFFFF)
@@ -28,22 +28,27 @@ def fmix32(number: Any) -> Any:
 
 @compiled
 def folded_sizes(data: Any, offsets: Any, kinds: Any, starts: Any) -> Any:
-    """Bytes of each folded text before its spaces are joined; -1 if the table lacks one of its characters."""
+    """Bytes of each folded text before its spaces are joined.
+
+    -1: the table lacks one of the characters; -2: and one of them is invisible.
+    """
     sizes = np.empty(len(offsets) - 1, dtype=np.int64)
     for text in range(len(sizes)):
         position, end, size = offsets[text], offsets[text + 1], 0
-        while position < end:
+        known, visible = True, True
+        while position < end and (known or visible):
             if data[position] < 0x80:
                 position += 1
                 size += 1
                 continue
             code, width = decode(data, position)
+            visible = visible and not kinds[code] & INVISIBLE
             if not kinds[code] & KNOWN:
-                size = -1
-                break
-            size += starts[code + 1] - starts[code]
+                known = False
+            elif known:
+                size += starts[code + 1] - starts[code]
             position += width
-        sizes[text] = size
+        sizes[text] = size if known else -1 if visible else -2
     return sizes
 
 

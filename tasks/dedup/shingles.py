@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tasks.dedup.settings import DedupSettings
-from tasks.dedup.unicode_tables import build_tables, normalise
+from tasks.dedup.unicode_tables import build_tables, normalise, normalise_visible
 
 Hashes = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
@@ -62,9 +62,10 @@ def folded(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> Texts
     sizes = kernels.folded_sizes(data, offsets, table.kinds, table.starts)
     ready = sizes < 0  # texts with characters outside the table: normalised by Python one by one
     if ready.any():
+        ways = {-1: normalise_visible, -2: normalise}
         texts = [
-            normalise(text) if by_python else text
-            for text, by_python in zip(column.to_pylist(), ready.tolist(), strict=True)
+            ways[size](text) if size < 0 else text
+            for text, size in zip(column.to_pylist(), sizes.tolist(), strict=True)
         ]
         data, offsets = texts_of(pa.array(texts, pa.large_string()))
         sizes = np.where(ready, np.diff(offsets), sizes)
