@@ -1,8 +1,7 @@
-"""Tasks: descriptions, items and their mistakes, common prefixes, intervals, and the command."""
+"""Tasks: descriptions, items and their mistakes, common prefixes, and intervals."""
 
 import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.cli import app
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
-from gpt2train.evaluate.tasks import as_evaluation, description
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Suite, Task, parse_description, read_description, ready_files
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
@@ -28,16 +24,13 @@ from gpt2train.evaluate.tasks.scores import score_task
 from gpt2train.evaluate.tasks.shots import core_examples, lm_eval_examples
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.evaluate.tree_scoring import score_shared
-from gpt2train.io.command_line import run_command
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 from tests.gpt2train.evaluate.overfitted_model import write
 from tests.gpt2train.evaluate.small_models import noisy_model
 from tests.gpt2train.models import lively
-from tests.trained_run import TrainedRun
 
 CHOICES = {"kind": "multiple_choice", "data": ["items.jsonl"]}
-Call = Callable[..., tuple[int, list[str], str]]
 
 
 def task_of(**fields: Any) -> Task:
@@ -281,181 +274,3 @@ def test_bootstrap_intervals() -> None:
     assert high == pytest.approx(share + 1.96 * error, abs=0.008)
     assert (resampled_sums([values], "seed") == sums).all()
     assert (resampled_sums([values], "other") != sums).any()
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """A command in this process: exit code, lines, errors."""
-
-    def run(*arguments: object) -> tuple[int, list[str], str]:
-        code = run_command(app, ["evaluate", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out.splitlines(), err
-
-    return run
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Data of two tasks and of a suite."""
-    data = tmp_path / "data"
-    (data / "deep").mkdir(parents=True)
-    rows = [
-        {"query": f"{n} is", "choices": ["a number", "a horse of"], "gold": n % 2, "part": "ab"[n % 2]}
-        for n in range(8)
-    ]
-    (data / "deep/items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (data / "texts.jsonl").write_text('{"text": "A text of some words."}\n{"text": "Another one."}')
-    (tmp_path / "choice.toml").write_text(
-        'kind = "multiple_choice"\ndata = ["**/items.jsonl"]\ngroup = "part"\n[published]\n'
-        '"Another model" = { accuracy = 0.75 }\n'
-    )
-    (tmp_path / "lambada.toml").write_text('kind = "perplexity"\ndata = ["texts.jsonl"]\n')
-    (tmp_path / "both.toml").write_text(
-        'kind = "suite"\n[defaults]\nrule = "core"\nkind = "multiple_choice"\n[tasks.one]\ndata = ["**/items.jsonl"]\n'
-        '[tasks.two]\ndata = ["**/items.jsonl"]\nshots = 2\nrandom = 0.4\n[tasks.three]\ndata = ["absent.jsonl"]\n'
-    )
-    return tmp_path
-
-
-def test_command(call: Call, folder: Path, small: Any) -> None:
-    model = folder / "model"
-    model.symlink_to(small[2])
-    tasks = [folder / "choice.toml", "documents", folder / "both.toml"]
-    flags = ["--model", model, "--data", folder / "data", "--partial", "--log-samples"]
-    (folder / "data/deep/items.jsonl").rename(folder / "data/deep/items.jsonl.kept")
-    assert call(*tasks, *flags)[0] == 2
-    (folder / "data/deep/items.jsonl.kept").rename(folder / "data/deep/items.jsonl")
-    code, out, err = call(*tasks, *flags)
-    assert (code, err) == (0, "")
-    rows = {tuple(line.split()[:2]): line for line in out}
-    assert out[0].split()[:3] == ["task", "metric", "items"]
-    assert rows["choice", "accuracy"].endswith("Another model 0.7500") and " 0.5000 " in rows["choice", "accuracy"]
-    assert ("choice", "accuracy_norm") in rows and ("documents", "bits_per_byte") in rows
-    assert ("both/one", "accuracy") in rows and ("both/two", "accuracy") in rows
-    assert any(line.startswith("note: both: mean of 2 tasks, without three") for line in out)
-    results = small[2] / "eval"
-    found = json.loads((results / "both.json").read_text())
-    one, two = found["tasks"]["both/one"], found["tasks"]["both/two"]
-    assert two["centred"] == pytest.approx((two["accuracy"] - 0.4) / 0.6, abs=1e-5)
-    assert found["centred"] == pytest.approx((one["centred"] + two["centred"]) / 2, abs=1e-5)
-    choice = json.loads((results / "choice.json").read_text())
-    assert [choice["groups"][name]["items"] for name in "ab"] == [4, 4]
-    low, high = choice["accuracy_interval"]
-    assert low <= choice["accuracy"] <= high
-    samples = [json.loads(line) for line in (results / "choice.samples.jsonl").read_text().splitlines()]
-    assert [sample["item"] for sample in samples] == list(range(8))
-    assert sum(sample["correct"] for sample in samples) / 8 == choice["accuracy"]
-    before = (results / "choice.json").read_bytes()
-    assert call(folder / "choice.toml", *flags)[0] == 0
-    assert (results / "choice.json").read_bytes() == before
-    output = folder / "all.json"
-    code, out, _ = call(*tasks[:2], *flags[:4], "--output", output, "--limit", 1)
-    assert (code, out[-1]) == (0, f"scores: {output}")
-    assert [row["task"] for row in json.loads(output.read_text())["results"]] == ["choice", "documents"]
-    assert any("choice: scored on 1 items of each task, not on all" in line for line in out)
-    assert (results / "choice.json").read_bytes() == before
-
-
-def test_a_task_in_the_curve_of_a_run(call: Call, folder: Path, trained_run: TrainedRun, tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    shutil.copytree(trained_run.root, root)
-    flags = ["--evals.documents", folder / "data/texts.jsonl", "--tokenizer", root / "tokenizer"]
-    code, out, err = call("curve", root / "runs/small", *flags)
-    assert (code, err) == (0, "")
-    assert "documents bits_per_byte" in out[0]
-    [point] = json.loads((root / "runs/small/scores/curve.json").read_text())["points"]
-    assert point["documents"]["items"] == 2 and point["documents"]["bits_per_byte"] > 1
-    with pytest.raises(UserError, match="there is no evaluation 'core'"):
-        EVALUATIONS["core"]
-
-
-def test_suites_and_descriptions_in_the_curve_of_a_run(
-    call: Call, folder: Path, trained_run: TrainedRun, tmp_path: Path
-) -> None:
-    """The last checkpoint has the table of tasks; an edited description, other data or another limit score again."""
-    root = tmp_path / "out"
-    shutil.copytree(trained_run.root, root)
-    scores = root / "runs/small/scores"
-    choice, both = folder / "choice.toml", folder / "both.toml"
-    flags = ["--task-data", folder / "data", "--partial", "--tokenizer", root / "tokenizer"]
-
-    def reused(*tasks: object) -> int:
-        code, out, err = call("curve", root / "runs/small", "--tasks", *tasks, *flags)
-        assert (code, err) == (0, "")
-        lines[:] = out
-        return int(json.loads((scores / "curve.json").read_text())["reused"])
-
-    lines: list[str] = []
-    assert reused(choice, both) == 0
-    assert "choice accuracy" in lines[0] and "both centred" in lines[0] and "both/one" not in lines[0]
-    [point] = json.loads((scores / "curve.json").read_text())["points"]
-    assert set(point["both"]["tasks"]) == {"both/one", "both/two"}
-    rows = {tuple(line.split()[:2]): line for line in lines}
-    low, high = point["choice"]["accuracy_interval"]
-    assert f" {point['choice']['accuracy']:.4f} [{low:.4f}, {high:.4f}] " in rows["choice", "accuracy"]
-    assert rows["choice", "accuracy"].endswith("0.5000  Another model 0.7500")
-    assert ("both/one", "accuracy") in rows and ("both", "centred") in rows
-    assert any(line.startswith("note: both: mean of 2 tasks") for line in lines)
-    assert reused(choice, both) == 2
-    [cached] = scores.glob("step-*/choice-*.json")
-    before = cached.read_bytes()
-    cached.write_bytes(before[:40])  # damaged: scored again, and replaced
-    assert reused(choice, both) == 1 and cached.read_bytes() == before
-    choice.write_text(choice.read_text().replace("[published]", 'delimiter = "  "\n[published]'))
-    assert reused(choice, both) == 1
-    flags += ["--limit", 3]
-    assert reused(choice, both) == 0 and any("scored on 3 items" in line for line in lines)
-    assert call("curve", root / "runs/small", "--tasks", choice)[2].count("give --task-data") == 1
-
-
-def test_an_edited_description_of_the_package_scores_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The identity of an evaluation is that of its description."""
-    before = EVALUATIONS["hellaswag"].identity
-    assert before and before != EVALUATIONS["piqa"].identity and not EVALUATIONS["lambada"].identity
-    ready = ready_files()
-    text = ready["hellaswag"].read_text(encoding="utf-8")
-    (folder / "hellaswag.toml").write_text("shots = 1\n" + text)
-    changed = {**ready, "hellaswag": folder / "hellaswag.toml"}
-    for module in (as_evaluation, description):
-        monkeypatch.setattr(module, "ready_files", lambda: changed)
-    assert EVALUATIONS["hellaswag"].identity != before
-
-
-def test_without_a_task_the_help_is_shown(call: Call) -> None:
-    code, out, _ = call()
-    assert code == 0 and any("lambada" in line for line in out)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["helaswag", "--model", "m", "--data", "d"], "there is no task 'helaswag'; did you mean 'hellaswag'"),
-        (["core/bolq", "--model", "m", "--data", "d"], "did you mean 'core/boolq'"),
-        (["hellaswag", "--data", "d"], "evaluate hellaswag: give --model"),
-        (["hellaswag", "--model", "m"], "evaluate hellaswag: give --data"),
-        (["hellaswag", "--model", "m", "--data", "{data}"], "has no **/hellaswag_val.jsonl; put the data there (from "),
-        (["hellaswag", "--model", "m", "--data", "{data}/absent"], "there is no such file or folder"),
-        (["{data}/absent.toml", "--model", "m", "--data", "{data}"], "cannot read the settings file"),
-        (["{folder}/both.toml", "--model", "m", "--data", "{data}"], "score the other tasks with --partial"),
-        (["{folder}/both.toml", "--model", "m", "--data", "{data}/texts.jsonl"], "needs the folder of the data files"),
-        (
-            ["{folder}/both.toml", "--model", "m", "--data", "{data}", "--partial", "--limit", "2"],
-            "--limit 2; give more",
-        ),
-        (["{folder}/lambada.toml", "--model", "m", "--data", "{data}"], "task 'lambada': curve, "),
-        (["documents", "documents", "--model", "m", "--data", "{data}"], "given twice"),
-        (["documents", "--model", "m", "--data", "{data}/deep/items.jsonl"], "'text' is undefined"),
-    ],
-)
-def test_mistakes_are_one_error_line(call: Call, folder: Path, arguments: list[str], message: str) -> None:
-    code, _, err = call(*(argument.format(folder=folder, data=folder / "data") for argument in arguments))
-    assert code == 2
-    assert err.startswith("error: ") and err.count("\n") == 1
-    assert message in err
-
-
-def test_an_ambiguous_name_of_a_data_file(call: Call, folder: Path) -> None:
-    (folder / "data/items.jsonl").write_bytes((folder / "data/deep/items.jsonl").read_bytes())
-    code, _, err = call(folder / "choice.toml", "--model", "m", "--data", folder / "data")
-    assert code == 2 and "both fit **/items.jsonl; give --data the folder of one" in err
