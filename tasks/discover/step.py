@@ -50,7 +50,7 @@ def discover(
     """
     named = [[domain.host, domain.scheme, domain.port] for domain in domains]
     inputs = {"domains": digest(named), **read_forgotten(root).inputs}
-    step = Step(root, "discover", version=1, parameters=settings, inputs=inputs)
+    step = Step(root, "discover", version=2, parameters=settings, inputs=inputs)
     if refresh and runner.is_dry_run:
         step.fingerprint, step.inputs = "", {}  # the dry run shows the step as one that will run
     if done := runner.finished(step):
