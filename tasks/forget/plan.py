@@ -12,6 +12,7 @@ from tasks.core.storage import Folder
 from tasks.forget.corpus import RUNS, SOURCES, Found, find_pages, unfinished
 from tasks.forget.scan import Trace, scan
 from tasks.forget.targets import domain_of, selection_of
+from tasks.forget.token_text import forms_in_tokens
 from tasks.forget.training import RunReading, find_runs, read_by
 from tasks.verify.output import COPIES, IDENTITY, Output
 
@@ -77,6 +78,7 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
         raise RunError(f"{root.url}/{broken}/{MANIFEST} is damaged, or of another format; remove {broken} first")
     selection = selection_of(targets)
     found = find_pages(output, selection)
+    found = found.model_copy(update={"texts": (*found.texts, *forms_in_tokens(root, found.texts))})
     wanted = narrowed(targets, found.urls) if found.steps else selection
     sources = {folder: made for folder, made in output.manifests.items() if made.step in SOURCES and "/" not in folder}
     ordered = sorted(sources, key=lambda folder: SOURCES.index(sources[folder].step))
