@@ -17,6 +17,7 @@ from gpt2train.runs.trace import document_tables
 from gpt2train.settings import Settings
 from tasks.core.forgotten import Forgotten
 from tasks.core.storage import Folder
+from tasks.forget.ancestry import ancestors, merged_checkpoint
 
 MAX_LISTED = 1000  # samples and steps
 GO_ON = "forget.toml"  # settings of the flow that goes on, in the run folder
@@ -50,6 +51,10 @@ class RunReading(Settings):
     """Last checkpoint before the first of these steps; None if there is none, or if no step has read the pages."""
     later: tuple[str, ...] = ()
     """Checkpoints after it: their weights depend on the pages."""
+    merged: bool = False
+    """Whether its merged model has the weights of one of these."""
+    inherited: str = ""
+    """Run from whose weights it began, directly or by others, and which had read the pages by then."""
     note: str = ""
     """Reason for which the steps are not known."""
 
@@ -70,11 +75,27 @@ def find_runs(root: Folder, name: str | None) -> list[Path]:
 
 
 def read_by(run: Path, wanted: Forgotten) -> RunReading:
-    """Find what a run has read of the pages, by the tables beside the tokens of its corpora."""
+    """Find what a run has read of the pages, itself and in the runs whose weights it began from."""
     try:
         config = read_run_config(run / CONFIG_FILE)
-        if config.data.split is not None or config.objective.name not in PACKED:
-            return RunReading(run=str(run), note=_unknown(config))
+    except (UserError, RunError, OSError) as error:
+        return RunReading(run=str(run), note=" ".join(str(error).split()))
+    reading, steps = _own_reading(run, config, wanted)
+    origin = _inherited(config, wanted)
+    if not steps and not origin:
+        return reading
+    checkpoints = list_checkpoints(run)
+    before = [] if origin else [path.name for path in checkpoints if checkpoint_step(path) <= steps[0]]
+    later = tuple(path.name for path in checkpoints if path.name not in before)
+    update = {"checkpoint": before[-1] if before else None, "later": later, "inherited": origin}
+    return reading.model_copy(update=update | {"merged": merged_checkpoint(run) in (*later, "")})
+
+
+def _own_reading(run: Path, config: RunConfig, wanted: Forgotten) -> tuple[RunReading, list[int]]:
+    """Find what a run itself has read, by the tables beside the tokens of its corpora; and all steps that did."""
+    if config.data.split is not None or config.objective.name not in PACKED:
+        return RunReading(run=str(run), note=_unknown(config)), []
+    try:
         order, found, documents = ReadingOrder(run, config), list[np.ndarray](), 0
         for number, corpus in enumerate(config.data.corpora):
             starts = document_starts(Path(corpus.prefix), wanted)
@@ -82,17 +103,23 @@ def read_by(run: Path, wanted: Forgotten) -> RunReading:
             if len(starts):
                 found.append(order.of_documents(number, starts))
     except (UserError, RunError, OSError) as error:
-        return RunReading(run=str(run), note=" ".join(str(error).split()))
+        return RunReading(run=str(run), note=" ".join(str(error).split())), []
     samples = np.unique(np.concatenate(found)).tolist() if found else []
     steps = order.steps(samples)
     listed = {"first_samples": tuple(samples[:MAX_LISTED]), "first_steps": tuple(steps[:MAX_LISTED])}
-    reading = RunReading(run=str(run), documents=documents, samples=len(samples), steps=len(steps), **listed)
-    if not steps:
-        return reading
-    checkpoints = list_checkpoints(run)
-    before = [path.name for path in checkpoints if checkpoint_step(path) <= steps[0]]
-    later = tuple(path.name for path in checkpoints if checkpoint_step(path) > steps[0])
-    return reading.model_copy(update={"checkpoint": before[-1] if before else None, "later": later})
+    return RunReading(run=str(run), documents=documents, samples=len(samples), steps=len(steps), **listed), steps
+
+
+def _inherited(config: RunConfig, wanted: Forgotten) -> str:
+    """Return the first run from whose weights a run began that had read the pages by then; empty if none had."""
+    for run, step in ancestors(config):
+        try:
+            steps = _own_reading(run, read_run_config(run / CONFIG_FILE), wanted)[1]
+        except (UserError, RunError, OSError):
+            continue
+        if steps and (step is None or steps[0] < step):
+            return str(run)
+    return ""
 
 
 def _unknown(config: RunConfig) -> str:

@@ -1,5 +1,6 @@
 """Samples and steps that have read the pages of a removal, and the settings that go on before them."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from gpt2train.data.samples import Samples
 from gpt2train.errors import UserError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from tasks.core.forgotten import Forgotten, url_hash
+from tasks.core.manifest import Outcome
+from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.forget.command import _run_lines
 from tasks.forget.plan import Removal
 from tasks.forget.remove import remove_pages
 from tasks.forget.training import RunReading, find_runs, read_by, write_settings
@@ -126,6 +130,67 @@ def test_checkpoints_that_have_read_the_pages_are_removed(out: Path, tmp_path: P
     if before:
         assert newest_checkpoint(run).name == before
         assert (run / "forget.toml").is_file()
+
+
+def begun_from(out: Path, source: Path, run: Path) -> Path:
+    """Write a run of one step that began from weights of another."""
+    copied = Path(shutil.copytree(out / "runs/tiny-0123abcd", run, ignore=shutil.ignore_patterns("step-*", "cache")))
+    config = (copied / CONFIG_FILE).read_text()
+    assert "init_from" not in config
+    (copied / CONFIG_FILE).write_text(config.replace("[checkpoints]", f'[checkpoints]\ninit_from = "{source}"'))
+    (copied / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": BATCH * CONTEXT}) + "\n")
+    (copied / "checkpoints/step-00000001").mkdir()
+    (copied / "checkpoints/step-00000001/manifest.json").write_text("{}")
+    return copied
+
+
+@pytest.mark.parametrize("chain", [1, 2])
+def test_weights_that_had_read_the_pages_are_inherited(out: Path, tmp_path: Path, chain: int) -> None:
+    """A run that has not read them itself, but began from a checkpoint of one that had, directly or by another."""
+    [first] = find_runs(Folder(out), None)
+    page = next(number for number in range(30) if read_by(first, wanted_of(number)).checkpoint)
+    reading = read_by(first, wanted_of(page))
+    cases = (
+        (first / "checkpoints" / str(reading.checkpoint), False),
+        (first / "checkpoints" / reading.later[0], True),
+        (first / "model", True),
+        (first, True),
+        (tmp_path / "elsewhere/model", False),
+    )
+    for case, (source, inherits) in enumerate(cases):
+        folder = tmp_path / str(case)
+        folder.mkdir()
+        run = source
+        for number in range(chain):
+            begun = begun_from(out, run, folder / str(number))
+            run = begun / "checkpoints/step-00000001"
+        alone = read_by(begun_from(out, Path("none"), folder / "alone"), wanted_of(page))
+        found = read_by(begun, wanted_of(page))
+        assert found.inherited == (str(first) if inherits else "")
+        assert found.steps == alone.steps
+        if inherits:
+            assert found.checkpoint is None and found.later == ("step-00000001",)
+            assert write_settings(found) is None
+            lines = _run_lines(found, delete=False)
+            assert f"began from weights of {first}, which had read the pages" in "\n".join(lines)
+            assert "train again from other weights" in lines[-1]
+
+
+def test_a_model_merged_from_a_later_checkpoint_is_removed(out: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(out / "runs/tiny-0123abcd", tmp_path / "runs/tiny-0123abcd"))
+    for folder in ("model", "merge"):
+        (run / folder).mkdir()
+        (run / folder / "x").write_text("weights")
+    page = next(number for number in range(30) if read_by(run, wanted_of(number)).checkpoint)
+    reading = read_by(run, wanted_of(page))
+    assert reading.merged and f"model merged from a checkpoint: {run}/model" in "\n".join(_run_lines(reading, False))
+    step = Step(Folder(tmp_path), "train", version=1, parameters={}, inputs={}, folder="runs/tiny-0123abcd")
+    for name, is_merged in ((str(reading.checkpoint), False), (reading.later[-1], True)):
+        step.commit(Outcome(outputs=(step.folder.record(f"checkpoints/{name}/manifest.json"),)), sweep=False)
+        assert read_by(run, wanted_of(page)).merged == is_merged
+    plan = Removal(targets=("http://a.test/3",), wanted=wanted_of(page), delete_checkpoints=True)
+    remove_pages(Folder(tmp_path), plan.model_copy(update={"runs": (read_by(run, wanted_of(page)),)}))
+    assert not (run / "model").exists() and not (run / "merge").exists() and (run / CONFIG_FILE).exists()
 
 
 def test_a_run_is_found_by_name_or_path(out: Path, tmp_path: Path) -> None:
