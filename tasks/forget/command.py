@@ -150,6 +150,8 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
         )
     if reading.inherited:
         lines.append(f"{reading.run}: began from weights of {reading.inherited}, which had read the pages")
+    if reading.outside:
+        lines.append(f"  it reads tokens with the pages in {_some(reading.outside)}: forget them there too")
     if reading.later:
         since = "" if reading.inherited else " after the first of them"
         lines.append(f"  checkpoints{since}{', removed' if delete else ''}: {_some(reading.later)}")

@@ -93,9 +93,12 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
     seen = scan(root, wanted, removal.pages, found.texts, removal.sources)
     left = [trace for trace in seen.traces if not removal.touches(trace.file)]
     traces = tuple(trace.model_copy(update={"step": _step_of(root, trace.file)}) for trace in left)
-    if not found.steps and not seen.traces and not _is_listed(root, targets):
+    # A run may read the pages without a step that has them: as copies, or in a mixture.
+    runs = tuple(read_by(one, removal.pages, root) for one in find_runs(root, run))
+    if not found.steps:
+        runs = tuple(reading for reading in runs if reading.steps or reading.inherited)
+    if not (found.steps or seen.traces or runs or _is_listed(root, targets)):
         raise UserError(_no_page(root, targets))
-    runs = tuple(read_by(one, removal.pages) for one in find_runs(root, run)) if found.steps else ()
     update = {"traces": traces, "mirrors": tuple(seen.mirrors), "files": seen.files, "bytes": seen.bytes, "runs": runs}
     if not found.steps and not seen.traces:  # listed before: nothing is left
         update |= {"rewritten": (), "removed": ()}

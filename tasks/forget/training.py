@@ -16,6 +16,8 @@ from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_tables
 from gpt2train.settings import Settings
 from tasks.core.forgotten import Forgotten
+from tasks.core.manifest import read_manifest
+from tasks.core.stage_inputs import INPUTS
 from tasks.core.storage import Folder
 from tasks.forget.ancestry import ancestors, merged_checkpoint
 
@@ -55,6 +57,10 @@ class RunReading(Settings):
     """Whether its merged model has the weights of one of these."""
     inherited: str = ""
     """Run from whose weights it began, directly or by others, and which had read the pages by then."""
+    outside: tuple[str, ...] = ()
+    """Other outputs that hold tokens of the pages which it reads, of a mixture or copied from an object store."""
+    data: str = ""
+    """Output that its first tokens were copied from, if it is the one of the removal."""
     note: str = ""
     """Reason for which the steps are not known."""
 
@@ -74,13 +80,18 @@ def find_runs(root: Folder, name: str | None) -> list[Path]:
     raise UserError(f"there is no run {name} in {root.url}/runs, and no run folder at {name}")
 
 
-def read_by(run: Path, wanted: Forgotten) -> RunReading:
-    """Find what a run has read of the pages, itself and in the runs whose weights it began from."""
+def read_by(run: Path, wanted: Forgotten, root: Folder | None = None) -> RunReading:
+    """Find what a run has read of the pages, itself and in the runs whose weights it began from.
+
+    With the output of the removal, the tokens outside of it are found as well.
+    """
     try:
         config = read_run_config(run / CONFIG_FILE)
     except (UserError, RunError, OSError) as error:
         return RunReading(run=str(run), note=" ".join(str(error).split()))
     reading, steps = _own_reading(run, config, wanted)
+    if root is not None and reading.documents:
+        reading = reading.model_copy(update={"outside": _outside(config, wanted, root), "data": _copied(config, root)})
     origin = _inherited(config, wanted)
     if not steps and not origin:
         return reading
@@ -120,6 +131,25 @@ def _inherited(config: RunConfig, wanted: Forgotten) -> str:
         if steps and (step is None or steps[0] < step):
             return str(run)
     return ""
+
+
+def _outside(config: RunConfig, wanted: Forgotten, root: Folder) -> tuple[str, ...]:
+    """Return the other outputs whose tokens of the pages a run reads."""
+    here, found = Path(root.path()) if root.is_local else None, set[str]()
+    for corpus in config.data.corpora:
+        prefix = Path(corpus.prefix)
+        if (here is None or not prefix.is_relative_to(here)) and len(document_starts(prefix, wanted)):
+            output = prefix.parents[2]
+            found.add(str(output.parents[1] if output.parent.name == INPUTS else output))
+    return tuple(sorted(found))
+
+
+def _copied(config: RunConfig, root: Folder) -> str:
+    """Return the address of an object store if the first tokens of a run are copies of its own."""
+    if root.is_local:
+        return ""
+    copy, made = read_manifest(Folder(Path(config.data.corpora[0].prefix).parents[1])), read_manifest(root / "tokens")
+    return root.url if copy is not None and made is not None and copy.identity == made.identity else ""
 
 
 def _unknown(config: RunConfig) -> str:
@@ -169,7 +199,7 @@ def write_settings(reading: RunReading) -> Path | None:
     record = read_record(run)
     settings = GoOn(
         preset=(record and record.preset) or "tiny",
-        data=str(Path(first.prefix).parents[2]),
+        data=reading.data or str(Path(first.prefix).parents[2]),
         output=str(run.parents[1]),
         train=changed,
         launch=record.launch if record else {},

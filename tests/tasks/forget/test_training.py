@@ -1,10 +1,13 @@
 """Samples and steps that have read the pages of a removal, and the settings that go on before them."""
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +24,7 @@ from tasks.core.manifest import Outcome
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.forget.command import _run_lines
-from tasks.forget.plan import Removal
+from tasks.forget.plan import Removal, plan_removal
 from tasks.forget.remove import remove_pages
 from tasks.forget.training import RunReading, find_runs, read_by, write_settings
 from tasks.shuffle.settings import ShuffleSettings
@@ -191,6 +194,39 @@ def test_a_model_merged_from_a_later_checkpoint_is_removed(out: Path, tmp_path: 
     plan = Removal(targets=("http://a.test/3",), wanted=wanted_of(page), delete_checkpoints=True)
     remove_pages(Folder(tmp_path), plan.model_copy(update={"runs": (read_by(run, wanted_of(page)),)}))
     assert not (run / "model").exists() and not (run / "merge").exists() and (run / CONFIG_FILE).exists()
+
+
+def test_tokens_outside_of_the_output_are_named(out: Path, tmp_path: Path, memory: str) -> None:
+    """Of a mixture, and those copied from an object store, with which a training does not go on."""
+    run = find_runs(Folder(out), None)[0]
+    page = next(number for number in range(30) if read_by(run, wanted_of(number)).checkpoint)
+    assert read_by(run, wanted_of(page), Folder(out)).outside == ()
+    assert read_by(run, wanted_of(page), Folder(tmp_path)).outside == (str(out),)
+    plan = plan_removal(Folder(tmp_path_with_a_step(tmp_path)), [f"http://a.test/{page}"], str(run))
+    assert plan.runs[0].outside == (str(out),) and not plan.found.steps
+    assert f"reads tokens with the pages in {out}: forget them there too" in "\n".join(_run_lines(plan.runs[0], False))
+
+    shutil.copytree(out / "tokens", tmp_path / "local/inputs/0a1b/tokens")
+    copied = Path(shutil.copytree(run, tmp_path / "local/runs/tiny-0123abcd"))
+    config = (copied / CONFIG_FILE).read_text().replace(f"{out}/tokens", f"{tmp_path}/local/inputs/0a1b/tokens")
+    (copied / CONFIG_FILE).write_text(config)
+    fsspec.filesystem("memory").put(f"{out}/tokens/", "/forget-runs/tokens/", recursive=True)
+    reading = read_by(copied, wanted_of(page), Folder(memory))
+    assert reading.outside == (str(tmp_path / "local"),) and reading.data == memory
+    path = write_settings(reading)
+    assert path is not None and resolve(PretrainFlowSettings, str(path)).data == memory
+
+
+def tmp_path_with_a_step(folder: Path) -> Path:
+    Step(Folder(folder), "blacklist", version=1, parameters={}, inputs={}, folder="urls").commit(Outcome())
+    return folder
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    yield "memory://forget-runs"
+    with contextlib.suppress(FileNotFoundError):
+        fsspec.filesystem("memory").rm("/forget-runs", recursive=True)
 
 
 def test_a_run_is_found_by_name_or_path(out: Path, tmp_path: Path) -> None:
