@@ -1,5 +1,6 @@
 """What the trainings on an output have read of pages: samples, steps, and the checkpoint before the first of them."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,15 @@ def document_starts(prefix: Path, wanted: Forgotten) -> np.ndarray:
     return np.array(starts, dtype=np.int64)
 
 
+def _store_before(run: Path) -> str:
+    """Return the object store of the data by settings that a removal there has written; empty if there are none."""
+    try:
+        data = str(tomllib.loads((run / GO_ON).read_text()).get("data", ""))
+    except (OSError, ValueError):
+        return ""
+    return data if "://" in data else ""
+
+
 def write_settings(reading: RunReading) -> Path | None:
     """Write the settings with which the flow goes on from the checkpoint on the tokens that are made next.
 
@@ -199,7 +209,7 @@ def write_settings(reading: RunReading) -> Path | None:
     record = read_record(run)
     settings = GoOn(
         preset=(record and record.preset) or "tiny",
-        data=reading.data or str(Path(first.prefix).parents[2]),
+        data=reading.data or _store_before(run) or str(Path(first.prefix).parents[2]),
         output=str(run.parents[1]),
         train=changed,
         launch=record.launch if record else {},

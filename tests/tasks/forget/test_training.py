@@ -215,6 +215,14 @@ def test_tokens_outside_of_the_output_are_named(out: Path, tmp_path: Path, memor
     assert reading.outside == (str(tmp_path / "local"),) and reading.data == memory
     path = write_settings(reading)
     assert path is not None and resolve(PretrainFlowSettings, str(path)).data == memory
+    # A removal of the copies comes after it, and does not know where they are from.
+    own = read_by(copied, wanted_of(page), Folder(tmp_path / "local"))
+    assert (own.outside, own.data) == ((), "")
+    path = write_settings(own)
+    assert path is not None and resolve(PretrainFlowSettings, str(path)).data == memory
+    path.unlink()
+    path = write_settings(own)
+    assert path is not None and resolve(PretrainFlowSettings, str(path)).data == str(tmp_path / "local/inputs/0a1b")
 
 
 def tmp_path_with_a_step(folder: Path) -> Path:
