@@ -25,6 +25,7 @@ from tasks.extract.attribute_names import (
     NOTES,
     OTHER_ROLES,
     POSTS,
+    READER_COMMENTS,
     SECTION,
     TOC,
     TOC_PARTS,
@@ -79,6 +80,7 @@ class AttributeRules:
     def __init__(self, boilerplate: re.Pattern[str] = BOILERPLATE) -> None:
         self.boilerplate = boilerplate
         # A forum names who wrote what it quotes in a `cite`.
+        self.comments = COMMENTS if boilerplate is BOILERPLATE else READER_COMMENTS
         self.plain = PLAIN | ({"cite": DROP} if boilerplate is FORUM_PARTS else {})
         self.cache: dict[tuple[Any, ...], Verdict] = {}
         self.names: dict[str, Named] = {}
@@ -124,7 +126,7 @@ class AttributeRules:
 
     def _named(self, text: str) -> Named:
         # Few names have these parts, and a search for parts takes a tenth of the time of the expression.
-        comments = any(map(text.__contains__, COMMENT_PARTS)) and COMMENTS.search(text) is not None
+        comments = any(map(text.__contains__, COMMENT_PARTS)) and self.comments.search(text) is not None
         toc = any(map(text.__contains__, TOC_PARTS)) and TOC.search(text) is not None
         return Named(text, self.boilerplate.search(text) is not None, comments, toc)
 
