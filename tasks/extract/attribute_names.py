@@ -26,7 +26,6 @@ DROPPED_TAGS = frozenset(
         "input",
         "link",
         "map",
-        "math",
         "menu",
         "menuitem",
         "meta",
@@ -161,8 +160,8 @@ NAVIGATION = re.compile(
     | \b(?:
       (?:site|global|page|main|top|bottom|sub|left|right|mobile)?(?:nav|navi|navbar|navigation|menu|submenu|topnav)
     | cookie\ ?(?:banner|notice|consent|bar|popup|law|policy)\w*
-    | (?:site|page|global|main|top|blog)\ (?:header|head|footer|foot|title)
-    | pageheader | pagefooter | siteheader | sitefooter | topbar | toolbar | footer | navheader | navfooter
+    | (?:site|global|main|top|blog)\ (?:header|head|footer|foot|title) | page\ (?:footer|foot)
+    | pagefooter | siteheader | sitefooter | topbar | toolbar | footer | navheader | navfooter
     | docnav | footnav
     | nav\ (?:header|footer|table|panel|list|links?) | book\ navigation | prev\ next | prevnext | pager
     | (?:prev|previous|next)\ page | navset(?:top|bottom) | tocset | versionbox | chlink\w*

@@ -141,6 +141,7 @@ MODIFIED = [
     for word in ("has", "with", "without", "no", "label", "allow", "enable", "disable", "elementor")
     for separator in "-_"
 ]
+SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`
 HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 SEPARATORS = str.maketrans("_-:.", "    ")
 
@@ -169,7 +170,9 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         return Verdict(hidden=True)
     identity = rules.named(attributes["id"]) if attributes.get("id") else NAMELESS
     classes = rules.named(attributes["class"]) if attributes.get("class") else NAMELESS
-    if rules.boilerplate is not BOILERPLATE and (tag in NAMED_TAGS or SECTION.search(classes.words)):
+    if rules.boilerplate is not BOILERPLATE and (
+        tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", ""))
+    ):
         identity = NAMELESS  # the name of what the section documents
     is_forum = rules.boilerplate is FORUM_PARTS
     if is_forum and tag == "cite":  # who wrote what is quoted

@@ -66,6 +66,7 @@ CODE = frozenset(["pre", "listing", "xmp", "plaintext"])
 # Classes of Doxygen, which has elements of its own for code (a `div` a line) and titles.
 CODE_BLOCK, TITLE = "fragment", "headertitle"
 SUBTITLES = ("sub-title", "subTitle")  # of Javadoc: module and package, above the name of the class
+TEX = "application/x-tex"  # encoding of an annotation of MathML
 CODE_TABLES = ("RktBlk", "SVerbatim")  # of Scribble: code with a row a line
 CELLS = frozenset(("td", "th"))
 # Containers whose share of links is tested when they end.
@@ -210,6 +211,9 @@ class Walk:
             return
         if tag == "br":
             self.flush(kind)
+            return
+        if tag == "math":
+            self._pieces.append(_formula(element))
             return
         if not (element.text or len(element)):  # an image or an icon
             if tag == "a" and element.get("href"):
@@ -368,6 +372,16 @@ def _is_short(element: HtmlElement, limit: int) -> bool:
         if limit < 0:
             return False
     return True
+
+
+def _formula(element: HtmlElement) -> str:
+    """Text of a formula in MathML: the TeX that it was made of if it has that, else its characters."""
+    if stated := element.get("alttext"):
+        return stated
+    for note in element.iter("annotation"):
+        if note.get("encoding") == TEX:
+            return note.text or ""
+    return "".join(element.itertext())
 
 
 def _kind(tag: str, outer: str) -> str:

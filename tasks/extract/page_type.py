@@ -64,6 +64,7 @@ TEMPLATES = {
             "navsettop",
             "chlinktop",  # GAPDoc
             "fullcommenttop",  # Scaladoc
+            "memItemLeft",  # Qt, and headers of Doxygen
             "book-summary",  # GitBook, bookdown, mdBook
             "mdbook-help-container",
             "gtkdoc",

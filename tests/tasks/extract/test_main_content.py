@@ -49,6 +49,13 @@ def article(inside: str) -> str:
         ("<table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>", "a | b\n1 | 2"),
         ("<dl><dt>term</dt><dd>its meaning</dd></dl>", "term\nits meaning"),
         ("<p>one<br>two</p>", "one\ntwo"),
+        ("<p>edge <math><mi>h</mi><mo>&lt;</mo><mn>2</mn></math> is left</p>", "edge h<2 is left"),
+        ("<p>so <math alttext='x^2'><mi>x</mi></math>, done</p>", "so x^2, done"),
+        (
+            "<p>so <math><semantics><mi>x</mi><annotation encoding='MathML-Content'>y</annotation>"
+            "<annotation encoding='application/x-tex'>x_1</annotation></semantics></math>, done</p>",
+            "so x_1, done",
+        ),
         ("<p>soft\u00adhyphen &amp; <b>bold</b>face</p>", "softhyphen & boldface"),
     ],
 )
@@ -209,6 +216,13 @@ def test_the_comments_of_code_are_documentation(name: str) -> None:
 def test_links_beside_a_page_of_documentation_are_dropped(links: str) -> None:
     shown = text_of(documentation(f"{links}{PARAGRAPH}<p>Next: the end, Up: the sky.</p>{links}"))
     assert shown.splitlines()[1:] == [(WORDS * 3).strip(), "Next: the end, Up: the sky."]
+
+
+def test_names_of_what_is_documented_and_titles_are_no_navigation() -> None:
+    """The id of a function with its arguments, and the class of a container of the title."""
+    for mark in ("id='binarySearch,openArray[T],K'", "id='menu(int)'", "class='page-header'", "class='page-title'"):
+        assert "\nwolf" in text_of(documentation(f"{PARAGRAPH}<div {mark}><p>wolf</p></div>{PARAGRAPH}"))
+    assert "wolf" not in text_of(documentation(f"{PARAGRAPH}<div id='menu'><p>wolf</p></div>{PARAGRAPH}"))
 
 
 def test_a_summary_before_its_text_is_left_out() -> None:
