@@ -91,10 +91,10 @@ def test_hostile_and_other_json_is_refused(body: bytes, reason: str) -> None:
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize("unit", [b'{"a":0},', b"[],", b'"ab",', b"1e1,"])
-def test_memory_is_bounded(unit: bytes) -> None:
+def test_memory_is_bounded() -> None:
+    """The worst case: an object of one value takes thirty times its characters."""
     head, tail = b'{"version": "https://jsonfeed.org/version/1", "items": [', b"0]}"
-    body = head + unit * ((MAX_JSON - len(head) - len(tail)) // len(unit)) + tail
+    body = head + b'{"a":0},' * ((MAX_JSON - len(head) - len(tail)) // 8) + tail
     tracemalloc.start()
     try:
         assert read_json_feed(body) == []
