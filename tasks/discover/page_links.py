@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from lxml import etree
 from yarl import URL
 
+from tasks.core.forgotten import REASON
 from tasks.discover.found import FoundUrls
 from tasks.discover.session import Session
 from tasks.discover.settings import DiscoverSettings
@@ -109,6 +110,8 @@ async def find_by_links(session: Session, start: Fetched, found: FoundUrls, sett
         url, depth = queue.popleft()
         page = start if url == first else await session.fetch(str(url))
         requests += 1
+        if page.reason == REASON:
+            continue  # it is rejected as the URL that was found
         if page.body is None or page.content_type not in HTML_TYPES:
             found.reject(str(url), str(url), page.reason or "content_type", page.detail or page.content_type)
             continue

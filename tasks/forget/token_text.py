@@ -6,7 +6,7 @@ dropped, syllables decomposed. The words of a page are therefore searched in tha
 
 from collections.abc import Sequence
 
-from gpt2train.data.tokenizer import PRIMARY, UNKNOWN_TOKENS, Tokenizer, encode_ordinary
+from gpt2train.data.tokenizer import PRIMARY, UNKNOWN_TOKENS, Tokenizer, encode_ordinary, kind_of
 from gpt2train.errors import UserError
 from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer
@@ -45,6 +45,8 @@ def forms_in_tokens(root: Folder, texts: Sequence[str]) -> list[str]:
             tokenizer = read_tokenizer(root / folder, file)
         except UserError:
             continue  # damaged: tokens that need it cannot be read, which the scan reports
+        if kind_of(tokenizer) == "byte-level BPE" and getattr(tokenizer, "normalizer", None) is None:
+            continue  # gives any text back
         for text in texts:
             form = text_of(tokenizer, encode_ordinary(tokenizer, [text])[0])
             if words_of(form) != words_of(text):

@@ -36,6 +36,18 @@ def test_words_without_a_token_are_left_out(tmp_path: Path) -> None:
     assert forms_in_tokens(Folder(tmp_path), [text]) == []
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_tokenizers_of_bytes_give_texts_back_unless_they_normalise(tmp_path: Path, replaces: bool) -> None:
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(letters, []))
+    tokenizer.normalizer = normalizers.Replace("o", " ") if replaces else None
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer.save(str(tmp_path / "tokenizer/tokenizer.json"))
+    assert forms_in_tokens(Folder(tmp_path), ["a fox"]) == (["a f x"] if replaces else [])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "language"), [("t5", "lv"), ("bert-base-uncased", "ko")])
 def test_a_copy_of_tokens_with_a_page_is_removed(real_data: Path, tmp_path: Path, name: str, language: str) -> None:
