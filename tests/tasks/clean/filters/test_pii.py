@@ -25,6 +25,11 @@ BOTH = PiiSettings(emails=True, public_ips=True)
         ("https://tom@there.org/x", "https://email@example.com/x"),
         ("a @ b, user@localhost, @handle, a@b..c, x@1.2", None),
         ("a" * 65 + "@there.org", None),
+        ("info@m\u00fcller.de, j\u00e1n.nov\u00e1k@a.example", "email@example.com, firstname.lastname@example.org"),
+        ("\u043f\u043e\u0447\u0442\u0430@\u043f\u0440\u0438\u043c\u0435\u0440.\u0440\u0444", "email@example.com"),
+        ("\u90ae\u7bb1tom\uff20there.org\u3002", "\u90ae\u7bb1email@example.com\u3002"),
+        ("jane\u2011doe@a\u2011b.example", "email@example.com"),
+        ("\uff18.\uff18.\uff18.\uff18", "22.214.171.124"),
         ("a" * 64 + "@there.org", "email@example.com"),
         ("at 8.8.8.8, 1.1.1.1 and 8.8.4.4:53.", "at 22.214.171.124, 126.96.36.199 and 188.8.131.52:53."),
         ("10.0.0.1 127.0.0.1 192.168.1.1 169.254.169.254 224.0.0.1x 100.64.0.1", None),
@@ -53,7 +58,7 @@ def test_only_addresses_change(text: str) -> None:
     assert (left == text) == (not facts)
 
 
-@pytest.mark.parametrize("unit", ["a", "a-", "a.", "a@", "1.", "@a.", "a@a."])
+@pytest.mark.parametrize("unit", ["a", "a-", "\u00e4\uff20", "a.", "a@", "1.", "@a.", "a@a."])
 def test_a_long_text_takes_linear_time(unit: str) -> None:
     started = time.process_time()
     mask(unit * 200_000, BOTH)
