@@ -7,9 +7,9 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import FOLDER, checkpoint_step
 from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
-from tasks.merge.step import checkpoint_name
 
 MERGED = "model"  # folder of a run with its weights for transformers
+MERGE_RECORDS = "merge"  # folder that says that these are complete
 
 
 def start_of(config: RunConfig) -> tuple[Path, int | None] | None:
@@ -50,7 +50,6 @@ def merged_checkpoint(run: Path) -> str | None:
     if not (run / MERGED).is_dir():
         return None
     training = read_manifest(Folder(run))
-    try:
-        return checkpoint_name(training).rpartition("/")[2] if training else ""
-    except RunError:
-        return ""
+    files = [record.name.split("/") for record in training.outputs] if training else []
+    names = {parts[1] for parts in files if parts[0] == FOLDER and len(parts) > 2}
+    return names.pop() if len(names) == 1 else ""

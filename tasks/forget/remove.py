@@ -14,13 +14,12 @@ from tasks.core.forgotten import FORGOTTEN, Forgotten, encode_forgotten, read_fo
 from tasks.core.manifest import MANIFEST, canonical, read_manifest
 from tasks.core.storage import TEMPORARY, Folder
 from tasks.download.journal import clear_journals
-from tasks.forget.ancestry import MERGED
+from tasks.forget.ancestry import MERGE_RECORDS, MERGED
 from tasks.forget.decode import json_line
 from tasks.forget.plan import Removal
 from tasks.forget.rewrite import rewrite_step
 from tasks.forget.scan import Scanned, Searcher, Trace, is_traced, scan
 from tasks.forget.training import RunReading, write_settings
-from tasks.merge.step import RECORDS
 
 LINES = (".jsonl", ".ndjson")
 KEPT = ("config.toml", "run.json")  # files of a run without which it is none
@@ -154,5 +153,5 @@ def _delete_checkpoints(reading: RunReading) -> None:
         (folder / name / CHECKPOINT_MANIFEST).unlink(missing_ok=True)  # without it the folder is no checkpoint
         shutil.rmtree(folder / name, ignore_errors=True)
     if reading.merged:
-        for name in (RECORDS, MERGED):  # first what says that the model is complete
+        for name in (MERGE_RECORDS, MERGED):  # first what says that the model is complete
             shutil.rmtree(Path(reading.run) / name, ignore_errors=True)
