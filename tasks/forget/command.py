@@ -136,7 +136,7 @@ def _about(title: str, names: tuple[str, ...]) -> list[str]:
 
 
 def _run_lines(reading: RunReading, delete: bool) -> list[str]:
-    if reading.note and not reading.inherited:
+    if reading.note and not reading.steps and not reading.inherited:
         return [f"{reading.run}: {reading.note}"]
     if not reading.steps and not reading.inherited:
         return [f"{reading.run}: no step has read the pages so far ({_count(reading.documents, 'training document')})"]
@@ -150,6 +150,8 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
         )
     if reading.inherited:
         lines.append(f"{reading.run}: began from weights of {reading.inherited}, which had read the pages")
+    if reading.note:
+        lines.append(f"  not known of all its tokens: {reading.note}")
     if reading.outside:
         lines.append(f"  it reads tokens with the pages in {_some(reading.outside)}: forget them there too")
     if reading.later:

@@ -1,5 +1,6 @@
 """What the trainings on an output have read of pages: samples, steps, and the checkpoint before the first of them."""
 
+import contextlib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import numpy as np
 
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, to_toml
 from gpt2train.config.data import MixtureSettings
+from gpt2train.data.identity import tokens_identity
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import write_atomic
 from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
 from gpt2train.io.run_folder import checkpoint_step, list_checkpoints
-from gpt2train.monitoring.run_record import read_record
+from gpt2train.monitoring.run_record import RunRecord, read_record
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_tables
 from gpt2train.settings import Settings
@@ -63,7 +66,7 @@ class RunReading(Settings):
     data: str = ""
     """Output that its first tokens were copied from, if it is the one of the removal."""
     note: str = ""
-    """Reason for which the steps are not known."""
+    """Reason for which steps are not known, of some or of all tokens."""
 
 
 def find_runs(root: Folder, name: str | None) -> list[Path]:
@@ -107,11 +110,19 @@ def _own_reading(run: Path, config: RunConfig, wanted: Forgotten) -> tuple[RunRe
     """Find what a run itself has read, by the tables beside the tokens of its corpora; and all steps that did."""
     if config.data.split is not None or config.objective.name not in PACKED:
         return RunReading(run=str(run), note=_unknown(config)), []
+    order, found, documents, unknown = ReadingOrder(run, config), list[np.ndarray](), 0, list[str]()
     try:
-        order, found, documents = ReadingOrder(run, config), list[np.ndarray](), 0
+        record = read_record(run)
         for number, corpus in enumerate(config.data.corpora):
-            starts = document_starts(Path(corpus.prefix), wanted)
+            try:
+                starts = document_starts(Path(corpus.prefix), wanted)
+            except UserError as error:  # removed, and not made again yet, or made elsewhere
+                unknown.append(str(error))
+                continue
             documents += len(starts)
+            if len(starts) and record is not None and _has_changed(record, number, corpus.prefix):
+                note = f"{corpus.prefix} has other tokens than those that it was trained on: its steps are not known"
+                return RunReading(run=str(run), documents=documents, note=note), []
             if len(starts):
                 found.append(order.of_documents(number, starts))
     except (UserError, RunError, OSError) as error:
@@ -119,7 +130,15 @@ def _own_reading(run: Path, config: RunConfig, wanted: Forgotten) -> tuple[RunRe
     samples = np.unique(np.concatenate(found)).tolist() if found else []
     steps = order.steps(samples)
     listed = {"first_samples": tuple(samples[:MAX_LISTED]), "first_steps": tuple(steps[:MAX_LISTED])}
-    return RunReading(run=str(run), documents=documents, samples=len(samples), steps=len(steps), **listed), steps
+    counts = {"documents": documents, "samples": len(samples), "steps": len(steps)}
+    return RunReading(run=str(run), note="; ".join(unknown), **counts, **listed), steps
+
+
+def _has_changed(record: RunRecord, number: int, prefix: str) -> bool:
+    """Return True if a corpus of a run has been made again with other documents since its last start."""
+    if number >= len(record.data):
+        return False
+    return tokens_identity(open_tokens(prefix))[0] != record.data[number].identity
 
 
 def _inherited(config: RunConfig, wanted: Forgotten) -> str:
@@ -139,9 +158,12 @@ def _outside(config: RunConfig, wanted: Forgotten, root: Folder) -> tuple[str, .
     here, found = Path(root.path()) if root.is_local else None, set[str]()
     for corpus in config.data.corpora:
         prefix = Path(corpus.prefix)
-        if (here is None or not prefix.is_relative_to(here)) and len(document_starts(prefix, wanted)):
-            output = prefix.parents[2]
-            found.add(str(output.parents[1] if output.parent.name == INPUTS else output))
+        if here is not None and prefix.is_relative_to(here):
+            continue
+        with contextlib.suppress(UserError):  # no table of the documents
+            if len(document_starts(prefix, wanted)):
+                output = prefix.parents[2]
+                found.add(str(output.parents[1] if output.parent.name == INPUTS else output))
     return tuple(sorted(found))
 
 

@@ -14,11 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.settings import PretrainFlowSettings, resolve
-from gpt2train.config import CONFIG_FILE
+from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
+from gpt2train.config.data import Corpus
 from gpt2train.data.epoch import Epoch
+from gpt2train.data.identity import tokens_identity
 from gpt2train.data.samples import Samples
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
+from gpt2train.monitoring.run_record import CorpusNote, RunRecord
 from tasks.core.forgotten import Forgotten, url_hash
 from tasks.core.manifest import Outcome
 from tasks.core.step import Step
@@ -223,6 +227,44 @@ def test_tokens_outside_of_the_output_are_named(out: Path, tmp_path: Path, memor
     path.unlink()
     path = write_settings(own)
     assert path is not None and resolve(PretrainFlowSettings, str(path)).data == str(tmp_path / "local/inputs/0a1b")
+
+
+def test_steps_on_tokens_that_were_made_again_are_not_known(out: Path, tmp_path: Path) -> None:
+    """Those of a removal before have other documents, or are gone; those of another corpus of a mixture are known."""
+    page = next(number for number in range(30) if read_by(find_runs(Folder(out), None)[0], wanted_of(number)).steps)
+    copy = Path(shutil.copytree(out, tmp_path / "out"))
+    run = write_recorded(copy, tmp_path, [copy, out])
+    before = read_by(run, wanted_of(page))
+    assert before.documents == 2 and before.steps and not before.note
+    root, kept = Folder(copy), [one for one in ROWS if one["url"] != "http://a.test/29"]
+    shutil.rmtree(copy / "tokens")
+    reading = read_by(run, wanted_of(page))
+    assert reading.documents == 1 and 0 < reading.samples < before.samples and reading.steps
+    assert "has no table of the train documents" in reading.note
+    assert f"not known of all its tokens: {copy}/tokens has no table" in "\n".join(_run_lines(reading, False))
+    with Inline(workers=1) as runner:
+        shuffled = shuffle(root, documents_of(root, kept), ShuffleSettings(), runner)
+        words = tokenizer(root, shuffled, TokenizerSettings(vocab_size=300), runner)
+        tokenize(root, shuffled, words, TokenizeSettings(), runner)
+    reading = read_by(run, wanted_of(page))
+    assert reading.steps == 0 and reading.checkpoint is None
+    assert reading.note.startswith(f"{copy}/tokens/train/tokens has other tokens than those that it was trained on")
+    assert read_by(run, wanted_of(29)).note == ""  # it is in none of the new tokens
+
+
+def write_recorded(out: Path, folder: Path, outputs: list[Path]) -> Path:
+    """Write a run on the tokens of several outputs, with the record of its data."""
+    [run] = find_runs(Folder(out), None)
+    prefixes = [f"{output}/tokens/train/tokens" for output in outputs]
+    config = read_run_config(run / CONFIG_FILE)
+    corpora = tuple(Corpus(prefix=prefix) for prefix in prefixes)
+    changed = config.model_copy(update={"data": config.data.model_copy(update={"train": corpora})})
+    (run / CONFIG_FILE).write_text(to_toml(changed))
+    identities = [tokens_identity(open_tokens(prefix))[0] for prefix in prefixes]
+    notes = zip(prefixes, identities, strict=True)
+    data = tuple(CorpusNote(prefix=prefix, identity=name, tokens=1, share=0.5) for prefix, name in notes)
+    (run / "run.json").write_text(RunRecord(data=data).model_dump_json())
+    return run
 
 
 def tmp_path_with_a_step(folder: Path) -> Path:
