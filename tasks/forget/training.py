@@ -195,13 +195,13 @@ def document_starts(prefix: Path, wanted: Forgotten) -> np.ndarray:
     return np.array(starts, dtype=np.int64)
 
 
-def _store_before(run: Path) -> str:
-    """Return the object store of the data by settings that a removal there has written; empty if there are none."""
+def _settings_before(run: Path) -> tuple[str, str]:
+    """Return data and first checkpoint of the settings that an earlier removal has written; empty without them."""
     try:
-        data = str(tomllib.loads((run / GO_ON).read_text()).get("data", ""))
-    except (OSError, ValueError):
-        return ""
-    return data if "://" in data else ""
+        known = tomllib.loads((run / GO_ON).read_text())
+        return str(known.get("data", "")), str(known["train"]["checkpoints"]["init_from"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return "", ""
 
 
 def write_settings(reading: RunReading) -> Path | None:
@@ -215,6 +215,9 @@ def write_settings(reading: RunReading) -> Path | None:
         return None
     config = read_run_config(run / CONFIG_FILE)
     checkpoint = run / CHECKPOINTS / reading.checkpoint
+    data, before = _settings_before(run)
+    if before and Path(before) in list_checkpoints(run):  # later ones have read the pages of the earlier removal
+        checkpoint = min(checkpoint, Path(before), key=checkpoint_step)
     steps = max(1, config.steps - checkpoint_step(checkpoint))
     first, *others = config.data.corpora
     train = TrainSettings.model_validate({name: getattr(config, name) for name in TrainSettings.model_fields})
@@ -231,7 +234,7 @@ def write_settings(reading: RunReading) -> Path | None:
     record = read_record(run)
     settings = GoOn(
         preset=(record and record.preset) or "tiny",
-        data=reading.data or _store_before(run) or str(Path(first.prefix).parents[2]),
+        data=reading.data or (data if "://" in data else "") or str(Path(first.prefix).parents[2]),
         output=str(run.parents[1]),
         train=changed,
         launch=record.launch if record else {},

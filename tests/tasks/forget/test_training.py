@@ -118,6 +118,11 @@ def test_the_settings_go_on_from_the_checkpoint(out: Path, tmp_path: Path) -> No
     assert (settings.train.steps, settings.train.schedule.warmup) == (20, 19)
     assert settings.train.model.hidden == 32 and settings.train.seed == 7
     assert write_settings(reading.model_copy(update={"checkpoint": None})) is None
+    # A second removal: checkpoints after that of the first one have read the pages of the first one.
+    for checkpoint, expected in (("step-00000026", "20"), ("step-00000010", "10")):
+        write_settings(reading.model_copy(update={"checkpoint": checkpoint}))
+        first = resolve(PretrainFlowSettings, str(path)).train.checkpoints.init_from
+        assert first == f"{run}/checkpoints/step-000000{expected}"
 
 
 @pytest.mark.parametrize("before", ["step-00000020", None])
