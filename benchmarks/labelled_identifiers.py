@@ -103,6 +103,12 @@ nr <IBAN|PL61109010140000071219812874>
 <IBAN|BE68 5390 0754 7034> / <IBAN|AT61 1904 3002 3457 3201>
 <IBAN|SA03 8000 0000 6080 1016 7519> and <IBAN|MT84 MALT 0110 0001 2345 MTLC AST0 01S>
 Pay to <IBAN|IE29 AIBK 9311 5212 3456 78> AND QUOTE THE INVOICE
+iban: <IBAN|de89 3704 0044 0532 0130 00>, bic cobadeffxxx
+Konto <IBAN|at611904300234573201> oder <IBAN|Gb29 Nwbk 6016 1331 9268 19>
+<IBAN|NL91-ABNA-0417-1643-00> und <IBAN|fr14-2004-1010-0505-0001-3m02-606>
+账号<IBAN|BE68.5390.0754.7034>开户行
+be68-5390-0754-7034-0001 is a part, and build fr14-2004-1010 a tag.
+ps95 palestine and 12 345 more line numbers
 The wrong IBAN DE88 3704 0044 0532 0130 00 is refused.
 Model AB12 3456 7890 1234 5678 is sold out.
 XX89 3704 0044 0532 0130 00 has no country.
@@ -121,6 +127,10 @@ JCB <credit card|3530111333300000>; Diners <credit card|30569309025904>
 Mastercard <credit card|2223003122003222> and <credit card|5105 1051 0510 5100>
 UnionPay <credit card|6200000000000005>
 "<credit card|4242424242424242>" is accepted in test mode
+Karte\t<credit card|4111\t1111\t1111\t1111>\t12/27
+<credit card|5105.1051.0510.5100> or <credit card|3782·822463·10005>
+4111\t1111\t1111\t1111\t2020\t1998
+Release 4111.1111.1111.1111.2 and /4111/1111/1111/1111/x
 Card 4111 1111 1111 1112 has a wrong digit.
 Order 1234567890123456 of customer 9876543210987654
 ISBN-13 9783161484100, EAN 4006381333931, IMEI 490154203237518
@@ -159,6 +169,9 @@ SECRETS = (
     "-----BEGIN RSA PRIVATE KEY-----\n...\n-----END RSA PRIVATE KEY-----",
     private_key("CERTIFICATE", 8),
     private_key("PUBLIC KEY", 4),
+    "\u5bc6\u94a5<secret|" + "ASIA" + drawn(UPPER + DIGITS, 16, "aws 3") + ">\u3002",
+    "aws \u5bc6\u94a5 (secret key): <secret|/" + drawn(WORD + "+/", 38, "aws 4") + "+>\u7ed3\u675f",
+    "\u4ee4\u724c<secret|" + web_token("42") + ">\u7684",
     "AKIAIOSFODNN7 is too short, and so are ghp_xxxx, sk-..., AIza and hf_token.",
     "commit 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b in /var/lib/git",
     "sha512-" + drawn(WORD + "+/", 86, "integrity") + "== of the package",

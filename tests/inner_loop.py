@@ -181,6 +181,7 @@ NOT_UNIT = (
     "tasks/dedup/test_kernels.py::test_shingles_equal_the_reference_implementation",
     "tasks/dedup/test_lost_text.py::test_sequences_of_both_engines_are_equal",
     "tasks/dedup/test_previous_runs.py",
+    "tasks/discover/test_json_feed.py::test_memory_is_bounded",
     "tasks/download/test_download.py",
     "tasks/download/test_fetch.py::test_each_failure_has_its_reason",
     "tasks/download/test_headers.py::test_each_malformed_response_ends_with_a_reason",

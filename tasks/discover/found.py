@@ -75,7 +75,7 @@ class FoundUrls:
                 self.reject(plain, base, "max_urls", f"the domain has more than {self.max_urls:,} URLs")
                 return None
             named = {"url": plain, "domain": self.domain.name, "method": method, "found_in": str(base)}
-            self.rows[plain] = {**named, "depth": depth, "modified": modified[:40] or None}
+            self.rows[plain] = {**named, "depth": depth, "modified": strip_unstorable(modified)[:40] or None}
         return url
 
     def add_capture(self, text: str) -> str:

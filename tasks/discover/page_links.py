@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from lxml import etree
 from yarl import URL
 
+from tasks.core.forgotten import REASON
 from tasks.discover.found import FoundUrls
 from tasks.discover.session import Session
 from tasks.discover.settings import DiscoverSettings
@@ -16,7 +17,11 @@ from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.urls import join
 
-FEED_TYPES = ("application/rss+xml", "application/atom+xml", "application/rdf+xml")
+# JSON Feed has had `application/json` in its first version.
+FEED_TYPES = (
+    *("application/rss+xml", "application/atom+xml", "application/rdf+xml"),
+    *("application/feed+json", "application/json"),
+)
 MAX_PAGE = 4 * 2**20  # bytes of a page that are read for links
 MAX_LINKS = 5000  # of one page
 
@@ -40,11 +45,12 @@ class PageLinks:
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Take an element; called by the parser."""
         target, words = (attributes.get("href") or "").strip(), (attributes.get("rel") or "").lower().split()
+        kind = (attributes.get("type") or "").partition(";")[0].strip().lower()
         if tag == "base" and target and not self.base:
             self.base = target
         elif tag == "a" and target and "nofollow" not in words and len(self.links) < MAX_LINKS:
             self.links.append(target)
-        elif tag == "link" and "alternate" in words and (attributes.get("type") or "").strip().lower() in FEED_TYPES:
+        elif tag == "link" and "alternate" in words and kind in FEED_TYPES:
             self.feeds.append(target)
         elif tag == "meta" and (attributes.get("name") or "").lower() == "robots":
             content = (attributes.get("content") or "").lower()
@@ -104,6 +110,8 @@ async def find_by_links(session: Session, start: Fetched, found: FoundUrls, sett
         url, depth = queue.popleft()
         page = start if url == first else await session.fetch(str(url))
         requests += 1
+        if page.reason == REASON:
+            continue  # it is rejected as the URL that was found
         if page.body is None or page.content_type not in HTML_TYPES:
             found.reject(str(url), str(url), page.reason or "content_type", page.detail or page.content_type)
             continue

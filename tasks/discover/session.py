@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from yarl import URL
 
 from gpt2train.errors import RunError
+from tasks.core.forgotten import Forgotten
 from tasks.discover.xml_entries import MAX_FILE
 from tasks.download.consent.settings import ConsentSettings
-from tasks.download.fetch import Fetcher
+from tasks.download.fetch import NONE_FORGOTTEN, Fetcher
 from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings
 
@@ -28,6 +29,7 @@ class Session:
         connect_to: As in the download.
         stopping: Ends the calls in flight when it is set.
         obey_robots: False for a service that is asked through its interface and not crawled.
+        forgotten: Pages that are not requested.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Session:
         stopping: threading.Event,
         *,
         obey_robots: bool = True,
+        forgotten: Forgotten = NONE_FORGOTTEN,
     ) -> None:
         self.max_ratio = settings.max_ratio
         changes = {
@@ -47,7 +50,7 @@ class Session:
             "obey_robots": obey_robots and settings.obey_robots,
         }
         self._settings, self._connect_to = settings.model_copy(update=changes), connect_to
-        self._stopping = stopping
+        self._stopping, self._forgotten = stopping, forgotten
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="discover", daemon=True)
 
@@ -92,7 +95,7 @@ class Session:
         return await asyncio.to_thread(parse, *args)
 
     async def _begin(self) -> Fetcher:
-        return Fetcher(self._settings, self._connect_to)
+        return Fetcher(self._settings, self._connect_to, forgotten=self._forgotten)
 
     async def _end(self) -> None:
         rest = asyncio.all_tasks() - {asyncio.current_task()}

@@ -13,8 +13,8 @@ class DiscoverSettings(Settings):
     """Settings of the discovery: how the URLs of a domain are found, and how many. Rate limits: those of download."""
 
     methods: tuple[Method, ...] = Field(("sitemaps", "feeds"), min_length=1)
-    """Ways to find URLs, in this order: sitemaps of robots.txt and /sitemap.xml; RSS and Atom feeds of the start page;
-    links from the start page; Common Crawl's index, whose pages are read from its archives and not from the site."""
+    """Ways to find URLs, in this order: sitemaps of robots.txt and /sitemap.xml; RSS, Atom and JSON feeds of the start
+    page; links from the start page; Common Crawl's index, with pages of its archives and not of the site."""
     subdomains: bool = False
     """Take the URLs of subdomains too. `www.` and none are always one host."""
     max_urls: int = Field(100_000, ge=1, le=10_000_000)

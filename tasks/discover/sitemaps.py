@@ -78,12 +78,14 @@ async def read_file(session: Session, file: SiteFile, found: FoundUrls, kinds: t
             raise FetchRejectedError(page.reason, page.detail)
         if not file.is_proven and not found.domain.contains(URL(page.final_url), found.subdomains):
             raise FetchRejectedError("other_host", f"a redirect to {page.final_url[:200]}")
-        entries = await session.read(read_entries, page.body, session.max_ratio)
+        entries = await session.read(read_entries, page.body, session.max_ratio, page.final_url)
         if entries.kind not in kinds:
             raise FetchRejectedError("not_a_sitemap", f"{entries.kind}, {' or '.join(kinds)} expected")
     except FetchRejectedError as error:
         found.reject(str(file.url), file.found_in, error.reason, error.detail)
         return None
+    if entries.kind == "feed":
+        entries.base = URL(page.final_url)
     if entries.left_out:
         detail = f"{entries.left_out:,} entries after the first {MAX_ENTRIES:,}"
         found.reject(str(file.url), file.found_in, "too_many_entries", detail)
@@ -93,7 +95,9 @@ async def read_file(session: Session, file: SiteFile, found: FoundUrls, kinds: t
 def add_entries(file: SiteFile, entries: Entries, found: FoundUrls, method: str) -> None:
     """Add the pages that a file names."""
     for text, modified in entries.entries:
-        found.add(text, method, file.url, file.depth, file.scope if method == "sitemap" else "/", modified)
+        found.add(
+            text, method, entries.base or file.url, file.depth, file.scope if method == "sitemap" else "/", modified
+        )
 
 
 def _listed(file: SiteFile, entries: Entries, found: FoundUrls, settings: DiscoverSettings) -> list[SiteFile]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpt2train.errors import RunError
-from tasks.core.forgotten import forgotten_beside, read_forgotten
+from tasks.core.forgotten import REASON, forgotten_beside, name_of, read_forgotten
 from tasks.core.input_files import InputFile
 from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
@@ -49,8 +49,9 @@ def discover(
         RunError: No URL was found, or the index of Common Crawl cannot be read.
     """
     named = [[domain.host, domain.scheme, domain.port] for domain in domains]
-    inputs = {"domains": digest(named), **read_forgotten(root).inputs}
-    step = Step(root, "discover", version=1, parameters=settings, inputs=inputs)
+    forgotten = read_forgotten(root)
+    inputs = {"domains": digest(named), **forgotten.inputs}
+    step = Step(root, "discover", version=2, parameters=settings, inputs=inputs)
     if refresh and runner.is_dry_run:
         step.fingerprint, step.inputs = "", {}  # the dry run shows the step as one that will run
     if done := runner.finished(step):
@@ -62,7 +63,7 @@ def discover(
 
     limits = download or DownloadSettings()
     with (
-        Session(limits, connect_to or {}, runner.stopping) as sites,
+        Session(limits, connect_to or {}, runner.stopping, forgotten=forgotten) as sites,
         Session(limits, connect_to or {}, runner.stopping, obey_robots=False) as index,
     ):
         crawls = index.run(find_crawls(index, settings)) if "commoncrawl" in settings.methods else ()
@@ -91,11 +92,15 @@ def discover_domain(
     """Find the URLs of one domain and write them."""
     found = FoundUrls(domain, settings.subdomains, settings.max_urls)
     captures = []
-    if settings.requests_pages:
-        sites.run(_find(sites, found, settings))
-    if "commoncrawl" in settings.methods:
-        captures = index.run(find_captures(index, crawls, found, settings))
-    if forgotten := forgotten_beside(folder):
+    forgotten = forgotten_beside(folder)
+    if forgotten.matches_host(domain.host):
+        found.reject(name_of(str(domain.starts[0])), "", REASON, "")
+    else:
+        if settings.requests_pages:
+            sites.run(_find(sites, found, settings))
+        if "commoncrawl" in settings.methods:
+            captures = index.run(find_captures(index, crawls, found, settings))
+    if forgotten:
         found.drop_forgotten(forgotten)
         captures = [row for row in captures if not found.is_dropped(row, forgotten)]
     outputs = []

@@ -1,4 +1,4 @@
-"""Entries of sitemaps, sitemap indexes and feeds (RSS, RDF, Atom), read without building a tree.
+"""Entries of sitemaps, sitemap indexes and feeds (RSS, RDF, Atom; JSON Feed by `json_feed`), read without a tree.
 
 Bounds: 50,000 entries of a file and 50 MiB of it, as the protocol of sitemaps has them (https://www.sitemaps.org/),
 libxml2's depth of 256 elements, no entity but the five of XML, no external file. A file that declares entities is
@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lxml import etree
+from yarl import URL
 
+from tasks.discover.json_feed import read_json_feed
 from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError
+from tasks.download.urls import join
 
 MAX_ENTRIES = 50_000
 MAX_FILE = 50 * 2**20  # bytes, decompressed
@@ -20,7 +23,8 @@ MAX_TEXT = 8192  # characters of a value
 MAX_REFERENCES = 2_000_000  # characters `&` of a file: 50,000 URLs have fewer
 Kind = Literal["index", "pages", "feed"]
 ROOTS: Mapping[str, Kind] = {"sitemapindex": "index", "urlset": "pages", "rss": "feed", "RDF": "feed", "feed": "feed"}
-ENTRIES = ("sitemap", "url", "item", "entry")
+ENTRIES: Mapping[Kind, tuple[str, ...]] = {"index": ("sitemap",), "pages": ("url",), "feed": ("item", "entry")}
+BASE = "{http://www.w3.org/XML/1998/namespace}base"
 LOCATIONS = ("loc", "link")
 DATES = ("lastmod", "pubDate", "updated", "date")
 _NAMED = {b"amp": b"&#38;", b"lt": b"&#60;", b"gt": b"&#62;", b"quot": b"&#34;", b"apos": b"&#39;"}
@@ -44,20 +48,26 @@ class Entries:
         kind: kind of the file.
         entries: (URL as stated, time of its last change as stated or empty).
         left_out: number of further entries, beyond the maximum.
+        base: address to which the URLs are relative, if it is not that by which the file was named.
     """
 
     kind: Kind
     entries: list[tuple[str, str]] = field(default_factory=list)
     left_out: int = 0
+    base: URL | None = None
 
 
-def read_entries(body: bytes, max_ratio: float) -> Entries:
+def read_entries(body: bytes, max_ratio: float, address: str = "") -> Entries:
     """Read a sitemap, index or feed, compressed by gzip or not; or a sitemap that is a text of one URL per line.
+
+    `address` is that of the file; URLs below an `xml:base` of a feed are resolved with it.
 
     Raises:
         FetchRejectedError: `too_large`, `compression_ratio`, `content_encoding`, `xml_entities`, `not_a_sitemap`.
     """
     body = _without_odd_encoding(_utf8(_unpacked(body, max_ratio)))
+    if body[:1000].lstrip().startswith(b"{"):
+        return _limited("feed", read_json_feed(body))
     if not body[:1000].lstrip().startswith(b"<"):
         return _text_entries(body)
     if b"<!ENTITY" in body:
@@ -66,7 +76,7 @@ def read_entries(body: bytes, max_ratio: float) -> Entries:
         raise FetchRejectedError("too_large", f"more than {MAX_REFERENCES:,} references")
     # After its first fault of a file, libxml2 drops every `&amp;`, and a bare `&` is such a fault.
     body = _REFERENCE.sub(_numeric, body)
-    target = _Target()
+    target = _Target(address)
     parser = etree.XMLParser(
         target=target, recover=True, resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False
     )
@@ -131,19 +141,26 @@ def _text_entries(body: bytes) -> Entries:
     urls = [line for line in lines if line]
     if not urls or not all(line.startswith(("http://", "https://")) for line in urls[:100]):
         raise FetchRejectedError("not_a_sitemap", "neither XML nor one URL per line")
-    return Entries("pages", [(url, "") for url in urls[:MAX_ENTRIES]], max(0, len(urls) - MAX_ENTRIES))
+    return _limited("pages", [(url, "") for url in urls])
+
+
+def _limited(kind: Kind, entries: list[tuple[str, str]]) -> Entries:
+    return Entries(kind, entries[:MAX_ENTRIES], max(0, len(entries) - MAX_ENTRIES))
 
 
 class _Target:
-    """Receiver of the parser's events; namespaces are ignored."""
+    """Receiver of the parser's events; namespaces are ignored, but that of `xml:base`."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self.found: Entries | None = None
         self.root = ""
         self._path: list[str] = []
+        self._names: tuple[str, ...] = ()  # of entries, in this kind of file
+        self._bases = [URL(address)]  # that of the file, and one for each open element
         self._text: list[str] = []
         self._size = 0
-        self._url = self._date = ""
+        self._url = self._date = self._guid = ""  # of the entry that is open
+        self._is_permalink = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Begin an element."""
@@ -152,14 +169,17 @@ class _Target:
             self.root = name
             if name in ROOTS:
                 self.found = Entries(ROOTS[name])
+                self._names = ENTRIES[ROOTS[name]]
         self._path.append(name)
+        self._bases.append(self._base(attributes.get(BASE, "")))
         self._text, self._size = [], 0
-        if name in ENTRIES:
-            self._url = self._date = ""
+        if name in self._names:
+            self._url = self._date = self._guid = ""
         is_page = "html" in attributes.get("type", "html").lower()
         is_link = name == "link" and attributes.get("rel", "alternate") == "alternate" and is_page
         if is_link and self._path[-2:-1] == ["entry"] and not self._url:
-            self._url = attributes.get("href", "")[:MAX_TEXT]
+            self._url = self._resolved(attributes.get("href", "")[:MAX_TEXT])
+        self._is_permalink = name == "guid" and attributes.get("isPermaLink", "true").lower() == "true"
 
     def data(self, text: str) -> None:
         """Take text of an element."""
@@ -171,21 +191,46 @@ class _Target:
         """End an element; an entry that states a URL is taken."""
         name = tag.rpartition("}")[2]
         inside = self._path[-2:-1]
-        if self._path:
-            self._path.pop()
-        if inside and inside[0] in ENTRIES:
+        if inside and inside[0] in self._names:
             text = "".join(self._text).strip()
             if name in LOCATIONS and text and not self._url:
-                self._url = text
+                self._url = self._resolved(text)
+            elif name == "guid" and self._is_permalink and text.startswith(("http://", "https://")):
+                self._guid = text
             elif name in DATES and not self._date:
                 self._date = text
-        if name in ENTRIES and self.found is not None and self._url:
+        if self._path:
+            self._path.pop()
+            self._bases.pop()
+        if name in self._names and not self._url:
+            self._url = self._guid
+        if name in self._names and self.found is not None and self._url:
             if len(self.found.entries) < MAX_ENTRIES:
                 self.found.entries.append((self._url, self._date))
             else:
                 self.found.left_out += 1
             self._url = ""
         self._text, self._size = [], 0
+
+    def _base(self, stated: str) -> URL:
+        """Return the base of an element that states `xml:base`; that of the element around it without a usable one."""
+        outer = self._bases[-1]
+        if stated and self.found is not None and self.found.kind == "feed":
+            try:
+                base = join(outer, stated.strip())
+            except FetchRejectedError:
+                return outer
+            return base if base.scheme in ("http", "https", "") else outer
+        return outer
+
+    def _resolved(self, text: str) -> str:
+        """Return a URL as stated, or whole if an `xml:base` holds for it."""
+        if self._bases[-1] == self._bases[0]:
+            return text
+        try:
+            return str(join(self._bases[-1], text.strip()))
+        except FetchRejectedError:
+            return text  # the reason is recorded with the URL as it is stated
 
     def comment(self, text: str) -> None:
         """Pass over a comment."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpt2train.errors import RunError
+from tasks.core.forgotten import Forgotten
 from tasks.core.url_lists import host_of
 from tasks.download.fetch import Fetcher
 from tasks.download.journal import Journal
@@ -44,8 +45,9 @@ class Crawler:
         connect_to: Mapping[str, str],
         stopping: threading.Event,
         on_progress: Callable[[str, int, int], None],
+        forgotten: Forgotten,
     ) -> None:
-        self._settings, self._connect_to = settings, connect_to
+        self._settings, self._connect_to, self._forgotten = settings, connect_to, forgotten
         self._stopping, self._report = stopping, on_progress
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="crawl", daemon=True)
@@ -98,7 +100,7 @@ class Crawler:
                 raise RunError("the download was stopped; run again to go on")
 
     async def _begin(self) -> tuple[Fetcher, asyncio.Semaphore]:
-        fetcher = Fetcher(self._settings, self._connect_to)
+        fetcher = Fetcher(self._settings, self._connect_to, forgotten=self._forgotten)
         return fetcher, asyncio.Semaphore(self._settings.concurrency * TASKS_PER_REQUEST)
 
     async def _end(self) -> None:

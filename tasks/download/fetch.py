@@ -12,6 +12,7 @@ from typing import TypeVar
 from yarl import URL
 
 from gpt2train.errors import RunError, UserError
+from tasks.core.forgotten import REASON, Forgotten
 from tasks.core.url_lists import host_of
 from tasks.download.consent.page_tags import page_tags
 from tasks.download.consent.signals import Consent, SiteSignals, consent
@@ -31,16 +32,24 @@ log = logging.getLogger("gpt2train")
 T = TypeVar("T")
 
 MAX_INLINE_TAGS = 2**16  # bytes of a page whose tags are read in the event loop
+NONE_FORGOTTEN = Forgotten()
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class Fetcher:
-    """Fetches pages within one event loop; use as `async with`, or close it."""
+    """Fetches pages within one event loop; use as `async with`, or close it.
+
+    Pages that are `forgotten` are not requested, nor are files of their hosts for them.
+    """
 
     def __init__(
-        self, settings: DownloadSettings, connect_to: Mapping[str, str], lookup: Lookup = system_lookup
+        self,
+        settings: DownloadSettings,
+        connect_to: Mapping[str, str],
+        lookup: Lookup = system_lookup,
+        forgotten: Forgotten = NONE_FORGOTTEN,
     ) -> None:
-        self.settings = settings
+        self.settings, self._forgotten = settings, forgotten
 
         def shared_name(host: str) -> str:
             # A host with another target (of a test, of a mirror) is another host to other processes.
@@ -139,6 +148,8 @@ class Fetcher:
         while True:
             page.final_url, page.http_status = str(url), None
             self._check_url(url)
+            if self._forgotten.matches(str(url)):
+                raise FetchRejectedError(REASON, "")
             delay = await self.hosts.check(url)
             site = await self._site_signals(url, page, delay)
             reserved = site is not None and site.reserved  # unless the answer lifts it

@@ -23,7 +23,7 @@ CHANGES = ("new", "changed", "gone", "unchanged", "fresh", "kept", "missing")  #
 def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
     """Write the archive, the ledger and the rejected rows of one shard; a row without a page has an empty record.
 
-    Pages that were redirected to a forgotten one are left out.
+    Pages that were redirected to a forgotten one are left out; before the removal they may have come to the journal.
     """
     if forgotten := forgotten_beside(folder):
         rows = without_forgotten(rows, forgotten)

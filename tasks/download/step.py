@@ -17,6 +17,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tasks.core.forgotten import forgotten_beside, read_forgotten
 from tasks.core.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
@@ -71,7 +72,8 @@ def download(
         return done
     from tasks.download.crawl import Crawler  # imports aiohttp (0.3 s), which workers that only read pages never need
 
-    with Crawler(settings, connect_to or {}, runner.stopping, runner.advance) as crawler:
+    forgotten = read_forgotten(root)
+    with Crawler(settings, connect_to or {}, runner.stopping, runner.advance, forgotten) as crawler:
         if done:
             from tasks.download.retry import retry
 
@@ -104,7 +106,8 @@ def _refresh(
     from tasks.download.refresh import refresh
 
     runner.prepare(step)
-    with Crawler(settings, connect_to, runner.stopping, runner.advance) as crawler:
+    forgotten = forgotten_beside(step.folder)
+    with Crawler(settings, connect_to, runner.stopping, runner.advance, forgotten) as crawler:
         return refresh(step, earlier, urls, runner, crawler, settings.shards_at_once)
 
 

@@ -26,7 +26,6 @@ DROPPED_TAGS = frozenset(
         "input",
         "link",
         "map",
-        "math",
         "menu",
         "menuitem",
         "meta",
@@ -127,7 +126,7 @@ BOILERPLATE = re.compile(
     | (?:most|more)\ (?:popular|read|viewed|recent|shared|stories|on|from|in|news|articles)
     | popular\ (?:posts|articles|stories) | recent\ (?:posts|comments|articles) | latest\ (?:news|posts|articles)
     | read\ (?:more|next|also) | also\ (?:read|like) | up\ next | next\ (?:up|post|article)
-    | prev(?:ious)?\ (?:post|next)
+    | prev(?:ious)?\ (?:post|next|page) | next\ page
     | post\ (?:meta|nav|navigation|info|tags|footer|date|author) | entry\ (?:meta|footer|utility|info|tags|date)
     | article\ (?:meta|info|infos|tags|footer|tools|date|actions|related) | meta | metadata | postmeta | postmetadata
     | author\w* | (?:posted|written)\ (?:on|by|in) | rating\w* | widget\w* | tags | tag\ (?:list|links|cloud)
@@ -161,14 +160,16 @@ NAVIGATION = re.compile(
     | \b(?:
       (?:site|global|page|main|top|bottom|sub|left|right|mobile)?(?:nav|navi|navbar|navigation|menu|submenu|topnav)
     | cookie\ ?(?:banner|notice|consent|bar|popup|law|policy)\w*
-    | (?:site|page|global|main|top|blog)\ (?:header|head|footer|foot|title)
-    | pageheader | pagefooter | siteheader | sitefooter | topbar | toolbar | footer | navheader | navfooter
+    | (?:site|global|main|top|blog)\ (?:header|head|footer|foot|title) | page\ (?:footer|foot)
+    | pagefooter | siteheader | sitefooter | topbar | toolbar | footer | navheader | navfooter
     | docnav | footnav
     | nav\ (?:header|footer|table|panel|list|links?) | book\ navigation | prev\ next | prevnext | pager
+    | (?:prev|previous|next)\ page | navset(?:top|bottom) | tocset | versionbox | chlink\w*
     | pagination | paging
     | search\ ?(?:box|bar)? | hidden | sr\ only | visually\ ?hidden | screen\ reader\ text | printfooter | catlinks
     | editsection | mw\ editsection | mw\ jump\w* | subpages | content\ ?sub | site\ ?sub | t\ navbar
     | linenos? | lineno | linenumbers? | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back
+    | link\ seesrc | ocn | mbrsel
     | language\ (?:switcher|list|selector|picker) | lang\ (?:switcher|list|selector|toggle|picker) | toplang
     | bottomlang
     | report\ ?bug | edit\ (?:page|this\ page|on\ github) | sphinxsidebar\w*
@@ -217,6 +218,8 @@ COMMENTS = re.compile(
     r"|\b(?:comments?\ (?:list|area|section|wrapper|container|content|block|body|page|box|thread)|commentlist"
     r"|comments|disqus\ thread|(?:article|post|reader|user|facebook|fb)\ comments?)\b"
 )
+# In documentation, a comment may be that of the code which the page describes.
+READER_COMMENTS = re.compile(r"\b(?:comments|commentlist|commentary\ list|comol|disqus\w*|dsq|respond)\b")
 COMMENT_PARTS = ("comm", "comol", "disqus", "dsq", "respond")  # one of them is in every name that COMMENTS matches
 TOC_PARTS = ("toc", "content", "quickview", "this page")
 NOTES = re.compile(  # an aside of these is a part of the text

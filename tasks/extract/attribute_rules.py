@@ -25,6 +25,7 @@ from tasks.extract.attribute_names import (
     NOTES,
     OTHER_ROLES,
     POSTS,
+    READER_COMMENTS,
     SECTION,
     TOC,
     TOC_PARTS,
@@ -79,6 +80,7 @@ class AttributeRules:
     def __init__(self, boilerplate: re.Pattern[str] = BOILERPLATE) -> None:
         self.boilerplate = boilerplate
         # A forum names who wrote what it quotes in a `cite`.
+        self.comments = COMMENTS if boilerplate is BOILERPLATE else READER_COMMENTS
         self.plain = PLAIN | ({"cite": DROP} if boilerplate is FORUM_PARTS else {})
         self.cache: dict[tuple[Any, ...], Verdict] = {}
         self.names: dict[str, Named] = {}
@@ -124,7 +126,7 @@ class AttributeRules:
 
     def _named(self, text: str) -> Named:
         # Few names have these parts, and a search for parts takes a tenth of the time of the expression.
-        comments = any(map(text.__contains__, COMMENT_PARTS)) and COMMENTS.search(text) is not None
+        comments = any(map(text.__contains__, COMMENT_PARTS)) and self.comments.search(text) is not None
         toc = any(map(text.__contains__, TOC_PARTS)) and TOC.search(text) is not None
         return Named(text, self.boilerplate.search(text) is not None, comments, toc)
 
@@ -139,6 +141,7 @@ MODIFIED = [
     for word in ("has", "with", "without", "no", "label", "allow", "enable", "disable", "elementor")
     for separator in "-_"
 ]
+SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`
 HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 SEPARATORS = str.maketrans("_-:.", "    ")
 
@@ -167,7 +170,9 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         return Verdict(hidden=True)
     identity = rules.named(attributes["id"]) if attributes.get("id") else NAMELESS
     classes = rules.named(attributes["class"]) if attributes.get("class") else NAMELESS
-    if rules.boilerplate is not BOILERPLATE and (tag in NAMED_TAGS or SECTION.search(classes.words)):
+    if rules.boilerplate is not BOILERPLATE and (
+        tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", ""))
+    ):
         identity = NAMELESS  # the name of what the section documents
     is_forum = rules.boilerplate is FORUM_PARTS
     if is_forum and tag == "cite":  # who wrote what is quoted

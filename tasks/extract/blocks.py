@@ -9,7 +9,7 @@ from lxml.html import HtmlElement
 
 from tasks.extract.attribute_names import DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
-from tasks.extract.page_type import ARTICLE, FORUM
+from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM
 
 BLOCK_TAGS = frozenset(
     [
@@ -65,6 +65,9 @@ HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
 CODE = frozenset(["pre", "listing", "xmp", "plaintext"])
 # Classes of Doxygen, which has elements of its own for code (a `div` a line) and titles.
 CODE_BLOCK, TITLE = "fragment", "headertitle"
+SUBTITLES = ("sub-title", "subTitle")  # of Javadoc: module and package, above the name of the class
+TEX = "application/x-tex"  # encoding of an annotation of MathML
+CODE_TABLES = ("RktBlk", "SVerbatim")  # of Scribble: code with a row a line
 CELLS = frozenset(("td", "th"))
 # Containers whose share of links is tested when they end.
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
@@ -209,6 +212,9 @@ class Walk:
         if tag == "br":
             self.flush(kind)
             return
+        if tag == "math":
+            self._pieces.append(_formula(element))
+            return
         if not (element.text or len(element)):  # an image or an icon
             if tag == "a" and element.get("href"):
                 self.overlays += 1
@@ -244,10 +250,12 @@ class Walk:
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
         # Inline code comes here if it has several lines.
-        if tag in CODE or tag == "code" or (tag == "div" and element.get("class") == CODE_BLOCK):
+        name = element.get("class")
+        if tag in CODE or tag == "code" or (name == CODE_BLOCK and tag == "div") or name in CODE_TABLES:
             self._code(element)
         else:
-            own = "h" if element.get("class") == TITLE else _kind(tag, kind)
+            is_title = name == TITLE or (name in SUBTITLES and self.page == DOCUMENTATION)
+            own = "h" if is_title else _kind(tag, kind)
             if tag == "li":
                 self._marker = "- "
             self.read(element, own)
@@ -282,15 +290,19 @@ class Walk:
             self._add(Block("\n".join(lines[full[0] : full[-1] + 1]), "pre", 0))
 
     def _raw(self, element: HtmlElement, parts: list[str]) -> None:
-        parts.append(element.text or "")
+        if element.text:
+            parts.append(element.text)
         for child in element:
             if isinstance(child.tag, str):
                 verdict = self.rules.verdict(child, child.tag)
                 if not (verdict.drop or verdict.marked or verdict.hidden):
                     self._raw(child, parts)
+                    if child.tag == "tr" and not (parts and parts[-1].endswith("\n")):
+                        parts.append("\n")
                     if child.tag == "div" and not (child.tail or "").startswith(("\n", "\r\n")):
                         parts.append("\n")
-            parts.append(child.tail or "")
+            if child.tail:
+                parts.append(child.tail)
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""
@@ -360,6 +372,16 @@ def _is_short(element: HtmlElement, limit: int) -> bool:
         if limit < 0:
             return False
     return True
+
+
+def _formula(element: HtmlElement) -> str:
+    """Text of a formula in MathML: the TeX that it was made of if it has that, else its characters."""
+    if stated := element.get("alttext"):
+        return stated
+    for note in element.iter("annotation"):
+        if note.get("encoding") == TEX:
+            return note.text or ""
+    return "".join(element.itertext())
 
 
 def _kind(tag: str, outer: str) -> str:

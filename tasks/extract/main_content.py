@@ -4,6 +4,8 @@ The page is read once (`blocks`); its type (`page_type`) decides which classes m
 how the container is chosen. Lists keep their markers, tables a row a line, code its lines and indentation.
 """
 
+import itertools
+import re
 from collections.abc import Sequence
 
 from lxml.etree import ElementDefaultClassLookup, ParserError, XMLSyntaxError
@@ -37,6 +39,8 @@ MOST = 0.9  # share of the running text in the main content of documentation and
 MIN_POSTS = 0.5  # share of the running text in the posts of a forum
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MAX_TEASER = 5  # blocks of an announcement of another page
+MIN_REPEATED = 20  # characters of a summary
+BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1,200}\[Contents\]")
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
@@ -78,6 +82,8 @@ def _text_of_markup(tree: HtmlElement, tables: bool) -> str:
         start, end = _smallest_container(walk)
         posts = _posts(walk) if kind == FORUM else []
         text = _with_contents(walk.blocks[start:end])
+        if kind == DOCUMENTATION:
+            text = _without_repeats(text)
         if end - start == len(walk.blocks):
             text = _without_header(text)
         if posts:
@@ -176,6 +182,20 @@ def _without_header(blocks: list[Block]) -> list[Block]:
     """Blocks without the short lines before the first heading: the path of a page, or its site's name."""
     first = next((number for number, one in enumerate(blocks[: LEAD_BLOCKS + 1]) if one.kind == "h"), 0)
     return blocks if any(one.running or one.kind in ("td", "li") for one in blocks[:first]) else blocks[first:]
+
+
+def _without_repeats(blocks: list[Block]) -> list[Block]:
+    """Blocks without those that the next one begins with, a summary before its text, and without lines of links.
+
+    Texinfo names the pages beside a page at its end as it does at its beginning, without a class.
+    """
+    kept = [one for one in blocks if not (one.links and BESIDE.match(one.text))]
+    repeated = {
+        number
+        for number, (one, after) in enumerate(itertools.pairwise(kept))
+        if one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td") and after.text.startswith(one.text)
+    }
+    return [one for number, one in enumerate(kept) if number not in repeated]
 
 
 def _article(blocks: Sequence[Block]) -> list[Block]:

@@ -11,7 +11,7 @@ GENERATORS = {
         r"docbook|sphinx|docutils|javadoc|doxygen|asciidoc|texi2html|makeinfo|texinfo|mkdocs|docusaurus|vuepress|vitepress"
         r"|antora|gitbook|rustdoc|hevea|latex2html|groff|man2html|pod2html|pdoc|yard|rdoc|typedoc|jsdoc|hugo.*book|mediawiki"
         r"|dokuwiki|moinmoin|libreoffice|openoffice|ex_?doc|haddock|scaladoc|dokka|jazzy|docfx|mdbook|docsify|starlight"
-        r"|tex4ht|latexml|bookdown|gtk-doc|jupyter.?book|quarto",
+        r"|tex4ht|latexml|bookdown|gtk-doc|jupyter.?book|quarto|pydoctor|gi-docgen",
         re.IGNORECASE,
     ),
     FORUM: re.compile(
@@ -61,6 +61,10 @@ TEMPLATES = {
             "erlang-logo",
             "SAuthorListBox",  # Scribble
             "SIntrapara",
+            "navsettop",
+            "chlinktop",  # GAPDoc
+            "fullcommenttop",  # Scaladoc
+            "memItemLeft",  # Qt, and headers of Doxygen
             "book-summary",  # GitBook, bookdown, mdBook
             "mdbook-help-container",
             "gtkdoc",

@@ -11,6 +11,7 @@ from gpt2train.io.command_line import printable
 from gpt2train.io.files import format_bytes
 from tasks.core.output_lock import locked
 from tasks.core.storage import Folder
+from tasks.forget.ancestry import MERGED
 from tasks.forget.plan import Removal, plan_removal
 from tasks.forget.remove import pending_removal, remove_pages
 from tasks.forget.scan import Scanned
@@ -135,19 +136,32 @@ def _about(title: str, names: tuple[str, ...]) -> list[str]:
 
 
 def _run_lines(reading: RunReading, delete: bool) -> list[str]:
-    if reading.note:
+    if reading.note and not reading.steps and not reading.inherited:
         return [f"{reading.run}: {reading.note}"]
-    if not reading.steps:
+    if not reading.steps and not reading.inherited:
         return [f"{reading.run}: no step has read the pages so far ({_count(reading.documents, 'training document')})"]
-    steps = ", ".join(f"{step:,}" for step in reading.first_steps[:MAX_SHOWN])
-    more = ", …" if reading.steps > MAX_SHOWN else ""
-    lines = [
-        f"{reading.run}: {_count(reading.documents, 'document')} in {reading.samples:,} samples, read by "
-        f"{reading.steps:,} steps: {steps}{more}"
-    ]
+    lines = []
+    if reading.steps:
+        steps = ", ".join(f"{step:,}" for step in reading.first_steps[:MAX_SHOWN])
+        more = ", …" if reading.steps > MAX_SHOWN else ""
+        lines.append(
+            f"{reading.run}: {_count(reading.documents, 'document')} in {reading.samples:,} samples, read by "
+            f"{reading.steps:,} steps: {steps}{more}"
+        )
+    if reading.inherited:
+        lines.append(f"{reading.run}: began from weights of {reading.inherited}, which had read the pages")
+    if reading.note:
+        lines.append(f"  not known of all its tokens: {reading.note}")
+    if reading.outside:
+        lines.append(f"  it reads tokens with the pages in {_some(reading.outside)}: forget them there too")
     if reading.later:
-        lines.append(f"  checkpoints after the first of them{', removed' if delete else ''}: {_some(reading.later)}")
-    if reading.checkpoint is None:
+        since = "" if reading.inherited else " after the first of them"
+        lines.append(f"  checkpoints{since}{', removed' if delete else ''}: {_some(reading.later)}")
+    if reading.merged:
+        lines.append(f"  model merged from a checkpoint{', removed' if delete else ''}: {reading.run}/{MERGED}")
+    if reading.inherited:
+        lines.append("  no checkpoint without them: train again from other weights")
+    elif reading.checkpoint is None:
         lines.append("  no checkpoint before them: retrain from the start")
     else:
         lines.append(f"  last checkpoint before them: {reading.checkpoint}; to go on from it, after the data flow:")

@@ -51,7 +51,7 @@ class Found(Settings):
     user_files: tuple[str, ...] = ()
     """Names of the user's files that have the pages, sorted."""
     texts: tuple[str, ...] = ()
-    """Distinct texts of the pages."""
+    """Distinct texts of the pages, and their forms in tokens."""
 
 
 def find_pages(output: Output, wanted: Forgotten) -> Found:

@@ -19,13 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
-from gpt2train.data.tokenizer import PRIMARY, Tokenizer
 from gpt2train.data.zstd_file import ZstdFile
 from tasks.core.forgotten import URL_COLUMNS
 from tasks.core.manifest import MANIFEST
 from tasks.core.storage import Folder
-from tasks.core.tokenizer_file import read_tokenizer
 from tasks.forget.archives import archive_pages
+from tasks.forget.token_text import text_of, tokenizer_beside
 
 BLOCK = 16 * 2**20  # bytes of a file that are searched at a time
 OVERLAP = 2**16  # bytes of a block that are searched again with the next one
@@ -203,7 +202,7 @@ def _blocks(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
 
 def _documents(root: Folder, prefix: str) -> Iterator[Piece]:
     """Yield the documents of a pair of token files, with their pages from the table beside them."""
-    tokenizer = _tokenizer(root, prefix)
+    tokenizer = tokenizer_beside(root, prefix)
     if tokenizer is None:
         raise ValueError("there is no tokenizer beside these tokens, so that they cannot be read")
     folder, _, stem = prefix.rpartition("/")
@@ -219,8 +218,7 @@ def _documents(root: Folder, prefix: str) -> Iterator[Piece]:
             if len(ids) != size:
                 raise ValueError("truncated")
             owners = (urls[number],) if known and urls[number] else ()
-            text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-            yield Piece(f"document {number:,}", owners, (text,))
+            yield Piece(f"document {number:,}", owners, (text_of(tokenizer, ids.tolist()),))
 
 
 def _index(data: bytes) -> tuple[np.dtype[Any], np.ndarray]:
@@ -231,14 +229,3 @@ def _index(data: bytes) -> tuple[np.dtype[Any], np.ndarray]:
     lengths = np.frombuffer(data, "<i4", sequences, HEADER.size)
     documents = np.frombuffer(data, "<i8", marks, HEADER.size + 12 * sequences)
     return DTYPES[code], np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))[documents[1:]]
-
-
-def _tokenizer(root: Folder, prefix: str) -> Tokenizer | None:
-    """Open the tokenizer in the folder `tokenizer` beside the tokens, or beside a folder that holds them."""
-    parts = prefix.split("/")[:-1]
-    for count in range(len(parts), -1, -1):
-        folder = root / "/".join([*parts[:count], "tokenizer"])
-        name = next((name for name in PRIMARY if folder.size(name) is not None), None)
-        if name is not None:
-            return read_tokenizer(folder, name)
-    return None

@@ -12,6 +12,7 @@ from tasks.core.storage import Folder
 from tasks.forget.corpus import RUNS, SOURCES, Found, find_pages, unfinished
 from tasks.forget.scan import Trace, scan
 from tasks.forget.targets import domain_of, selection_of
+from tasks.forget.token_text import forms_in_tokens
 from tasks.forget.training import RunReading, find_runs, read_by
 from tasks.verify.output import COPIES, IDENTITY, Output
 
@@ -77,6 +78,7 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
         raise RunError(f"{root.url}/{broken}/{MANIFEST} is damaged, or of another format; remove {broken} first")
     selection = selection_of(targets)
     found = find_pages(output, selection)
+    found = found.model_copy(update={"texts": (*found.texts, *forms_in_tokens(root, found.texts))})
     wanted = narrowed(targets, found.urls) if found.steps else selection
     sources = {folder: made for folder, made in output.manifests.items() if made.step in SOURCES and "/" not in folder}
     ordered = sorted(sources, key=lambda folder: SOURCES.index(sources[folder].step))
@@ -91,9 +93,12 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
     seen = scan(root, wanted, removal.pages, found.texts, removal.sources)
     left = [trace for trace in seen.traces if not removal.touches(trace.file)]
     traces = tuple(trace.model_copy(update={"step": _step_of(root, trace.file)}) for trace in left)
-    if not found.steps and not seen.traces and not _is_listed(root, targets):
+    # A run may read the pages without a step that has them: as copies, or in a mixture.
+    runs = tuple(read_by(one, removal.pages, root) for one in find_runs(root, run))
+    if not found.steps:
+        runs = tuple(reading for reading in runs if reading.steps or reading.inherited)
+    if not (found.steps or seen.traces or runs or _is_listed(root, targets)):
         raise UserError(_no_page(root, targets))
-    runs = tuple(read_by(one, removal.pages) for one in find_runs(root, run)) if found.steps else ()
     update = {"traces": traces, "mirrors": tuple(seen.mirrors), "files": seen.files, "bytes": seen.bytes, "runs": runs}
     if not found.steps and not seen.traces:  # listed before: nothing is left
         update |= {"rewritten": (), "removed": ()}

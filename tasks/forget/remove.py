@@ -14,6 +14,7 @@ from tasks.core.forgotten import FORGOTTEN, Forgotten, encode_forgotten, read_fo
 from tasks.core.manifest import MANIFEST, canonical, read_manifest
 from tasks.core.storage import TEMPORARY, Folder
 from tasks.download.journal import clear_journals
+from tasks.forget.ancestry import MERGE_RECORDS, MERGED
 from tasks.forget.decode import json_line
 from tasks.forget.plan import Removal
 from tasks.forget.rewrite import rewrite_step
@@ -136,7 +137,10 @@ def _remove_step(root: Folder, folder: str) -> None:
 
 
 def _delete_checkpoints(reading: RunReading) -> None:
-    """Remove the checkpoints after the first step that read the pages; `latest` names the one before."""
+    """Remove the checkpoints after the first step that read the pages, and the model that was merged from one of them.
+
+    `latest` names the checkpoint before.
+    """
     folder = Path(reading.run) / CHECKPOINTS
     if reading.later:
         for name in (LATEST, BEST):
@@ -148,3 +152,6 @@ def _delete_checkpoints(reading: RunReading) -> None:
     for name in reading.later:
         (folder / name / CHECKPOINT_MANIFEST).unlink(missing_ok=True)  # without it the folder is no checkpoint
         shutil.rmtree(folder / name, ignore_errors=True)
+    if reading.merged:
+        for name in (MERGE_RECORDS, MERGED):  # first what says that the model is complete
+            shutil.rmtree(Path(reading.run) / name, ignore_errors=True)

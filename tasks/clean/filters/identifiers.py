@@ -6,6 +6,7 @@ The rules of countries and issuers are those of kept libraries: phonenumbers (Go
 
 import functools
 import re
+import string
 from collections.abc import Iterator, Sequence
 
 Span = tuple[int, int]
@@ -14,6 +15,9 @@ Span = tuple[int, int]
 BEFORE, AFTER = r"(?<![A-Za-z0-9_.,/-])", r"(?![A-Za-z0-9_/-]|[.,]\d)"
 CARD = re.compile(
     rf"{BEFORE}(?:\d{{13,19}}|\d{{4}}([ -])\d{{4}}\1\d{{4}}\1\d{{4}}|\d{{4}}([ -])\d{{6}}\2\d{{4,5}}){AFTER}"
+    # Separators of columns, versions and paths: one more number after the same separator makes it another thing.
+    r"|(?<![A-Za-z0-9_.,/-])(?<!\d[\t·–−])\d{4}(?:([\t./_·–−])\d{4}\3\d{4}\3\d{4}|([\t./_·–−])\d{6}\4\d{4,5})"
+    rf"{AFTER}(?![\t·–−]\d++(?!/))"
 )
 # First digits and lengths of the issuers (ISO/IEC 7812): Visa, Mastercard, American Express, Discover, JCB, Diners
 # Club, UnionPay. Without them every tenth number of 16 digits would pass Luhn's test.
@@ -22,6 +26,13 @@ ISSUER = re.compile(
     r"|6(?:011|4[4-9]\d|5\d\d)\d{12}|35(?:2[89]|[3-8]\d)\d{12}|3(?:0[0-5]|[68]\d)\d{11}|62\d{14,17}"
 )
 IBAN = re.compile(rf"{BEFORE}[A-Z]{{2}}\d{{2}}(?: ?[A-Z0-9]){{11,30}}")
+# With small letters, or with another separator, only in one piece or in groups of four: the form of some countries is
+# met by any words of prose.
+GROUPED_IBAN = re.compile(
+    rf"{BEFORE}[A-Za-z]{{2}}\d{{2}}(?:[A-Za-z0-9]{{11,30}}"
+    rf"|([ \t.–-])[A-Za-z0-9]{{4}}(?:\1[A-Za-z0-9]{{4}}){{1,6}}(?:\1[A-Za-z0-9]{{1,3}})?){AFTER}"
+)
+ALNUM = frozenset(string.ascii_letters + string.digits)
 PHONE = re.compile(r"[+(]?\d[\d\s().–/-]{5,}\d")  # where a telephone number may be: seven characters or more
 SEPARATED = re.compile(r"\d[\s().–-]+\d|\)\d")
 # Characters that pages have in place of a space, a hyphen or ASCII, each as one character, so that spans stay the same.
@@ -50,12 +61,16 @@ def ibans(text: str) -> Iterator[Span]:
     """Spans of international bank account numbers with the form of their country and valid check digits."""
     from stdnum import iban
 
-    for found in IBAN.finditer(text):
-        # A capitalised word after the number may look like its end.
-        for end in range(found.end(), found.start() + 14, -1):
-            if not text[end : end + 1].isalnum() and iban.is_valid(text[found.start() : end], check_country=False):
-                yield found.start(), end
-                break
+    for pattern in (IBAN, GROUPED_IBAN):
+        for found in pattern.finditer(text):
+            separator = (found[1] or " ") if pattern.groups else " "
+            # A word after the number may look like its end.
+            for end in range(found.end(), found.start() + 14, -1):
+                number = text[found.start() : end].replace(separator, "")
+                ends = text[end : end + 1] not in ALNUM and (text[end : end + 1] != separator or separator == " ")
+                if ends and iban.is_valid(number, check_country=False):
+                    yield found.start(), end
+                    break
 
 
 def phone_numbers(text: str, regions: Sequence[str]) -> Iterator[Span]:

@@ -20,10 +20,13 @@ from tasks.clean.filters.identifiers import Span, credit_cards, ibans, in_plain_
 from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
 from tasks.clean.filters.secrets import secrets
 
+# Letters of scripts with spaces between words (`info@müller.de`): in others, a word beside an address is no part of it.
 # Runs are bounded (64 characters before the @, RFC 5321), so that a megabyte of letters takes linear time.
+_LETTERS = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0370-\u03ff\u0400-\u052f"
+_LABEL = rf"(?:[{_LETTERS}0-9-]{{0,61}}[{_LETTERS}0-9])"
 EMAIL = re.compile(
-    r"(?<![A-Za-z0-9_%+~-])[A-Za-z0-9_%+~-](?:\.?[A-Za-z0-9_%+~'-]){0,63}"
-    r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,10}[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])"
+    rf"(?<![{_LETTERS}0-9_%+~-])[{_LETTERS}0-9_%+~-](?:\.?[{_LETTERS}0-9_%+~'-]){{0,63}}"
+    rf"@(?:[{_LETTERS}0-9]{_LABEL}?\.){{1,10}}[{_LETTERS}]{_LABEL}"
 )
 IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|\.\d)")
 MODULES = {"phonenumbers": "phonenumbers", "python-stdnum": "stdnum", "bc-detect-secrets": "detect_secrets"}
@@ -101,7 +104,7 @@ def mask(text: str, settings: PiiSettings) -> Replacement:
     ):
         if wanted:
             text, counts[kind] = _cut(text, find(plain(text)), settings.placeholder.replace("{kind}", kind))
-    if settings.emails and "@" in text:
+    if settings.emails and ("@" in text or "\uff20" in text):
         text, counts["email"] = _replace(EMAIL, text, settings.email_placeholders, lambda address: True)
     if settings.phone_numbers:
         found = phone_numbers(plain(text), settings.phone_regions)
@@ -125,16 +128,13 @@ def _replace(
     pattern: re.Pattern[str], text: str, placeholders: Sequence[str], personal: Callable[[str], bool]
 ) -> tuple[str, int]:
     cycle = itertools.cycle(placeholders)
-    count = 0
-
-    def placeholder(found: re.Match[str]) -> str:
-        nonlocal count
-        if not personal(found[0]):
-            return found[0]
-        count += 1
-        return next(cycle)
-
-    return pattern.sub(placeholder, text), count
+    pieces: list[str] = []
+    done = 0
+    for found in pattern.finditer(in_plain_characters(text)):
+        if personal(found[0]):
+            pieces += [text[done : found.start()], next(cycle)]
+            done = found.end()
+    return "".join([*pieces, text[done:]]), len(pieces) // 2
 
 
 def _cut(text: str, spans: Iterable[Span], placeholder: str) -> tuple[str, int]:

@@ -2,7 +2,8 @@
 
 The keys of most services are found by the rules of detect-secrets (the fork that is kept, bc-detect-secrets). Its rules
 by entropy and by variable names are not used: on documentation they take hashes and examples for keys. The services
-that it lacks are added by the prefixes that they publish. Two of its rules, for JSON web tokens and Artifactory, take
+that it lacks are added by the prefixes that they publish, and so are AWS, whose keys it misses beside a letter of a
+script without spaces. Two of its rules, for JSON web tokens and Artifactory, take
 quadratic time on a hostile text, and are left out; there is one for the tokens here.
 """
 
@@ -28,11 +29,16 @@ PREFIXES = (
     r"glpat-[\w-]{20,64}",  # GitLab
     r"hf_[A-Za-z]{34}",  # Hugging Face
     r"pypi-AgE[\w-]{50,250}",
+    r"(?<!\w)(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[A-Z0-9]{16}(?!\w)",  # AWS
     r"(?<![\w-])eyJ[\w-]++\.eyJ[\w-]++\.[\w-]*+",  # JSON web token: header and payload are JSON
 )
-MORE = re.compile("|".join(PREFIXES))
+MORE = re.compile("|".join(PREFIXES), re.ASCII)
+# 40 characters of base64 after words that name them. Those of detect-secrets may neither begin nor end with `/` or `+`.
+AWS_SECRET = re.compile(
+    r"aws.{0,20}?(?:key|token|pass|pwd?).{0,20}?(?<![A-Z0-9/+])([A-Z0-9/+]{40})(?![A-Z0-9/+])",
+    re.ASCII | re.IGNORECASE,
+)
 SERVICES = (
-    "aws.AWSKeyDetector",
     "basic_auth.BasicAuthDetector",
     "discord.DiscordBotTokenDetector",
     "github_token.GitHubTokenDetector",
@@ -69,7 +75,7 @@ def _patterns() -> tuple[tuple[re.Pattern[str], int], ...]:
     """Patterns of the services, and the group that holds the secret (0: the whole match)."""
     import importlib
 
-    found: list[tuple[re.Pattern[str], int]] = [(MORE, 0)]
+    found: list[tuple[re.Pattern[str], int]] = [(MORE, 0), (AWS_SECRET, 1)]
     for name in SERVICES:
         module, _, detector = name.partition(".")
         rules = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), detector).denylist

@@ -141,6 +141,39 @@ def test_an_entry_of_a_feed_is_its_page() -> None:
     assert read_entries(f"<feed><entry>{links}</entry></feed>".encode(), 100).entries == [("/1", "")]
 
 
+@pytest.mark.parametrize(
+    ("feed", "expected"),
+    [
+        ("<feed xml:base='/blog/'><entry><link href='1'/></entry></feed>", [f"{A}/blog/1"]),
+        ("<feed xml:base='/b/'><entry xml:base='c/'><link xml:base='d/' href='1'/></entry></feed>", [f"{A}/b/c/d/1"]),
+        ("<feed xml:base='/b/'><entry xml:base='c/'/><entry><link href='2'/></entry></feed>", [f"{A}/b/2"]),
+        ("<feed xml:base='/blog/x'><entry><link href='?p=1'/></entry></feed>", [f"{A}/blog/x?p=1"]),
+        ("<feed><entry xml:base='http://b.test/'><link href='1'/></entry></feed>", ["http://b.test/1"]),
+        ("<feed xml:base='javascript:x'><entry><link href='1'/></entry></feed>", ["1"]),
+        ("<feed xml:base='http://[::1'><entry xml:base='/c/'><link href='1'/></entry></feed>", [f"{A}/c/1"]),
+        (f"<feed xml:base='{'x' * 9000}'><entry><link href='1'/></entry></feed>", ["1"]),
+        ("<feed xml:base='/b/'><entry><link href='http://[::1'/></entry></feed>", ["http://[::1"]),
+        ("<feed base='/blog/'><entry><link href='1'/></entry></feed>", ["1"]),
+        ("<rss><channel xml:base='http://a.test/n/'><item><link> 1 </link></item></channel></rss>", [f"{A}/n/1"]),
+        ("<rss xml:base='/n/'><channel><item><link xml:base='m/'>2</link></item></channel></rss>", [f"{A}/n/m/2"]),
+        ("<urlset xml:base='/n/'><url><loc>/1</loc></url></urlset>", ["/1"]),
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_xml_base_holds_for_the_links_below_it(feed: str, expected: list[str]) -> None:
+    assert [url for url, _ in read_entries(feed.encode(), 100, f"{A}/feeds/atom.xml").entries] == expected
+
+
+def test_an_item_is_named_by_its_permalink_and_not_by_its_picture() -> None:
+    items = (
+        f"<item><guid>{A}/1</guid></item><item><guid isPermaLink='false'>{A}/2</guid></item>"
+        f"<item><guid>17</guid></item><item><guid isPermaLink='true'>{A}/3</guid><link>/4</link></item>"
+        "<item><link>/5</link><image><url>/5.png</url></image></item>"
+    )
+    found = read_entries(f"<rss><channel>{items}</channel></rss>".encode(), 100)
+    assert [url for url, _ in found.entries] == [f"{A}/1", "/4", "/5"]
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=300), st.text("<>/urlsetoc&;![CDATA]-?", max_size=200))
 def test_any_file_gives_entries_or_a_reason(head: bytes, text: str) -> None:

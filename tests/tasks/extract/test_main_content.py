@@ -49,6 +49,13 @@ def article(inside: str) -> str:
         ("<table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>", "a | b\n1 | 2"),
         ("<dl><dt>term</dt><dd>its meaning</dd></dl>", "term\nits meaning"),
         ("<p>one<br>two</p>", "one\ntwo"),
+        ("<p>edge <math><mi>h</mi><mo>&lt;</mo><mn>2</mn></math> is left</p>", "edge h<2 is left"),
+        ("<p>so <math alttext='x^2'><mi>x</mi></math>, done</p>", "so x^2, done"),
+        (
+            "<p>so <math><semantics><mi>x</mi><annotation encoding='MathML-Content'>y</annotation>"
+            "<annotation encoding='application/x-tex'>x_1</annotation></semantics></math>, done</p>",
+            "so x_1, done",
+        ),
         ("<p>soft\u00adhyphen &amp; <b>bold</b>face</p>", "softhyphen & boldface"),
     ],
 )
@@ -156,6 +163,76 @@ def test_documentation_is_known_by_its_generator(mark: str) -> None:
     notes = f"<div class='meta'><p>{WORDS}</p></div>"  # a class that marks boilerplate in an article
     kept = [text_of(f"<html><body>{mark_}<div>{PARAGRAPH}{notes}</div></body></html>") for mark_ in (mark, "")]
     assert [found.count(WORDS.strip()) for found in kept] == [4, 3]
+
+
+def documentation(inside: str) -> str:
+    return f"<html><head><meta name='generator' content='makeinfo'></head><body><h1>Files</h1>{inside}</body></html>"
+
+
+def test_code_in_tables_of_scribble_keeps_its_indentation() -> None:
+    """A row a line, tables within cells, and spaces that do not break."""
+    line = "<tr><td>{}<span class='hspace'>{}</span>(a)</td></tr>"
+    rows = line.format("(f", "") + line.format("", "&nbsp;&nbsp;") + "<tr><td>&nbsp;</td></tr>"
+    inner = f"<table class='RktBlk'>{rows}</table>"
+    code = f"<table class='RktBlk'><tr><td>{inner}</td></tr>{line.format('&gt;', '')}</table>"
+    page = documentation(f"{PARAGRAPH}<table class='RktBlk'><tr><td>{code}</td></tr></table><p>Then <b>more</b>.</p>")
+    assert "\n(f(a)\n  (a)\n\n>(a)\nThen more." in text_of(page.replace("</p><p>", "</p>\n<p>"))
+    verbatim = code.replace("RktBlk", "SVerbatim")
+    assert "\n(f(a)\n  (a)\n\n>(a)\nend" in text_of(documentation(f"{PARAGRAPH}{verbatim}<p>end</p>"))
+
+
+def test_module_and_package_of_a_class_are_kept() -> None:
+    names = "".join(f"<div class='sub-title'>{name}&nbsp;<a href='x'>base</a></div>" for name in ("Module", "Package"))
+    body = f"<nav>Overview</nav><main><div class='header'>{names}<h1>Class A</h1></div>{PARAGRAPH}</main>"
+    page = f"<html><body class='class-declaration-page'>{body}</body></html>"
+    assert text_of(page).startswith("Module base\nPackage base\nClass A\nThe quick")
+    assert text_of(page.replace("sub-title", "subTitle")).startswith("Module base\nPackage base\nClass A\nThe quick")
+
+
+@pytest.mark.parametrize("name", ["comment", "comment cmt", "fullcommenttop"])
+def test_the_comments_of_code_are_documentation(name: str) -> None:
+    """Those of readers are none, and articles have no others."""
+    comment = f"<div id='comment' class='{name}'>{PARAGRAPH.replace('fox', 'wolf')}</div>"
+    assert "wolf" in text_of(documentation(PARAGRAPH + comment))
+    assert "wolf" not in text_of(article(comment.replace("fullcommenttop", "comment")))
+    readers = comment.replace("'comment'", "'comments'").replace(f"'{name}'", "'disqus_thread'")
+    assert "wolf" not in text_of(documentation(PARAGRAPH + readers))
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        "<p>Next: <a href='a'>Reading</a>, Previous: <a href='b'>Paths</a>, Up: <a href='c'>Files</a> [Contents]</p>",
+        "<div>Previous: <a href='b'>Paths</a>, Up: <a href='c'>Files</a></div>",
+        "<p>Next: <a href='a'>Reading</a> [<a href='d'>Contents</a>][<a href='e'>Index</a>]</p>",
+        "<a class='previous_page' href='a'>previous</a><a class='next_page' href='b'>next</a>",
+        "<div class='navsetbottom'><span>top</span> <a href='x'>contents</a> prev up</div>",
+        "<div class='chlinkprevnextbot'>[<a href='x'>Top of Book</a>] [<a href='y'>Previous Chapter</a>]</div>",
+        "<div class='versionbox'><span class='version'>8.7</span></div>",
+        "<label class='ocn'><a href='#618'>618</a></label>",
+        "<a class='link-seesrc' href='x'>Source</a>",
+    ],
+)
+def test_links_beside_a_page_of_documentation_are_dropped(links: str) -> None:
+    shown = text_of(documentation(f"{links}{PARAGRAPH}<p>Next: the end, Up: the sky.</p>{links}"))
+    assert shown.splitlines()[1:] == [(WORDS * 3).strip(), "Next: the end, Up: the sky."]
+
+
+def test_names_of_what_is_documented_and_titles_are_no_navigation() -> None:
+    """The id of a function with its arguments, and the class of a container of the title."""
+    for mark in ("id='binarySearch,openArray[T],K'", "id='menu(int)'", "class='page-header'", "class='page-title'"):
+        assert "\nwolf" in text_of(documentation(f"{PARAGRAPH}<div {mark}><p>wolf</p></div>{PARAGRAPH}"))
+    assert "wolf" not in text_of(documentation(f"{PARAGRAPH}<div id='menu'><p>wolf</p></div>{PARAGRAPH}"))
+
+
+def test_a_summary_before_its_text_is_left_out() -> None:
+    first = "Tests two objects for equality."
+    page = documentation(
+        f"<p>{first}</p><p>{first} {WORDS}</p><p>{first}</p><ul><li>one</li><li>one</li></ul>{PARAGRAPH}"
+    )
+    assert text_of(page).count(first) == 2
+    assert "- one\n- one" in text_of(page)
+    assert text_of("<html><head><meta name='generator' content='makeinfo'></head><body></body></html>") == ""
 
 
 def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:

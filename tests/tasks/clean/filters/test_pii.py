@@ -25,6 +25,11 @@ BOTH = PiiSettings(emails=True, public_ips=True)
         ("https://tom@there.org/x", "https://email@example.com/x"),
         ("a @ b, user@localhost, @handle, a@b..c, x@1.2", None),
         ("a" * 65 + "@there.org", None),
+        ("info@m\u00fcller.de, j\u00e1n.nov\u00e1k@a.example", "email@example.com, firstname.lastname@example.org"),
+        ("\u043f\u043e\u0447\u0442\u0430@\u043f\u0440\u0438\u043c\u0435\u0440.\u0440\u0444", "email@example.com"),
+        ("\u90ae\u7bb1tom\uff20there.org\u3002", "\u90ae\u7bb1email@example.com\u3002"),
+        ("jane\u2011doe@a\u2011b.example", "email@example.com"),
+        ("\uff18.\uff18.\uff18.\uff18", "22.214.171.124"),
         ("a" * 64 + "@there.org", "email@example.com"),
         ("at 8.8.8.8, 1.1.1.1 and 8.8.4.4:53.", "at 22.214.171.124, 126.96.36.199 and 188.8.131.52:53."),
         ("10.0.0.1 127.0.0.1 192.168.1.1 169.254.169.254 224.0.0.1x 100.64.0.1", None),
@@ -53,7 +58,7 @@ def test_only_addresses_change(text: str) -> None:
     assert (left == text) == (not facts)
 
 
-@pytest.mark.parametrize("unit", ["a", "a-", "a.", "a@", "1.", "@a.", "a@a."])
+@pytest.mark.parametrize("unit", ["a", "a-", "\u00e4\uff20", "a.", "a@", "1.", "@a.", "a@a."])
 def test_a_long_text_takes_linear_time(unit: str) -> None:
     started = time.process_time()
     mask(unit * 200_000, BOTH)
@@ -125,6 +130,77 @@ def test_a_key_is_found_beside_a_script_without_spaces() -> None:
     assert mask(f"x{key}", private(secrets=True)).facts == {}
 
 
+@pytest.mark.parametrize(
+    ("key", "rest"),
+    [
+        ("AKIA" + "Q7RT2MZX4KPL9WVB", ""),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", ""),
+        ("glpat-" + "a1B2c3D4e5F6g7H8i9J0", "\u662f\u4e00\u4e2a\u4ee4\u724c"),
+    ],
+)
+def test_the_end_of_a_key_is_where_ascii_ends(key: str, rest: str) -> None:
+    """Letters of other scripts are no part of a key, and no word that a key would continue."""
+    settings = private(secrets=True)
+    assert mask(f"\u5bc6\u94a5{key}{rest}", settings).text == f"\u5bc6\u94a5[secret]{rest}"
+    assert mask(f"x{key}", settings).facts == {}
+
+
+@pytest.mark.parametrize("ends", ["aZ", "/+", "+a", "b/"])
+def test_a_secret_key_of_aws_may_begin_and_end_with_any_character(ends: str) -> None:
+    key = f"{ends[0]}{'a1B/' * 9}c2{ends[1]}"
+    settings = private(secrets=True)
+    for text in ('aws_secret_access_key = "{}"', "aws \u5bc6\u94a5 key {}\u3002", "AWS token\u662f{}\u7684"):
+        assert mask(text.format(key), settings).text == text.format("[secret]")
+    assert mask(f"aws key {key}1", settings).facts == {}
+
+
+@pytest.mark.parametrize("separator", ["", " ", "-", ".", "\t", "\u2011", "\u2013"])
+@pytest.mark.parametrize(
+    "number", ["de89 3704 0044 0532 0130 00", "Fr14 2004 1010 0505 0001 3m02 606", "be68 5390 0754 7034"]
+)
+def test_an_iban_may_have_small_letters_and_other_separators(number: str, separator: str) -> None:
+    settings = private(ibans=True)
+    for written in (number, number.upper()):
+        text = f"an {written.replace(' ', separator)}, from now."
+        assert mask(text, settings).text == "an [IBAN], from now."
+        for after in (" from", ".From", "\u96fb"):
+            expected = f"an [IBAN]{after} now."
+            if separator != after[0]:
+                assert mask(text.replace(", from", after), settings).text == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "be68.5390.0754.7034.0001 is a version",
+        "be68-5390-0754-7034-0001 and x-be68-5390-0754-7034 are serial numbers",
+        "ps95 palestine and 12 345 more line of words follow it",  # the sum of the check digits is right
+        "be68 53900754 7034 has no groups of four",
+        "de89 3704-0044 0532 0130 00 has two separators",
+    ],
+)
+def test_what_resembles_an_iban_in_small_letters_stays(text: str) -> None:
+    assert mask(text, private(ibans=True)).facts == {}
+
+
+@pytest.mark.parametrize("separator", ["\t", ".", "/", "_", "\u00b7", "\u2013", "\u2212", "\u2009"])
+def test_the_groups_of_a_card_may_have_any_single_separator(separator: str) -> None:
+    settings = private(credit_cards=True)
+    for groups in ("4111 1111 1111 1111", "3782 822463 10005"):
+        text = f"card: {groups.replace(' ', separator)} (Jane)"
+        assert mask(text, settings).text == "card: [credit card] (Jane)"
+    mixed = f"4111{separator}1111 1111{separator}1111"
+    assert bool(mask(mixed, settings).facts) == (separator == "\u2009")
+
+
+def test_a_row_of_a_table_is_no_card() -> None:
+    settings = private(credit_cards=True)
+    for row in ("4111\t1111\t1111\t1111\t2000", "1980\t4111\t1111\t1111\t1111", "4111.1111.1111.1111.5"):
+        assert mask(f"numbers\n{row}\n", settings).facts == {}
+    assert mask("4111\n1111\n1111\n1111", settings).facts == {}
+    assert mask("4111\t1111\t1111\t1111\t12/27\t123", settings).facts["masked"] == 1
+
+
 def test_a_fingerprint_depends_on_the_masks_that_are_on() -> None:
     assert PiiSettings().model_dump().keys() == {"emails", "public_ips", "email_placeholders", "ip_placeholders"}
     assert "ibans" in private(ibans=True).model_dump()
@@ -149,7 +225,10 @@ def test_wrong_masks_are_one_line(wanted: dict[str, object], message: str, monke
 
 
 KEY = "-----BEGIN PRIVATE KEY-----"
-UNITS = ["1 ", "1234567890123456 ", "DE89 ", "eyJ", "eyJa.", "sk-", "://a:", KEY, f"{KEY}\n{20 * 'A'}", "aws key "]
+UNITS = [
+    *("1 ", "1234567890123456 ", "4111\t", "DE89 ", "de89-", "be68 5390 ", "eyJ", "eyJa.", "sk-", "://a:"),
+    *(KEY, f"{KEY}\n{20 * 'A'}", "aws key "),
+]
 
 
 @pytest.mark.parametrize("unit", UNITS)
