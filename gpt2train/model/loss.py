@@ -68,7 +68,8 @@ class _ChunkedCrossEntropy(GradientInForward):
             picked = logits.gather(1, column)
             total = logits.sub_(top).exp_().sum(1, keepdim=True)
             log_z = total.log() + top
-            loss += ((log_z - picked) * valid).sum()
+            # Not in place: compiled by torch 2.11, a result that was changed in place has a gradient of zero.
+            loss = loss + ((log_z - picked) * valid).sum()
             factor = valid / total
             if z_loss:
                 squares += (log_z.square() * valid).sum()
