@@ -47,14 +47,22 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+        return _turn(x, cos, sin, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         (grad,) = grads
-        return (grad * cos).addcmul_(grad.roll(grad.shape[-1] // 2, -1), sin, value=-1), None, None
+        return _turn(grad, cos, sin, -1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    product, other = x * cos, x.roll(x.shape[-1] // 2, -1)
+    if torch.compiler.is_compiling():
+        # Compiled by torch 2.11, a result that was changed in place has a gradient of zero.
+        return torch.addcmul(product, other, sin, value=direction)
+    return product.addcmul_(other, sin, value=direction)
 
 
 def scaled_frequencies(
