@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpt2train.compat.torch_compile import compiled_result
 from gpt2train.model.rope_scaling import RopeScaling
 
 Rotation = tuple[Tensor, Tensor]  # cosines, and sines that are negative in the first half, [..., head_dim] each
@@ -47,22 +48,14 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
+        return compiled_result((x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         (grad,) = grads
-        return _turn(grad, cos, sin, -1), None, None
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    product, other = x * cos, x.roll(x.shape[-1] // 2, -1)
-    if torch.compiler.is_compiling():
-        # Compiled by torch 2.11, a result that was changed in place has a gradient of zero.
-        return torch.addcmul(product, other, sin, value=direction)
-    return product.addcmul_(other, sin, value=direction)
+        return (grad * cos).addcmul_(grad.roll(grad.shape[-1] // 2, -1), sin, value=-1), None, None
 
 
 def scaled_frequencies(
