@@ -38,6 +38,8 @@ from gpt2train.settings import build
 from gpt2train.train import train
 from gpt2train.training.performance import KERNELS
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for bit-equality; read when cuBLAS starts
+
 PART = "correctness"
 BOUNDS = {"fp32": 2e-4, "bf16": 0.05, "fp16": 0.01}
 SAME = 2e-5  # two forms of the same float32 computation
@@ -241,5 +243,4 @@ def checks(device: str) -> dict[str, Check]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for bit-equality; read when cuBLAS starts
     run_checks(PART, checks(sys.argv[1]), set(sys.argv[2:]))
