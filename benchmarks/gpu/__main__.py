@@ -7,7 +7,7 @@
 It ends within the minutes given: parts that do not fit are left out and listed as such. A check that hangs is ended and
 named. The JSON file is written after every result, so that a kill loses one check at most. Exit code 1 if a check
 failed. Needs the checkout, and the packages NEEDED; `transformers` for the comparison with it, and for the server
-cyclopts, fastapi and uvicorn.
+cyclopts, fastapi, uvicorn and prometheus-client.
 """
 
 import argparse
