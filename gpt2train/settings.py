@@ -8,9 +8,9 @@ import difflib
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from gpt2train.errors import UserError
 
@@ -27,6 +27,38 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def refuse_boolean_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a boolean for a number, which pydantic would take as 0 or 1."""
+        if _has_boolean(value) and _is_numeric(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError("input should be a number, not a boolean")
+        return value
+
+
+def _has_boolean(value: Any) -> bool:
+    """Return True for a boolean, and for a list or mapping with one."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, bool) or any(map(_has_boolean, inner))
+
+
+def _is_numeric(annotation: Any) -> bool:
+    """Return True for a type with numbers and without booleans, settings of their own and arbitrary values."""
+    leaves = _leaves(annotation)
+    return not leaves.isdisjoint((int, float)) and not any(
+        leaf in (bool, Any, object) or (isinstance(leaf, type) and issubclass(leaf, BaseModel)) for leaf in leaves
+    )
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    """Types that a type is made of, without the metadata of `Annotated`."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        return {annotation}
+    parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        parts = parts[:1]
+    return set().union(*map(_leaves, parts)) if parts and get_origin(annotation) is not Literal else {annotation}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

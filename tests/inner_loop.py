@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent
 
 NOT_UNIT = (
+    "benchmarks/test_gpu.py",
     "docs/test_mkdocs_hooks.py::test_a_figure_needs_no_script",
     "docs/test_settings_reference.py::test_the_pages_are_the_same_in_another_process",
     "flows/compat/test_prefect.py::test_a_final_server_app_is_not_built_again",
@@ -57,6 +58,7 @@ NOT_UNIT = (
     "gpt2train/checkpoint/test_layouts.py",
     "gpt2train/checkpoint/test_resume.py",
     "gpt2train/checkpoint/test_writer.py",
+    "gpt2train/compat/test_torch_compile.py",
     "gpt2train/compat/test_torch_elastic.py",
     "gpt2train/convert/test_hf_qwen2.py",
     "gpt2train/convert/test_huggingface.py::test_a_model_folder_is_written_atomically",

@@ -4,24 +4,29 @@
     python -m benchmarks.gpu --rehearse           the same parts on a CPU, at a tiny size
     python -m benchmarks.gpu --only correctness   some parts
 
-It ends within the minutes given: parts that do not fit are left out and listed as such. The JSON file is written after
-every part, so that a kill loses one part at most. Exit code 1 if a check failed. Needs the checkout, and of the
-packages torch, numpy, pydantic, tokenizers and safetensors; `transformers` for the comparison with it.
+It ends within the minutes given: parts that do not fit are left out and listed as such. A check that hangs is ended and
+named. The JSON file is written after every result, so that a kill loses one check at most. Exit code 1 if a check
+failed. Needs the checkout, and the packages NEEDED; `transformers` for the comparison with it, and for the server
+cyclopts, fastapi, uvicorn and prometheus-client.
 """
 
 import argparse
+import contextlib
+import importlib.util
 import json
+import math
+import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
-
-import gpt2train
 from benchmarks.gpu.page import page
 from benchmarks.gpu.result import BEGIN, Result
 
@@ -30,51 +35,85 @@ CORRECTNESS = ("correctness", "benchmarks.gpu.correctness", ())
 MEASURE = "benchmarks.gpu.measure"
 FULL = [
     CORRECTNESS,
-    ("speed", MEASURE, ("speed", "products")),
-    *[("speed", MEASURE, ("speed", shape)) for shape in ("345m", "124m", "1542m")],
-    *[("memory", MEASURE, ("memory", shape)) for shape in ("345m", "124m", "1542m")],
-    ("features", MEASURE, ("features", "345m")),
+    ("speed", MEASURE, ("speed products",)),
+    *[("speed", MEASURE, (f"speed {shape}",)) for shape in ("345m", "124m", "1542m")],
+    *[("memory", MEASURE, (f"memory {shape}",)) for shape in ("345m", "124m", "1542m")],
+    ("features", MEASURE, ("features 345m", "features fp8")),
 ]
-REHEARSAL = [
-    CORRECTNESS,
-    ("speed", MEASURE, ("speed", "products")),
-    *[(part, MEASURE, (part, "tiny")) for part in ("speed", "memory", "features")],
-]
+# One process for all measurements of a tiny model, since each one takes seconds to start.
+TINY = [f"{part} tiny" for part in ("speed", "memory", "features")]
+REHEARSAL = [CORRECTNESS, ("speed", MEASURE, ("speed products", *TINY, "features fp8"))]
 PARTS = ("correctness", "speed", "memory", "features")
 SMALLEST = 15.0  # seconds below which no part is started
+HANGING = {"correctness": 120.0}  # seconds after which a check is taken to hang; compilation takes most of it
+HANGING_MEASUREMENT = 600.0  # of four contestants, each compiled; each has a limit of its own
+NEEDED = ("torch", "numpy", "pydantic", "tokenizers", "safetensors", "tomli_w", "psutil", "filelock")
 
 
-def run_part(part: str, command: list[str], seconds: float) -> list[Result]:
-    """Run a part in a process of its own, and again without the check in which it died, until it ends or time is up."""
-    end, found, skip = time.monotonic() + seconds, list[Result](), list[str]()
+def run_part(
+    part: str,
+    command: list[str],
+    seconds: float,
+    record: Callable[[Result], None],
+    hanging: float = HANGING_MEASUREMENT,
+) -> None:
+    """Run a part in a process of its own, and again without the check in which it died, until it ends or time is up.
+
+    Args:
+        part: name of the part.
+        command: command of the process, to which the names of the checks to leave out are added.
+        seconds: time for the part.
+        record: function that takes each result at once.
+        hanging: time for one check.
+    """
+    end, skip = time.monotonic() + seconds, list[str]()
     while True:
-        process = subprocess.Popen([*command, *skip], stdout=subprocess.PIPE, text=True)
-        killer = threading.Timer(max(0.1, end - time.monotonic()), process.kill)
-        killer.start()
+        # A session of its own, so that nothing that a check started outlives it and holds memory of the GPU.
+        process = subprocess.Popen([*command, *skip], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        killer = _kill_at(process, min(end, time.monotonic() + hanging))
         current = ""
-        assert process.stdout is not None
-        for line in process.stdout:
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                print(line, end="", file=sys.stderr)
-                continue
-            if BEGIN in row:
-                current = row[BEGIN]
-                skip.append(current)
-                continue
-            found.append(Result(**row))
-            print_result(found[-1])
-        code = process.wait()
-        killer.cancel()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError:
+                    row = None
+                if not isinstance(row, dict):
+                    print(line, end="", file=sys.stderr)
+                elif BEGIN in row:
+                    current = row[BEGIN]
+                    skip.append(current)
+                    killer.cancel()
+                    killer = _kill_at(process, min(end, time.monotonic() + hanging))
+                else:
+                    record(Result(**row))
+        finally:
+            killer.cancel()
+            _kill(process)
+            code = process.wait()
         if code == 0:
-            return found
+            return
         if time.monotonic() >= end:
-            return [*found, Result(part, current or command[-1], None, detail="left out: the time was up")]
-        found.append(Result(part, current, False, detail=f"the process ended with {code}; its error is above"))
-        print_result(found[-1])
+            record(Result(part, current or part, None, detail="left out: the time was up"))
+            return
+        ended = f"hung for {hanging:g} s" if code == -signal.SIGKILL else f"the process ended with {code}"
+        record(Result(part, current or part, False, detail=f"{ended}; its error is above"))
         if not current:
-            return found
+            return
+
+
+def _kill_at(process: subprocess.Popen[str], moment: float) -> threading.Timer:
+    timer = threading.Timer(max(0.1, moment - time.monotonic()), _kill, (process,))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a process and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def print_result(result: Result) -> None:
@@ -87,6 +126,10 @@ def print_result(result: Result) -> None:
 
 def machine() -> dict[str, str]:
     """Hardware and versions."""
+    import torch
+
+    import gpt2train
+
     cuda = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
@@ -112,6 +155,25 @@ def verdict(results: list[Result], facts: dict[str, str], seconds: float) -> dic
     }
 
 
+def write(outcome: dict[str, object], file: Path, html: Path | None) -> None:
+    """Write the verdict as JSON, with null for what is not a number, and as a page."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    texts = {file: json.dumps(_finite(outcome), indent=1) + "\n", html or file.with_suffix(".html"): page(outcome)}
+    for path, text in texts.items():
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have by None."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def main() -> int:
     """Run the parts that fit, write the verdict and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -121,25 +183,32 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, at a tiny size")
     options = parser.parse_args()
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise SystemExit(f"error: {sys.executable} has no {', '.join(missing)}; install what is missing")
+    import torch
+
     if not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU here; rehearse the parts on a CPU by --rehearse")
     device = "cpu" if options.rehearse else "cuda"
     started, results, facts = time.monotonic(), list[Result](), machine()
     end = started + 60 * options.minutes
+
+    def record(result: Result) -> None:
+        print_result(result)
+        results.append(result)
+        write(verdict(results, facts, time.monotonic() - started), options.json, options.html)
+
     for part, module, arguments in REHEARSAL if options.rehearse else FULL:
-        if part not in options.only:
+        names = [name for name in arguments if name.split()[0] in options.only]
+        if part not in options.only and not names:
             continue
         left = end - time.monotonic()
         if left < SMALLEST:
-            results.append(Result(part, " ".join(arguments) or part, None, detail="left out: the time was up"))
-            print_result(results[-1])
+            for name in names or [part]:
+                record(Result(name.split()[0], name, None, detail="left out: the time was up"))
         else:
-            results += run_part(part, [sys.executable, "-m", module, device, *arguments], left)
-        outcome = verdict(results, facts, time.monotonic() - started)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
-        html = options.html or options.json.with_suffix(".html")
-        html.write_text(page(outcome), encoding="utf-8")
+            hanging = HANGING.get(part, HANGING_MEASUREMENT)
+            run_part(part, [sys.executable, "-m", module, device, *names], left, record, hanging)
     failed = [result for result in results if result.ok is False]
     print(f"{len(failed)} failed of {sum(result.ok is not None for result in results)}; {options.json}")
     return 1 if failed else 0

@@ -1,18 +1,21 @@
 """Speed and memory of full-size models on a GPU, each contestant in a process of its own.
 
-    python -m benchmarks.gpu.measure DEVICE PART SHAPE
+    python -m benchmarks.gpu.measure DEVICE "PART SHAPE"… [NAME to leave out …]
 
 prints `Result`s as lines of JSON. The contestants are those of `benchmarks.trainer`: the engine, `transformers`, and a
 plain loop in the manner of nanoGPT. Micro-batches are tried from the largest down; the first that fits is kept.
 """
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpu.result import Check, NotAvailable, Result, at_least, at_most, run_checks
 from benchmarks.train import SHAPES, Contestant
@@ -24,6 +27,7 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.plan.memory import peak
 from gpt2train.plan.parameters import pieces
 from gpt2train.settings import build, layer
+from gpt2train.simulate.kinds import all_kinds
 
 MICRO = {"tiny": (4,), "124m": (64, 32, 16), "345m": (32, 16, 8), "1542m": (16, 8, 4)}
 KERNELS = ("ours", "ours, flash")  # cuDNN's attention and flash
@@ -31,18 +35,29 @@ PEERS = ("transformers", "plain")
 BARS = {"124m": 0.42, "345m": 0.50, "1542m": 0.50}  # share of the card's peak
 STEPS = {"cpu": 1, "cuda": 6}
 PLAN_BOUND = 0.10  # relative error of `plan`
+HANGING = 300.0  # seconds after which a contestant is taken to hang; a model of 48 blocks compiles for minutes
 
 
+@cache
 def measured(name: str, task: Task) -> dict[str, float] | None:
-    """Figures of some steps after a first call that compiles; None if the memory does not suffice."""
+    """Figures of some steps after a first call that compiles; None if the process dies, as without enough memory.
+
+    Raises:
+        TimeoutError: the process hangs.
+    """
     contestant = Contestant(name, task, STEPS[task.device], 1)
+    killer = threading.Timer(HANGING, contestant.process.kill)
+    killer.start()
     try:
         for _ in range(2):
             contestant()
         contestant.close()
     except SystemExit:  # the process has printed its error
-        contestant.process.kill()
+        if contestant.process.returncode == -signal.SIGKILL and not killer.is_alive():
+            raise TimeoutError(f"{name} took more than {HANGING:g} s") from None
         return None
+    finally:
+        killer.cancel()
     return contestant.rounds[-1] | {"compile": contestant.rounds[0]["wall"]}
 
 
@@ -83,10 +98,14 @@ def speed(device: str, name: str) -> Iterator[Result]:
     if share == share:
         yield at_least("speed", f"{name} MFU", share, BARS.get(name, 0.0), "of the peak", how)
     for peer in PEERS:
-        task, found = first_fitting(peer, best, tuple(size for size in MICRO[name] if size <= best.micro_batch))
+        against = f"{name} against {peer}"
+        try:
+            task, found = first_fitting(peer, best, tuple(size for size in MICRO[name] if size <= best.micro_batch))
+        except (NotAvailable, TimeoutError) as reason:  # the other peer is still measured
+            yield Result("speed", against, None, detail=f"{peer}: {reason}")
+            continue
         ratio = max(rates.values()) / rate(task, found)
         detail = f"{peer}: {rate(task, found):,.0f} tokens/s at micro-batch {task.micro_batch}"
-        against = f"{name} against {peer}"
         if device == "cpu":  # a rehearsal is no measurement
             yield Result("speed", against, None, ratio, None, "x", detail)
         else:
@@ -107,36 +126,41 @@ def products(device: str) -> Iterator[Result]:
         torch.mm(one, other, out=out)
     out[0, 0].item()
     achieved = 2 * size**3 * times / (time.perf_counter() - started)
+    del one, other, out
+    if device == "cuda":
+        torch.cuda.empty_cache()  # for the contestants
     yield Result("speed", "matrix products", None, achieved / 1e12, None, "TFLOP/s", f"{size} x {size}, {dtype}")
 
 
 def memory(device: str, name: str) -> Iterator[Result]:
-    """Peak memory of the allocator against `gpt2train plan`."""
-    if device == "cpu":
-        raise NotAvailable("a CPU has no count of its own for tensors alone")
+    """Peak memory of the allocator against the simulated step from which `gpt2train plan` takes its memory."""
     shape = SHAPES[name][0]
     for label, parallel in (("", {}), (" full", {"activation_checkpointing": "full"})):
-        task = Task(shape, MICRO[name][-1], 2, device, compile=False)
+        task = Task(shape, MICRO[name][-1], 1 if device == "cpu" else 2, device, compile=False)
         found = measured("ours, full" if parallel else "ours", task)
         if found is None:
             yield Result("memory", f"{name}{label}", False, detail="out of memory")
             continue
         settings: RunConfig = build(RunConfig, layer(config_of(task), {"parallel": parallel}))
         layout = Layout.of(settings, 1)
-        planned = peak(settings, shape, layout, pieces(settings, shape)[0], 0).device
-        error = abs(planned / found["peak"] - 1)
-        sizes = f"plan {planned / 2**30:.2f} GiB, measured {found['peak'] / 2**30:.2f} GiB"
-        detail = f"{sizes}, micro-batch {task.micro_batch}"
-        yield at_most("memory", f"{name}{label}", error, PLAN_BOUND, "relative", detail)
+        [kind] = all_kinds(settings, layout.world)
+        formulas = peak(settings, shape, layout, pieces(settings, shape)[0], 0).device
+        sizes = f"plan {kind.step.peak / 2**30:.2f} GiB, by formulas {formulas / 2**30:.2f} GiB"
+        detail = f"{sizes}, measured {found['peak'] / 2**30:.2f} GiB, micro-batch {task.micro_batch}"
+        error = abs(kind.step.peak / found["peak"] - 1)
+        if device == "cpu":  # of which the resident memory is known, with all libraries
+            yield Result("memory", f"{name}{label}", None, error, None, "relative", detail)
+        else:
+            yield at_most("memory", f"{name}{label}", error, PLAN_BOUND, "relative", detail)
 
 
 def features(device: str, name: str) -> Iterator[Result]:
-    """Cost of document masking and of activation checkpointing, in time and memory, against the plain engine."""
+    """Cost of document masking, activation checkpointing and Muon, in time and memory, against the plain engine."""
     task = Task(SHAPES[name][0], MICRO[name][-1], 1, device, compile=device == "cuda")
     plain = measured("ours", task)
     if plain is None:
         raise NotAvailable("out of memory")
-    for other in ("ours, documents", "ours, selective", "ours, full"):
+    for other in ("ours, documents", "ours, selective", "ours, full", "ours, muon"):
         found = measured(other, task)
         if found is None:
             yield Result("features", f"{name} {other}", False, detail="the process ended; its error is above")
@@ -145,12 +169,45 @@ def features(device: str, name: str) -> Iterator[Result]:
         yield Result("features", f"{name} {other}", None, found["wall"] / plain["wall"], None, "x the time", detail)
 
 
-def checks(device: str, part: str, name: str) -> dict[str, Check]:
-    """Measurements of one part for one shape."""
-    if name == "products":
-        return {"products": partial(products, device)}
-    return {f"{part} {name}": partial({"speed": speed, "memory": memory, "features": features}[part], device, name)}
+def fp8(device: str) -> Iterator[Result]:
+    """Rate of torch's own matrix product in 8 bits beside that in bfloat16; the engine trains in no such precision."""
+    if device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        raise NotAvailable("this card has no products in 8 bits")
+    size, times = (8192, 50) if device == "cuda" else (128, 2)
+    one = torch.randn(size, size, device=device).to(torch.bfloat16)
+    other, scale = torch.randn_like(one), torch.ones((), device=device)
+    small = one.to(torch.float8_e4m3fn), other.to(torch.float8_e4m3fn).t()
+
+    def seconds(product: Callable[[], Tensor]) -> float:
+        for _ in range(times):  # warm
+            result = product()
+        result[0, 0].item()
+        started = time.perf_counter()
+        for _ in range(times):
+            result = product()
+        result[0, 0].item()
+        return time.perf_counter() - started
+
+    wide = seconds(lambda: one @ other)
+    narrow = seconds(
+        lambda: torch._scaled_mm(small[0], small[1], scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+    )
+    achieved = 2 * size**3 * times / narrow / 1e12
+    detail = f"{size} x {size}, {achieved:,.3g} TFLOP/s; of matrix products alone, the engine does not use them"
+    yield Result("features", "fp8 products", None, narrow / wide, None, "x the time of bfloat16", detail)
+
+
+def checks(device: str, names: list[str]) -> dict[str, Check]:
+    """Measurements by "PART SHAPE"."""
+    found: dict[str, Check] = {"speed products": partial(products, device), "features fp8": partial(fp8, device)}
+    for name in names:
+        if name not in found:
+            part, shape = name.split()
+            found[name] = partial({"speed": speed, "memory": memory, "features": features}[part], device, shape)
+    return {name: found[name] for name in names}
 
 
 if __name__ == "__main__":
-    run_checks(sys.argv[2], checks(*sys.argv[1:4]), set(sys.argv[4:]))
+    given = list(dict.fromkeys(sys.argv[2:]))
+    # A name that is given again is left out: the process died in it.
+    run_checks(None, checks(sys.argv[1], given), {name for name in given if sys.argv.count(name) > 1})

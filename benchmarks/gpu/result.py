@@ -55,22 +55,28 @@ def at_least(part: str, name: str, value: float, bound: float, unit: str = "", d
 Check = Callable[[], Iterator[Result]]
 
 
-def run_checks(part: str, checks: dict[str, Check], skip: set[str]) -> None:
-    """Run checks and print their results as lines of JSON; a check that raises is a failure of its own."""
+def run_checks(part: str | None, checks: dict[str, Check], skip: set[str]) -> None:
+    """Run checks and print their results as lines of JSON; a check that raises is a failure of its own.
+
+    Args:
+        part: part of the checks; None if it is the first word of their names.
+        checks: checks by name.
+        skip: names of checks to leave out.
+    """
     for name, check in checks.items():
         if name in skip:
             continue
         print(json.dumps({BEGIN: name}), flush=True)
-        started = time.perf_counter()
+        started, in_part = time.perf_counter(), part or name.split()[0]
         try:
             results = list(check())
         except NotAvailable as reason:
-            results = [Result(part, name, None, detail=f"not available here: {reason}")]
+            results = [Result(in_part, name, None, detail=f"not available here: {reason}")]
         except Exception as error:  # noqa: BLE001 - whatever torch, a driver or a compiler raises is the finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             first = str(error).strip().splitlines()[:1]
             text = f"{type(error).__name__}: {first[0] if first else ''} ({where.filename}:{where.lineno})"
-            results = [Result(part, name, False, detail=text)]
+            results = [Result(in_part, name, False, detail=text)]
         share = (time.perf_counter() - started) / len(results)
         for result in results:
             print(Result(**(asdict(result) | {"seconds": share})).line(), flush=True)

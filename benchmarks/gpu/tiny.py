@@ -16,7 +16,8 @@ from gpt2train.settings import build, layer
 from gpt2train.training.engine import Engine
 from gpt2train.training.performance import fast_kernels
 
-VOCAB, CONTEXT, STEPS = 500, 64, 6
+VOCAB, CONTEXT = 500, 64
+STEPS = {"cpu": 2, "cuda": 6}  # of a comparison; a rehearsal on a CPU only runs the checks
 LAYERS, HEADS, HEAD_DIM = 2, 4, 32  # a head of 32: every attention kernel supports it
 LLAMA = {"family": "llama", "options": {"kv_heads": 2, "qk_norm": True}}
 # Of a preset, what is not its size and does not need more processes, more memory or more steps.
@@ -46,7 +47,7 @@ def twin(name: str | None = None, *changes: Mapping[str, Any], family: Mapping[s
         "schedule": {"warmup": 0},
         "performance": {"compile": "off", "tf32": False},
         "precision": "fp32",
-        "steps": STEPS,
+        "steps": STEPS["cuda"],
         "vocab": VOCAB,
         "data": {"train": "random tokens"},
         "output": "nowhere",
@@ -81,12 +82,12 @@ def engine_of(config: RunConfig, device: str) -> Iterator[Engine]:
         torch.cuda.empty_cache()
 
 
-def losses(config: RunConfig, device: str) -> list[float]:
+def losses(config: RunConfig, device: str, steps: int) -> list[float]:
     """Loss of each step of a training; in fp16 with the loss scale 2^10."""
     scale = 2.0**10 if config.precision == "fp16" else 1.0
     found = []
     with engine_of(config, device) as engine:
-        for step in range(1, config.steps + 1):
+        for step in range(1, steps + 1):
             micro = [batch.to(engine.ctx.device) for batch in batches(config, step)]
             tokens = sum(batch.targets.numel() for batch in micro)
             pending = engine.measure(engine.accumulate(micro, tokens, step, scale), tokens, scale, stop=False)

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpt2train.compat.torch_compile import compiled_result
+
 IGNORE = -100
 # Rows of logits in memory at a time. On a CPU they should fit the cache: at a vocabulary of 50,304 and a width of 384,
 # 256 rows take 1.36 s, 1,024 take 1.45 s and 64 take 1.65 s. On a GPU large matrices are faster.
@@ -82,7 +84,7 @@ class _ChunkedCrossEntropy(GradientInForward):
             add_product(grad_weight, grad, rows)
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
-        return torch.stack((loss, z_loss * squares)) if z_loss else loss
+        return torch.stack((loss, z_loss * squares)) if z_loss else compiled_result(loss)
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpt2train.compat.torch_compile import compiled_result
 from gpt2train.model.rope_scaling import RopeScaling
 
 Rotation = tuple[Tensor, Tensor]  # cosines, and sines that are negative in the first half, [..., head_dim] each
@@ -47,7 +48,7 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+        return compiled_result((x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin))
 
     @staticmethod
     @once_differentiable

@@ -18,6 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 
+from gpt2train.compat.torch_compile import compiled_result
+
 # Names in torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -135,6 +137,8 @@ class _Share(torch.autograd.Function):
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
+        if torch.compiler.is_compiling():
+            return compiled_result(_all_reduce(x.clone(), region))
         # In place: a matrix product does not keep its output for the backward pass.
         dist.all_reduce(x, group=region.group)
         ctx.mark_dirty(x)
@@ -162,7 +166,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
         ctx.region = region
-        return _reduce_scatter_sequence(x, region)
+        return compiled_result(_reduce_scatter_sequence(x, region))
 
     @staticmethod
     @once_differentiable

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpt2train.compat.torch_compile import compiled_result
 from gpt2train.model.loss import CHUNK, IGNORE, MASKED_LOGIT, GradientInForward, add_product, soft_cap_
 from gpt2train.parallel.tp_collectives import Region
 
@@ -111,7 +112,7 @@ class _CrossEntropy(GradientInForward):
             add_product(grad_weight, grad, rows)
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
-        return torch.stack((loss, z_loss * squares)) if z_loss else loss
+        return torch.stack((loss, z_loss * squares)) if z_loss else compiled_result(loss)
 
 
 def _merge_log_sum_exp(top: Tensor, total: Tensor, picked: Tensor, region: Region) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ from gpt2train.settings import nearest
 SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])", re.IGNORECASE)
 MIN_TOKENS = 1_000_000  # a smaller budget trains nothing
+MAX_OVERTRAINING = 100  # times the tokens of the deepest model that a budget may buy
 
 Rate = Callable[[str], float]  # FLOP/s of all devices in a precision
 
@@ -97,7 +98,14 @@ def choose_recipe(name: str, depth: int | None, budget: str | None, rate: Callab
             break
         fitting.append(candidate)
     chosen = fitting[-1]
-    tokens = int(amount * speed(modern(chosen)["precision"]) / cost_of_token(chosen))
+    spent, own = amount * speed(modern(chosen)["precision"]), horizon(chosen) * cost_of_token(chosen)
+    if spent > MAX_OVERTRAINING * own:
+        of_time = f", {spent:.3g} FLOPs on these devices," if unit == "seconds" else ""
+        raise UserError(
+            f"--budget {budget}{of_time} is more than {MAX_OVERTRAINING} times what the deepest model, depth {chosen}, "
+            f"takes; give at most {MAX_OVERTRAINING * own:.2g} FLOPs"
+        )
+    tokens = int(spent / cost_of_token(chosen))
     if tokens < MIN_TOKENS:
         raise UserError(
             f"--budget {budget} buys {tokens:,} tokens of the smallest model; give more than {MIN_TOKENS:,}"

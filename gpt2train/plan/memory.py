@@ -21,7 +21,7 @@ class Memory:
         gathered: parameters that are temporarily unsharded, or half-precision copies.
         activations: activations saved for the backward pass, and the gradients that the loss keeps.
         head: logits of one or two chunks.
-        on_cpu: part of the first three that is in the CPU's memory (offload).
+        on_cpu: part of the first three that is in the CPU's memory (offload); 0 on a CPU, whose memory is the device's.
         copies: copies of weights and gradients in the CPU's memory beside that (offload of the optimizer alone).
     """
 
@@ -91,28 +91,31 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
 
     # With the optimizer alone on the CPU, AdamW there has a copy of the weights, and from a GPU one of the gradients.
     alone = p.cpu_offload and not p.offloads_weights
-    host_copies = FP32 * share * (1 if settings.device == "cpu" else 2) if alone else 0
-    states_on_cpu = round(states * FP32 * share) if alone else 0
+    away = settings.device != "cpu"
+    host_copies = FP32 * share * 2 if alone and away else 0
+    optimizer = round(states * FP32 * share) + (FP32 * share if alone and not away else 0)
+    states_on_cpu = optimizer if alone and away else 0
+    offloaded = p.offloads_weights and away
     # The largest of three moments: the loss, the backward pass of the block that needs most, and its end.
     loss = Memory(
         parameters=FP32 * share,
         gradients=FP32 * accumulated,
-        optimizer=round(states * FP32 * share),
+        optimizer=optimizer,
         gathered=unsharded + copies,
         activations=round(found.kept),
         head=round(found.loss),
-        on_cpu=round(FP32 * ((1 + states) * share + accumulated)) if p.offloads_weights else states_on_cpu,
+        on_cpu=round(FP32 * ((1 + states) * share + accumulated)) if offloaded else states_on_cpu,
         copies=host_copies,
     )
     backward = replace(loss, activations=round(found.kept + found.backward), head=0)
     end = Memory(
         parameters=FP32 * share,
         gradients=FP32 * (share if reduced_early else count),
-        optimizer=round(states * FP32 * share),
+        optimizer=optimizer,
         gathered=unsharded + (FP32 * (root + two_blocks) if reduced_early else 0),
         activations=0,
         head=0,
-        on_cpu=round(FP32 * (2 + states) * share) if p.offloads_weights else states_on_cpu,
+        on_cpu=round(FP32 * (2 + states) * share) if offloaded else states_on_cpu,
         copies=host_copies,
     )
     return max(loss, backward, end, key=lambda moment: moment.device)

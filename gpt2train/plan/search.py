@@ -206,8 +206,8 @@ def _evaluate(
     memories = [peak(settings, shape, layout, piece, rank) for rank, piece in enumerate(parts)]
     resident = 0.0
     if offload_of(settings.parallel) == "auto":
-        fractions = [(available - memory.device) / memory.on_cpu for memory in memories]
-        if min(fractions) <= 0 or min(fractions) >= 1:
+        fractions = [(available - memory.device) / memory.on_cpu for memory in memories if memory.on_cpu]
+        if not fractions or min(fractions) <= 0 or min(fractions) >= 1:
             return None
         resident = min(fractions)
         memories = [_filled(memory, available) for memory in memories]

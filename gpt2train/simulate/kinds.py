@@ -16,7 +16,7 @@ from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.simulate.rank import RankStep, ShortStep, simulate_rank
-from gpt2train.simulate.schedule import SHORT, kinds, known, passes, peak
+from gpt2train.simulate.schedule import SHORT, Kind, known, peak, repeated_passes
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,10 @@ def _whole(config: RunConfig, layout: Layout, stage: int, step: RankStep) -> Ran
     if step.profile is None or step.pass_counts is None:
         return step
     p, number = config.parallel, layout.accumulation
-    order = list(passes(p.schedule, layout.pp, p.virtual_pipeline_stages, number, stage))
-    made = Counter(kinds(order, number))
+    order = repeated_passes(p.schedule, layout.pp, p.virtual_pipeline_stages, number, stage)
+    made = Counter[Kind]()
+    for period, repeated in order:
+        made.update({kind: times * repeated for kind, times in Counter(period).items()})
     counts = step.pass_counts.outside.plus(step.pass_counts.sent, number)
     for kind, times in made.items():
         counts = counts.plus(known(step.pass_counts.passes, kind), times)

@@ -3,12 +3,13 @@
 What a pass keeps or frees depends on little: the first and the last micro-batch of a stage differ from the others,
 since they allocate and reduce the gradients, and a pass after a backward pass finds parameters gathered. So a run of
 few micro-batches gives what every kind of pass keeps, and the most that it needs meanwhile; the order of the passes of
-a schedule, of any number of micro-batches and at any place of the pipeline, gives the rest. Held against whole
-simulations by tests/gpt2train/simulate/test_kinds.py.
+a schedule, of any number of micro-batches and at any place of the pipeline, gives the rest. Most passes of many
+micro-batches repeat a period of the schedule, which is counted and not walked through. Held against whole simulations
+by tests/gpt2train/simulate/test_kinds.py, and against walks through all passes by test_schedule.py.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -18,6 +19,7 @@ Pass = tuple[bool, int]  # True for a forward pass; number of the stage among th
 # A pass, place of its micro-batch, whether the pass before it through the same stage was forward, pass before it.
 # ZeRO 3 leaves the blocks of a stage gathered after a backward pass.
 Kind = tuple[Pass, Place, bool, Pass]
+Repeated = tuple[list[Kind], int]  # passes that follow each other, and how many times they do
 SHORT = 3  # micro-batches that have a first, a middle and a last one
 
 
@@ -53,7 +55,7 @@ class Profile:
     end: Mapping[str, int]
 
 
-def peak(profile: Profile, order: Iterable[Pass], micro_batches: int) -> dict[str, int]:
+def peak(profile: Profile, order: Iterable[Repeated], micro_batches: int) -> dict[str, int]:
     """Return the bytes of each category when a schedule needs most.
 
     Args:
@@ -62,12 +64,59 @@ def peak(profile: Profile, order: Iterable[Pass], micro_batches: int) -> dict[st
         micro_batches: number of micro-batches of the schedule.
     """
     level, best = _scaled(profile.start, profile, micro_batches), _scaled(profile.end, profile, micro_batches)
-    for kind in kinds(order, micro_batches):
+    for period, times in order:
+        before = level
+        level, best = _walk(profile, period, level, best)
+        if times > 1:  # each repetition changes the memory by as much, so that the first or the last one needs most
+            last = {name: size + (times - 2) * (size - before[name]) for name, size in level.items()}
+            level, best = _walk(profile, period, last, best)
+    return best
+
+
+def _walk(
+    profile: Profile, period: Sequence[Kind], level: dict[str, int], best: dict[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Memory after some passes, and the most until then."""
+    for kind in period:
         change = known(profile.passes, kind)
         if sum(level.values()) + sum(change.peak.values()) > sum(best.values()):
             best = _sum(level, change.peak)
         level = _sum(level, change.net)
-    return best
+    return level, best
+
+
+def repeated_passes(schedule: str, pp: int, stages: int, micro_batches: int, rank: int) -> list[Repeated]:
+    """Order of the passes of a schedule on one rank, with the repetitions of a period counted.
+
+    A schedule of few micro-batches has all kinds of passes, and a period among them for each further round of
+    micro-batches: a forward pass and a backward pass of each stage in 1F1B, in GPipe one of them in each half.
+
+    Args:
+        schedule: "1f1b", "gpipe" or "interleaved".
+        pp: ranks of the pipeline.
+        stages: stages of each rank.
+        micro_batches: number of micro-batches.
+        rank: pipeline rank.
+    """
+    unit = pp if schedule == "interleaved" else 1
+    # The warm-up takes less than two rounds of an interleaved schedule, pp of 1F1B; four more have a middle one.
+    few = SHORT + 1 if schedule == "gpipe" else 6 * pp if schedule == "interleaved" else pp + 4
+    rounds = (micro_batches - few) // unit
+    if rounds <= 0 or micro_batches % unit:
+        return [(list(kinds(passes(schedule, pp, stages, micro_batches, rank), micro_batches)), 1)]
+    short = micro_batches - rounds * unit
+    made = list(kinds(passes(schedule, pp, stages, short, rank), short))
+    if schedule == "gpipe":
+        periods = [slice(1, 2), slice(short + 1, short + 2)]
+    else:
+        length = 2 * unit * stages
+        start = _warm_up(schedule, pp, stages, short, rank) + length
+        periods = [slice(start, start + length)]
+    found, end = list[Repeated](), 0
+    for period in periods:
+        found += [(made[end : period.start], 1), (made[period], rounds + 1)]
+        end = period.stop
+    return [*found, (made[end:], 1)]
 
 
 def kinds(order: Iterable[Pass], micro_batches: int) -> Iterator[Kind]:
@@ -105,13 +154,7 @@ def passes(schedule: str, pp: int, stages: int, micro_batches: int, rank: int) -
         micro_batches: number of micro-batches.
         rank: pipeline rank.
     """
-    total = micro_batches * stages
-    if schedule == "gpipe":
-        warm = total
-    elif schedule == "1f1b":
-        warm = min(total, pp - rank)
-    else:
-        warm = min(total, (stages - 1) * _round(pp, micro_batches) + 2 * (pp - 1 - rank))
+    total, warm = micro_batches * stages, _warm_up(schedule, pp, stages, micro_batches, rank)
     forward, backward = 0, 0
     for step in range(2 * total):
         # After the warm-up 1F1B goes backward first, and interleaved 1F1B forward.
@@ -123,6 +166,16 @@ def passes(schedule: str, pp: int, stages: int, micro_batches: int, rank: int) -
         else:
             yield False, stages - 1 - _stage(backward, stages, pp, micro_batches)
             backward += 1
+
+
+def _warm_up(schedule: str, pp: int, stages: int, micro_batches: int, rank: int) -> int:
+    """Forward passes before the first backward pass, or in an interleaved schedule before passes alternate."""
+    total = micro_batches * stages
+    if schedule == "gpipe":
+        return total
+    if schedule == "1f1b":
+        return min(total, pp - rank)
+    return min(total, (stages - 1) * _round(pp, micro_batches) + 2 * (pp - 1 - rank))
 
 
 def _round(pp: int, micro_batches: int) -> int:

@@ -80,6 +80,8 @@ def test_plan_and_config_have_the_same_numbers(capsys: pytest.CaptureFixture[str
         (["--budget", "8h"], "--budget 8h is for a recipe"),
         (["--recipe", "modern", "--depth", "2", "--preset", "345m"], "leave one out"),
         (["--recipe", "modern", "--budget", "1e9"], "buys 154 tokens"),
+        (["--recipe", "modern", "--budget", "1e60"], "--budget 1e60 is more than 100 times what the deepest model"),
+        (["--recipe", "modern", "--budget", "9" * 30 + "d"], "FLOPs on these devices, is more than 100 times what"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "config"])

@@ -43,6 +43,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "selective": (1, {"activation_checkpointing": "selective"}),
     "full": (1, {"activation_checkpointing": "full"}),
     "offload": (1, {"cpu_offload": True}),
+    "offload of the optimizer": (1, {"cpu_offload": True, "offload_placement": "optimizer"}),
+    "zero 3, offload": (4, {"zero": 3, "cpu_offload": True}),
     "zero 0": (4, {"zero": 0}),
     "zero 1": (4, {"zero": 1}),
     "zero 2": (4, {"zero": 2}),
@@ -99,6 +101,11 @@ def ratios(family: str, layout: str, device: str = "cuda", precision: str = "bf1
 )
 def test_the_formulas_are_near_a_simulated_step(family: str, layout: str) -> None:
     assert ratios(family, layout) == [pytest.approx(1, abs=0.1)] * LAYOUTS[layout][1].get("pp", 1)
+
+
+@pytest.mark.parametrize("layout", ["offload", "offload of the optimizer", "zero 3, offload"])
+def test_on_a_cpu_offload_leaves_all_state_in_the_memory_of_the_rank(layout: str) -> None:
+    assert ratios("gpt2", layout, device="cpu", precision="fp32") == [pytest.approx(1, abs=0.1)]
 
 
 def test_each_stage_of_an_interleaved_rank_has_its_embeddings() -> None:
