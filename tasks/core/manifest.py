@@ -15,13 +15,13 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpt2train.errors import RunError
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from tasks.core.storage import FileRecord, Folder
 
 MANIFEST = "_manifest.json"
 
 
-class Outcome(Settings):
+class Outcome(Record):
     """Files and counts of one batch or of a whole step. The outcomes of the batches add up to the step's."""
 
     outputs: tuple[FileRecord, ...] = ()
@@ -63,7 +63,7 @@ class Outcome(Settings):
         )
 
 
-class Manifest(Settings):
+class Manifest(Record):
     """Record of a finished step: its inputs, parameters and outputs."""
 
     step: str

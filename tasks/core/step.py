@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.settings import Settings
+from gpt2train.settings import Record, Settings
 from tasks.core.manifest import (
     MANIFEST,
     Manifest,
@@ -42,7 +42,7 @@ Environment = Literal["redo", "refuse", "accept"]
 SWEEP = "sweep"  # name of the batch record that marks a commit with stale files still to be removed
 
 
-class BatchRecord(Settings):
+class BatchRecord(Record):
     """Record of a committed batch."""
 
     fingerprint: str

@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import UserError
 from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, atomic_file, make_folder, write_error
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from tasks.core.object_stores import BLOCK, is_alive, open_store, translate_store_errors
 
 TEMPORARY = ".tmp-"  # of the files of `atomic_file`; killed runs leave some behind, which each step sweeps
@@ -29,7 +29,7 @@ DRAFT = "gpt2train-upload-"  # prefix of files to upload, in the temporary folde
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
-class FileRecord(Settings):
+class FileRecord(Record):
     """Entry of a manifest for one committed file."""
 
     name: str
