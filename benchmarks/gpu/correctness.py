@@ -24,6 +24,7 @@ from torch.nn.attention import sdpa_kernel
 
 from benchmarks.gpu.result import Check, NotAvailable, Result, at_most, run_checks
 from benchmarks.gpu.tiny import LLAMA, STEPS, VOCAB, difference, losses, on, twin
+from gpt2train.checkpoint.staging import copy_to_cpu
 from gpt2train.checkpoint.store import open_weights
 from gpt2train.config import RunConfig, presets
 from gpt2train.convert.huggingface import write_model
@@ -158,6 +159,24 @@ def resumed(device: str, precision: str) -> Iterator[Result]:
     yield at_most(PART, f"resume {precision}", len(unequal), 0, "tensors", "that differ from an uninterrupted run")
 
 
+def staged(device: str) -> Iterator[Result]:
+    """Compare the CPU copies that a checkpoint is written from with the tensors, which training changes meanwhile."""
+    generator = torch.Generator().manual_seed(2)
+    sizes = dict.fromkeys(("weights", "exp_avg", "exp_avg_sq"), 1 << (16 if device == "cpu" else 24))
+    copies: dict[str, torch.Tensor] = {}
+    unequal = 0
+    for _ in range(2):  # the second time into the memory of the first
+        values = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
+        state = {name: value.clone().to(on(device).device) for name, value in values.items()}
+        copies = copy_to_cpu(state, copies)
+        for tensor in state.values():
+            tensor.add_(1)
+        unequal += sum(not torch.equal(copies[name], value) for name, value in values.items())
+    pinned = sum(copy.is_pinned() for copy in copies.values())
+    detail = f"that differ from their copies; {pinned} of {len(copies)} in pinned memory"
+    yield at_most(PART, "checkpoint staging", unequal, 0, "tensors", detail)
+
+
 def stored(config: RunConfig) -> dict[str, torch.Tensor]:
     """Weights of a run's newest checkpoint."""
     checkpoint = newest_checkpoint(config.output)
@@ -229,6 +248,7 @@ def checks(device: str) -> dict[str, Check]:
         found[f"generation {family}"] = partial(generation, device, family)
     found["variants"] = partial(variants, device)
     found["server"] = partial(served, device)
+    found["staging"] = partial(staged, device)
     for precision in ("fp32", "bf16"):
         found[f"resume {precision}"] = partial(resumed, device, precision)
     for kernel in KERNELS:
