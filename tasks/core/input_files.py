@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.data.zstd_file import ZstdFile
 from gpt2train.errors import UserError, redact
-from tasks.core.object_stores import check_credentials
+from tasks.core.object_stores import check_store_url
 from tasks.core.storage import Folder
 
 BLOCK = 2**20  # bytes read at a time
@@ -117,7 +117,7 @@ def read_any(location: str) -> bytes:
         UserError: The file does not exist or cannot be read.
     """
     with _translate_errors(location):
-        check_credentials(location)
+        check_store_url(location)
         with fsspec.open(location, "rb") as file:
             return bytes(file.read())
 
@@ -170,7 +170,7 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         return [(pattern, base_name(pattern))]  # in a web URL `?` is not a wildcard, and there are no folders
     folder = ""
     with _translate_errors(pattern):
-        check_credentials(pattern)
+        check_store_url(pattern)
         fs, path = fsspec.core.url_to_fs(pattern)
         if fs.isdir(path):
             folder = f"{path.rstrip('/')}/"
