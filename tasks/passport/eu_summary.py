@@ -142,12 +142,12 @@ def _processing(corpus: Corpus, about: About) -> Iterator[str]:
         for (step, reason), count in sorted(corpus.dropped.items())
         if step == "blacklist" and reason in LISTED
     ]
-    removed = "Pages removed by lists of hosts and addresses, whatever these lists are for:\n\n"
-    removed += table(("step", "reason", "pages"), rows)
+    removed = "No page was removed by a list of hosts."
+    if rows:
+        removed = "Pages removed by lists of hosts and addresses, whatever these lists are for:\n\n"
+        removed += table(("step", "reason", "pages"), rows)
     more = plain(about.illegal_content, 2000) or f"Further measures: {NOT_STATED}"
-    yield "### 3.2 Removal of illegal content\n\n" + (
-        f"{removed}\n\n{more}" if rows else f"No page was removed by a list of hosts.\n\n{more}"
-    )
+    yield f"### 3.2 Removal of illegal content\n\n{removed}\n\n{more}"
     masked = ", ".join(f"{count:,} {kind}" for kind, count in corpus.masked.items())
     yield "### 3.3 Other\n\n" + (f"Personal data was masked: {masked}." if masked else "No personal data was masked.")
 
