@@ -72,6 +72,8 @@ def find_inputs(
     found: dict[str, tuple[str, bool]] = {}
     for pattern in patterns:
         for location, name in _expand(pattern, flag, suffixes):
+            if (readable := _readable(location)) != location and not (faults and location != pattern):
+                raise UserError(f"the name of {readable} is not valid UTF-8; rename the file, or its folder")
             found.setdefault(location, (name, location != pattern))
     return [
         (faults and listed and _faulty(location, name)) or _describe(location, name, flag)
@@ -79,11 +81,19 @@ def find_inputs(
     ]
 
 
+def _readable(location: str) -> str:
+    """Return a path that can be written as UTF-8: bytes that are not, as escapes."""
+    return location.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def _faulty(location: str, name: str) -> InputFile | None:
     """Return the entry of an unreadable local file; None for a readable one."""
     if "://" in location:
         return None
     path, fault = Path(location), None
+    if _readable(location) != location:
+        fault = "its name is not valid UTF-8"
+        return InputFile(_readable(location), _readable(name), 0, f"unreadable: {fault}", fault)
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a FIFO would wait for a writer
             fault = "it is no regular file"
