@@ -49,6 +49,7 @@ NO_SERVER = "http://127.0.0.1:9"
 FLUSH_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
 HOSTS = ("127.0.0.1", "localhost")
+NO_PROXY = ("no_proxy", "NO_PROXY")
 KEY_FILE = "gpt2train-api-key"
 START_LOCK = "gpt2train-server-start.lock"
 CLIENT_KEY, SERVER_KEY = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
@@ -81,21 +82,24 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches the command, which stops the server last
         )
-        saved_key = os.environ.get(CLIENT_KEY)
+        saved = {name: os.environ.get(name) for name in (CLIENT_KEY, *NO_PROXY)}
         try:
             _wait_until_healthy(process, port, output, print_status or functools.partial(print, file=sys.stderr))
             os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED] = f"http://127.0.0.1:{port}/api"
             os.environ[CLIENT_KEY] = key
+            # Prefect's client would ask a proxy for this machine's server. Of both names the lower one counts.
+            direct = saved["no_proxy"] or saved["NO_PROXY"]
+            if direct != "*":
+                os.environ.update(dict.fromkeys(NO_PROXY, ",".join(filter(None, (direct, *HOSTS)))))
             yield f"http://127.0.0.1:{port}"
         finally:
             if "prefect" in sys.modules:
                 from flows.compat.prefect import flush  # imports Prefect, which a server alone does not need
 
                 flush(FLUSH_SECONDS)  # while the server answers; later Prefect would retry for a minute
-            for name in ("PREFECT_API_URL", EMBEDDED, CLIENT_KEY):
+            for name in ("PREFECT_API_URL", EMBEDDED, *saved):
                 os.environ.pop(name, None)
-            if saved_key is not None:
-                os.environ[CLIENT_KEY] = saved_key
+            os.environ.update({name: value for name, value in saved.items() if value is not None})
             process.terminate()
             try:
                 process.wait(STOP_SECONDS)

@@ -78,6 +78,7 @@ def compare_data(
         Print the result as JSON.
     """
     from gpt2train.compare.comparison import Comparison, Request
+    from gpt2train.compare.documents import MAX_BYTES
     from gpt2train.compare.flow_arms import prepare_arms
     from gpt2train.compare.page import comparison_page
     from gpt2train.io.files import write_atomic
@@ -105,6 +106,11 @@ def compare_data(
         )
     )
     for corpus in comparison.corpora:
+        if corpus.over_limit:
+            report(
+                f"{corpus.name}: its texts have more than {MAX_BYTES >> 20} MiB in UTF-8; "
+                f"{corpus.over_limit:,} documents, chosen by a hash, are left out"
+            )
         if corpus.skipped:
             report(f"{corpus.name}: {corpus.skipped:,} rows have no text under {json_key!r} and are left out")
         if corpus.dropped:

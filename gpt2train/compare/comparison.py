@@ -244,6 +244,7 @@ class Comparison:
             "near_duplicates": corpus.near_duplicates,
             "dropped_as_held_out": corpus.dropped,
             "without_text": corpus.skipped,
+            "over_limit": corpus.over_limit,
         }
 
     def _row(self, name: str, value: Difference, results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gpt2train.data.text_units import ALPHABETIC, letters_in, units_of
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 
-MAX_BYTES = 1 << 28  # of a corpus in memory; of a larger one the texts with the smallest hashes, with all copies
+MAX_BYTES = 1 << 28  # of a corpus in UTF-8; of a larger one the texts with the smallest hashes, with all copies
 MAX_HELD = 200  # documents of a drawn held-out set
 HELD_SHARE = 20  # a drawn set has at most one of so many texts
 NGRAM = 13  # words that a training document may not share with a held-out file, as in GPT-3's decontamination
@@ -33,6 +33,11 @@ def text_key(text: str, purpose: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8, key=purpose.encode()).digest()
 
 
+def utf8_bytes(text: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
 @dataclass
 class Corpus:
     """Texts of a corpus, with the number of copies of each, in the order of the hashes of their groups."""
@@ -43,6 +48,8 @@ class Corpus:
     """Documents left out because a held-out file shares text with them."""
     skipped: int = 0
     """Rows without a text."""
+    over_limit: int = 0
+    """Documents left out because the corpus has more than `MAX_BYTES`, copies included."""
     groups: dict[str, str] = field(default_factory=dict)
     """Text -> the text that stands for its near-duplicates; a text that is not a key stands for itself."""
 
@@ -78,21 +85,26 @@ def read_corpus(path: Path, key: str, name: str) -> Corpus:
         UserError: there is no such corpus, or it has no document with a text.
     """
     counts: Counter[str] = Counter()
-    size = 0
-    skipped = 0
+    size = found = skipped = 0
+    limit: bytes | None = None
     for text in _texts(path, key):
-        if text.strip():
-            counts[text] += 1
-            size += len(text)
-            if size > 2 * MAX_BYTES:
-                size = _trim(counts)
-        else:
+        if not text.strip():
             skipped += 1
+            continue
+        found += 1
+        if limit is None or text_key(text, "order") < limit:
+            counts[text] += 1
+            size += utf8_bytes(text)
+        if size > 2 * MAX_BYTES:
+            size, limit = _trim(counts)
     if size > MAX_BYTES:
         _trim(counts)
+    if found and not counts:
+        raise UserError(f"{path}: one of its texts has more than {MAX_BYTES >> 20} MiB; give one text a line or row")
     if not counts:
         raise UserError(f"{path} has no document with a text under {key!r}; give another path or --json-key")
-    return Corpus(name, dict(sorted(counts.items(), key=lambda item: text_key(item[0], "order"))), skipped=skipped)
+    ordered = dict(sorted(counts.items(), key=lambda item: text_key(item[0], "order")))
+    return Corpus(name, ordered, skipped=skipped, over_limit=found - counts.total())
 
 
 def group_corpora(corpora: Sequence[Corpus]) -> None:
@@ -159,14 +171,21 @@ def _ngrams(text: str) -> set[str]:
     return {" ".join(words[at : at + count]) for at in range(len(words) - count + 1)}
 
 
-def _trim(counts: Counter[str]) -> int:
-    """Keep the texts with the smallest hashes up to `MAX_BYTES`; return their size with all copies."""
+def _trim(counts: Counter[str]) -> tuple[int, bytes]:
+    """Keep the texts with the smallest hashes up to `MAX_BYTES`.
+
+    Returns:
+        Their size with all copies, and the hash of the first text that is left out. A copy of it may follow.
+    """
     size = 0
-    for text in sorted(counts, key=lambda text: text_key(text, "order")):
-        size += len(text) * counts[text]
-        if size > MAX_BYTES:
-            size -= len(text) * counts.pop(text)
-    return size
+    ordered = sorted(counts, key=lambda text: text_key(text, "order"))
+    for at, text in enumerate(ordered):  # noqa: B007 - used after the loop
+        if size + utf8_bytes(text) * counts[text] > MAX_BYTES:
+            break
+        size += utf8_bytes(text) * counts[text]
+    for left_out in ordered[at:]:
+        del counts[left_out]
+    return size, text_key(text, "order")
 
 
 def _texts(path: Path, key: str) -> Iterator[str]:

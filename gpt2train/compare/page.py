@@ -22,7 +22,8 @@ def comparison_page(result: Mapping[str, Any]) -> str:
     rows = "".join(_row(name, row) for name, row in result["sets"].items())
     corpora = "".join(
         f"<tr><td>{escape(c['name'])}</td><td>{c['documents']:,}</td><td>{c['distinct']:,}</td>"
-        f"<td>{c['near_duplicates']:,}</td><td>{c['dropped_as_held_out']:,}</td><td>{c['without_text']:,}</td></tr>"
+        f"<td>{c['near_duplicates']:,}</td><td>{c['dropped_as_held_out']:,}</td><td>{c['without_text']:,}</td>"
+        f"<td>{c['over_limit']:,}</td></tr>"
         for c in result["corpora"]
     )
     needed = result["seeds_needed"]
@@ -40,7 +41,7 @@ confidence over all sets. They cover initial weights, order, the sample of train
 documents. They do not cover larger models or more training.</p>{_intervals(result["sets"])}
 <h2>Validation loss while training</h2>{_curves(result["curves"])}
 <h2>Corpora</h2><table><tr><th>corpus</th><th>documents</th><th>distinct</th><th>copies and near-duplicates</th>
-<th>dropped as held out</th><th>rows without text</th></tr>
+<th>dropped as held out</th><th>rows without text</th><th>above the size limit</th></tr>
 {corpora}</table></html>
 """
 

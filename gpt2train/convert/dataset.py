@@ -27,7 +27,7 @@ COLUMNS = {
     "title": "title, if known",
     "date": "date, if known",
     "language": "ISO 639 code",
-    "tokens": "number of tokens, at least, by which short documents were dropped",
+    "tokens": "number of tokens, or a lower bound of it, by which short documents were dropped",
 }
 FILE_BYTES = 1 << 30  # of texts in a file
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))

@@ -9,6 +9,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -49,6 +50,8 @@ class Routes:
     """Called with the parameters of the query, strings."""
     post: Mapping[str, Answer] = field(default_factory=dict)
     """Called with the JSON object of the body. ValueError and TypeError mean that it cannot be read."""
+    check: Callable[[], None] = lambda: None
+    """Called before each of them. UserError means that the files behind the page have changed."""
 
 
 class LocalPageServer(ThreadingHTTPServer):
@@ -95,7 +98,8 @@ class Handler(BaseHTTPRequestHandler):
         """Answer with a file of the page, or by one of the functions."""
         routes, name, query = self._route()
         if name in routes.get:
-            self._answer(routes.get[name], lambda: dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)))
+            parameters = partial(parse_qsl, query, keep_blank_values=True, max_num_fields=16)
+            self._answer(routes, routes.get[name], lambda: dict(parameters()))
         elif name in FILES:
             file, kind = FILES[name]
             self._send(HTTPStatus.OK, files(routes.package).joinpath(file).read_bytes(), kind)
@@ -106,15 +110,16 @@ class Handler(BaseHTTPRequestHandler):
         """Answer by one of the functions."""
         routes, name, _ = self._route()
         if name in routes.post:
-            self._answer(routes.post[name], self._body)
+            self._answer(routes, routes.post[name], self._body)
         else:
             self._send_json({"error": "no such page"}, HTTPStatus.NOT_FOUND)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: the paths have the token."""
 
-    def _answer(self, answer: Answer, values: Callable[[], Values]) -> None:
+    def _answer(self, routes: Routes, answer: Answer, values: Callable[[], Values]) -> None:
         try:
+            routes.check()
             found = answer(values())
         except (UserError, RunError) as error:
             self._send_json({"error": str(error)}, HTTPStatus.BAD_REQUEST)

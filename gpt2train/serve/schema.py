@@ -40,7 +40,7 @@ ERRORS = {
     413: "The body is too large.",
     421: "The Host header names another host; `--allowed-host` allows more.",
     500: "Internal server error.",
-    503: "The queue is full, or the server is shutting down.",
+    503: "The queue is full, the server is shutting down, or pages were removed from the tokens it searches.",
     504: "The answer was not ready before the deadline.",
 }
 EXAMPLES = {
@@ -110,13 +110,13 @@ def document(service: Service) -> dict[str, Any]:
     completions = _json(Completion) | stream
     text = {"text/plain": {"schema": {"type": "string"}}}
     answers = _json(Texts, Beams)
-    trace = operation("/v1/trace", "trace", _json(Traced))
+    trace = operation("/v1/trace", "trace", _json(Traced), (*ALWAYS, 503))
     trace["parameters"] = [
         query("text", "string", maxLength=MAX_TEXT),
         query("min_tokens", "integer", 8, minimum=2, maximum=MAX_TEXT),
         query("places", "integer", 3, minimum=1, maximum=MAX_PLACES),
     ]
-    place = operation("/v1/trace/place", "place", _json(PlaceDetails))
+    place = operation("/v1/trace/place", "place", _json(PlaceDetails), (*ALWAYS, 503))
     place["parameters"] = [
         query("corpus", "integer", minimum=0),
         query("position", "integer", minimum=0),

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 
 from gpt2train.errors import UserError
+from gpt2train.io.removal import RemovalCheck
 from gpt2train.runs.text_trace import TextTracer
-from gpt2train.serve.errors import ApiError
+from gpt2train.serve.errors import RETRY, ApiError
 
 T = TypeVar("T")
 
@@ -29,10 +30,15 @@ Places = Annotated[int, Query(ge=1, le=MAX_PLACES)]
 def trace_routes(tracer: TextTracer) -> APIRouter:
     """Return the router of /v1/trace."""
     router = APIRouter(prefix="/v1/trace", tags=["Trace"])
+    no_removal = RemovalCheck([corpus.prefix for corpus in tracer.source.corpora])  # the index stays open after one
     one = asyncio.Semaphore(1)  # the tracer's tables are opened as they are needed, by one thread at a time
 
     async def in_thread(work: Callable[[], T]) -> T:
         async with one:
+            try:
+                no_removal()
+            except UserError as error:
+                raise ApiError(503, str(error), headers=RETRY) from error
             try:
                 return await asyncio.to_thread(work)
             except UserError as error:

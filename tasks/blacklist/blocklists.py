@@ -16,7 +16,7 @@ import fsspec
 
 from gpt2train.errors import UserError
 from tasks.core.input_files import PACKED, open_input, read_lines
-from tasks.core.object_stores import check_credentials
+from tasks.core.object_stores import check_store_url
 
 LONGEST = 8192  # bytes of a line; no host name or URL is longer
 PREFIX_END = re.compile(r"[/?&#;]")  # characters at which a listed URL prefix can end
@@ -129,7 +129,7 @@ def check_blocklists(paths: Sequence[str]) -> None:
 
 def _files(location: str) -> list[tuple[str, str, bool]]:
     """Return (file, category, True if it holds URL prefixes) for each list of a file or folder."""
-    check_credentials(location)
+    check_store_url(location)
     fs, path = fsspec.core.url_to_fs(location)
     in_folder = fs.isdir(path)
     found = []

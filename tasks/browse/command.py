@@ -72,18 +72,20 @@ def label(
     open_
         Open the page in the default browser.
     """
+    from gpt2train.io.removal import RemovalCheck
     from gpt2train.quality.documents import sample_documents
     from gpt2train.quality.label_server import LabelServer
     from gpt2train.quality.session import Session
     from gpt2train.quality.votes import VoteFile
     from tasks.browse.server import browse_routes
 
+    no_removal = RemovalCheck([folder / "clean"])
     kept, rejected = sample_documents(folder, seed)
     if not kept and not rejected:
         raise UserError(f"{folder}/clean has no documents; give the output folder of another data flow")
     votes = votes or folder / "quality" / "votes.jsonl"
     session = Session(kept, rejected, VoteFile(votes), model or folder / "quality" / "model.safetensors")
-    server = LabelServer(session, port, browse_routes(Folder(folder.absolute())))
+    server = LabelServer(session, port, browse_routes(Folder(folder.absolute())), no_removal)
     print(f"{len(kept):,} kept and {len(rejected):,} rejected documents; votes: {votes}")
     _serve(server, open_)
 

@@ -3,12 +3,15 @@
 from functools import lru_cache
 from typing import Any
 
+from gpt2train.errors import UserError
+from gpt2train.io.removal import removed_message
 from gpt2train.serve.local_page import Routes
 from tasks.browse.corpus import find_steps
 from tasks.browse.difference import difference
 from tasks.browse.samples import Runs
 from tasks.browse.search import counts, search
 from tasks.browse.way import text_of, way_of
+from tasks.core.forgotten import check_no_removal, read_forgotten
 from tasks.core.storage import Folder
 
 PAGE = f"{__package__}.page"
@@ -21,6 +24,7 @@ def browse_routes(root: Folder) -> Routes:
     Raises:
         UserError: the output has no documents.
     """
+    listed = read_forgotten(root)
     steps, runs = find_steps(root), Runs(root)
     counted = lru_cache(maxsize=2)(lambda by: counts(steps, by))
 
@@ -58,4 +62,10 @@ def browse_routes(root: Folder) -> Routes:
         "difference": compared,
         "counts": lambda query: counted("language" if query.get("by") == "language" else "host"),
     }
-    return Routes(PAGE, get)
+
+    def check() -> None:
+        check_no_removal(root)
+        if read_forgotten(root) != listed:
+            raise UserError(removed_message(root.url))
+
+    return Routes(PAGE, get, check=check)

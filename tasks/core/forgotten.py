@@ -12,13 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.io.removal import PENDING, removal_message
+from gpt2train.io.removal import FORGOTTEN, PENDING, removal_message
 from gpt2train.settings import Settings
 from tasks.core.manifest import canonical, digest
 from tasks.core.reject_limits import FORGOTTEN as REASON
 from tasks.core.storage import Folder
 
-FORGOTTEN = "forgotten.json"
 URL_COLUMNS = ("url", "final_url")  # columns that name the page of a row
 NAME_DIGITS = 32  # of a hash in place of a URL
 _SCHEME = re.compile(r"(?:([a-z][a-z0-9+-]{0,30}):)?([/\\]*)", re.IGNORECASE)

@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.data.zstd_file import ZstdFile
 from gpt2train.errors import UserError, redact
-from tasks.core.object_stores import check_credentials
+from tasks.core.object_stores import check_store_url
 from tasks.core.storage import Folder
 
 BLOCK = 2**20  # bytes read at a time
@@ -72,6 +72,8 @@ def find_inputs(
     found: dict[str, tuple[str, bool]] = {}
     for pattern in patterns:
         for location, name in _expand(pattern, flag, suffixes):
+            if (readable := _readable(location)) != location and not (faults and location != pattern):
+                raise UserError(f"the name of {readable} is not valid UTF-8; rename the file, or its folder")
             found.setdefault(location, (name, location != pattern))
     return [
         (faults and listed and _faulty(location, name)) or _describe(location, name, flag)
@@ -79,11 +81,19 @@ def find_inputs(
     ]
 
 
+def _readable(location: str) -> str:
+    """Return a path that can be written as UTF-8: bytes that are not, as escapes."""
+    return location.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def _faulty(location: str, name: str) -> InputFile | None:
     """Return the entry of an unreadable local file; None for a readable one."""
     if "://" in location:
         return None
     path, fault = Path(location), None
+    if _readable(location) != location:
+        fault = "its name is not valid UTF-8"
+        return InputFile(_readable(location), _readable(name), 0, f"unreadable: {fault}", fault)
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a FIFO would wait for a writer
             fault = "it is no regular file"
@@ -117,7 +127,7 @@ def read_any(location: str) -> bytes:
         UserError: The file does not exist or cannot be read.
     """
     with _translate_errors(location):
-        check_credentials(location)
+        check_store_url(location)
         with fsspec.open(location, "rb") as file:
             return bytes(file.read())
 
@@ -170,7 +180,7 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         return [(pattern, base_name(pattern))]  # in a web URL `?` is not a wildcard, and there are no folders
     folder = ""
     with _translate_errors(pattern):
-        check_credentials(pattern)
+        check_store_url(pattern)
         fs, path = fsspec.core.url_to_fs(pattern)
         if fs.isdir(path):
             folder = f"{path.rstrip('/')}/"

@@ -7,6 +7,7 @@ they are never part of a setting, a manifest or a log.
 
 import contextlib
 import errno
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.EIO)  # s3fs translates throttling a
 # Otherwise gcsfs queries the type of a bucket by gRPC, which takes a minute to fail where only HTTP is available. Only
 # flat buckets are needed.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-_STORE = re.compile(rf"\b(?:{'|'.join(EXTRAS)}):/+", re.IGNORECASE)
+_STORE = re.compile(rf"(?:^|::)(?:{'|'.join(EXTRAS)}):", re.IGNORECASE)
+# The stores' own rules are stricter, and differ: old buckets of S3 have capitals, those of other servers underscores.
+# Of an access point, only the beginning.
+_BUCKET = re.compile(r"//([\w.-]{3,255}(/|$)|arn:)", re.ASCII)
 MODULES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google")  # whose exceptions are errors of a store
 
 
@@ -33,10 +37,10 @@ def open_store(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a URL and the path in it.
 
     Raises:
-        UserError: The URL holds credentials, its protocol is unknown, or its extra is not installed.
+        UserError: The URL holds credentials or no valid bucket, its protocol is unknown, or its extra is not installed.
     """
     protocol = url.partition("://")[0] if "://" in url else "file"
-    check_credentials(url)
+    check_store_url(url)
     if protocol != "file" and "@" in urlsplit(url).netloc:
         raise _credentials(url)
     try:
@@ -49,16 +53,25 @@ def open_store(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         raise UserError(f"cannot use {url}: {error}; give a path, or a URL such as s3://bucket/folder") from error
 
 
-def check_credentials(url: str) -> None:
-    """Check that the URL of an object store holds no credentials; its library would take them for the bucket's name.
+def check_store_url(url: str) -> None:
+    """Check that the URL of an object store names a bucket, and holds no credentials.
+
+    Its library would take credentials for a part of the bucket's name, and would ask the store for any name.
 
     Raises:
-        UserError: The URL holds credentials.
+        UserError: The URL holds credentials, or its bucket is missing or cannot exist.
     """
-    if _STORE.search(url) and "@" in url:
-        bucket = _STORE.split(url)[-1].partition("/")[0]
-        if "@" in bucket or ":" in bucket:
-            raise _credentials(url)
+    if not (found := list(_STORE.finditer(url))):
+        return
+    rest = url[found[-1].end() :]
+    first = rest.lstrip("/").partition("/")[0]
+    if "@" in url and ("@" in first or ":" in first):
+        raise _credentials(url)
+    if not _BUCKET.match(rest):
+        named = rest.startswith("//") and rest[2:].partition("/")[0]
+        what = f"{named!r} cannot be the name of a bucket" if named else "it names no bucket"
+        kind = found[-1].group().rpartition("::")[2].lower()
+        raise UserError(f"cannot use {url}: {what}; give {kind}//bucket/folder with the name of your bucket")
 
 
 def _credentials(url: str) -> UserError:
@@ -75,6 +88,7 @@ def _options(protocol: str) -> dict[str, Any]:
         case "gcs":
             import aiohttp
 
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
             return {"use_listings_cache": False, "requests_timeout": timeout}
     return {}
@@ -103,6 +117,8 @@ def translate_store_errors(url: str, writing: bool = False) -> Iterator[None]:
     except OSError as error:
         if error.errno in BUSY:
             raise ConnectionError(f"the store is too busy for {url} ({_reason(error)}); run again to go on") from error
+        if _is_of_store(error):  # aiohttp's, of a host that cannot be reached
+            raise _unreachable(url, error) from error
         raise
     except Exception as error:
         name = type(error).__name__
@@ -110,11 +126,17 @@ def translate_store_errors(url: str, writing: bool = False) -> Iterator[None]:
             raise UserError(
                 f"no valid credentials for {url} ({name}); set them in the environment (docs/data/scale.md)"
             ) from error
-        if type(error).__module__.partition(".")[0] in MODULES:
-            raise ConnectionError(
-                f"the store does not answer for {url} ({_reason(error)}); run again to go on"
-            ) from error
+        if _is_of_store(error):
+            raise _unreachable(url, error) from error
         raise
+
+
+def _is_of_store(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in MODULES
+
+
+def _unreachable(url: str, error: Exception) -> ConnectionError:
+    return ConnectionError(f"the store does not answer for {url} ({_reason(error)}); run again to go on")
 
 
 def _reason(error: Exception) -> str:

@@ -33,7 +33,7 @@ def append_timing(root: Folder, step: str, seconds: float, cpu: float, rows: int
         before = root.read_bytes(TIMINGS)
     except FileNotFoundError:
         before = b""
-    ended = round(time.time(), 1)
+    ended = round(time.time(), 3)
     line = {"step": step, "seconds": round(seconds, 3), "cpu_seconds": round(cpu, 3), "rows": rows, "ended": ended}
     if before and not before.endswith(b"\n"):
         before += b"\n"  # terminate a truncated line, so that it does not damage the next one

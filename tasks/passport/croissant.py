@@ -19,7 +19,11 @@ DESCRIPTIONS = {
     "title": "Title, if known",
     "date": "Date, if known",
     "language": "ISO 639 code",
-    "tokens": "Number of tokens, at least",
+    "tokens": "Number of tokens, or a lower bound of it, by which short documents were dropped",
+    "language_hint": "Language that the page states, ISO 639 code",
+    "language_share": "Share of the text in the kept languages, 0 to 1",
+    "source": "Name of the list, archive or file that it came from",
+    "split": "Split: train, valid or test",
 }
 CONTEXT: dict[str, Any] = {
     "@language": "en",
@@ -77,7 +81,6 @@ def croissant(corpus: Corpus, files: Sequence[DataFile], columns: Sequence[str],
         "description": f"{total:,} documents for training language models, cleaned and deduplicated.",
         "version": f"1.0.0+{corpus.last.content}",
         "inLanguage": [name for name, _ in corpus.languages if name != "unknown"],
-        "isAccessibleForFree": True,
         "distribution": [*map(_file_object, files), _file_set(folder)],
         "recordSet": [_records(columns)],
     }

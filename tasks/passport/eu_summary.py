@@ -15,7 +15,7 @@ NOT_STATED = "*not stated*"
 SIZES = ((10**9, "less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
 LARGEST = "more than 10 trillion tokens"
 SHARE, SMALL_SHARE, SMALL_MOST = 0.10, 0.05, 1000  # of all domains, by the template; small enterprises: at most so many
-ILLEGAL = ("blacklist", "clean")  # steps that drop pages of listed hosts, and by content
+LISTED = ("blacklisted_domain", "listed_domain", "listed_url")  # reasons of URLs that are on a list
 
 
 def eu_summary(corpus: Corpus, about: About, training: Training | None = None) -> str:
@@ -140,12 +140,14 @@ def _processing(corpus: Corpus, about: About) -> Iterator[str]:
     rows = [
         (step, plain(reason.replace("_", " ")), f"{count:,}")
         for (step, reason), count in sorted(corpus.dropped.items())
-        if step in ILLEGAL
+        if step == "blacklist" and reason in LISTED
     ]
-    removed = "Pages removed by lists of hosts and by filters of content:\n\n"
-    removed += table(("step", "reason", "pages"), rows)
+    removed = "No page was removed by a list of hosts."
+    if rows:
+        removed = "Pages removed by lists of hosts and addresses, whatever these lists are for:\n\n"
+        removed += table(("step", "reason", "pages"), rows)
     more = plain(about.illegal_content, 2000) or f"Further measures: {NOT_STATED}"
-    yield "### 3.2 Removal of illegal content\n\n" + (f"{removed}\n\n{more}" if rows else more)
+    yield f"### 3.2 Removal of illegal content\n\n{removed}\n\n{more}"
     masked = ", ".join(f"{count:,} {kind}" for kind, count in corpus.masked.items())
     yield "### 3.3 Other\n\n" + (f"Personal data was masked: {masked}." if masked else "No personal data was masked.")
 

@@ -131,10 +131,15 @@ class Corpus:
         return self.steps[-1].manifest
 
     @property
+    def document_steps(self) -> tuple[FinishedStep, ...]:
+        """Steps that the documents passed: without the one that draws an evaluation set from them."""
+        return tuple(step for step in self.steps if step.manifest.step != "cloze")
+
+    @property
     def dropped(self) -> dict[tuple[str, str], int]:
         """Number of dropped rows by step and reason, in the order of the steps; most frequent reasons first."""
         found = Counter[tuple[str, str]]()
-        for step in self.steps:
+        for step in self.document_steps:
             found.update({(step.manifest.step, reason): n for reason, n in step.manifest.outcome.reasons.items()})
         order = list(dict.fromkeys(step.manifest.step for step in self.steps))
         return {key: found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), -found[key], key[1]))}

@@ -127,7 +127,7 @@ def dataset_files(contents: Contents, folder: Path) -> Counts:
         raise AssertionError("the publication has no dataset")
     folder.mkdir(parents=True, exist_ok=True)
     counts = write_splits((documents.folder.open(name) for name in documents.outputs), folder / DATA)
-    steps = [step.manifest.model_dump(mode="json") for step in corpus.steps if step.manifest.outcome.seen]
+    steps = [step.manifest.model_dump(mode="json") for step in corpus.document_steps if step.manifest.outcome.seen]
     card = dataset_card(counts, steps, contents.about.license, corpus_sections(corpus))
     (folder / CARD).write_text(card, encoding="utf-8")
     written = [_record(path, folder) for path in sorted((folder / DATA).iterdir())]

@@ -94,6 +94,39 @@ def test_the_cards_have_the_numbers_of_the_manifests(output: Path) -> None:
     assert "77 emails" in other and "77 emails" not in summary
 
 
+def test_the_evaluation_set_is_no_step_of_the_documents(output: Path) -> None:
+    """Its passages are drawn from the documents, so that what it drops is no loss of the corpus."""
+    change(output / "evalset/_manifest.json", reasons={"common_phrase": 8765}, facts={})
+    write_passport(Folder(output))
+    card = (output / "passport/README.md").read_text()
+    assert "| clean |" in card and "| cloze |" not in card and "8,765" not in card
+
+
+def test_the_summary_does_not_call_short_or_repeated_pages_illegal(output: Path) -> None:
+    change(output / "urls/_manifest.json", reasons={"duplicate": 5, "too_short": 4, "listed_domain": 31}, facts={})
+    change(output / "clean/_manifest.json", reasons={"wrong_language": 7}, facts={})
+    write_passport(Folder(output))
+    summary = (output / "passport/eu-summary.md").read_text()
+    section = summary.partition("### 3.2")[2].partition("### 3.3")[0]
+    assert "| blacklist | listed domain | 31 |" in section
+    assert not any(reason in section for reason in ("duplicate", "short", "language"))
+
+
+def test_the_description_claims_no_free_access_and_explains_each_column(output: Path) -> None:
+    write_passport(Folder(output))
+    described = json.loads((output / "croissant.json").read_text())
+    assert "isAccessibleForFree" not in described
+    assert all(field["description"] != field["name"] for field in described["recordSet"][0]["field"])
+
+
+def test_a_step_ends_before_the_next_one_starts(output: Path) -> None:
+    write_passport(Folder(output))
+    events = [json.loads(line) for line in (output / "passport/openlineage.jsonl").read_text().splitlines()]
+    times = {(event["job"]["name"].split("/")[-1], event["eventType"]): event["eventTime"] for event in events}
+    assert times["shuffle", "START"] >= times["dedup", "COMPLETE"]
+    assert times["dedup", "START"] >= times["decontaminate", "COMPLETE"]
+
+
 def test_what_the_publisher_states_is_kept_until_it_is_stated_anew(output: Path, tmp_path: Path) -> None:
     stated = tmp_path / "about.toml"
     stated.write_text('provider = "The library of the town"\nlicense = "odc-by"\n')

@@ -1,5 +1,6 @@
 """Access to the embedded Prefect server, and the wait for its start."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -145,6 +146,24 @@ def wait_for_child(code: str, say: Any, monkeypatch: pytest.MonkeyPatch) -> None
         finally:
             child.kill()
             child.wait()
+
+
+@pytest.mark.slow
+def test_a_proxy_is_not_asked_for_the_embedded_server(tmp_path: Path) -> None:
+    program = """
+import os
+from flows.orchestration.server import prefect_server
+with prefect_server():
+    from prefect.client.orchestration import get_client
+    with get_client(sync_client=True) as client:
+        print(client.api_healthcheck())
+print(os.environ["NO_PROXY"], "no_proxy" in os.environ)
+"""
+    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API")}
+    environment = {**others, **proxies, "NO_PROXY": "a.example", "PREFECT_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.stdout.splitlines() == ["None", "a.example False"], done.stderr
 
 
 def test_a_slow_start_is_waited_for_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:

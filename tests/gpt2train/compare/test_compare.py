@@ -12,6 +12,7 @@ import psutil
 import pytest
 from scipy import stats
 
+from gpt2train.compare import documents
 from gpt2train.compare.comparison import Comparison, Request, gold_sizes, write_pair
 from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, read_corpus
 from gpt2train.compare.statistics import ERROR_RATE, Difference, detectable, paired_difference, seeds_needed, sentence
@@ -156,6 +157,18 @@ def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(rows))
     corpus = read_corpus(tmp_path / "a.jsonl", "text", "A")
     assert (set(corpus.copies), corpus.skipped) == ({"a text", "c"}, 5)
+
+
+def test_a_large_corpus_is_cut_by_the_bytes_of_its_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order of the file: the same texts, each with all of its copies, and the rest is counted."""
+    monkeypatch.setattr(documents, "MAX_BYTES", 3000)
+    texts = [f"{number} " + "é" * 49 for number in range(60)] * 2  # of 100 or 101 bytes, and half as many characters
+    cut = read_corpus(write(tmp_path / "a.jsonl", texts), "text", "A")
+    assert 2700 <= sum(len(text.encode()) * copies for text, copies in cut.copies.items()) <= 3000
+    assert set(cut.copies.values()) == {2} and cut.documents + cut.over_limit == 120
+    for seed in range(5):
+        random.Random(seed).shuffle(texts)
+        assert read_corpus(write(tmp_path / "b.jsonl", texts), "text", "A").copies == cut.copies
 
 
 @pytest.mark.parametrize(

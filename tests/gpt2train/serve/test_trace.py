@@ -1,5 +1,6 @@
 """`/v1/trace` of a real server: spans of a text in the training tokens, and the places they come from."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import UserError
+from gpt2train.io.removal import FORGOTTEN, PENDING
 from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.gpt2train.serve.local_server import Running, running
 from tests.gpt2train.serve.test_schema import check
@@ -70,6 +72,21 @@ def test_bad_queries_are_refused(server: Running, path: str, query: dict[str, ob
     response = get(server, path, **query)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
+
+
+def test_a_server_does_not_answer_from_tokens_of_removed_pages(root: Path, tmp_path: Path) -> None:
+    """The index stays open, whatever becomes of its files."""
+    shutil.copytree(root, copy := tmp_path / "out")
+    with running(trace=copy) as server:
+        assert get(server, "/v1/trace", text=TEXTS[4]).json()["spans"]
+        (copy / PENDING).write_text("{}")
+        response = get(server, "/v1/trace", text=TEXTS[4])
+        assert response.status_code == 503 and "a removal of pages was interrupted" in response.text
+        (copy / PENDING).unlink()
+        (copy / FORGOTTEN).write_text("{}")
+        for path, query in (("/v1/trace", {"text": TEXTS[4]}), ("/v1/trace/place", {"corpus": 0, "position": 9})):
+            response = get(server, path, **query)
+            assert response.status_code == 503 and "then start the server" in response.text
 
 
 def test_a_server_without_an_index(tmp_path: Path) -> None:

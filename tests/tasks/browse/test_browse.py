@@ -1,7 +1,9 @@
 """The page of `gpt2train data browse`, over HTTP on loopback: a document's way, duplicates, counts, tokens, samples."""
 
+import contextlib
 import http.client
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,11 @@ import pytest
 
 from gpt2train.data.epoch import Epoch
 from gpt2train.errors import UserError
+from gpt2train.io.removal import PENDING, RemovalCheck
+from gpt2train.quality.documents import sample_documents
+from gpt2train.quality.label_server import LabelServer
+from gpt2train.quality.session import Session
+from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
 from tasks.browse.difference import MAX_WORDS, difference
 from tasks.browse.samples import samples_of
@@ -26,6 +33,7 @@ from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
+from tasks.forget.command import forget
 from tests.tasks.corpus import Inline, pieces_of_novels
 
 HOSTILE = "</div><script>document.title='bad'</script><img src=x onerror=alert(1)> \ud7ff"
@@ -72,15 +80,22 @@ def output(open_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def client(output: Path) -> Iterator[Client]:
-    server = LocalPageServer(browse_routes(Folder(output)))
+@contextlib.contextmanager
+def client_of(server: LocalPageServer) -> Iterator[Client]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    yield Client(server)
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield Client(server)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def client(output: Path) -> Iterator[Client]:
+    with client_of(LocalPageServer(browse_routes(Folder(output)))) as client:
+        yield client
 
 
 def results(found: Any) -> dict[str, str]:
@@ -97,6 +112,28 @@ def test_a_document_is_found_by_id_url_and_text(client: Client, open_data: Path)
         status, answer = client("search", query=query)
         assert status == 400 and "give 1 to 500 characters" in answer["error"]
     assert client("search", query="a", kind="great")[0] == client("search", query="a", start="x")[0] == 400
+
+
+@pytest.mark.parametrize("page", ["browse", "label"])
+def test_an_open_page_shows_nothing_while_and_after_pages_are_removed(page: str, output: Path, tmp_path: Path) -> None:
+    shutil.copytree(output, root := tmp_path / "out")
+    votes = VoteFile(tmp_path / "votes")
+    if page == "browse":
+        server, name = LocalPageServer(browse_routes(Folder(root))), "counts"
+    else:
+        check = RemovalCheck([root / "clean"])
+        session = Session(*sample_documents(root), votes, tmp_path / "model")
+        server, name = LabelServer(session, check=check), "state"
+    with client_of(server) as client:
+        client.ok(name)
+        (root / PENDING).write_text("{}")
+        status, answer = client(name)
+        assert status == 400 and "a removal of pages was interrupted" in answer["error"]
+        (root / PENDING).unlink()
+        client.ok(name)
+        forget(("http://a.example/0",), output=str(root), yes=True)
+        status, answer = client(name)
+        assert status == 400 and "pages were removed since this server opened it" in answer["error"]
 
 
 def test_a_host_is_found_in_each_form_of_a_url(tmp_path: Path) -> None:

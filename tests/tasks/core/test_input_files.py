@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import random
 import re
 import tracemalloc
@@ -99,6 +100,21 @@ def test_an_error_for_a_relative_path_names_the_working_folder(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"given with --urls, relative to {re.escape(str(tmp_path))}$"):
         find_inputs([pattern], "--urls", [".txt"])
+
+
+def test_a_name_that_is_not_utf_8_is_named_in_readable_form(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    path = os.path.join(os.fsencode(folder), b"b\xff.txt")  # noqa: PTH118 - of bytes
+    with open(path, "wb") as file:  # noqa: PTH123
+        file.write(b"a text")
+    with pytest.raises(UserError, match=r"the name of .*/texts/b\\xff.txt is not valid UTF-8; rename the file"):
+        find_inputs([os.fsdecode(path)], "--documents", (".txt",), faults=True)
+    with pytest.raises(UserError, match="is not valid UTF-8"):
+        find_inputs([str(folder)], "--urls", (".txt",))
+    [found] = find_inputs([str(folder)], "--documents", (".txt",), faults=True)
+    assert found.name == "b\\xff.txt" and found.fault == "its name is not valid UTF-8"
+    found.location.encode()
 
 
 def test_an_empty_list_and_an_unknown_protocol_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 
 import tasks.core.output_lock
 from gpt2train.errors import RunError, UserError, redact
+from tasks.blacklist.blocklists import check_blocklists
+from tasks.core.input_files import find_inputs, read_any
 from tasks.core.manifest import Manifest, Outcome, need_manifest
 from tasks.core.output_lock import LOCK, locked
 from tasks.core.runner import Runner
@@ -271,6 +274,41 @@ def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
         Folder("nosuchstore://x/y").files()
     assert redact("see https://me:pw@h.org/a?sig=1&k=2 and s3://b/c") == "see https://…@h.org/a?… and s3://b/c"
     assert str(pickle.loads(pickle.dumps(RunError("at ftp://u:p@h")))) == "at ftp://…@h"  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("s3://Bad_Bucket!/x", "'Bad_Bucket!' cannot be the name of a bucket; give s3://bucket/folder"),
+        ("s3://a", "'a' cannot be the name of a bucket; give s3://bucket/folder"),
+        ("s3://", "it names no bucket; give s3://bucket/folder"),
+        ("s3:///x", "it names no bucket"),
+        ("s3:/bucket/x", "it names no bucket"),
+        ("gs://b b/x", "'b b' cannot be the name of a bucket; give gs://bucket/folder"),
+        ("gs://ünïcode/x", "'ünïcode' cannot be the name"),
+    ],
+)
+def test_a_malformed_bucket_is_refused_in_one_line(
+    url: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for use in (
+        lambda: Folder(url).check_writable(),
+        lambda: read_any(url),
+        lambda: find_inputs([url], "--documents", (".jsonl",)),
+        lambda: check_blocklists([url]),
+    ):
+        with pytest.raises(UserError, match=re.escape(problem)):
+            use()
+    assert not list(tmp_path.iterdir())
+
+
+def test_buckets_of_old_and_other_stores_and_access_points_are_taken() -> None:
+    pytest.importorskip("s3fs")
+    for url in ("s3://My_Old.Bucket/x", "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/mine/x", "s3://abc"):
+        assert not Folder(url).is_local
+    for name in ("./s3:", "as3:x"):
+        assert Folder(name).is_local
 
 
 def test_manifests_of_a_store_equal_those_of_a_disk(folder: Folder, tmp_path: Path) -> None:
