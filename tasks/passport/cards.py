@@ -117,7 +117,7 @@ def _rights(corpus: Corpus) -> str:
 
 def _personal_data(corpus: Corpus) -> str:
     if not corpus.masked:
-        return "No personal data was masked."
+        return corpus.not_masked
     return _count_table("masked", corpus.masked)
 
 

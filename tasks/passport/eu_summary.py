@@ -4,7 +4,7 @@ Source: template for Article 53(1)(d) of Regulation (EU) 2024/1689, published 24
 the publisher's file states is marked, for the publisher to fill in; the summary is no legal advice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpt2train.convert.markdown import plain, table
@@ -51,8 +51,7 @@ def _general(corpus: Corpus, about: About, training: Training | None) -> Iterato
         ("model it was derived from", plain(Path(str(base)).name) if base else "none"),
         ("date of placing on the market", plain(about.published)),
     )
-    known = sum(corpus.tokens.values()) if corpus.tokens else None
-    texts = sum(corpus.documents.values())
+    known, texts = (None if counts is None else _of_training(counts) for counts in (corpus.tokens, corpus.documents))
     size = "unknown" if known is None else f"{_range(known)} ({known:,} tokens, {texts:,} texts)"
     latest = corpus.crawl.last if corpus.crawl else None
     yield "### 1.3 Training data\n\n" + _values(
@@ -63,6 +62,11 @@ def _general(corpus: Corpus, about: About, training: Training | None) -> Iterato
         ("tokens read in training", f"{training.run.tokens:,}" if training else ""),
         *_shares(training),
     )
+
+
+def _of_training(splits: Mapping[str, int]) -> int:
+    """Count of what a model is trained on; of all splits where none has that name."""
+    return splits["train"] if "train" in splits else sum(splits.values())
 
 
 def _shares(training: Training | None) -> list[tuple[str, str]]:
@@ -149,7 +153,7 @@ def _processing(corpus: Corpus, about: About) -> Iterator[str]:
     more = plain(about.illegal_content, 2000) or f"Further measures: {NOT_STATED}"
     yield f"### 3.2 Removal of illegal content\n\n{removed}\n\n{more}"
     masked = ", ".join(f"{count:,} {kind}" for kind, count in corpus.masked.items())
-    yield "### 3.3 Other\n\n" + (f"Personal data was masked: {masked}." if masked else "No personal data was masked.")
+    yield "### 3.3 Other\n\n" + (f"Personal data was masked: {masked}." if masked else corpus.not_masked)
 
 
 def _range(tokens: int) -> str:

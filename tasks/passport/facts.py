@@ -152,6 +152,18 @@ class Corpus:
         return {name.removeprefix(MASKED).replace("_", " "): kinds[name] for name in sorted(kinds)}
 
     @property
+    def not_masked(self) -> str:
+        """Sentence about personal data of which nothing was masked: nothing was found, or not looked for."""
+        settings = [step.manifest.parameters.get("filters") for step in self.steps if step.manifest.step == "clean"]
+        masks = [found.get("pii", {}) for found in settings if isinstance(found, dict)]
+        if not masks:
+            return "No personal data was masked."
+        wanted = sorted(name.replace("_", " ") for mask in masks for name, is_on in mask.items() if is_on is True)
+        if not wanted:
+            return "No personal data was masked: the masks were off."
+        return f"No personal data was masked: none was found of what was looked for ({', '.join(wanted)})."
+
+    @property
     def identity(self) -> str:
         """Identity of the corpus: of the output of its last step."""
         return self.last.identity

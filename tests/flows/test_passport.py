@@ -75,6 +75,15 @@ def test_the_cards_have_the_numbers_of_the_manifests(output: Path) -> None:
     )
     assert f"| pages fetched by the crawler of this project | {facts.sources[0].seen:,} |" in card
     assert facts.hosts is not None and f"| {facts.hosts[0].name} | {facts.hosts[0].documents:,} |" in card
+    assert facts.tokens is not None
+    assert f" ({facts.tokens['train']:,} tokens, {facts.documents['train']:,} texts)" in summary
+    assert all("No personal data was masked: the masks were off." in text for text in (card, summary))
+    record = json.loads((output / "clean/_manifest.json").read_text())
+    record["parameters"]["filters"]["pii"] |= {"emails": True, "secrets": True}
+    (output / "clean/_manifest.json").write_text(json.dumps(record))
+    write_passport(Folder(output))
+    looked_for = "No personal data was masked: none was found of what was looked for (emails, secrets)."
+    assert all(looked_for in (output / "passport" / name).read_text() for name in ("README.md", "eu-summary.md"))
     change(output / "clean/_manifest.json", reasons={"wrong_language": 4321}, facts={"masked_emails": 77})
     manifest = json.loads((output / "pages/_manifest.json").read_text())
     manifest["parameters"]["consent"]["honour"] = ["noai"]
@@ -87,7 +96,7 @@ def test_the_cards_have_the_numbers_of_the_manifests(output: Path) -> None:
     write_passport(Folder(output))
     changed, other = ((output / "passport" / name).read_text() for name in ("README.md", "eu-summary.md"))
     assert "| clean | wrong language | 4,321 |" in changed and "4,321" not in card
-    assert "| emails | 77 |" in changed and "No personal data was masked." in card
+    assert "| emails | 77 |" in changed and "| emails |" not in card
     assert "honoured: noai." in changed and "honoured: noai." not in card
     assert "| https://licence.example/by | 654 | 0 | 1 |" in changed and "Licences that pages state: none." in card
     assert "| crawler | Robot \\| \\<b\\>1\\</b\\> |" in changed, "what others chose is no Markdown"
@@ -181,9 +190,9 @@ def test_a_run_on_two_corpora_is_described_by_both(output: Path, tmp_path: Path)
     write_passport(Folder(output), [run.name])
     summary = (run / "passport/eu-summary.md").read_text()
     assert "| corpora, by their share of what was read | 70.0%, 30.0% |" in summary and "by their share" not in before
-    documents, tokens_of_both = 2 * sum(alone.documents.values()), 2 * sum((alone.tokens or {}).values())
-    assert f"{documents:,}" in summary and f"{tokens_of_both:,}" in summary
-    assert sum(blend_facts([alone, alone]).documents.values()) == documents
+    documents, tokens_of_both = 2 * alone.documents["train"], 2 * (alone.tokens or {})["train"]
+    assert f" ({tokens_of_both:,} tokens, {documents:,} texts)" in summary
+    assert blend_facts([alone, alone]).documents["train"] == documents
     names = {one["name"].split("/")[0] for event in events_of(run) for one in event["outputs"]}
     assert names == {"out", "other"}
     trained = next(e for e in events_of(run) if e["job"]["name"].endswith("train") and e["eventType"] == "COMPLETE")
