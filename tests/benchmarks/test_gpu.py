@@ -115,6 +115,7 @@ def test_a_check_that_hangs_is_ended_with_what_it_started_and_the_others_still_r
     assert ended(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_a_part_that_takes_too_long_is_ended_and_listed(tmp_path: Path) -> None:
     [result] = run_part(HANGING, str(tmp_path / "pid"), seconds=8)
     assert (result.name, result.ok) == ("speed first", None) and "the time was up" in result.detail

@@ -91,6 +91,7 @@ def test_hostile_and_other_json_is_refused(body: bytes, reason: str) -> None:
     assert time.process_time() - began < 5
 
 
+@pytest.mark.slow
 def test_memory_is_bounded() -> None:
     """The worst case: an object of one value takes thirty times its characters."""
     head, tail = b'{"version": "https://jsonfeed.org/version/1", "items": [', b"0]}"
