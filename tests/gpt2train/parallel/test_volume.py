@@ -83,4 +83,6 @@ def test_zero_gathers_blocks_in_the_compute_dtype_and_reduces_gradients_in_float
 @pytest.mark.parametrize("precision", ITEM)
 def test_pipeline_sends_a_residual_stream_in_the_compute_dtype(precision: str, found: Found) -> None:
     sent = {name: size for name, size in found("pp", precision, MANY)["bytes"].items() if "float" in name}
-    assert sent == {f"send {NAMES[precision]}": ACCUMULATION * ACTIVATION * ITEM[precision]}
+    activations = ACCUMULATION * ACTIVATION * ITEM[precision]
+    # torch 2.11 sends one number of float32 beside them.
+    assert activations <= sent[f"send {NAMES[precision]}"] <= sum(sent.values()) <= activations + 4
