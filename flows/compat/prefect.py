@@ -8,7 +8,9 @@ This module imports Prefect (1-3 s). `flows/orchestration/server.py`, which runs
 inside functions.
 """
 
+import contextlib
 import os
+import queue
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
 from typing import Any
@@ -115,6 +117,18 @@ def flush(seconds: float) -> None:
     """
     for service in (APILogWorker, EventsWorker):
         service.drain_all(timeout=seconds, at_exit=False)
+
+
+def discard() -> None:
+    """Drop the queued log lines and events, which nobody takes: Prefect would try each for seconds before it ends.
+
+    Breaks when: the services get other names, or keep their instances and items elsewhere.
+    """
+    kinds: tuple[Any, ...] = (APILogWorker, EventsWorker)
+    for service in [service for kind in kinds for service in kind._instances.values()]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                service._queue.get_nowait()
 
 
 def started_flow_run() -> str | None:

@@ -94,9 +94,12 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             yield f"http://127.0.0.1:{port}"
         finally:
             if "prefect" in sys.modules:
-                from flows.compat.prefect import flush  # imports Prefect, which a server alone does not need
+                from flows.compat.prefect import discard, flush  # import Prefect, which a server alone does not need
 
-                flush(FLUSH_SECONDS)  # while the server answers; later Prefect would retry for a minute
+                if process.poll() is None:
+                    flush(FLUSH_SECONDS)  # while the server answers; later Prefect would retry for a minute
+                else:
+                    discard()
             for name in ("PREFECT_API_URL", EMBEDDED, *saved):
                 os.environ.pop(name, None)
             os.environ.update({name: value for name, value in saved.items() if value is not None})

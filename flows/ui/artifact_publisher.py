@@ -34,6 +34,7 @@ POLL_SECONDS = 0.5
 UPDATE_SECONDS = 2.0  # minimum time between two updates; each is a request of 20-50 ms
 MIN_INTERVAL_FACTOR = 20  # minimum interval = 20 x render time, so rendering takes at most 5 % of a core
 RETRY_SECONDS = 30.0
+CLOSE_SECONDS = 30.0  # for the last writes; Prefect's client tries each for a minute when its server is gone
 
 Kind = Literal["markdown", "progress", "table"]
 
@@ -103,10 +104,12 @@ class ArtifactPublisher:
         return key in self._entries
 
     def close(self) -> None:
-        """Write all changed artifacts and end the thread."""
+        """Write all changed artifacts and end the thread; what takes longer than `CLOSE_SECONDS` is not waited for."""
         if self._thread is not None:
             self._stop.set()
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                log.warning("the last artifacts were not written within %d s; the files are complete", CLOSE_SECONDS)
             self._thread = None
 
     def _run(self) -> None:

@@ -1,6 +1,7 @@
 """Parts of Prefect that it does not document, compared with Prefect's own way."""
 
 import inspect
+import queue
 import subprocess
 import sys
 import uuid
@@ -107,6 +108,21 @@ def test_queues_are_drained_at_once() -> None:
         assert {"timeout", "at_exit"} <= parameters.keys()
         assert not inspect.iscoroutinefunction(service.drain_all)
     compat.flush(0.1)  # nothing is queued
+
+
+def test_queued_items_are_dropped() -> None:
+    services = (compat.APILogWorker, compat.EventsWorker)
+    made = [service.__new__(service) for service in services]
+    for number, one in enumerate(made):
+        one._queue = queue.Queue()
+        one._queue.put("item")
+        type(one)._instances[number] = one
+    try:
+        compat.discard()
+        assert all(one._queue.empty() for one in made)
+    finally:
+        for number, one in enumerate(made):
+            del type(one)._instances[number]
 
 
 def test_settings_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

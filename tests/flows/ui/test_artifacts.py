@@ -1,6 +1,7 @@
 """Artifacts of a flow run: overview, warnings, and a server that does not answer."""
 
 import logging
+import socket
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -140,6 +141,20 @@ def test_a_server_that_does_not_answer_stops_nothing(monkeypatch: pytest.MonkeyP
         publisher.publish("steps", lambda: made.append(2), "two", of_step=False)
         publisher.close()
     assert made == [2] and publisher.has("steps")
+
+
+def test_a_server_that_never_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
+    monkeypatch.setattr("flows.ui.artifact_publisher.CLOSE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        with temporary_settings({PREFECT_API_URL: address}), caplog.at_level(logging.WARNING, "gpt2train"):
+            publisher = ArtifactPublisher()
+            publisher.publish("key", lambda: "text", "about", of_step=False)
+            publisher.close()
+    assert "the last artifacts were not written within" in caplog.text
 
 
 def test_without_a_flow_run_no_artifact_is_written() -> None:
