@@ -70,8 +70,8 @@ def run_part(
     while True:
         # A session of its own, so that nothing that a check started outlives it and holds memory of the GPU.
         process = subprocess.Popen([*command, *skip], stdout=subprocess.PIPE, text=True, start_new_session=True)
-        killer = _kill_at(process, min(end, time.monotonic() + hanging))
-        current = ""
+        began, current = time.monotonic(), ""
+        killer = _kill_at(process, min(end, began + hanging))
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -85,7 +85,8 @@ def run_part(
                     current = row[BEGIN]
                     skip.append(current)
                     killer.cancel()
-                    killer = _kill_at(process, min(end, time.monotonic() + hanging))
+                    began = time.monotonic()
+                    killer = _kill_at(process, min(end, began + hanging))
                 else:
                     record(Result(**row))
         finally:
@@ -97,7 +98,9 @@ def run_part(
         if time.monotonic() >= end:
             record(Result(part, current or part, None, detail="left out: the time was up"))
             return
-        ended = f"hung for {hanging:g} s" if code == -signal.SIGKILL else f"the process ended with {code}"
+        # The system kills by the same signal when memory is short.
+        hung = code == -signal.SIGKILL and time.monotonic() - began >= hanging
+        ended = f"hung for {hanging:g} s" if hung else f"the process ended with {code}"
         record(Result(part, current or part, False, detail=f"{ended}; its error is above"))
         if not current:
             return

@@ -102,10 +102,11 @@ def run_part(*command_line: str, seconds: float = 60, hanging: float = 60) -> li
     return found
 
 
-def test_a_process_that_dies_names_its_check_and_the_others_still_run() -> None:
-    results = run_part(DYING)
+@pytest.mark.parametrize(("death", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9)])  # 9: out of memory
+def test_a_process_that_dies_names_its_check_and_the_others_still_run(death: str, code: int) -> None:
+    results = run_part(DYING.replace("os._exit(7)", death))
     assert [(result.name, result.ok) for result in results] == [("first", False), ("second", True)]
-    assert "the process ended with 7" in results[0].detail
+    assert f"the process ended with {code};" in results[0].detail
 
 
 def test_a_check_that_hangs_is_ended_with_what_it_started_and_the_others_still_run(tmp_path: Path) -> None:
