@@ -5,7 +5,9 @@ near-duplicates of a text therefore have the same seed and follow each other, wh
 corpus, and those of a held-out document are left out of both corpora.
 """
 
+import bisect
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -172,20 +174,17 @@ def _ngrams(text: str) -> set[str]:
 
 
 def _trim(counts: Counter[str]) -> tuple[int, bytes]:
-    """Keep the texts with the smallest hashes up to `MAX_BYTES`.
+    """Keep the texts with the smallest hashes up to `MAX_BYTES`, of a corpus that has more.
 
     Returns:
         Their size with all copies, and the hash of the first text that is left out. A copy of it may follow.
     """
-    size = 0
     ordered = sorted(counts, key=lambda text: text_key(text, "order"))
-    for at, text in enumerate(ordered):  # noqa: B007 - used after the loop
-        if size + utf8_bytes(text) * counts[text] > MAX_BYTES:
-            break
-        size += utf8_bytes(text) * counts[text]
-    for left_out in ordered[at:]:
-        del counts[left_out]
-    return size, text_key(text, "order")
+    sizes = [0, *itertools.accumulate(utf8_bytes(text) * counts[text] for text in ordered)]
+    kept = bisect.bisect_right(sizes, MAX_BYTES) - 1  # fewer than all: their size is above the limit
+    for text in ordered[kept:]:
+        del counts[text]
+    return sizes[kept], text_key(ordered[kept], "order")
 
 
 def _texts(path: Path, key: str) -> Iterator[str]:
