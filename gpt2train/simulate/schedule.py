@@ -91,12 +91,7 @@ def repeated_passes(schedule: str, pp: int, stages: int, micro_batches: int, ran
     A schedule of few micro-batches has all kinds of passes, and a period among them for each further round of
     micro-batches: a forward pass and a backward pass of each stage in 1F1B, in GPipe one of them in each half.
 
-    Args:
-        schedule: "1f1b", "gpipe" or "interleaved".
-        pp: ranks of the pipeline.
-        stages: stages of each rank.
-        micro_batches: number of micro-batches.
-        rank: pipeline rank.
+    The arguments are those of `passes`.
     """
     unit = pp if schedule == "interleaved" else 1
     # The warm-up takes less than two rounds of an interleaved schedule, pp of 1F1B; four more have a middle one.

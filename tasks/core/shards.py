@@ -179,7 +179,7 @@ def sample_texts(folder: Folder, names: Sequence[str], max_bytes: int) -> list[s
     for name in names:
         budget = max_bytes // len(names)
         for raw in _spaced_texts(folder, name):
-            if raw and budget > 0:
+            if raw:
                 texts.append(raw[: min(budget, max_bytes // 16)].decode(errors="ignore"))
                 budget -= len(raw)
             if budget <= 0:

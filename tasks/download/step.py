@@ -17,7 +17,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tasks.core.forgotten import forgotten_beside, read_forgotten
+from tasks.core.forgotten import read_forgotten
 from tasks.core.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
@@ -106,7 +106,7 @@ def _refresh(
     from tasks.download.refresh import refresh
 
     runner.prepare(step)
-    forgotten = forgotten_beside(step.folder)
+    forgotten = read_forgotten(step.root)
     with Crawler(settings, connect_to, runner.stopping, runner.advance, forgotten) as crawler:
         return refresh(step, earlier, urls, runner, crawler, settings.shards_at_once)
 

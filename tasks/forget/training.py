@@ -58,7 +58,7 @@ class RunReading(Settings):
     later: tuple[str, ...] = ()
     """Checkpoints after it: their weights depend on the pages."""
     merged: bool = False
-    """Whether its merged model has the weights of one of these."""
+    """True if its merged model has the weights of one of these."""
     inherited: str = ""
     """Run from whose weights it began, directly or by others, and which had read the pages by then."""
     outside: tuple[str, ...] = ()
