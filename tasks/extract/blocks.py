@@ -9,6 +9,7 @@ from lxml.html import HtmlElement
 
 from tasks.extract.attribute_names import DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
+from tasks.extract.mathml import formula_text
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM
 
 BLOCK_TAGS = frozenset(
@@ -66,7 +67,6 @@ CODE = frozenset(["pre", "listing", "xmp", "plaintext"])
 # Classes of Doxygen, which has elements of its own for code (a `div` a line) and titles.
 CODE_BLOCK, TITLE = "fragment", "headertitle"
 SUBTITLES = ("sub-title", "subTitle")  # of Javadoc: module and package, above the name of the class
-TEX = "application/x-tex"  # encoding of an annotation of MathML
 CODE_TABLES = ("RktBlk", "SVerbatim")  # of Scribble: code with a row a line
 CELLS = frozenset(("td", "th"))
 # Containers whose share of links is tested when they end.
@@ -213,7 +213,7 @@ class Walk:
             self.flush(kind)
             return
         if tag == "math":
-            self._pieces.append(_formula(element))
+            self._pieces.append(formula_text(element))
             return
         if not (element.text or len(element)):  # an image or an icon
             if tag == "a" and element.get("href"):
@@ -372,16 +372,6 @@ def _is_short(element: HtmlElement, limit: int) -> bool:
         if limit < 0:
             return False
     return True
-
-
-def _formula(element: HtmlElement) -> str:
-    """Text of a formula in MathML: the TeX that it was made of if it has that, else its characters."""
-    if stated := element.get("alttext"):
-        return stated
-    for note in element.iter("annotation"):
-        if note.get("encoding") == TEX:
-            return note.text or ""
-    return "".join(element.itertext())
 
 
 def _kind(tag: str, outer: str) -> str:
