@@ -76,6 +76,18 @@ def finished(mini: Mini) -> Finished:
     return Finished(mini, output, run, done.stdout, done.stderr, sockets)
 
 
+@pytest.fixture
+def output(finished: Finished, tmp_path: Path) -> Path:
+    """A copy of the finished output, which may be changed."""
+    target = tmp_path / "out"
+    shutil.copytree(finished.output, target, ignore=shutil.ignore_patterns("checkpoints", "logs", "tensorboard"))
+    run = target / "runs" / finished.run.name
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace(str(finished.output), str(target)))
+    record = run / "run.json"
+    record.write_text(record.read_text().replace(str(finished.output), str(target)))
+    return target
+
+
 @pytest.fixture(scope="session")
 def server(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A running Prefect server for commands: starting one takes 5 s of CPU time."""

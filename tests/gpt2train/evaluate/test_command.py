@@ -2,31 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpt2train.cli import app
 from gpt2train.convert.merge import merge
 from gpt2train.evaluate import curve
-from gpt2train.io.command_line import run_command
+from tests.gpt2train.evaluate.conftest import Call
 from tests.trained_run import TrainedRun
-
-Call = Callable[..., tuple[int, list[str], str]]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """A command in this process: exit code, lines, errors."""
-
-    def run(*arguments: object) -> tuple[int, list[str], str]:
-        code = run_command(app, ["evaluate", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out.splitlines(), err
-
-    return run
 
 
 @pytest.fixture

@@ -2,34 +2,18 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpt2train.cli import app
 from gpt2train.errors import UserError
 from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.tasks import as_evaluation, description
 from gpt2train.evaluate.tasks.description import ready_files
-from gpt2train.io.command_line import run_command
+from tests.gpt2train.evaluate.conftest import Call
 from tests.gpt2train.evaluate.overfitted_model import write
 from tests.gpt2train.evaluate.small_models import noisy_model
 from tests.trained_run import TrainedRun
-
-Call = Callable[..., tuple[int, list[str], str]]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """A command in this process: exit code, lines, errors."""
-
-    def run(*arguments: object) -> tuple[int, list[str], str]:
-        code = run_command(app, ["evaluate", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out.splitlines(), err
-
-    return run
 
 
 @pytest.fixture

@@ -13,29 +13,10 @@ from lxml.html import document_fromstring
 from benchmarks.extract import as_page
 from benchmarks.extract_engines import texts_of
 from benchmarks.gold_pages import fit, gold_pages, shingle_f1
-from benchmarks.reference_pages import fit_by_family, reference_pages
 from tasks.extract import attribute_names, attribute_rules
 from tasks.extract.attribute_rules import AttributeRules, words
 from tasks.extract.main_content import parse, structured_text
-
-WORDS = "The quick brown fox jumps over the lazy dog and runs along the river until the night falls. "
-PARAGRAPH = f"<p>{WORDS * 3}</p>"
-
-
-def text_of(html: str, tables: bool = True) -> str:
-    tree = parse(html)
-    return "" if tree is None else structured_text(tree, tables)
-
-
-def article(inside: str) -> str:
-    """An article with a site's usual surroundings."""
-    return (
-        "<html><body><header class='site-header'>The Daily Site <a href='/'>Home</a></header>"
-        "<nav><a href='/a'>News</a></nav>"
-        f"<div class='article-body'>{PARAGRAPH}{inside}{PARAGRAPH}</div>"
-        "<div class='sidebar'><a href='/x'>Most read today</a></div>"
-        "<footer>Copyright 2026 The Daily Site</footer></body></html>"
-    )
+from tests.tasks.extract.made_pages import PARAGRAPH, WORDS, article, text_of
 
 
 @pytest.mark.parametrize(
@@ -133,108 +114,6 @@ def test_containers_that_announce_other_pages_are_not_the_main_content() -> None
     assert text_of(f"<html><body><div id='main'>{PARAGRAPH * 4}</div>{posts}</body></html>").count(WORDS.strip()) == 12
 
 
-def test_code_in_lines_keeps_its_indentation() -> None:
-    assert "\nif x:\n    y()\n" in text_of(article("<div><code>if x:<br>&nbsp;&nbsp;&nbsp;&nbsp;y()</code></div>"))
-
-
-@pytest.mark.parametrize("end", ["", "\n"])
-def test_code_of_doxygen_keeps_its_lines_and_the_title_is_kept(end: str) -> None:
-    lines = ["int f() {", "&#160; <a href='#x'>return</a> 1;", "", "}"]
-    code = "".join(
-        f"<div class='line'><span class='lineno'>{n}</span>{line}</div>{end}" for n, line in enumerate(lines)
-    )
-    title = "<div class='header'><div class='headertitle'><div class='title'>File A</div></div></div>"
-    page = f"{title}<div class='contents'>{PARAGRAPH}<div class='fragment'>{code}</div></div>"
-    found = text_of(f"<html><head><meta name='generator' content='Doxygen 1.9'></head><body>{page}</body></html>")
-    assert found.splitlines() == ["File A", (WORDS * 3).strip(), "int f() {", "  return 1;", "", "}"]
-
-
-@pytest.mark.parametrize(
-    "mark",
-    [
-        "<meta name='generator' content='ExDoc v0.34'>",
-        "<meta name='generator' content='GTK-Doc V1.33.1 (XML mode)'>",
-        "<div id='module-header'></div>",
-        "<div class='REFBODY'></div>",
-        "<nav><ul class='book-summary'></ul></nav>",
-    ],
-)
-def test_documentation_is_known_by_its_generator(mark: str) -> None:
-    notes = f"<div class='meta'><p>{WORDS}</p></div>"  # a class that marks boilerplate in an article
-    kept = [text_of(f"<html><body>{mark_}<div>{PARAGRAPH}{notes}</div></body></html>") for mark_ in (mark, "")]
-    assert [found.count(WORDS.strip()) for found in kept] == [4, 3]
-
-
-def documentation(inside: str) -> str:
-    return f"<html><head><meta name='generator' content='makeinfo'></head><body><h1>Files</h1>{inside}</body></html>"
-
-
-def test_code_in_tables_of_scribble_keeps_its_indentation() -> None:
-    """A row a line, tables within cells, and spaces that do not break."""
-    line = "<tr><td>{}<span class='hspace'>{}</span>(a)</td></tr>"
-    rows = line.format("(f", "") + line.format("", "&nbsp;&nbsp;") + "<tr><td>&nbsp;</td></tr>"
-    inner = f"<table class='RktBlk'>{rows}</table>"
-    code = f"<table class='RktBlk'><tr><td>{inner}</td></tr>{line.format('&gt;', '')}</table>"
-    page = documentation(f"{PARAGRAPH}<table class='RktBlk'><tr><td>{code}</td></tr></table><p>Then <b>more</b>.</p>")
-    assert "\n(f(a)\n  (a)\n\n>(a)\nThen more." in text_of(page.replace("</p><p>", "</p>\n<p>"))
-    verbatim = code.replace("RktBlk", "SVerbatim")
-    assert "\n(f(a)\n  (a)\n\n>(a)\nend" in text_of(documentation(f"{PARAGRAPH}{verbatim}<p>end</p>"))
-
-
-def test_module_and_package_of_a_class_are_kept() -> None:
-    names = "".join(f"<div class='sub-title'>{name}&nbsp;<a href='x'>base</a></div>" for name in ("Module", "Package"))
-    body = f"<nav>Overview</nav><main><div class='header'>{names}<h1>Class A</h1></div>{PARAGRAPH}</main>"
-    page = f"<html><body class='class-declaration-page'>{body}</body></html>"
-    assert text_of(page).startswith("Module base\nPackage base\nClass A\nThe quick")
-    assert text_of(page.replace("sub-title", "subTitle")).startswith("Module base\nPackage base\nClass A\nThe quick")
-
-
-@pytest.mark.parametrize("name", ["comment", "comment cmt", "fullcommenttop"])
-def test_the_comments_of_code_are_documentation(name: str) -> None:
-    """Those of readers are none, and articles have no others."""
-    comment = f"<div id='comment' class='{name}'>{PARAGRAPH.replace('fox', 'wolf')}</div>"
-    assert "wolf" in text_of(documentation(PARAGRAPH + comment))
-    assert "wolf" not in text_of(article(comment.replace("fullcommenttop", "comment")))
-    readers = comment.replace("'comment'", "'comments'").replace(f"'{name}'", "'disqus_thread'")
-    assert "wolf" not in text_of(documentation(PARAGRAPH + readers))
-
-
-@pytest.mark.parametrize(
-    "links",
-    [
-        "<p>Next: <a href='a'>Reading</a>, Previous: <a href='b'>Paths</a>, Up: <a href='c'>Files</a> [Contents]</p>",
-        "<div>Previous: <a href='b'>Paths</a>, Up: <a href='c'>Files</a></div>",
-        "<p>Next: <a href='a'>Reading</a> [<a href='d'>Contents</a>][<a href='e'>Index</a>]</p>",
-        "<a class='previous_page' href='a'>previous</a><a class='next_page' href='b'>next</a>",
-        "<div class='navsetbottom'><span>top</span> <a href='x'>contents</a> prev up</div>",
-        "<div class='chlinkprevnextbot'>[<a href='x'>Top of Book</a>] [<a href='y'>Previous Chapter</a>]</div>",
-        "<div class='versionbox'><span class='version'>8.7</span></div>",
-        "<label class='ocn'><a href='#618'>618</a></label>",
-        "<a class='link-seesrc' href='x'>Source</a>",
-    ],
-)
-def test_links_beside_a_page_of_documentation_are_dropped(links: str) -> None:
-    shown = text_of(documentation(f"{links}{PARAGRAPH}<p>Next: the end, Up: the sky.</p>{links}"))
-    assert shown.splitlines()[1:] == [(WORDS * 3).strip(), "Next: the end, Up: the sky."]
-
-
-def test_names_of_what_is_documented_and_titles_are_no_navigation() -> None:
-    """The id of a function with its arguments, and the class of a container of the title."""
-    for mark in ("id='binarySearch,openArray[T],K'", "id='menu(int)'", "class='page-header'", "class='page-title'"):
-        assert "\nwolf" in text_of(documentation(f"{PARAGRAPH}<div {mark}><p>wolf</p></div>{PARAGRAPH}"))
-    assert "wolf" not in text_of(documentation(f"{PARAGRAPH}<div id='menu'><p>wolf</p></div>{PARAGRAPH}"))
-
-
-def test_a_summary_before_its_text_is_left_out() -> None:
-    first = "Tests two objects for equality."
-    page = documentation(
-        f"<p>{first}</p><p>{first} {WORDS}</p><p>{first}</p><ul><li>one</li><li>one</li></ul>{PARAGRAPH}"
-    )
-    assert text_of(page).count(first) == 2
-    assert "- one\n- one" in text_of(page)
-    assert text_of("<html><head><meta name='generator' content='makeinfo'></head><body></body></html>") == ""
-
-
 def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:
     body = json.dumps(
         {"@graph": [{"@type": "NewsArticle", "articleBody": f"{WORDS * 4}\n\n<p>A &lt; B</p><p>end</p>"}]}
@@ -246,25 +125,6 @@ def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:
     paid = body.replace('"articleBody"', '"isAccessibleForFree": "False", "articleBody"')
     assert text_of(page.format(paid, "Subscribe.")) == "Subscribe."
     assert text_of(page.format("[" * 100_000, "Please")) == "Please"
-
-
-def test_the_header_of_documentation_is_dropped() -> None:
-    page = (
-        f"<html><body><p>Help of A</p><p><a href='/'>A</a></p><h1>Open a file</h1>{'<pre>x = 1</pre>' * 12}{PARAGRAPH}"
-    )
-    assert text_of(page.replace("<p>Help of A</p>", "<div>Help of A</div>")).startswith("Open a file")
-    text = page.partition("</a></p>")[2]
-    versions = "".join(f"<li><a href='/{number}.x/'>{number}.x of this manual</a></li>" for number in range(9))
-    menu = f"<body><header><h1>Manual 9.1</h1><ul><li>9.1</li>{versions}</ul></header>"
-    assert text_of(menu + text).startswith("Open a file")
-    title = "<body><header><h1>Files</h1><p>By <a href='/x'>X</a>, with all that a reader wants to know.</p></header>"
-    assert text_of(title + text).startswith("Files\nBy X, with")
-
-
-def test_signs_that_link_to_a_heading_are_dropped() -> None:
-    heads = "".join(f"<h2>Open<a class='mark' href='#open'>{sign}</a></h2><p>{WORDS}</p>" for sign in "#¶§")
-    found = text_of(article(f"{heads}<p>See <a href='/c'>#</a> for more.</p>{PARAGRAPH}"))
-    assert found.count("Open\n") == 3 and "See # for more." in found
 
 
 @pytest.mark.parametrize("tag", ["tt", "div", "ul><li", "pre><b"])
@@ -329,14 +189,6 @@ def test_it_fits_the_gold_pages_as_well_as_trafilatura(real_data: Path) -> None:
     fitted = {name: fit(gold, texts_of(name, pages)) for name in ("structure", "trafilatura")}
     for name, value in fitted["trafilatura"].items():
         assert fitted["structure"][name] >= value, (name, fitted)
-
-
-@pytest.mark.exhaustive
-def test_it_fits_documentation(real_data: Path) -> None:
-    pages = reference_pages(real_data)
-    assert len(pages) >= 60
-    by_family = fit_by_family(pages, texts_of("structure", [as_page("http://a.test/", page.body) for page in pages]))
-    assert min(by_family.values()) > 0.9, by_family
 
 
 def test_a_verdict_depends_on_the_attributes_that_it_reads_alone() -> None:
