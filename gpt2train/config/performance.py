@@ -1,12 +1,14 @@
-"""Performance settings, which change the speed of a run and its results only by rounding."""
+"""Performance settings, which change the speed of a run and its results only by rounding: with fp8 by a coarse one."""
 
 from typing import Literal
+
+from pydantic import Field
 
 from gpt2train.settings import Settings
 
 
 class PerformanceSettings(Settings):
-    """Performance options. They change the speed of a run, and its results only by rounding."""
+    """Performance options. They change the speed of a run, and its results only by rounding; `fp8` rounds to 3 bits."""
 
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto compiles on a GPU. A model on a single process is compiled as a whole, otherwise block by
@@ -23,3 +25,8 @@ class PerformanceSettings(Settings):
     max_autotune: bool = False
     """Compile with a search for the fastest kernels, which takes some minutes at the start. Since the processes wait
     for each other meanwhile, one that hangs is detected after 30 minutes at the earliest."""
+    # Left out of a run's files when off, so that files and fingerprints of older runs stay the same.
+    fp8: Literal["off", "tensorwise", "rowwise"] = Field("off", exclude_if=lambda fp8: fp8 == "off")
+    """Matrix products of the blocks in 8-bit floating point, with one scale per matrix or per row; needs precision
+    bf16, sizes that are multiples of 16, and a GPU of compute capability 8.9 or newer. A CPU computes it slowly, for
+    tests. The rounding is coarse: compare the loss with bf16 first."""

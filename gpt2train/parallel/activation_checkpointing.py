@@ -19,9 +19,10 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gpt2train.compat.torch import ATTENTION_OPERATORS
+from gpt2train.compat.torch_fp8 import SCALED_PRODUCT, scaled_bias
 from gpt2train.model.causal_lm import CausalLM
 
-# Products with a bias only: those without one are all-reduced in place under tensor parallelism, and a stored result
+# Products with a bias only, in 8 bits too: those without one are all-reduced in place under tensor parallelism, and a stored result
 # would be reduced twice.
 PRODUCTS = {torch.ops.aten.addmm.default}
 
@@ -49,7 +50,8 @@ def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> Ch
     """Store the results of attention and of matrix products, except the last one, which backward does not need."""
     if operator in ATTENTION_OPERATORS:
         return CheckpointPolicy.MUST_SAVE
-    if operator in PRODUCTS:
-        inner, outer = arguments[-1].shape  # shape of the second factor; only the block's last product narrows
+    if operator in PRODUCTS or (operator is SCALED_PRODUCT and scaled_bias(arguments, keywords) is not None):
+        second = arguments[1] if operator is SCALED_PRODUCT else arguments[-1]
+        inner, outer = second.shape  # only the block's last product narrows
         return CheckpointPolicy.MUST_SAVE if outer >= inner else CheckpointPolicy.PREFER_RECOMPUTE
     return CheckpointPolicy.PREFER_RECOMPUTE

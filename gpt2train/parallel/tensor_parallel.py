@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, FinalNorm, InnerDropout, SelfAttention
 from gpt2train.model.families import SCORE, shard_dim
+from gpt2train.model.linear import Linear
 from gpt2train.model.rms_norm import rms_norm
 from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.norms import widened
@@ -155,23 +156,23 @@ class _HeadRMSNorm(nn.RMSNorm):
         return rms_norm(x, widened(self.region.partial(self.weight), x), self.eps)
 
 
-class _ColumnLinear(nn.Linear):
+class _ColumnLinear(Linear):
     """Column-parallel linear layer: computes a part of the outputs, without a collective."""
 
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.region.local(self.bias)
-        return F.linear(x, self.region.local(self.weight), bias)
+        return self.product(x, self.region.local(self.weight), bias)
 
 
-class _RowLinear(nn.Linear):
+class _RowLinear(Linear):
     """Row-parallel linear layer: uses a part of the inputs and sums over the processes."""
 
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.region.leave(F.linear(x, self.region.local(self.weight)))
+        x = self.region.leave(self.product(x, self.region.local(self.weight)))
         return x if self.bias is None else x + self.region.local(self.bias).to(x.dtype)
 
 

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import SelfAttention
 from gpt2train.model.families import MODELS, is_residual
+from gpt2train.model.linear import Linear
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.head_split import HeadSplit, common
 from gpt2train.parallel.tp_collectives import Region
@@ -144,7 +145,7 @@ def set_exchange(module: nn.Module, region: Region, used: Sequence[range], shape
         module.repeats = split.repeats(region.rank) if of_keys else ()
 
 
-class HeadRowsLinear(nn.Linear):
+class HeadRowsLinear(Linear):
     """Column-parallel linear layer that computes the outputs of this process's heads."""
 
     exchange: RowExchange
@@ -152,7 +153,7 @@ class HeadRowsLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., rows of the heads]."""
-        y = F.linear(x, self.exchange.rows(self.weight), self.exchange.rows(self.bias))  # type: ignore[arg-type]
+        y = self.product(x, self.exchange.rows(self.weight), self.exchange.rows(self.bias))  # type: ignore[arg-type]
         if not self.repeats:
             return y
         heads = y.unflatten(-1, (len(self.repeats), -1)).split(1, -2)
@@ -160,7 +161,7 @@ class HeadRowsLinear(nn.Linear):
         return torch.cat(repeated, -2).flatten(-2)
 
 
-class HeadColumnsLinear(nn.Linear):
+class HeadColumnsLinear(Linear):
     """Row-parallel linear layer that reads the outputs of this process's heads and sums over the processes."""
 
     region: Region
@@ -168,7 +169,7 @@ class HeadColumnsLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., hidden]."""
-        x = self.region.leave(F.linear(x, self.exchange.rows(self.weight, 1)))  # type: ignore[arg-type]
+        x = self.region.leave(self.product(x, self.exchange.rows(self.weight, 1)))  # type: ignore[arg-type]
         return x if self.bias is None else x + self.region.local(self.bias).to(x.dtype)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from gpt2train.config import ParallelSettings, RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model.causal_lm import build_model
+from gpt2train.model.linear import use_fp8
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.parallel.activation_checkpointing import apply_activation_checkpointing
 from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
@@ -106,6 +107,7 @@ class Engine:
         parallel = self.parallel = self._placed(config.parallel)
         for part in self.model_parts:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
+            use_fp8(part.blocks, config.performance.fp8)
             apply_activation_checkpointing(part, config.parallel.activation_checkpointing)
             alone = ctx.world == 1 and not parallel.offloads_weights
             compile_module(part, config.performance, ctx.device, whole=alone, loss=layout.tp == 1)
