@@ -77,6 +77,8 @@ def find_own(
         for key, now in flatten(config.model_dump(mode="json")).items():
             if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in before and before[key] != now:
                 log.info("changed setting: %s from %s to %s", key, before[key], now)
+        if (fp8 := before.get("performance.fp8", "off")) != config.performance.fp8:  # the only one that affects losses
+            log.info("changed setting: performance.fp8 from %s to %s", fp8, config.performance.fp8)
     return found
 
 

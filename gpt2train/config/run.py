@@ -109,6 +109,15 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _fp8_fits(self) -> "TrainSettings":
+        if self.performance.fp8 != "off" and self.precision != "bf16":
+            raise ValueError(
+                f"performance.fp8 {self.performance.fp8!r} needs precision bf16, not {self.precision}; set "
+                'precision = "bf16", or performance.fp8 = "off"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _schedule_fits(self) -> "TrainSettings":
         warmup, decay = self.schedule.warmup, self.schedule.decay_steps
         if decay and warmup >= decay:

@@ -6,7 +6,8 @@ al. 2022, "FP8 Formats for Deep Learning"). The scale is computed from the numbe
     tensorwise   one scale per factor; inputs and weights in e4m3, gradients of outputs in e5m2
     rowwise      one scale per row of the first factor and per column of the second; all in e4m3
 
-Products are summed in float32 and returned in bfloat16. Weights and their gradients stay as they are. A factor with a
+A GPU multiplies only sizes that are multiples of 16 (`gpt2train.parallel.layout` checks them). Products are summed in
+float32 and returned in bfloat16. Weights and their gradients stay as they are. A factor with a
 NaN or an infinite number gives a NaN in all results that depend on its scale.
 """
 
@@ -19,7 +20,6 @@ from torch.autograd.function import once_differentiable
 
 from gpt2train.compat.torch_fp8 import as_own_tensor, scaled_product
 
-FP8_MULTIPLE = 16  # sizes of the factors of a product on a GPU are multiples of it; gpt2train.parallel.layout checks it
 INPUT = torch.float8_e4m3fn  # 3 bits of mantissa, up to 448
 GRADIENT = {"tensorwise": torch.float8_e5m2, "rowwise": torch.float8_e4m3fn}  # e5m2: 2 bits, up to 57,344
 # Largest absolute number below which a scale no longer follows it: the scale of zeros, and far above the smallest

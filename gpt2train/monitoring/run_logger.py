@@ -45,10 +45,11 @@ RISES = 2  # consecutive increases of the validation loss, while the training lo
 
 def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Dataset, warmup: int) -> None:
     """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings."""
+    fp8 = config.performance.fp8
     log.info(
         "%s parameters, %s, %d processes on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
         f"{parameter_count(config.shape):,}",
-        config.precision,
+        config.precision if fp8 == "off" else f"{config.precision} with fp8 {fp8}",
         ctx.world,
         ctx.device.type,
         layout,
@@ -63,6 +64,8 @@ def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Da
         log.info("%s: %s tokens, %.2f epochs in %d steps", name, f"{tokens:,}", epochs, config.steps)
     for warning in warn_before_start(config, warmup, [(name, epochs) for name, _, epochs in corpora]):
         log.warning("warning: %s", warning)
+    if fp8 != "off" and ctx.device.type == "cpu":
+        log.warning("warning: performance.fp8 is slower than bf16 on a CPU; use it there for tests alone")
 
 
 class RunLogger:

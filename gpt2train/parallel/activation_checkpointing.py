@@ -22,8 +22,8 @@ from gpt2train.compat.torch import ATTENTION_OPERATORS
 from gpt2train.compat.torch_fp8 import SCALED_PRODUCT, scaled_bias
 from gpt2train.model.causal_lm import CausalLM
 
-# Products with a bias only, in 8 bits too: those without one are all-reduced in place under tensor parallelism, and a stored result
-# would be reduced twice.
+# Products with a bias only, in 8 bits too: those without one are all-reduced in place under tensor parallelism, and a
+# stored result would be reduced twice.
 PRODUCTS = {torch.ops.aten.addmm.default}
 
 

@@ -14,6 +14,9 @@ from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
 from gpt2train.model.families import MODELS, shard_dim, sizes
 from gpt2train.model.shape import PADDING, Shape
+from gpt2train.parallel.head_split import HeadSplit
+
+FP8_MULTIPLE = 16  # of the sizes of the factors of a product in 8 bits on a GPU
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class Layout:
         layout = Layout(p.pp, data // shard, shard, p.tp, micro, whole, accumulation, settings.batch.ramp_up)
         for size in layout.batches.sizes():
             _check_micro_batches(settings, layout, size)
+        if settings.performance.fp8 != "off":
+            _check_fp8(settings, micro)
         return layout
 
     @staticmethod
@@ -159,6 +164,31 @@ def _split_sizes(shape: Shape) -> dict[str, int]:
         if name.startswith(kinds) and (dim := shard_dim(name, shape)) is not None:
             found[f"the size {size[dim]} of {name}"] = size[dim]
     return found | {f"{PADDING}, to which the vocabulary is padded": PADDING}
+
+
+def _check_fp8(settings: TrainSettings, micro: int) -> None:
+    """Check that all factors of products in 8 bits have sizes that a GPU can multiply; on a CPU too, by the same rule.
+
+    They are the tokens of a micro-batch, and the widths of the linear layers of the blocks on a process.
+    """
+    tp, shape = settings.parallel.tp, settings.model.shape(PADDING)
+    need = f"performance.fp8 {settings.performance.fp8!r} needs sizes that are multiples of {FP8_MULTIPLE}, but"
+    off = 'or set performance.fp8 = "off"'
+    for length in (settings.model.context, *MODELS[shape.family].lengths(shape)[1:]):
+        if micro * length % FP8_MULTIPLE:
+            tokens = f"{micro} x {length} tokens = {micro * length}"
+            raise UserError(f"{need} a micro-batch has {tokens}; change batch.micro_batch, {off}")
+    uneven = not HeadSplit.of(shape, tp).even
+    if uneven and shape.head_dim % FP8_MULTIPLE:
+        raise UserError(f"{need} parallel.tp {tp} splits whole heads of {shape.head_dim}; change parallel.tp, {off}")
+    kinds = tuple(f"blocks.{block}." for block in MODELS[shape.family].first_blocks(shape))
+    for parameter, size in sizes(shape).items():
+        split = shard_dim(parameter, shape, tp)
+        for dim, width in enumerate(size if parameter.startswith(kinds) and len(size) > 1 else ()):
+            part = width // tp if dim == split else width
+            if part % FP8_MULTIPLE and not (uneven and dim == split and width % shape.head_dim == 0):
+                of, change = (f" / parallel.tp {tp} = {part}", " or parallel.tp") if part != width else ("", "")
+                raise UserError(f"{need} {parameter} has {width}{of}; change the model{change}, {off}")
 
 
 def _check_micro_batches(settings: TrainSettings, layout: Layout, size: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2train.config import PerformanceSettings, RunConfig
+from gpt2train.errors import UserError
 from gpt2train.io.files import private_folder
 from gpt2train.model.causal_lm import CausalLM
 
@@ -32,6 +33,25 @@ AUTOTUNE_TIMEOUT = timedelta(minutes=30)
 def collective_timeout(settings: PerformanceSettings, requested: timedelta) -> timedelta:
     """Return the timeout of collectives: with `max_autotune` at least `AUTOTUNE_TIMEOUT`, otherwise as requested."""
     return max(requested, AUTOTUNE_TIMEOUT) if settings.max_autotune and settings.compile != "off" else requested
+
+
+FP8_CAPABILITY = (8, 9)  # lowest compute capability with products in 8-bit floating point
+
+
+def check_fp8(settings: PerformanceSettings, device: torch.device) -> None:
+    """Check that a device has products in 8-bit floating point, if the settings ask for them; a CPU has, slowly.
+
+    Raises:
+        UserError: it has none. AMD's GPUs have formats of their own.
+    """
+    if settings.fp8 == "off" or device.type == "cpu":
+        return
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        needed = ".".join(map(str, FP8_CAPABILITY))
+        raise UserError(
+            f"performance.fp8 {settings.fp8!r} needs an NVIDIA GPU of compute capability {needed} or newer, which "
+            f'{torch.cuda.get_device_name(device)} is not; set performance.fp8 = "off"'
+        )
 
 
 def is_compiled(settings: PerformanceSettings, device: torch.device) -> bool:
