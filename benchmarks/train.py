@@ -26,7 +26,7 @@ from gpt2train.model.shape import Shape
 from gpt2train.monitoring.gpu_peaks import PEAKS
 from gpt2train.monitoring.metrics import flops_per_token
 
-# Published shapes; the number beside each is the micro-batch on a CPU and on a GPU.
+# Published shapes and small ones; the number beside each is the micro-batch on a CPU and on a GPU.
 SHAPES = {
     "tiny": (Shape(vocab=4096, layers=4, heads=4, hidden=192, context=256), 4, 256),
     "llama-tiny": (
@@ -34,6 +34,7 @@ SHAPES = {
         4,
         256,
     ),
+    "6x384": (Shape(vocab=50257, layers=6, heads=6, hidden=384, context=256), 4, 256),
     "124m": (Shape(vocab=50257, layers=12, heads=12, hidden=768, context=1024), 2, 32),
     "345m": (Shape(vocab=50257, layers=24, heads=16, hidden=1024, context=1024), 1, 16),
     "1542m": (Shape(vocab=50257, layers=48, heads=25, hidden=1600, context=1024), 1, 8),

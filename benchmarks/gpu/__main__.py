@@ -39,9 +39,10 @@ FULL = [
     *[("speed", MEASURE, (f"speed {shape}",)) for shape in ("345m", "124m", "1542m")],
     *[("memory", MEASURE, (f"memory {shape}",)) for shape in ("345m", "124m", "1542m")],
     ("features", MEASURE, ("features 345m", "features fp8")),
+    *[("speed", MEASURE, (f"speed {shape} autotuned",)) for shape in ("345m", "124m")],
 ]
 # One process for all measurements of a tiny model, since each one takes seconds to start.
-TINY = [f"{part} tiny" for part in ("speed", "memory", "features")]
+TINY = [*[f"{part} tiny" for part in ("speed", "memory", "features")], "speed tiny autotuned"]
 REHEARSAL = [CORRECTNESS, ("speed", MEASURE, ("speed products", *TINY, "features fp8"))]
 PARTS = ("correctness", "speed", "memory", "features")
 SMALLEST = 15.0  # seconds below which no part is started

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu.correctness DEVICE [NAME to leave out …]
 
 Bounds are on the loss of each of six steps, which begins at ln 500 = 6.2: 2e-4 in float32 (sums in another order),
-0.05 in bfloat16 (8 bits of mantissa) and 0.01 in float16 (11 bits).
+0.05 in bfloat16 (8 bits of mantissa) and 0.01 in float16 (11 bits). Products in 8 bits (fp8, 3 or 2 bits of mantissa)
+are compared with bfloat16: the loss within 0.05, the gradients of the first step within 10 % of their norm.
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ import torch
 from torch.nn.attention import sdpa_kernel
 
 from benchmarks.gpu.result import Check, NotAvailable, Result, at_most, run_checks
-from benchmarks.gpu.tiny import LLAMA, STEPS, VOCAB, difference, losses, on, twin
+from benchmarks.gpu.tiny import LLAMA, STEPS, VOCAB, difference, gradients, has_fp8, losses, on, twin
 from gpt2train.checkpoint.staging import copy_to_cpu
 from gpt2train.checkpoint.store import open_weights
 from gpt2train.config import RunConfig, presets
@@ -43,6 +44,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for bit-equality;
 
 PART = "correctness"
 BOUNDS = {"fp32": 2e-4, "bf16": 0.05, "fp16": 0.01}
+FP8_GRADIENTS = 0.1  # measured on a CPU: 0.03 to 0.05
 SAME = 2e-5  # two forms of the same float32 computation
 
 
@@ -70,6 +72,27 @@ def compiled(device: str, family: str) -> Iterator[Result]:
         fast = losses(twin(None, plain, {"performance": {"compile": "on"}}, family=model), device, STEPS[device])
         bound = SAME if precision == "fp32" else BOUNDS["bf16"]
         yield at_most(PART, f"compiled {family} {precision}", difference(fast, eager), bound, "nats", "against eager")
+
+
+def fp8(device: str, recipe: str, family: str) -> Iterator[Result]:
+    """Compare products in 8 bits with bfloat16, in loss and gradients, and compiled with eager."""
+    if not has_fp8(device):
+        raise NotAvailable("this card has no products in 8 bits")
+    layers = {"layers": 1} if device == "cpu" else {}  # of which a rehearsal compiles fewer
+    model = (LLAMA if family == "llama" else {}) | layers
+
+    def config(**performance: Any) -> RunConfig:
+        return twin(None, {"precision": "bf16", "performance": performance}, family=model)
+
+    steps, name = STEPS[device], f"fp8 {recipe} {family}"
+    half, eager = losses(config(), device, steps), losses(config(fp8=recipe), device, steps)
+    yield at_most(PART, f"{name} loss", difference(eager, half), BOUNDS["bf16"], "nats", "against bfloat16")
+    exact, rough = (gradients(one, device) for one in (config(), config(fp8=recipe)))
+    gap = ((rough - exact).norm() / exact.norm()).item()
+    yield at_most(PART, f"{name} gradients", gap, FP8_GRADIENTS, "relative", "against bfloat16, over all parameters")
+    if device == "cuda" or (recipe, family) == ("tensorwise", "gpt2"):
+        compiled = losses(config(fp8=recipe, compile="on"), device, steps)
+        yield at_most(PART, f"{name} compiled", difference(compiled, eager), BOUNDS["bf16"], "nats", "against eager")
 
 
 def attention(device: str, kernel: str) -> Iterator[Result]:
@@ -259,6 +282,8 @@ def checks(device: str) -> dict[str, Check]:
             found[f"preset {name}"] = partial(precisions, device, name, "gpt2")
     for family in ("gpt2", "llama"):
         found[f"compiled {family}"] = partial(compiled, device, family)
+        for recipe in ("tensorwise", "rowwise"):
+            found[f"fp8 {recipe} {family}"] = partial(fp8, device, recipe, family)
     return found
 
 

@@ -14,7 +14,7 @@ from gpt2train.data.batch import Batch
 from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.settings import build, layer
 from gpt2train.training.engine import Engine
-from gpt2train.training.performance import fast_kernels
+from gpt2train.training.performance import FP8_CAPABILITY, fast_kernels
 
 VOCAB, CONTEXT = 500, 64
 STEPS = {"cpu": 2, "cuda": 6}  # of a comparison; a rehearsal on a CPU only runs the checks
@@ -33,6 +33,11 @@ def context() -> DistContext:
 def on(device: str) -> DistContext:
     """The process group, computing on a device."""
     return replace(context(), device=torch.device("cpu") if device == "cpu" else context().device)
+
+
+def has_fp8(device: str) -> bool:
+    """True if a device multiplies in 8 bits."""
+    return device == "cpu" or torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
 def twin(name: str | None = None, *changes: Mapping[str, Any], family: Mapping[str, Any] | None = None) -> RunConfig:
@@ -96,6 +101,15 @@ def losses(config: RunConfig, device: str, steps: int) -> list[float]:
             if step == 1:
                 engine.fill_device()
     return found
+
+
+def gradients(config: RunConfig, device: str) -> torch.Tensor:
+    """Gradients of the first step, all parameters behind each other, in float32 on the CPU."""
+    with engine_of(config, device) as engine:
+        micro = [batch.to(engine.ctx.device) for batch in batches(config, 1)]
+        tokens = sum(batch.targets.numel() for batch in micro)
+        pending = engine.measure(engine.accumulate(micro, tokens, 1, 1.0), tokens, 1.0, stop=False)
+        return torch.cat([gradient.float().cpu().flatten() for gradient in pending.gradients])
 
 
 def difference(one: list[float], other: list[float]) -> float:

@@ -11,6 +11,7 @@ from gpt2train.plan.uneven_heads import uneven_heads
 
 FP32 = 4
 HALF = 2
+FP8 = 1
 INT64 = 8
 CHUNK = {"cpu": 256, "cuda": 2048}  # rows of logits at a time, as in gpt2train.model.loss, which imports torch
 
@@ -74,7 +75,8 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
 
     The residual stream in float32, the input of every norm, is a slice under sequence parallelism. Tensor parallelism
     gathers the output of a norm once, in the precision of the products; without it autocast makes a copy for each
-    column-parallel layer that reads it. The outputs of column-parallel and the inputs of row-parallel layers are split
+    column-parallel layer that reads it. With one fp8 scale per matrix each layer has a copy of its input in 8 bits in
+    place of one in half precision. The outputs of column-parallel and the inputs of row-parallel layers are split
     (in a GPT-2 of width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a third
     norm, and keys and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the
     attention in float32, with dropout three matrices of that size; a GPU the biases, in half precision for every block.
@@ -111,14 +113,18 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
         stored = sum(matrices[name][0] for name in biased if matrices[name][0] >= matrices[name][1])
         return stream + item * tokens * (stored + attention) / layout.tp
     norms = 3 if read else 2
-    copies = norms if layout.tp > 1 or not half else len(outputs) - len(readers)
-    normed = item * tokens * shape.hidden * copies
-    if half and layout.tp == 1:
-        normed += HALF * micro_batch * context * shape.hidden * len(readers)
+    eight = settings.performance.fp8 == "tensorwise"
+    size = FP8 if eight else item
+    copies = norms if (layout.tp > 1 and not eight) or not half else len(outputs) - len(readers)
+    normed = size * tokens * shape.hidden * copies
+    if eight or (half and layout.tp == 1):
+        normed += size * micro_batch * context * shape.hidden * len(readers)
     dropped, more = settings.model.dropout > 0, family.more_saved(shape)
     inner = family.inner_dropout(shape) if dropped else 0
     columns = sum(outputs.values()) - read + sum(inputs) + (max(0, more) if inner else more)
     columns += 2 * shape.head_dim * (uneven.queries * attentions + uneven.keys)
+    if eight:  # the attention keeps its output in half precision itself
+        columns += attention - sum(inputs) * FP8 // HALF
     read += 2 * shape.head_dim * uneven.keys if read else 0
     split = item * (tokens * columns + micro_batch * context * read) + FP32 * tokens * family.saved_in_float32(shape)
     if settings.device == "cpu" and dropped:

@@ -85,7 +85,8 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     # Gradients of earlier micro-batches: ZeRO 0, ZeRO 1 and pipelines reduce them only after the last micro-batch.
     reduced_early = (p.zero >= 2 or p.offloads_weights) and layout.pp == 1
     accumulated = (share if reduced_early else count) if layout.accumulation > 1 else 0
-    copies = HALF * count if kind == "half" and not gathers_half else 0
+    autocast = count if settings.performance.fp8 == "off" else root  # products in 8 bits keep no copies of weights
+    copies = HALF * autocast if kind == "half" and not gathers_half else 0
 
     found = activations(settings, shape, layout, piece, rank)
 

@@ -191,3 +191,5 @@ def test_the_rehearsal_on_a_cpu_passes(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert {result["part"] for result in outcome["results"]} == set(command.PARTS)
     names = {result["name"] for result in outcome["results"]}
     assert {"tiny against transformers", "tiny against plain", "tiny full", "tiny ours, muon", "served texts"} <= names
+    assert {"tiny autotuned", "tiny ours, fp8 tensorwise", "tiny ours, fp8 rowwise", "fp8 products"} <= names
+    assert {f"fp8 rowwise llama {what}" for what in ("loss", "gradients")} | {"fp8 tensorwise gpt2 compiled"} <= names

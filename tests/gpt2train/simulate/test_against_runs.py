@@ -14,6 +14,7 @@ ONE: dict[str, dict[str, Any]] = {
     "classifier": {"model": {"labels": 3}, "objective": {"name": "classification"}},
     "dropout, full recomputation": {"model": {"dropout": 0.1}, "parallel": {"activation_checkpointing": "full"}},
     "t5": T5,
+    "fp8": {"performance": {"fp8": "tensorwise"}},
 }
 FIVE_HEADS = {"heads": 5, "hidden": 80}  # of which the ranks have unequal numbers
 TWO: dict[str, dict[str, Any]] = {
@@ -26,6 +27,8 @@ MORE: dict[str, dict[str, Any]] = {
     "zero 0": {"parallel": {"zero": 0}},
     "zero 1": {"parallel": {"zero": 1}},
     "zero 2": {"parallel": {"zero": 2}},
+    "zero 3, fp8": {"parallel": {"zero": 3}, "performance": {"fp8": "tensorwise"}},
+    "tp, fp8": {"parallel": {"tp": 2}, "performance": {"fp8": "rowwise"}},
     "zero 3, fp32": {"parallel": {"zero": 3}, "precision": "fp32"},
     "zero 1, fp16": {"parallel": {"zero": 1}, "precision": "fp16"},
     "offload": {"parallel": {"zero": 3, "cpu_offload": True}},
