@@ -4,7 +4,7 @@
 
 Bounds are on the loss of each of six steps, which begins at ln 500 = 6.2: 2e-4 in float32 (sums in another order),
 0.05 in bfloat16 (8 bits of mantissa) and 0.01 in float16 (11 bits). Products in 8 bits (fp8, 3 or 2 bits of mantissa)
-are compared with bfloat16: the loss within 0.05, the gradients of the first step within 10 % of their norm.
+are compared with bfloat16: the loss within 0.05, the gradients of the first step within 20 % of their norm.
 """
 
 import importlib.util
@@ -44,7 +44,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for bit-equality;
 
 PART = "correctness"
 BOUNDS = {"fp32": 2e-4, "bf16": 0.05, "fp16": 0.01}
-FP8_GRADIENTS = 0.1  # measured on a CPU: 0.03 to 0.05
+FP8_GRADIENTS = 0.2  # measured on a CPU: 0.06 to 0.09
 SAME = 2e-5  # two forms of the same float32 computation
 
 

@@ -9,7 +9,8 @@ norms (2), outputs of both norms (2), queries, keys and values (3), output of at
     full         1      recomputes everything, a third more FLOPs in total
 
 Under tensor parallelism `selective` also recomputes the matrix product and the collective after attention. Of blocks
-without biases it stores only the results of attention.
+without biases it stores only the results of attention. In 8 bits it also recomputes the last product of a block, since
+what a product keeps in 8 bits is known only after it.
 """
 
 import functools
