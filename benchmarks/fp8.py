@@ -1,6 +1,6 @@
 """Loss of a training with products in 8 bits beside bfloat16 and float32: same text, model, seeds and steps, on a CPU.
 
-    python -m benchmarks.fp8 --output FOLDER [--steps 150] [--seeds 1 2]
+    python -m benchmarks.fp8 --output FOLDER [--steps 400] [--seeds 1 2]
 
 GPT-2 of 3 blocks and width 128 on real text (that of `benchmarks.modern`), with AdamW. It shows what the rounding does
 to the loss of a small model; a CPU computes fp8 slowly, so that it shows nothing of speed. Trainings that are finished
@@ -55,7 +55,7 @@ def main() -> None:
     """Train what is missing, then print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of tokens and runs")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     given = parser.parse_args()
     bench = Bench(given.output, SIZES["micro"], "micro")

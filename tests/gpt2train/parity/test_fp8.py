@@ -2,7 +2,8 @@
 
 A layout changes what has a scale of its own: tensor parallelism cuts a matrix, data parallelism a batch. Numbers then
 round to other values of 8 bits, up to 6 % away, so that the bound is wider than that of bfloat16
-(tests/gpt2train/parity/test_half.py). Measured over 20 steps: 2e-4 to 6e-4.
+(tests/gpt2train/parity/test_half.py). Measured over 20 steps: 2e-4 to 6e-4, of a T5, whose scores are not divided by
+sqrt(head_dim), up to 4e-3.
 """
 
 from pathlib import Path
@@ -18,14 +19,14 @@ from tests.gpt2train.parity.t5_runs import make_t5
 from tests.gpt2train.parity.test_half import apart
 
 HERE = Path(__file__).parent
-BOUND = 1.5e-3
+BOUNDS = {"gpt2": 1.5e-3, "llama": 1.5e-3, "uneven": 1.5e-3, "t5": 8e-3}
 SECONDS = 900.0
 LLAMA = {"family": "llama", "options": {"kv_heads": 2, "qk_norm": True}}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "llama": LLAMA,
     "uneven": {"family": "llama", "heads": 5, "hidden": 80, "options": {"kv_heads": 5}},
-    "t5": {"context": 32, "options": {"decoder_context": 16, "head_dim": 16}},
+    "t5": {"context": 32, "options": {"decoder_context": 32, "head_dim": 16, "inner": 96}},
 }
 # Model, recipe and layout, for two processes and for four.
 SLOW: list[tuple[str, str, dict[str, Any]]] = [
@@ -75,8 +76,8 @@ def check(folder: Path, rows: list[tuple[str, str, dict[str, Any]]], processes: 
     run_ranks(HERE / "train_runs.py", *map(write, layouts), processes=processes, seconds=SECONDS)
     for (model, fp8, _), ours in zip(rows, layouts, strict=True):
         name, one = Path(ours.output), Path(alone[model, fp8].output)
-        assert 0 < apart(name, one) <= BOUND, name
-        assert 0 < apart(name, Path(alone[model, "off"].output)) <= BOUND, name
+        assert 0 < apart(name, one) <= BOUNDS[model], name
+        assert 0 < apart(name, Path(alone[model, "off"].output)) <= BOUNDS[model], name
         assert weights(name).keys() == weights(one).keys() and curve(name, "skipped")[-1] == 0
 
 
