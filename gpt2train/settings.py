@@ -96,7 +96,7 @@ def parse_assignment(text: str) -> dict[str, Any]:
     """Parse `group.setting=value` of a command line into nested mappings; the value is TOML, or else plain text.
 
     Raises:
-        UserError: there is no name before a `=`.
+        UserError: there is no name before a `=`, or the value is nested too deeply.
     """
     path, equals, value = text.partition("=")
     names = path.strip().split(".")
@@ -104,6 +104,8 @@ def parse_assignment(text: str) -> dict[str, Any]:
         raise UserError(f"--set {text}: give a setting and its value, such as --set optimizer.lr=3e-4")
     try:
         parsed = tomllib.loads(f"value = {value}")
+    except RecursionError as error:
+        raise UserError(f"--set {text[:40]}…: the value is nested too deeply; write it in the settings file") from error
     except tomllib.TOMLDecodeError:
         parsed = {}
     found: Any = parsed["value"] if parsed.keys() == {"value"} else value.strip()

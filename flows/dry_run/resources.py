@@ -24,6 +24,7 @@ from gpt2train.settings import Settings
 from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
 from tasks.ready_tokens.step import step_of
+from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import own_files
 from tasks.train.launch.launchers import runs_here
 from tasks.train.step import run_folder
@@ -214,4 +215,5 @@ def vocabulary_of(run: PlannedRun[Settings]) -> int:
         return settings.tokenizer.vocab_size
     if isinstance(settings, DataprepSettings) and settings.tokenizer.name == "folder":
         return own_files(settings.tokenizer)[1]
-    return GPT2_VOCAB
+    own = PRESET_TOKENIZERS.get(settings.preset)  # what the data flow would make for this preset, as `plan` counts
+    return GPT2_VOCAB if own is None else TokenizerSettings.model_validate(own).vocab_size

@@ -21,13 +21,15 @@ FILE_TYPES: dict[GGUFType, str] = {
     "bf16": "MOSTLY_BF16",
     "q8_0": "MOSTLY_Q8_0",
 }
-IN_FULL = ("_norm.weight", "position_embd.weight", "attn_rel_b.weight", ".bias")  # what stays in float32
+# Endings of what stays in float32.
+IN_FULL = ("_norm.weight", "position_embd.weight", "attn_rel_b.weight", "rope_freqs.weight", ".bias")
 
 
 def write_gguf(path: Path, weights: LazyWeights, tokenizer: Path, kind: GGUFType = "f32") -> tuple[str, ...]:
     """Write a model as a GGUF file, atomically; one tensor is in memory at a time.
 
-    Norms, biases, positions and T5's attention biases stay in float32, as llama.cpp needs them.
+    Norms, biases, positions, divisors of rotary frequencies and T5's attention biases stay in float32, as llama.cpp
+    needs them.
 
     Args:
         path: file to write; it must not exist.

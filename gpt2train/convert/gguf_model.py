@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gpt2train.convert.gguf_rope import WITH_DIVISORS, Metadata, refused, rope_form
 from gpt2train.convert.hf_gpt2 import split_heads
 from gpt2train.convert.hf_layout import PADDED
 from gpt2train.convert.hf_llama import model_type_of
@@ -18,8 +19,6 @@ from gpt2train.model import gpt2_family, llama_family, t5_family
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.model.shape import Shape
-
-Metadata = dict[str, str | bool | int | float]
 
 T5_DISTANCE = 128  # max_distance, a constant in llama.cpp
 TOP = {
@@ -85,9 +84,9 @@ def _gpt2(weights: LazyWeights) -> GGUFModel:
     shape = weights.shape
     chosen = gpt2_family.options_of(shape)
     if chosen.activation != "gelu_new":
-        raise _refused(f"activation = {chosen.activation}", "its GPT-2 has gelu_new alone")
+        raise refused(f"activation = {chosen.activation}", "its GPT-2 has gelu_new alone")
     if shape.heads * shape.head_dim != shape.hidden:
-        raise _refused(f"head_dim = {shape.head_dim}", "its GPT-2 has heads of hidden / heads")
+        raise refused(f"head_dim = {shape.head_dim}", "its GPT-2 has heads of hidden / heads")
     complete = replace(shape, options=tuple(chosen.model_copy(update={"bias": True}).model_dump().items()))
     zeros = {
         name: LazyTensor(size, lambda dtype, size=size: torch.zeros(size, dtype=dtype))  # type: ignore[misc]
@@ -115,25 +114,30 @@ def _llama(weights: LazyWeights) -> GGUFModel:
     """Llama, Qwen2, Qwen3 or Arcee, by the options; biases of queries, keys and values exist in each."""
     shape = weights.shape
     chosen = llama_family.options_of(shape)
+    if chosen.logit_softcap:
+        raise refused(f"logit_softcap = {chosen.logit_softcap:g}", "none of these architectures bounds logits")
     if chosen.activation == "relu2":
         if chosen.qk_norm:
-            raise _refused("activation = relu2 with qk_norm", "no architecture has both")
+            raise refused("activation = relu2 with qk_norm", "no architecture has both")
         architecture = "arcee"
     elif chosen.qk_norm:
         architecture = "qwen3"
     else:
         square = shape.heads * chosen.head_dim == shape.hidden
-        architecture = "qwen2" if model_type_of(shape) == "qwen2" and square else "llama"
+        # A llama with biases computes the same, and more scalings of rotary positions.
+        plain = square and not chosen.rope_scaling
+        architecture = "qwen2" if model_type_of(shape) == "qwen2" and plain else "llama"
     if architecture != "llama" and chosen.attention_bias == "all":
-        raise _refused("attention_bias = all", f"its {architecture} has no bias of the attention's output")
+        raise refused("attention_bias = all", f"its {architecture} has no bias of the attention's output")
     if architecture != "llama" and chosen.mlp_bias:
-        raise _refused("mlp_bias = true", f"its {architecture} has none")
-    rotated = {"attn.q": shape.heads, "attn.k": chosen.kv_heads} if architecture in ("llama", "arcee") else {}
+        raise refused("mlp_bias = true", f"its {architecture} has none")
+    rotated = {"attn.q": shape.heads, "attn.k": chosen.kv_heads} if architecture in WITH_DIVISORS else {}
 
     def form(name: str, tensor: Tensor) -> Tensor:
         heads = rotated.get(name.split(".", 2)[-1].rpartition(".")[0])
         return tensor if heads is None else interleave_halves(tensor, heads)
 
+    rope_keys, divisors = rope_form(architecture, chosen)
     return GGUFModel(
         architecture,
         {
@@ -149,8 +153,9 @@ def _llama(weights: LazyWeights) -> GGUFModel:
             "attention.layer_norm_rms_epsilon": chosen.norm_eps,
             "rope.dimension_count": chosen.head_dim,
             "rope.freq_base": chosen.rope_theta,
+            **rope_keys,
         },
-        _tensors(weights, form),
+        {**_tensors(weights, form), **divisors},
     )
 
 
@@ -159,11 +164,11 @@ def _t5(weights: LazyWeights) -> GGUFModel:
     shape = weights.shape
     chosen = t5_family.options_of(shape)
     if chosen.max_distance != T5_DISTANCE:
-        raise _refused(f"max_distance = {chosen.max_distance}", f"its T5 has {T5_DISTANCE}")
+        raise refused(f"max_distance = {chosen.max_distance}", f"its T5 has {T5_DISTANCE}")
     decoder = shape.layers - chosen.encoder_layers
     if decoder > chosen.encoder_layers:
         blocks = f"{decoder} blocks in the decoder and {chosen.encoder_layers} in the encoder"
-        raise _refused(blocks, "its cache has a place for each block of the encoder")
+        raise refused(blocks, "its cache has a place for each block of the encoder")
 
     def form(name: str, tensor: Tensor) -> Tensor:
         return tensor * shape.hidden**-0.5 if name == "ln_f.weight" and chosen.tied else tensor
@@ -219,7 +224,3 @@ def _tensors(weights: LazyWeights, form: Callable[[str, Tensor], Tensor]) -> dic
         return LazyTensor((shape.vocab, *stored.size[1:]), lambda dtype: stored.read(dtype)[: shape.vocab])
 
     return {gguf_name(name, shape): converted(name, stored) for name, stored in weights.tensors.items()}
-
-
-def _refused(option: str, reason: str) -> UserError:
-    return UserError(f"the model has {option}, which llama.cpp cannot compute: {reason}; serve it by gpt2train serve")

@@ -8,7 +8,7 @@ Three kinds of llama.cpp, `tokenizer.ggml.model`, are written:
 | `llama` | BPE of SentencePiece |
 | `t5` | unigram of SentencePiece |
 
-The patterns themselves are compiled into llama.cpp, so that a tokenizer with another one than `PATTERNS` is refused.
+The patterns themselves are compiled into llama.cpp, so that a tokenizer with another one than `SPLITS` is refused.
 """
 
 import json
@@ -43,6 +43,9 @@ PATTERNS = {
     WORDS + r"\p{N}{1,3}" + REST: ("llama-bpe", True),  # Llama 3
     WORDS + r"\p{N}" + REST: ("qwen2", False),  # Qwen2 and Qwen3
 }
+# Each digit alone, and the rest by GPT-2's pattern: two steps, which no one pattern is. The name is no valid pattern.
+DIGITS = "*digits"
+SPLITS = PATTERNS | {DIGITS: ("smollm", False)}  # SmolLM and SmolLM2
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,11 @@ def _special(tokenizer: Tokenizer, shape: Shape) -> dict[str, Value]:
 def _byte_level(plain: dict[str, Any], folder: Path, rows: int) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Byte-level BPE of a `tokenizer.json`."""
     model, notes = plain["model"], []
-    name, whole_words = PATTERNS.get(pattern_of(plain["pre_tokenizer"]) or "", ("", False))
+    name, whole_words = SPLITS.get(pattern_of(plain["pre_tokenizer"]) or "", ("", False))
     if model["type"] != "BPE" or not name:
         raise UserError(
             f"the tokenizer {folder} is of a kind that llama.cpp does not have; it has SentencePiece, and byte-level "
-            f"BPE with the patterns of {', '.join(known for known, _ in PATTERNS.values())}"
+            f"BPE with the patterns of {', '.join(known for known, _ in SPLITS.values())}"
         )
     for option, expected in {
         "ignore_merges": whole_words,
@@ -132,7 +135,7 @@ def _byte_level(plain: dict[str, Any], folder: Path, rows: int) -> tuple[dict[st
 
 
 def pattern_of(pre: dict[str, Any] | None) -> str | None:
-    """Pattern by which a pre-tokenizer splits a text before it is spelt in bytes; None for another kind."""
+    """Pattern by which a pre-tokenizer splits a text before it is spelt in bytes, or DIGITS; None for another kind."""
     pre = pre or {}
     steps = pre.get("pretokenizers", ()) if pre.get("type") == "Sequence" else (pre,)
     *before, last = steps if steps else ({},)
@@ -140,6 +143,8 @@ def pattern_of(pre: dict[str, Any] | None) -> str | None:
         return None
     if not before:
         return GPT2 if last.get("use_regex", True) else None
+    if before == [{"type": "Digits", "individual_digits": True}]:
+        return DIGITS if last.get("use_regex", True) else None
     split = before[0]
     isolated = split.get("type") == "Split" and split.get("behavior") == "Isolated" and not split.get("invert")
     if len(before) > 1 or not isolated or last.get("use_regex", True):

@@ -77,11 +77,11 @@ def _files(folder: Path, name: str) -> list[Path]:
     if not index.is_file():
         return []
     try:
-        return [
-            folder / Path(shard).name for shard in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        ]
+        shards = sorted({Path(shard).name for shard in json.loads(index.read_bytes())["weight_map"].values()})
+        "".join(shards).encode()  # a lone surrogate is in no name of a file
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is damaged ({error}); copy the model again") from error
+    return [folder / shard for shard in shards]
 
 
 def _open_safetensors(file: Path) -> dict[str, LazyTensor]:

@@ -35,6 +35,7 @@ from gpt2train.data.bpe_tables import (
     tables_of_json,
     tokenizer_files,
 )
+from gpt2train.data.post_processor import ids_before_text
 from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
 from gpt2train.data.tokenizer_reader import (
     CONFIG,
@@ -185,10 +186,31 @@ def parse_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
         raise UserError(
             f"{source} has no {END_OF_TEXT} token, nor another that ends a text ({', '.join(END_TOKENS[1:])}); add one"
         )
+    _check_template(tokenizer, source)
     # A stored limit would cut documents, and padding would lengthen them.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return _ordinary(tokenizer)
+
+
+def _check_template(tokenizer: tokenizers.Tokenizer, source: str) -> None:
+    """Check that the template puts known tokens before a text, which `tokenizers` does not.
+
+    Raises:
+        UserError: it names a token that it does not describe, or an id beyond the vocabulary.
+    """
+    if (processor := tokenizer.post_processor) is None:
+        return
+    try:
+        ids = ids_before_text(json.loads(processor.__getstate__()))
+    except KeyError as error:
+        raise UserError(
+            f"{source}: the post_processor does not describe its token {error}; copy the file again"
+        ) from error
+    rows = vocab_size(tokenizer)
+    if unknown := [number for number in ids if number >= rows]:
+        raise UserError(f"{source}: the post_processor has the id {unknown[0]}, but there are {rows} tokens; "
+                        "copy the file again")  # fmt: skip
 
 
 def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]:
@@ -292,6 +314,8 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
         encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError as error:
         raise UserError("a text contains a lone surrogate, which UTF-8 cannot encode; replace it first") from error
+    except Exception as error:  # the library raises bare Exception, for a vocabulary without the unknown token
+        raise UserError(f"the tokenizer cannot encode a text: {error}; give another tokenizer") from error
     ids = [encoding.ids for encoding in encoded]
     # Merges never give a special token; the other models look up whole words.
     by_merges = isinstance(tokenizer.model, models.BPE) and not tokenizer.model.ignore_merges

@@ -23,7 +23,7 @@ class RopeScaling(Settings):
     """Kind of scaling."""
     factor: float = Field(gt=0)
     """Ratio of the new length to the original one."""
-    original_max_position_embeddings: int | None = Field(None, ge=1)
+    original_max_position_embeddings: int | None = Field(None, ge=1, le=2**31 - 1)
     """Original length in tokens."""
     low_freq_factor: float | None = Field(None, gt=0)
     """llama3: original length over the wavelength above which frequencies are divided by `factor`."""

@@ -9,6 +9,10 @@ import pytest
 import flows.dry_run.resources
 from flows.pipeline import pipeline
 from flows.settings import PipelineSettings, resolve
+from gpt2train.cli import app
+from gpt2train.config.recipe import model_of, shape_of
+from gpt2train.io.command_line import run_command
+from gpt2train.model.families import parameter_count
 from tests.flows.commands import run
 from tests.flows.conftest import Finished
 from tests.flows.mini_pipeline import STEPS, hashes
@@ -61,6 +65,20 @@ def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
     assert run("pretrain", *flags) == 2 and capsys.readouterr().err == captured.err  # what the run would say
     assert run("pretrain", *flags, "--launch.skip-resource-check", "--dry-run") == 1
     assert "holds no finished step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("depth", "vocabulary"), [(2, 4096), (8, 50_257)])
+def test_without_tokens_a_recipe_has_the_size_that_gpt2train_plan_says(
+    depth: int, vocabulary: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = ["--recipe", "modern", "--depth", str(depth)]
+    assert run_command(app, ["plan", *recipe, "--cores", "2"]) == 0
+    planned = capsys.readouterr().out
+    size = f"{parameter_count(shape_of(model_of(depth))):,} parameters"
+    assert size in planned and f"vocabulary {vocabulary:,}" in planned
+    run("pretrain", *recipe, "--output", str(tmp_path / "out"), "--dry-run")
+    said = capsys.readouterr().out
+    assert size in said and f"vocabulary {vocabulary:,}" in said
 
 
 def test_a_published_preset_with_another_vocabulary_warns_with_size_and_option(

@@ -43,6 +43,12 @@ def test_text_without_a_setting_is_refused(text: str) -> None:
         parse_assignment(text)
 
 
+def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(UserError, match="the value is nested too deeply") as caught:
+        parse_assignment("steps=" + "[" * 5000)
+    assert len(str(caught.value)) < 150
+
+
 def test_changes_lie_above_the_file_and_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(FILE)

@@ -153,3 +153,31 @@ def test_sizes_and_nesting_that_would_exhaust_memory_are_refused(
     assert run_command(app, ["generate", "--model", str(tmp_path / "m"), "--prompt", "a"]) == 2
     error = capsys.readouterr().err
     assert name in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("model.safetensors.index.json", {"weight_map": {"ln_f.weight": "\ud800"}}, "is damaged"),
+        ("tokenizer.json", {"post_processor": ("<|endoftext|>", {})}, "does not describe its token '<|endoftext|>'"),
+        ("tokenizer.json", {"post_processor": ("<|endoftext|>", {"<|endoftext|>": 10**6})}, "has the id 1000000"),
+        ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"</s>": 0}, "unk_token": "x"}}, "cannot encode"),
+    ],
+)
+def test_what_the_libraries_do_not_check_is_refused(
+    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, changes: Any, message: str
+) -> None:
+    shutil.copytree(sources / "hf", tmp_path / "m")
+    if name.endswith("index.json"):
+        (tmp_path / "m/model.safetensors").unlink()
+    if "post_processor" in changes:
+        token, ids = changes["post_processor"]
+        known = {one: {"id": one, "ids": [number], "tokens": [one]} for one, number in ids.items()}
+        single = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        changes = {"post_processor": {"type": "TemplateProcessing", "single": single, "pair": single,
+                                      "special_tokens": known}}  # fmt: skip
+    file = tmp_path / "m" / name
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | changes))
+    assert run_command(app, ["generate", "--model", str(tmp_path / "m"), "--prompt", "a"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -119,6 +119,27 @@ def test_llama_cpp_splits_by_the_same_pattern(
     assert tokens == [ids if text else [] for text, ids in zip(wanted, encode_prompts(ours, wanted), strict=True)]
 
 
+def test_llama_cpp_splits_digits_as_smollm2(tmp_path: Path, open_data: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
+    texts = passages(open_data)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
+    tokenizer.train_from_iterator(texts, trainer)
+    (tmp_path / "t").mkdir()
+    tokenizer.save(str(tmp_path / "t/tokenizer.json"))
+    write_model(tmp_path / "m", tmp_path / "t", "llama", GQA)
+    assert export_folder(tmp_path / "m", tmp_path / "m.gguf") == ()
+    wanted = [*texts, *PROMPTS, *HARD, "a 1  23 x4y", "3.14 \u0663\u0664 \u00bd\u2167"]
+    tokens, _ = ask(tmp_path / "m.gguf", wanted)
+    ours = load_tokenizer(tmp_path / "m")
+    assert tokens == [ids if text else [] for text, ids in zip(wanted, encode_prompts(ours, wanted), strict=True)]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "equal"), [("f16", 0.99), ("bf16", 0.99), ("q8_0", 0.9)])
 def test_llama_cpp_reads_the_smaller_types(kind: str, equal: float, tmp_path: Path, open_data: Path) -> None:

@@ -115,6 +115,10 @@ def test_greedy_tokens_beyond_the_original_length_are_those_of_transformers(kind
         ('{"rope_type": "ntk"}', "rope_type is 'ntk', but only default, linear, dynamic, llama3, yarn are supported"),
         ('{"rope_type": "linear", "factor": 0}', "rope_scaling: factor: input should be greater than 0"),
         ('{"rope_type": "dynamic", "factor": 2}', "rope_type dynamic needs original_max_position_embeddings"),
+        (
+            '{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 1%s}' % ("0" * 30),
+            "original_max_position_embeddings: input should be less than",
+        ),
         ("[" * 100_000, "not JSON"),
     ],
 )
