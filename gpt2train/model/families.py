@@ -91,7 +91,7 @@ class ModelFamily:
         value_tables: start of the names of the embeddings outside the blocks that are added to values: a row per token
             of the vocabulary, and `head_dim` columns per head of keys and values, which tensor parallelism splits.
         initial_std: function from name and shape to the standard deviation of the initial values of a matrix; by
-            default that of GPT-2 (`gpt2train.model.init`).
+            default, and where it returns None, that of GPT-2 (`gpt2train.model.init`).
         lengths: function from the shape to the lengths of the sequences of a sample, in a model of several; by default
             the context length.
         flops_per_sample: function from the shape to the FLOPs of forward and backward of a sample, in a model of which
@@ -117,7 +117,7 @@ class ModelFamily:
     encoder_readers: tuple[str, ...] = ()
     head_tables: tuple[str, ...] = ()
     value_tables: str | None = None
-    initial_std: Callable[[str, Shape], float] | None = None
+    initial_std: Callable[[str, Shape], float | None] = lambda name, shape: None
     lengths: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.context,)
     flops_per_sample: Callable[[Shape], int] | None = None
     independent_length: Callable[[Shape], int] = lambda shape: shape.context
@@ -151,6 +151,7 @@ MODELS.register(
         independent_length=independent_length,
         used_beside=llama_family.used_beside,
         value_tables=llama_family.VALUE_TABLES,
+        initial_std=llama_family.initial_std,
         layout="gpt2train.convert.hf_llama:LlamaLayout",
         decode_step="gpt2train.inference.fast_llama_step:FastLlamaStep",
     ),
@@ -261,8 +262,7 @@ def on_stage(name: str, shape: Shape, layers: Collection[int]) -> bool:
 
 def initial_std(name: str, shape: Shape) -> float | None:
     """Standard deviation of the initial values of a matrix; None for those of GPT-2."""
-    given = MODELS[shape.family].initial_std
-    return given(name, shape) if given is not None else None
+    return MODELS[shape.family].initial_std(name, shape)
 
 
 def shard_dim(name: str, shape: Shape, tp: int = 1) -> int | None:

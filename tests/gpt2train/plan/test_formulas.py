@@ -24,7 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "llama, soft cap": {"model": {"family": "llama", "options": {"logit_softcap": 30.0}}},
     "llama, value embeddings": {
-        "model": {"family": "llama", "options": {"kv_heads": 4, "value_embeddings": 3}},
+        "model": {"family": "llama", "options": {"value_embeddings": 4}},
     },
     "t5": {"model": {"family": "t5"}, "objective": SPANS},
     "t5, dropout": {"model": {"family": "t5", "dropout": 0.1}, "objective": SPANS},
@@ -98,7 +98,7 @@ def ratios(family: str, layout: str, device: str = "cuda", precision: str = "bf1
         ("t5", "pp 2, zero 1, full"),
         ("llama, relu2, qk_norm", "zero 3"),
         ("llama, soft cap", "full"),
-        ("llama, value embeddings", "tp 2, pp 2, zero 1"),
+        ("llama, value embeddings", "pp 2, zero 1, full"),
         ("5 heads", "tp 4"),
         ("llama, 6 heads, 3 of keys", "tp 4"),
     ],
