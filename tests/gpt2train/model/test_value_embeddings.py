@@ -18,8 +18,9 @@ from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
-from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.causal_lm import CausalLM, build_model
 from gpt2train.model.families import is_lookup, on_stage, parameter_count, sizes, used_beside
+from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import empty_model
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
@@ -189,6 +190,21 @@ def test_stages_one_after_the_other_are_the_model(model: CausalLM) -> None:
         part.load_state_dict({name: model.state_dict()[name] for name in part.state_dict()}, assign=True)
         x = part(x, ids=tokens)
     assert torch.equal(x, model(tokens))
+
+
+@pytest.mark.exhaustive
+def test_a_compiled_model_has_the_same_gradients() -> None:
+    shape, tokens = shape_of("two"), torch.tensor([[5, 7, 5, 299, 0, 7]])
+    plain, whole, by_block = (initialise(build_model(shape), 1) for _ in range(3))
+    torch._dynamo.reset()
+    whole.compile(backend="aot_eager", fullgraph=True)
+    for block in by_block.blocks.values():
+        block.compile(backend="aot_eager", fullgraph=True)
+    for model in (plain, whole, by_block):
+        model(tokens, tokens.flip(1)).backward()
+    for one, *others in zip(*(model.named_parameters() for model in (plain, whole, by_block)), strict=True):
+        for _, other in others:
+            assert torch.allclose(one[1].grad, other.grad, atol=1e-6), one[0]  # type: ignore[arg-type]
 
 
 def test_a_classifier_has_them() -> None:
