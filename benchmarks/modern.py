@@ -269,21 +269,21 @@ class Bench:
         if shares:
             print(f"tokens to GPT-2's loss, share of GPT-2's: {interval(shares)}")
         differences: dict[str, list[float]] = {}
+        costs: list[float] = []
         for seed in SEEDS:
             whole = results.get(self.recipe(ABLATION, seed).key)
             for arm in self.ablations(seed, best):
                 if whole is not None and (row := results.get(arm.key)):
                     differences.setdefault(arm.name, []).append(row["loss"] - whole["loss"])
+                    if arm.name == VALUES:
+                        costs.append(row["cpu_seconds"] / whole["cpu_seconds"])
         for name, values in differences.items():
             print(f"  {name}: loss {interval(values)} higher at {ABLATION:.0%} of the tokens")
         pairs = [[results.get(arm.key) for arm in self.long(seed)] for seed in SEEDS if self.size.long]
-        both = [(plain, added) for plain, added in pairs if plain and added]
-        if both:
-            values = [added["loss"] - plain["loss"] for plain, added in both]
+        if values := [added["loss"] - plain["loss"] for plain, added in pairs if plain and added]:
             print(f"  {VALUES}: loss {interval(values)} higher at {self.size.long:.0%} of the tokens")
-            plain, added = (parameter_count(self.config(arm).shape) for arm in self.long(SEEDS[0]))
-            cpu = statistics.median(added["cpu_seconds"] / plain["cpu_seconds"] for plain, added in both)
-            print(f"  {VALUES}: {added:,} parameters in place of {plain:,}, {cpu:.2f} times the CPU time")
+        if costs:
+            print(f"  {VALUES}: {statistics.median(costs):.2f} times the CPU time at {ABLATION:.0%} of the tokens")
 
 
 def options(**changes: Any) -> Layer:
@@ -325,7 +325,8 @@ def main() -> None:
     bench = Bench(given.output, SIZES[given.size], given.size)
     bench.prepare()
     print(machine())
-    for name, arm in (("GPT-2", bench.gpt2(RATES[0], 1)), ("modern", bench.recipe(1.0, 1))):
+    added = bench.recipe(1.0, 1, VALUES, options(value_embeddings=1))
+    for name, arm in (("GPT-2", bench.gpt2(RATES[0], 1)), ("modern", bench.recipe(1.0, 1)), (VALUES, added)):
         shape = bench.config(arm).shape
         print(f"{name}: {parameter_count(shape):,} parameters, {flops_per_token(shape) / 1e6:.2f} MFLOP a token")
     ctx = join("cpu")
