@@ -102,6 +102,8 @@ def test_generated_and_served_tokens_are_the_most_likely_ones(
         pytest.param("own", ("--pp", "2"), marks=pytest.mark.exhaustive),
         pytest.param("own", ("--tp", "2"), marks=pytest.mark.exhaustive),
         pytest.param("qwen3", ("--pp", "2"), marks=pytest.mark.exhaustive),
+        pytest.param("values", ("--pp", "2"), marks=pytest.mark.exhaustive),
+        pytest.param("values", ("--tp", "2"), marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_model_over_two_processes_generates_the_same(name: str, flags: tuple[str, str], folders: Path) -> None:
