@@ -10,7 +10,7 @@ checkpoint: the command may be stopped at any time.
 GPT-2 is trained with AdamW at four learning rates, and with the best one from three seeds. The recipe has the learning
 rate of its rule, and is trained to several horizons from the same seeds: the loss of a horizon is that after its own
 warm-down. The tokens to GPT-2's loss are interpolated between horizons, linearly in the logarithm of the tokens. The
-ablations take one part away at a time, at one horizon.
+ablations take one part away at a time, or add value embeddings, at one horizon; value embeddings also at a long one.
 """
 
 import argparse
@@ -48,6 +48,7 @@ class Size:
         modern: width, heads and MLP width of the recipe's model, which has two matrices for embedding and output where
             GPT-2 has one, and 3 % fewer parameters.
         steps: steps of GPT-2.
+        long: horizon at which value embeddings are added too, as a share of the tokens of GPT-2; 0 for none.
     """
 
     vocab: int
@@ -57,10 +58,11 @@ class Size:
     gpt2: tuple[int, int]
     modern: tuple[int, int, int]
     steps: int
+    long: float = 0
 
 
 SIZES = {
-    "micro": Size(1024, 3, 128, 8, (108, 2), (96, 2, 256), 192),  # 0.5M parameters, 0.2M tokens
+    "micro": Size(1024, 3, 128, 8, (108, 2), (96, 2, 256), 192, 3),  # 0.5M parameters, 0.2M tokens
     "small": Size(2048, 4, 256, 8, (144, 4), (128, 2, 320), 400),  # 1.3M parameters, 0.8M tokens
 }
 SEEDS = (1, 2, 3)
@@ -72,6 +74,7 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Studen
 Layer = dict[str, Any]
 
 
+VALUES = "value embeddings, one table more"
 OLD_MODEL = "GPT-2's model: learned positions, LayerNorm, GELU, biases, one matrix"
 
 
@@ -162,7 +165,7 @@ class Bench:
         return Arm(name, layer(chosen, changes or {}), share, seed)
 
     def ablations(self, seed: int, rate: float) -> Iterator["Arm"]:
-        """The recipe without one part each; AdamW in place of Muon has the rate that is best for GPT-2."""
+        """The recipe with one part changed each; AdamW in place of Muon has the rate that is best for GPT-2."""
         inner = 3 * self.size.modern[2] // 2  # two matrices of ReLU² have the parameters of three of SwiGLU
         parts: dict[str, Layer] = {
             "AdamW in place of Muon": {"optimizer": {"name": "adamw", "lr": rate}},
@@ -172,9 +175,15 @@ class Bench:
             "no norm of queries and keys": options(qk_norm=False),
             "ReLU² in place of SwiGLU": options(activation="relu2", inner=inner),
             "one matrix for embedding and output": options(tied=True),
+            VALUES: options(value_embeddings=1),
         }
         for name, changes in parts.items():
             yield self.recipe(ABLATION, seed, name, changes)
+
+    def long(self, seed: int) -> "tuple[Arm, Arm]":
+        """The recipe at the long horizon, without and with value embeddings."""
+        share = self.size.long
+        return self.recipe(share, seed), self.recipe(share, seed, VALUES, options(value_embeddings=1))
 
     def config(self, arm: "Arm") -> RunConfig:
         """Complete settings of a run."""
@@ -236,6 +245,9 @@ class Bench:
                 yield self.recipe(share, seed)
         for seed in SEEDS:
             yield from self.ablations(seed, best)
+        if self.size.long:
+            for seed in SEEDS:
+                yield from self.long(seed)
 
     def show(self) -> None:
         """Print what the results say."""
@@ -257,13 +269,21 @@ class Bench:
         if shares:
             print(f"tokens to GPT-2's loss, share of GPT-2's: {interval(shares)}")
         differences: dict[str, list[float]] = {}
+        costs: list[float] = []
         for seed in SEEDS:
             whole = results.get(self.recipe(ABLATION, seed).key)
             for arm in self.ablations(seed, best):
                 if whole is not None and (row := results.get(arm.key)):
                     differences.setdefault(arm.name, []).append(row["loss"] - whole["loss"])
+                    if arm.name == VALUES:
+                        costs.append(row["cpu_seconds"] / whole["cpu_seconds"])
         for name, values in differences.items():
             print(f"  {name}: loss {interval(values)} higher at {ABLATION:.0%} of the tokens")
+        pairs = [[results.get(arm.key) for arm in self.long(seed)] for seed in SEEDS if self.size.long]
+        if values := [added["loss"] - plain["loss"] for plain, added in pairs if plain and added]:
+            print(f"  {VALUES}: loss {interval(values)} higher at {self.size.long:.0%} of the tokens")
+        if costs:
+            print(f"  {VALUES}: {statistics.median(costs):.2f} times the CPU time at {ABLATION:.0%} of the tokens")
 
 
 def options(**changes: Any) -> Layer:
@@ -305,7 +325,8 @@ def main() -> None:
     bench = Bench(given.output, SIZES[given.size], given.size)
     bench.prepare()
     print(machine())
-    for name, arm in (("GPT-2", bench.gpt2(RATES[0], 1)), ("modern", bench.recipe(1.0, 1))):
+    added = bench.recipe(1.0, 1, VALUES, options(value_embeddings=1))
+    for name, arm in (("GPT-2", bench.gpt2(RATES[0], 1)), ("modern", bench.recipe(1.0, 1)), (VALUES, added)):
         shape = bench.config(arm).shape
         print(f"{name}: {parameter_count(shape):,} parameters, {flops_per_token(shape) / 1e6:.2f} MFLOP a token")
     ctx = join("cpu")

@@ -114,8 +114,9 @@ def _llama(weights: LazyWeights) -> GGUFModel:
     """Llama, Qwen2, Qwen3 or Arcee, by the options; biases of queries, keys and values exist in each."""
     shape = weights.shape
     chosen = llama_family.options_of(shape)
-    if chosen.logit_softcap:
-        raise refused(f"logit_softcap = {chosen.logit_softcap:g}", "none of these architectures bounds logits")
+    for option in ("logit_softcap", "value_embeddings"):
+        if value := getattr(chosen, option):
+            raise refused(f"{option} = {value:g}", "none of its architectures of this kind has it")
     if chosen.activation == "relu2":
         if chosen.qk_norm:
             raise refused("activation = relu2 with qk_norm", "no architecture has both")

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpt2train.config import ModelSettings
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
-from gpt2train.model.families import EMBEDDING, HEAD, MODELS, sizes
+from gpt2train.model.families import EMBEDDING, HEAD, MODELS, is_value_table, sizes
 from gpt2train.model.lazy_weights import LazyTensor, pad_vocabulary
 from gpt2train.model.shape import Shape
 from gpt2train.plugins import load
@@ -95,7 +95,7 @@ class HFLayout:
 
     def sizes(self, shape: Shape) -> dict[str, tuple[int, ...]]:
         """Map our name of every parameter to its size in the weights file."""
-        return {name: (shape.vocab, *size[1:]) if name in PADDED else size for name, size in sizes(shape).items()}
+        return {name: (shape.vocab, *size[1:]) if _padded(name, shape) else size for name, size in sizes(shape).items()}
 
     def zeros(self, shape: Shape, tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
         """Map names to sizes of further tensors of the weights file: parameters of zero that our model does not have.
@@ -114,11 +114,11 @@ class HFLayout:
             tensor: tensor in our layout.
             shape: shape of the model.
         """
-        return tensor[: shape.vocab] if name in PADDED else tensor
+        return tensor[: shape.vocab] if _padded(name, shape) else tensor
 
     def imported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
         """Convert one tensor of the weights file to our layout, with padded vocabulary; the inverse of `exported`."""
-        return pad_vocabulary(tensor, shape.padded_vocab) if name in PADDED else tensor
+        return pad_vocabulary(tensor, shape.padded_vocab) if _padded(name, shape) else tensor
 
     def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
         """Rename and select the tensors of a weights file, of any version of its writer, to those of `names`.
@@ -127,6 +127,11 @@ class HFLayout:
             UserError: a tensor shows that the model is not of this family.
         """
         return dict(tensors)
+
+
+def _padded(name: str, shape: Shape) -> bool:
+    """Return True if a parameter has a row per token, and is saved without the padding of the vocabulary."""
+    return name in PADDED or is_value_table(name, shape)
 
 
 def checked_shape(fields: dict[str, Any], vocab: int, file: Path) -> Shape:

@@ -83,7 +83,7 @@ class Variant:
             and self.qk_norm == chosen.qk_norm
             and chosen.attention_bias in self.attention_bias
             and self.mlp_bias >= chosen.mlp_bias
-            and not chosen.logit_softcap
+            and not (chosen.logit_softcap or chosen.value_embeddings)
             and not (self.divides and shape.hidden % shape.heads)
         )
 
@@ -117,8 +117,8 @@ class LlamaLayout(HFLayout):
         if model_type_of(shape) is not None:
             return None
         chosen, plain = options_of(shape), LlamaOptions()
-        if chosen.logit_softcap:
-            return f"logit_softcap = {chosen.logit_softcap:g}"
+        if added := [name for name in ("logit_softcap", "value_embeddings") if getattr(chosen, name)]:
+            return ", ".join(f"{name} = {getattr(chosen, name):g}" for name in added)
         names = ("activation", "qk_norm", "attention_bias", "mlp_bias", "head_dim")
         odd = {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(plain, name)}
         if not shape.hidden % shape.heads:

@@ -42,10 +42,13 @@ class FastLlamaStep:
         """Append one token to every row and return the logits after it, [rows, vocab]."""
         new, head_dim, rows = NewTokens(self.cache, self.dtype), self.model.shape.head_dim, len(tokens)
         cos, sin = self.model.rotation(new.positions, new.longest, self.dtype)  # [rows, 1, head_dim]
-        x = F.embedding(torch.tensor(tokens, device=self.cache.device), self.model.wte.weight)
+        ids = torch.tensor(tokens, device=self.cache.device)
+        x, added = F.embedding(ids, self.model.wte.weight), self.model.lookups(ids)
         split, grouped = (rows, -1, head_dim), (rows, self.kv_heads, -1, head_dim)
-        for block, stored in zip(self.blocks, self.cache.layers, strict=True):
+        for layer, (block, stored) in enumerate(zip(self.blocks, self.cache.layers, strict=True)):
             query, key, value = block.qkv(torch.rms_norm(x, *block.ln_1))
+            if added:
+                value = sum(added.get(str(layer), ()), value)
             query, key = query.reshape(split), key.reshape(split)
             if block.qk_norms is not None:
                 query, key = torch.rms_norm(query, *block.qk_norms[0]), torch.rms_norm(key, *block.qk_norms[1])

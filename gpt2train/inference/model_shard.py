@@ -142,12 +142,11 @@ class ModelShard:
         self, tokens: Tensor, cache: Sequence[Prefill | Step] | None = None, positions: Tensor | None = None
     ) -> Tensor | None:
         """Run this stage; returns the last hidden states [rows, length, hidden] on the last stage, None elsewhere."""
-        if self.model.has_embeddings:
-            x = tokens.to(self.device)
-        else:
+        x = tokens = tokens.to(self.device)
+        if not self.model.has_embeddings:
             x = torch.empty(*tokens.shape, self.shape.hidden, device=self.device)
             dist.recv(x, group=self.pipeline_group, group_src=self.stage - 1)
-        x = self.model.hidden(x, cache, positions)
+        x = self.model.hidden(x, cache, positions, ids=tokens)
         if self.model.has_head:
             return x
         dist.send(x.contiguous(), group=self.pipeline_group, group_dst=self.stage + 1)

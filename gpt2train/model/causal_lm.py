@@ -93,7 +93,8 @@ class CausalLM(nn.Module):
         ln_f       last norm, nn.LayerNorm or nn.RMSNorm
         lm_head    nn.Linear [padded_vocab, hidden] without bias, unless the output projection is `wte` itself (tied)
 
-    and may have further modules for the embeddings, whose names it lists in `embedding_modules`.
+    and may have further modules for the embeddings, whose names it lists in `embedding_modules`. If blocks of a stage
+    read the token ids too (`lookups`), its `reads_ids` is True.
 
     `build_model` turns a model with `shape.labels` into a sequence classifier: `score`, nn.Linear [labels, hidden]
     without bias, takes the place of the output projection and reads the last token of each sample, as in the classes
@@ -123,6 +124,11 @@ class CausalLM(nn.Module):
         self.scores: Callable[..., Tensor] | None = None
 
     @property
+    def reads_ids(self) -> bool:
+        """True if blocks of this stage read the token ids."""
+        return False
+
+    @property
     def output_weight(self) -> Tensor:
         """Weight of the output projection, [padded_vocab, hidden]."""
         return self.wte.weight if self.tied else self.get_parameter("lm_head.weight")
@@ -134,6 +140,7 @@ class CausalLM(nn.Module):
         cache: Sequence[Prefill | Step] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        ids: Tensor | None = None,
         **extra: Tensor,
     ) -> Tensor:
         """Compute the logits of every position, or of every sample in a classifier, or with `targets` the summed loss.
@@ -146,6 +153,7 @@ class CausalLM(nn.Module):
             positions: int64 [batch or 1, length]; by default 0, 1, 2 …
             documents: int64 [batch, length] document number of each token, to restrict attention to earlier tokens of
                 the same document; not together with a cache.
+            ids: int64 [batch, length] token ids, for a pipeline stage without the embeddings that `reads_ids`.
             extra: further tensors of the batch: those of the loss of an objective of its own, and for a classifier
                 `lengths`, int64 [batch], tokens of each sample without the padding on the right, by default all.
 
@@ -156,7 +164,7 @@ class CausalLM(nn.Module):
             objective has scores, float64 [1 + sums]: the loss and the scores.
             Hidden states in a pipeline stage without the head.
         """
-        x = self.hidden(tokens, cache, positions, documents)
+        x = self.hidden(tokens, cache, positions, documents, ids)
         if not self.has_head:
             return x
         if self.shape.labels:
@@ -202,13 +210,16 @@ class CausalLM(nn.Module):
         cache: Sequence[Prefill | Step] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        ids: Tensor | None = None,
     ) -> Tensor:
         """Compute the last hidden states [batch, length, hidden], for callers that need the logits of few positions."""
         x = self.embed(tokens, positions) if self.has_embeddings else tokens
         mask = None if documents is None else document_mask(documents)
         placed = self.positions(positions, x.shape[1] * self.slices, x)
-        for i, block in enumerate(self.blocks.values()):
-            x = block(x, cache[i] if cache else None, mask, placed)
+        ids = tokens if self.has_embeddings else ids
+        more = self.lookups(ids) if self.reads_ids and ids is not None else {}
+        for i, (layer, block) in enumerate(self.blocks.items()):
+            x = block(x, cache[i] if cache else None, mask, placed, *more.get(layer, ()))
         return self.ln_f(x) if self.has_head else x
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -224,6 +235,14 @@ class CausalLM(nn.Module):
             like: input of the first block, for device and dtype.
         """
         return positions
+
+    def lookups(self, ids: Tensor) -> Mapping[str, tuple[Tensor, ...]]:
+        """Return further arguments of some blocks, by the names of these in `blocks`: what they read by the token ids.
+
+        Args:
+            ids: int64 [batch, length], under sequence parallelism too.
+        """
+        return {}
 
     def sent_length(self, layer: int, context: int) -> int:
         """Length in tokens of the hidden states that the stage before `layer` sends to the stage that begins with it.

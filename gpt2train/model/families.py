@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from gpt2train.errors import UserError
-from gpt2train.model import t5_family
+from gpt2train.model import llama_family, t5_family
 from gpt2train.model.gpt2_family import GPT2Options, drop_published, gpt2_saved, gpt2_sizes
 from gpt2train.model.llama_family import (
     LlamaOptions,
@@ -42,6 +42,7 @@ __all__ = [
     "is_lookup",
     "is_residual",
     "is_tied",
+    "is_value_table",
     "on_stage",
     "parameter_count",
     "shard_dim",
@@ -82,12 +83,15 @@ class ModelFamily:
         first_blocks: function from the shape to the numbers of the blocks that begin a run of equal ones, in a model of
             several sequences one run for each of them; by default all blocks are equal.
         used_beside: function from the shape to the numbers of the blocks beside which each parameter outside the blocks
-            is used: every pipeline stage with one of them has a copy. By default `ln_f` and `lm_head` are used beside
-            the last block and the others beside the first one, a tied token embedding beside both.
+            is used: every pipeline stage with one of them has a copy. By default, and where a parameter is missing,
+            `ln_f` and `lm_head` are used beside the last block and the others beside the first one, a tied token
+            embedding beside both.
         encoder_readers: ends of the names of the linear layers of the decoder's blocks that read the encoder's output.
         head_tables: embeddings outside the blocks with a column per attention head, which tensor parallelism splits.
+        value_tables: start of the names of the embeddings outside the blocks that are added to values: a row per token
+            of the vocabulary, and `head_dim` columns per head of keys and values, which tensor parallelism splits.
         initial_std: function from name and shape to the standard deviation of the initial values of a matrix; by
-            default that of GPT-2 (`gpt2train.model.init`).
+            default, and where it returns None, that of GPT-2 (`gpt2train.model.init`).
         lengths: function from the shape to the lengths of the sequences of a sample, in a model of several; by default
             the context length.
         flops_per_sample: function from the shape to the FLOPs of forward and backward of a sample, in a model of which
@@ -112,7 +116,8 @@ class ModelFamily:
     used_beside: Callable[[Shape], Mapping[str, Collection[int]]] | None = None
     encoder_readers: tuple[str, ...] = ()
     head_tables: tuple[str, ...] = ()
-    initial_std: Callable[[str, Shape], float] | None = None
+    value_tables: str | None = None
+    initial_std: Callable[[str, Shape], float | None] = lambda name, shape: None
     lengths: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.context,)
     flops_per_sample: Callable[[Shape], int] | None = None
     independent_length: Callable[[Shape], int] = lambda shape: shape.context
@@ -144,6 +149,9 @@ MODELS.register(
         more_saved=more_saved,
         saved_in_float32=head_norms,
         independent_length=independent_length,
+        used_beside=llama_family.used_beside,
+        value_tables=llama_family.VALUE_TABLES,
+        initial_std=llama_family.initial_std,
         layout="gpt2train.convert.hf_llama:LlamaLayout",
         decode_step="gpt2train.inference.fast_llama_step:FastLlamaStep",
     ),
@@ -230,11 +238,17 @@ def is_lookup(name: str, shape: Shape) -> bool:
     return len(sizes(shape)[name]) > 1 and is_embedding(name) and not (name == EMBEDDING and is_tied(shape))
 
 
+def is_value_table(name: str, shape: Shape) -> bool:
+    """Return True if a parameter, or the module that has it, is an embedding that is added to values."""
+    start = MODELS[shape.family].value_tables
+    return start is not None and name.startswith(start)
+
+
 def used_beside(name: str, shape: Shape) -> Collection[int]:
     """Numbers of the blocks beside which a parameter outside the blocks is used."""
     given = MODELS[shape.family].used_beside
-    if given is not None:
-        return given(shape)[name]
+    if given is not None and name in (blocks := given(shape)):
+        return blocks[name]
     last = shape.layers - 1
     if name == EMBEDDING and is_tied(shape):
         return 0, last
@@ -248,18 +262,20 @@ def on_stage(name: str, shape: Shape, layers: Collection[int]) -> bool:
 
 def initial_std(name: str, shape: Shape) -> float | None:
     """Standard deviation of the initial values of a matrix; None for those of GPT-2."""
-    given = MODELS[shape.family].initial_std
-    return given(name, shape) if given is not None else None
+    return MODELS[shape.family].initial_std(name, shape)
 
 
 def shard_dim(name: str, shape: Shape, tp: int = 1) -> int | None:
     """Dimension of a parameter that tensor parallelism of a degree splits; None if it is replicated.
 
     Vocabulary and column-parallel layers are split by rows (0), row-parallel layers and tables with a column per head
-    by columns (1). Such a table is replicated if the degree does not divide the heads.
+    by columns (1). Such a table is replicated if the degree does not divide the heads, but that of values is not: it
+    has as many rows as the vocabulary.
     """
     if name in (EMBEDDING, HEAD):
         return 0
+    if is_value_table(name, shape):
+        return 1
     module, _, kind = name.rpartition(".")
     if module in MODELS[shape.family].head_tables:
         return None if shape.heads % tp else 1

@@ -2,8 +2,12 @@
 
 Sources: Touvron et al. 2023, "Llama 2"; Su et al. 2021, "RoFormer" (rotary positions); Ainslie et al. 2023, "GQA";
 Shazeer 2020, "GLU Variants Improve Transformer"; So et al. 2021, "Primer" (ReLU²); Yang et al. 2025, "Qwen3 Technical
-Report" (norm of queries and keys).
+Report" (norm of queries and keys); Zhou et al. 2024, "Value Residual Learning", and Jordan et al. 2024,
+"modded-nanogpt" (value embeddings).
 """
+
+from collections.abc import Mapping
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +15,8 @@ from torch import Tensor, nn
 
 from gpt2train.model.cache import Prefill, Step
 from gpt2train.model.causal_lm import CausalLM, SelfAttention
-from gpt2train.model.llama_family import options_of
+from gpt2train.model.families import on_stage
+from gpt2train.model.llama_family import VALUE_TABLES, blocks_of_table, options_of
 from gpt2train.model.rms_norm import RMSNorm
 from gpt2train.model.rope_scaling import parse_rope_scaling
 from gpt2train.model.rotary import Rotation, rotate, rotation, scaled_frequencies
@@ -33,10 +38,28 @@ class Attention(SelfAttention):
         self.k_norm = RMSNorm(chosen.head_dim, eps=chosen.norm_eps) if chosen.qk_norm else None
         self.proj = nn.Linear(q_width, shape.hidden, bias=proj_bias)
 
-    def forward(self, x: Tensor, cache: Prefill | Step | None, mask: Tensor | None, positions: Rotation) -> Tensor:
-        """Attend over the hidden states [batch, length, hidden] and, with a cache, over all earlier tokens."""
+    def forward(
+        self,
+        x: Tensor,
+        cache: Prefill | Step | None,
+        mask: Tensor | None,
+        positions: Rotation,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Attend over the hidden states [batch, length, hidden] and, with a cache, over all earlier tokens.
+
+        Args:
+            x: hidden states.
+            cache: KV cache of the layer, which is extended.
+            mask: bool mask; None for causal attention.
+            positions: rotation of queries and keys.
+            added: value embeddings [batch, length, width of the values].
+        """
+        query, key, value = self.q(x), self.k(x), self.v(x)
+        if added is not None:
+            value = value + added
         # -1: the heads of this process, all of them or, under tensor parallelism, a part.
-        query, key, value = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q, self.k, self.v))
+        query, key, value = (heads.unflatten(-1, (-1, self.head_dim)) for heads in (query, key, value))
         if self.q_norm is not None and self.k_norm is not None:
             # Under autocast in float32: torch has no fused norm of half-precision numbers with a float32 weight.
             dtype, wide = query.dtype, self.q_norm.weight.dtype
@@ -61,9 +84,16 @@ class Block(nn.Module):
         self.down = nn.Linear(inner, shape.hidden, bias=bias)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, cache: Prefill | Step | None, mask: Tensor | None, positions: Rotation) -> Tensor:
-        """Apply attention and MLP to the hidden states [batch, length, hidden]."""
-        x = x + self.drop(self.attn(self.ln_1(x), cache, mask, positions))
+    def forward(
+        self,
+        x: Tensor,
+        cache: Prefill | Step | None,
+        mask: Tensor | None,
+        positions: Rotation,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Apply attention and MLP to the hidden states [batch, length, hidden]; arguments as of `Attention`."""
+        x = x + self.drop(self.attn(self.ln_1(x), cache, mask, positions, added))
         h = self.ln_2(x)
         h = F.relu(self.up(h)).square() if self.gate is None else F.silu(self.gate(h)) * self.up(h)
         return x + self.drop(self.down(h))
@@ -77,6 +107,8 @@ class Llama(CausalLM):
         super().__init__(shape, chosen.logit_softcap)
         self.theta, self.scaling = chosen.rope_theta, parse_rope_scaling(chosen.rope_scaling)
         self.wte = nn.Embedding(shape.padded_vocab, shape.hidden)
+        tables, width = range(chosen.value_embeddings), chosen.kv_heads * chosen.head_dim
+        self.values = nn.ModuleDict({str(table): nn.Embedding(shape.padded_vocab, width) for table in tables})
         self.blocks = nn.ModuleDict({str(i): Block(shape, dropout) for i in range(shape.layers)})
         self.ln_f = RMSNorm(shape.hidden, eps=chosen.norm_eps)
         if not self.tied:
@@ -88,11 +120,36 @@ class Llama(CausalLM):
             positions = torch.arange(length, device=like.device)[None]
         elif self.scaling is not None and self.scaling.rope_type == "dynamic":
             length = int(positions.max()) + 1
-        device = like.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
-        return self.rotation(positions, length, dtype)
+        return self.rotation(positions, length, _product_dtype(like))
 
     def rotation(self, positions: Tensor, length: int, dtype: torch.dtype) -> Rotation:
         """Compute the rotation at some positions, where the longest text has `length` tokens."""
         frequencies, scale = scaled_frequencies(self.shape.head_dim, self.theta, self.scaling, length, positions.device)
         return rotation(positions, frequencies, scale, dtype)
+
+    @property
+    def reads_ids(self) -> bool:
+        """True if blocks of this stage have value embeddings."""
+        return len(self.values) > 0
+
+    def lookups(self, ids: Tensor) -> Mapping[str, tuple[Tensor, ...]]:
+        """Look up the value embeddings, once for both blocks of a table."""
+        found: dict[str, tuple[Tensor, ...]] = {}
+        for table, rows in self.values.items():
+            added = rows(ids)
+            added = added.to(_product_dtype(added))
+            found |= {str(layer): (added,) for layer in blocks_of_table(self.shape, int(table))}
+        return found
+
+    def keep_layers(self, layers: range) -> Self:
+        """Reduce the model, in place, to the pipeline stage of some layers, with the value embeddings of its blocks."""
+        for table in list(self.values):
+            if not on_stage(f"{VALUE_TABLES}{table}.weight", self.shape, layers):
+                del self.values[table]
+        return super().keep_layers(layers)
+
+
+def _product_dtype(like: Tensor) -> torch.dtype:
+    """Dtype of matrix products, under autocast another one than that of a tensor."""
+    device = like.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype

@@ -3,6 +3,8 @@
 The defaults give a Llama 2 (Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models").
 """
 
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from operator import not_
 from typing import Literal
@@ -13,6 +15,7 @@ from gpt2train.model.rope_scaling import parse_rope_scaling
 from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.settings import Settings
 
+VALUE_TABLES = "values."  # start of the names of the value embeddings
 INNER_MULTIPLE = 64  # of the default width of a SwiGLU: fast for matrix kernels, and divisible by up to 64 ranks
 
 
@@ -46,6 +49,10 @@ class LlamaOptions(Settings):
     logit_softcap: float = Field(0.0, ge=0, le=1e4, exclude_if=not_)
     """Bound of the logits: cap * tanh(logit / cap), 30 in Gemma 2. `transformers` then does not load the merged model.
     0: none."""
+    value_embeddings: int = Field(0, ge=0, le=5_000, exclude_if=not_)
+    """Number of further tables of the vocabulary whose rows are added to the values of attention: table i to those of
+    block i and of block `layers - value_embeddings + i`. At most half of `layers`. `transformers` then does not load
+    the merged model. 0: none."""
 
     @field_validator("rope_scaling")
     @classmethod
@@ -78,6 +85,11 @@ def complete_shape(shape: Shape) -> Shape:
     if shape.head_dim % 2:
         raise ValueError(f"a head has the size {shape.head_dim}; rotary positions need an even one")
     chosen = options_of(shape)
+    if 2 * chosen.value_embeddings > shape.layers:
+        raise ValueError(
+            f"value_embeddings {chosen.value_embeddings} is more than half of layers {shape.layers}: each table "
+            f"has two blocks of its own; give at most {shape.layers // 2}"
+        )
     scaling = parse_rope_scaling(chosen.rope_scaling)
     if scaling is not None and scaling.rope_type == "dynamic" and shape.head_dim < 4:
         raise ValueError(f"a head has the size {shape.head_dim}; dynamic scaling of rotary positions needs 4 or more")
@@ -105,10 +117,36 @@ def llama_sizes(shape: Shape) -> Sizes:
     }
     return {
         "wte.weight": (shape.padded_vocab, width),
+        **{f"{VALUE_TABLES}{table}.weight": (shape.padded_vocab, kv_width) for table in range(value_embeddings(shape))},
         **all_blocks(block, shape.layers),
         "ln_f.weight": (width,),
         **({} if chosen.tied else {"lm_head.weight": (shape.padded_vocab, width)}),
     }
+
+
+def value_embeddings(shape: Shape) -> int:
+    """Number of tables of value embeddings."""
+    return int(dict(shape.options).get("value_embeddings", 0))
+
+
+def blocks_of_table(shape: Shape, table: int) -> tuple[int, int]:
+    """Numbers of the blocks to whose values a table of value embeddings is added."""
+    return table, shape.layers - value_embeddings(shape) + table
+
+
+def used_beside(shape: Shape) -> Mapping[str, Collection[int]]:
+    """Blocks beside which the value embeddings are used."""
+    return {f"{VALUE_TABLES}{table}.weight": blocks_of_table(shape, table) for table in range(value_embeddings(shape))}
+
+
+def initial_std(name: str, shape: Shape) -> float | None:
+    """Standard deviation of the initial values of a matrix; None for that of GPT-2.
+
+    Value embeddings begin with that of the values to which they are added, products of a normed input of width H with
+    rows of N(0, 0.02). With 0.02 they gained nothing within 576 steps of a model of 0.5 million parameters, and with
+    half or twice this value less than with it (docs/train/models.md).
+    """
+    return 0.02 * math.sqrt(shape.hidden) if name.startswith(VALUE_TABLES) else None
 
 
 def more_saved(shape: Shape) -> int:

@@ -2,7 +2,8 @@
 
 The micro-batches of a step pass through the stages in the order of a schedule of `torch.distributed.pipelining`: GPipe
 (Huang et al. 2019), 1F1B (PipeDream-Flush, Narayanan et al. 2021) or interleaved 1F1B with several stages per process.
-Every process reads the whole batch itself; only hidden states and their gradients are sent.
+Every process reads the whole batch itself; only hidden states and their gradients are sent. Where a stage without the
+embeddings looks up the token ids (`CausalLM.reads_ids`), it takes them from there.
 """
 
 import logging
@@ -62,6 +63,7 @@ class Pipeline:
         self.sent, self.dtype, self.loss_size = sent, dtype, loss_size
         self.group = mesh[PIPELINE].get_group()
         self.rank, self.size = mesh[PIPELINE].get_local_rank(), mesh[PIPELINE].size()
+        self._gives_ids = any(part.reads_ids and not part.has_embeddings for part in parts)
         self._total = torch.zeros(loss_size, device=self.device)
         self._cached_schedule: tuple[int, Any] = (0, None)
         for part in parts:
@@ -78,7 +80,7 @@ class Pipeline:
             float32 of `loss_size`, the sum over the targets on the last process, 0 on the others.
         """
         self._total = torch.zeros(self.loss_size, device=self.device)
-        keyword_lists = [_keywords(batch) for batch in batches]
+        keyword_lists = [self._keywords(batch) for batch in batches]
         whole = {name: torch.cat([keywords[name] for keywords in keyword_lists]) for name in keyword_lists[0]}
         tokens = torch.cat([batch.tokens for batch in batches])
         # torch splits all arguments into micro-batches along their first dimension, including the factor.
@@ -113,7 +115,7 @@ class Pipeline:
             if (task := self._task(plan, tick, len(batches))) is not None:
                 part, number = task
                 batch = batches[number]
-                out = part(batch.tokens if part.has_embeddings else arrived, **_keywords(batch))
+                out = part(batch.tokens if part.has_embeddings else arrived, **self._keywords(batch))
                 if part.has_head:
                     total += out.double()
                 else:
@@ -137,15 +139,15 @@ class Pipeline:
         """
         batch, length = tokens.shape
         shape = batch, length // slices, self.sent(0)[-1]
-        hidden = tokens
+        hidden, ids = tokens, {"ids": tokens} if self._gives_ids else {}
         for stage in range(self.size * len(self.parts) - 1):
             owner = stage % self.size
             if owner == self.rank:
-                hidden = self.parts[stage // self.size](hidden).contiguous()
+                hidden = self.parts[stage // self.size](hidden, **ids).contiguous()
             else:
                 hidden = torch.empty(shape, dtype=self.dtype, device=self.device)
             dist.broadcast(hidden, group=self.group, group_src=owner)
-        return self.parts[-1](hidden) if self.rank == self.size - 1 else None
+        return self.parts[-1](hidden, **ids) if self.rank == self.size - 1 else None
 
     def _task(self, plan: list[tuple[CausalLM, int]], tick: int, batches: int) -> tuple[CausalLM, int] | None:
         """Model part and micro-batch of this process in a tick; each process is one tick behind the previous one."""
@@ -185,6 +187,11 @@ class Pipeline:
             group=self.group,
         )
 
+    def _keywords(self, batch: Batch) -> dict[str, Tensor]:
+        """Keyword arguments of every stage of this process, in addition to its input."""
+        ids = {"ids": batch.tokens} if self._gives_ids else {}
+        return {"targets": batch.targets, **batch.extra, **ids}
+
     def _weighted(self, loss: Tensor, factor: Tensor) -> Tensor:
         self._total += loss.detach()
         return (loss * factor).sum()
@@ -203,8 +210,3 @@ class Pipeline:
             return out if part.has_head else out.to(self.dtype)
 
         return forward
-
-
-def _keywords(batch: Batch) -> dict[str, Tensor]:
-    """Keyword arguments of every stage, in addition to its input."""
-    return {"targets": batch.targets, **batch.extra}

@@ -1,4 +1,4 @@
-"""Parameters that several pipeline stages use: a tied token embedding, and in T5 the tables of position biases.
+"""Parameters that several pipeline stages use: a tied token embedding, value embeddings, and T5's position biases.
 
 Each of these stages has a copy with the same initial value. Their gradients are summed once per step, so that all get
 the same update and stay bitwise equal (as in Megatron-LM). The sum is over a group with one process of each stage,

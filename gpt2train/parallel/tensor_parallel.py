@@ -8,6 +8,7 @@ dispatch. Modules keep their identity and names; their class is replaced by a su
     linear layers (GPT-2: qkv, up)              sharded by rows: whole heads, part of the inner width
     projections to the residual (proj, down)    sharded by columns; the bias is replicated and added once, to the sum
     tables of position biases (T5)              sharded by columns: whole heads
+    value embeddings                            sharded by columns: whole heads
     other embeddings, norms, score              replicated
 
 Two collectives per block and direction, at the norms and after `proj` and `down`:
@@ -205,7 +206,7 @@ class _ParallelPositionEmbedding(nn.Embedding):
 
 
 class _ParallelHeadTable(nn.Embedding):
-    """Table with a column per attention head, of which a process has those of its heads."""
+    """Table with one or several columns per attention head, of which a process has those of its heads."""
 
     region: Region
 

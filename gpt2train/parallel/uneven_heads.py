@@ -8,6 +8,7 @@ are stored where they are used. Of 25 heads on 8 processes 14 % move, where an a
     qkv; q, k, v         rows of the weight and of the bias
     proj                 columns of the weight
     tables of T5         replicated; each process takes the columns of its heads
+    value embeddings     split by columns; exchanged is what was looked up, which has fewer rows
 
 Heads of keys and values that belong to heads of queries on several processes are computed by each of these. Where a
 process has unequal numbers of queries for them, they are repeated, one for each head of queries.
@@ -25,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import SelfAttention
-from gpt2train.model.families import MODELS, is_residual
+from gpt2train.model.families import MODELS, is_residual, is_value_table
 from gpt2train.model.linear import Linear
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.head_split import HeadSplit, common
@@ -55,6 +56,8 @@ def uneven_class(model: nn.Module, name: str, module: nn.Module, shape: Shape, t
         shape: shape of the whole model.
         tp: tensor-parallel degree.
     """
+    if is_value_table(name, shape):
+        return None if used_rows(model, f"{name}.weight", shape, tp) is None else ValueColumnsTable
     if isinstance(module, nn.Embedding):
         uneven = name in MODELS[shape.family].head_tables and shape.heads % tp
         return HeadColumnsTable if uneven else None
@@ -64,7 +67,7 @@ def uneven_class(model: nn.Module, name: str, module: nn.Module, shape: Shape, t
 
 
 def used_rows(model: nn.Module, name: str, shape: Shape, tp: int) -> list[range] | None:
-    """Rows of a parameter that each process uses, or columns of a row-parallel weight; None if these are its shard.
+    """Rows of a parameter that each process uses, or columns of a row-parallel weight or table; None if it has these.
 
     Args:
         model: model, or one pipeline stage of it.
@@ -80,6 +83,9 @@ def used_rows(model: nn.Module, name: str, shape: Shape, tp: int) -> list[range]
         return None
     if module in MODELS[shape.family].head_tables:
         return None if split.heads % tp == 0 else [split.queries(rank) for rank in range(tp)]
+    if is_value_table(module, shape):
+        columns = [split.keys(rank) for rank in range(tp)]
+        return [range(shape.head_dim * own.start, shape.head_dim * own.stop) for own in columns]
     if not isinstance(model.get_submodule(module.rpartition(".")[0]), SelfAttention):
         return None
     layer = model.get_submodule(module)
@@ -129,7 +135,11 @@ class RowExchange:
             parameter: parameter, sharded along `dim`.
             dim: dimension of the rows.
         """
-        return _Exchange.apply(parameter.to_local(), self, dim) if isinstance(parameter, DTensor) else parameter
+        return self.exchanged(parameter.to_local(), dim) if isinstance(parameter, DTensor) else parameter
+
+    def exchanged(self, shard: Tensor, dim: int) -> Tensor:
+        """Rows that this process uses of a tensor of which it has the shard of a parameter; differentiable."""
+        return _Exchange.apply(shard, self, dim)
 
 
 def set_exchange(module: nn.Module, region: Region, used: Sequence[range], shape: Shape) -> None:
@@ -138,6 +148,9 @@ def set_exchange(module: nn.Module, region: Region, used: Sequence[range], shape
         module.columns = used[region.rank]
     elif isinstance(module, HeadColumnsLinear):
         module.exchange = RowExchange(region, used, module.in_features)
+    elif isinstance(module, ValueColumnsTable):
+        module.exchange = RowExchange(region, used, module.embedding_dim)
+        module.repeats = HeadSplit.of(shape, region.size).repeats(region.rank)
     elif isinstance(module, HeadRowsLinear):
         split = HeadSplit.of(shape, region.size)
         of_keys = split.kv_heads != split.heads and module.out_features == split.kv_heads * shape.head_dim
@@ -154,11 +167,7 @@ class HeadRowsLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., rows of the heads]."""
         y = self.product(x, self.exchange.rows(self.weight), self.exchange.rows(self.bias))  # type: ignore[arg-type]
-        if not self.repeats:
-            return y
-        heads = y.unflatten(-1, (len(self.repeats), -1)).split(1, -2)
-        repeated = [head.expand(*head.shape[:-2], n, -1) for head, n in zip(heads, self.repeats, strict=True)]
-        return torch.cat(repeated, -2).flatten(-2)
+        return _repeated(y, self.repeats)
 
 
 class HeadColumnsLinear(Linear):
@@ -185,6 +194,31 @@ class HeadColumnsTable(nn.Embedding):
         if isinstance(table, DTensor):
             table = self.region.partial(table)[:, self.columns.start : self.columns.stop]
         return F.embedding(rows, table)
+
+
+class ValueColumnsTable(nn.Embedding):
+    """Table with `head_dim` columns per head of keys and values, whose rows are looked up and then exchanged."""
+
+    region: Region
+    exchange: RowExchange
+    repeats: tuple[int, ...]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up [..., columns of the heads]."""
+        rows = F.embedding(ids, self.region.local(self.weight))
+        if isinstance(self.weight, DTensor):  # otherwise the table consists of the columns of the heads
+            rows = self.exchange.exchanged(rows, -1)
+        return _repeated(rows, self.repeats)
+
+
+def _repeated(x: Tensor, repeats: tuple[int, ...]) -> Tensor:
+    """Repeat heads of keys and values, one for each of their heads of queries; unchanged without `repeats`."""
+    if not repeats:
+        return x
+    heads = x.unflatten(-1, (len(repeats), -1)).split(1, -2)
+    return torch.cat(
+        [head.expand(*head.shape[:-2], n, -1) for head, n in zip(heads, repeats, strict=True)], -2
+    ).flatten(-2)
 
 
 def _shards(total: int, tp: int) -> list[range]:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
-from gpt2train.model.families import MODELS, block_sizes, is_residual, sizes
+from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_table, on_stage, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
-from gpt2train.plan.parameters import Piece, kinds_of
+from gpt2train.plan.parameters import Piece, kinds_of, stages_of
 from gpt2train.plan.uneven_heads import uneven_heads
 
 FP32 = 4
@@ -152,7 +152,7 @@ def _between_blocks(settings: TrainSettings, shape: Shape, layout: Layout, piece
     if piece.first and settings.model.dropout:
         streams += _mask_item(settings) / FP32 * _stream(settings, shape, layout, lengths[0])
     if len(lengths) == 1:
-        return streams
+        return streams + _value_rows(settings, shape, layout, piece)
     decodes = kinds[starts[-1]] > 0
     if decodes and (starts[-1] not in piece.blocks or layout.tp > 1 or _item(settings) == FP32):
         # Output of the encoder: received together with the decoder's stream, or the same for all blocks.
@@ -164,6 +164,16 @@ def _between_blocks(settings: TrainSettings, shape: Shape, layout: Layout, piece
             biases = FP32 * heads if recomputed or _item(settings) == FP32 else 0
             streams += (INT64 + biases) * length**2
     return streams
+
+
+def _value_rows(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece) -> float:
+    """Bytes of the value embeddings of a micro-batch, which recomputation keeps as an input of the blocks."""
+    if settings.parallel.activation_checkpointing == "none":
+        return 0
+    tables = [(name, size[1]) for name, size in sizes(shape).items() if is_value_table(name, shape)]
+    stages = stages_of(piece, shape)
+    width = sum(columns * sum(on_stage(name, shape, blocks) for blocks in stages) for name, columns in tables)
+    return _item(settings) * layout.micro_batch * settings.model.context * width / layout.tp
 
 
 def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start: int) -> float:

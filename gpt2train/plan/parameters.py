@@ -79,8 +79,7 @@ def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) 
     """
     vocab = shape.padded_vocab if padding is None else -(-shape.vocab // padding) * padding
     count = blocks_parameters(piece, shape, tp)
-    ends = (*([0] if piece.first else []), *([shape.layers - 1] if piece.last else []))
-    stages = _stages(piece.blocks) if piece.blocks else [ends]
+    stages = stages_of(piece, shape)
     for name, size in sizes(shape).items():
         if not name.startswith("blocks."):
             padded = (vocab, *size[1:]) if shard_dim(name, shape) == 0 else size
@@ -88,9 +87,11 @@ def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) 
     return count
 
 
-def _stages(blocks: tuple[int, ...]) -> list[tuple[int, ...]]:
+def stages_of(piece: Piece, shape: Shape) -> list[tuple[int, ...]]:
     """Blocks of each pipeline stage of a rank: runs of consecutive ones, since its stages are not neighbours."""
-    runs = itertools.groupby(enumerate(blocks), lambda pair: pair[1] - pair[0])
+    if not piece.blocks:
+        return [(*([0] if piece.first else []), *([shape.layers - 1] if piece.last else []))]
+    runs = itertools.groupby(enumerate(piece.blocks), lambda pair: pair[1] - pair[0])
     return [tuple(block for _, block in run) for _, run in runs]
 
 

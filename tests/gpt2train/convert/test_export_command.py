@@ -93,6 +93,8 @@ def test_the_missing_library_is_named(
         ("llama", {"activation": "relu2", "qk_norm": True}, "activation = relu2 with qk_norm"),
         ("llama", {"activation": "relu2", "mlp_bias": True}, "mlp_bias = true"),
         ("llama", {"qk_norm": True, "attention_bias": "all"}, "attention_bias = all"),
+        ("llama", {"logit_softcap": 2.5}, "logit_softcap = 2.5"),
+        ("llama", {"value_embeddings": 1}, "value_embeddings = 1"),
         ("t5", {"max_distance": 64}, "max_distance = 64"),
         ("t5", {"encoder_layers": 1}, "2 blocks in the decoder and 1 in the encoder"),
     ],

@@ -171,6 +171,7 @@ def test_another_architecture_is_refused(tmp_path: Path, changes: dict[str, Any]
         ({"qk_norm": True, "mlp_bias": True}, "qk_norm = true, mlp_bias = true"),
         ({"head_dim": 12}, "head_dim = 12"),
         ({"logit_softcap": 2.0}, "logit_softcap = 2"),
+        ({"logit_softcap": 2.0, "value_embeddings": 1}, "logit_softcap = 2, value_embeddings = 1"),
     ],
 )
 def test_what_transformers_does_not_have_is_saved_under_our_names(
@@ -186,7 +187,7 @@ def test_what_transformers_does_not_have_is_saved_under_our_names(
     assert layout_of("llama").missing_in_transformers(model.shape) == missing
     again = read_model(tmp_path / "m")
     assert again.shape == model.shape
-    rows = {"wte.weight", "lm_head.weight"}
+    rows = {"wte.weight", "lm_head.weight", "values.0.weight"}
     for name, tensor in again.state_dict().items():
         stop = VOCAB if name in rows else None
         assert torch.equal(tensor[:stop], model.state_dict()[name][:stop])

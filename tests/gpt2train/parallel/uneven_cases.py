@@ -28,7 +28,7 @@ def shape_of(family: str, heads: int, kv_heads: int = 0) -> Shape:
     """Shape with heads of 8 numbers, and everything that an attention can have."""
     options: dict[str, Any] = {
         "gpt2": {},
-        "llama": {"kv_heads": kv_heads, "inner": 64, "qk_norm": True, "attention_bias": "all"},
+        "llama": {"kv_heads": kv_heads, "inner": 64, "qk_norm": True, "attention_bias": "all", "value_embeddings": 1},
         "t5": {"encoder_layers": 1, "decoder_context": DECODER_CONTEXT, "buckets": 8, "max_distance": 16},
     }[family]
     shape = Shape(299, 2, heads, 8 * heads, CONTEXT, family, tuple(options.items()))

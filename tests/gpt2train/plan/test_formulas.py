@@ -23,6 +23,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model": {"family": "llama", "options": {"activation": "relu2", "qk_norm": True, "tied": True}}
     },
     "llama, soft cap": {"model": {"family": "llama", "options": {"logit_softcap": 30.0}}},
+    "llama, value embeddings": {
+        "model": {"family": "llama", "options": {"value_embeddings": 4}},
+    },
     "t5": {"model": {"family": "t5"}, "objective": SPANS},
     "t5, dropout": {"model": {"family": "t5", "dropout": 0.1}, "objective": SPANS},
     "t5, gated, untied": {
@@ -101,6 +104,7 @@ def ratios(family: str, layout: str, device: str = "cuda", precision: str = "bf1
         ("llama, soft cap", "full"),
         ("fp8", "one"),
         ("fp8, llama", "tp 2, whole sequence"),
+        ("llama, value embeddings", "pp 2, zero 1, full"),
         ("5 heads", "tp 4"),
         ("llama, 6 heads, 3 of keys", "tp 4"),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 from tests.gpt2train.simulate.against import differences
 
+VALUES = {"family": "llama", "options": {"kv_heads": 2, "value_embeddings": 2}}
 T5 = {"model": {"family": "t5"}, "objective": {"name": "span_corruption"}}
 ONE: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -15,6 +16,7 @@ ONE: dict[str, dict[str, Any]] = {
     "dropout, full recomputation": {"model": {"dropout": 0.1}, "parallel": {"activation_checkpointing": "full"}},
     "t5": T5,
     "fp8": {"performance": {"fp8": "tensorwise"}},
+    "value embeddings": {"model": VALUES},
 }
 FIVE_HEADS = {"heads": 5, "hidden": 80}  # of which the ranks have unequal numbers
 TWO: dict[str, dict[str, Any]] = {
@@ -22,6 +24,7 @@ TWO: dict[str, dict[str, Any]] = {
     "tp, 5 heads": {"parallel": {"tp": 2}, "model": FIVE_HEADS},
     "zero 3": {"parallel": {"zero": 3}},
     "pp": {"parallel": {"pp": 2}},
+    "pp, value embeddings": {"parallel": {"pp": 2}, "model": VALUES},
 }
 MORE: dict[str, dict[str, Any]] = {
     "zero 0": {"parallel": {"zero": 0}},
@@ -56,6 +59,19 @@ MORE: dict[str, dict[str, Any]] = {
         "model": {"family": "llama", "heads": 6, "hidden": 96, "options": {"kv_heads": 3}},
     },
     "t5, tp, 5 heads": {"parallel": {"tp": 2}, **T5, "model": {**FIVE_HEADS, "family": "t5"}},
+    "tp, value embeddings": {"parallel": {"tp": 2}, "model": VALUES},
+    "tp, value embeddings of 6 and 3 heads": {
+        "parallel": {"tp": 2},
+        "model": {**VALUES, "heads": 6, "hidden": 96, "options": {"kv_heads": 3, "value_embeddings": 1}},
+    },
+    "zero 3, value embeddings, full recomputation": {
+        "parallel": {"zero": 3, "activation_checkpointing": "full"},
+        "model": VALUES,
+    },
+    "interleaved, value embeddings": {
+        "parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2},
+        "model": VALUES,
+    },
 }
 FOUR: dict[str, dict[str, Any]] = {
     "tp x pp": {"parallel": {"tp": 2, "pp": 2}},

@@ -66,6 +66,7 @@ def test_many_micro_batches_take_no_memory() -> None:
     assert peak_resident() - before < 256 << 20
 
 
+VALUES = {"family": "llama", "layers": 10, "hidden": 32, "context": 32, "options": {"value_embeddings": 3}}
 PIPELINES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "1f1b": ({"pp": 5}, 12, {}),
     "gpipe": ({"pp": 5, "schedule": "gpipe"}, 12, {}),
@@ -85,6 +86,12 @@ PIPELINES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "offload": ({"pp": 3, "zero": 3, "cpu_offload": True}, 6, {}),
     "checkpointing": ({"pp": 3, "activation_checkpointing": "full"}, 7, {}),
     "llama": ({"pp": 3}, 7, {"model": {"family": "llama", "layers": 10, "hidden": 32, "context": 32}}),
+    "value embeddings": ({"pp": 4}, 7, {"model": VALUES}),
+    "value embeddings, interleaved": (
+        {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 3},
+        8,
+        {"model": VALUES},
+    ),
     "t5": ({"pp": 6}, 9, {"model": {"family": "t5", "layers": 10}, "objective": {"name": "span_corruption"}}),
 }
 
