@@ -196,6 +196,8 @@ def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
         rows.append(("objective", str(config["objective"].get("name"))))
     elif corpus_tokens:
         rows.append(("tokens of training text", f"{corpus_tokens:,} ({tokens / corpus_tokens:.2f} epochs)"))
+    if (config.get("checkpoints") or {}).get("init_from"):  # a path, which a card does not state
+        rows.append(("initial weights", "those of another model, which is to be named here with its licence"))
     with contextlib.suppress(KeyError, TypeError):
         rows.append(("samples per step", f"{config['batch']['global_batch']:,}"))
         rows.append(("peak learning rate", f"{config['optimizer']['lr']:g}"))

@@ -15,6 +15,7 @@ from gpt2train.convert.merge import merge
 from gpt2train.convert.model_card import CardFacts, model_card
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.io.command_line import run_command
+from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.shape import Shape
 from tests.trained_run import TrainedRun
 
@@ -75,6 +76,17 @@ def test_the_card_of_a_run_has_its_steps_tokens_and_losses(root: Path) -> None:
     assert card_of(root, "again") == card
     (root / "runs/small/metrics.jsonl").write_text("no JSON\n")
     assert "| steps | 2 |" in card_of(root, "unreadable")
+
+
+def test_the_card_says_that_the_weights_began_as_those_of_another_model(root: Path) -> None:
+    (checkpoint,) = (root / "runs/small/checkpoints").glob("step-*2")
+    assert "initial weights" not in card_of(root)
+    file = checkpoint / MANIFEST
+    manifest = json.loads(file.read_text())
+    manifest["config"]["checkpoints"]["init_from"] = "/secret/llama"
+    file.write_text(json.dumps(manifest))
+    card = card_of(root, "tuned")
+    assert "| initial weights | those of another model" in card and "secret" not in card
 
 
 def test_the_data_steps_are_those_that_led_to_the_tokens(root: Path) -> None:
