@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 from pydantic import ValidationError
 
+from gpt2train.compat.cyclopts import refuse_fractions
 from gpt2train.errors import RunError, UserError, redact, redacted_traceback
 
 HELP_DEBUG = "`--debug` on any command shows the traceback of an error."
@@ -27,6 +28,7 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
     flags = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in flags
     arguments = [flag for flag in flags if flag != "--debug"] + given[len(flags) :]
+    refuse_fractions()
     app.suppress_keyboard_interrupt = False  # cyclopts would exit silently
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")

@@ -1,0 +1,26 @@
+"""Private part of cyclopts: the conversion of a flag's text to a whole number."""
+
+from cyclopts import _convert
+
+_rounded = _convert._converters[int]
+
+
+def refuse_fractions() -> None:
+    """Let flags of whole numbers refuse a fraction: cyclopts takes `--depth 2.5` for 2.
+
+    Breaks when cyclopts keeps its converters elsewhere, with an error at import or in
+    tests/gpt2train/compat/test_cyclopts.py.
+    """
+    _convert._converters[int] = whole_number
+
+
+def whole_number(text: str) -> int:
+    """Convert the text of a whole number, such as 30, 30.0 or 0x1e.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if "." in text and not float(text).is_integer():
+        raise ValueError(f"{text} is not a whole number")
+    number: int = _rounded(text)
+    return number
