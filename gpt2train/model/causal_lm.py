@@ -216,8 +216,11 @@ class CausalLM(nn.Module):
         x = self.embed(tokens, positions) if self.has_embeddings else tokens
         mask = None if documents is None else document_mask(documents)
         placed = self.positions(positions, x.shape[1] * self.slices, x)
-        ids = tokens if self.has_embeddings else ids
-        more = self.lookups(ids) if self.reads_ids and ids is not None else {}
+        more: Mapping[str, tuple[Tensor, ...]] = {}
+        if self.reads_ids:
+            if (ids := tokens if self.has_embeddings else ids) is None:
+                raise ValueError("blocks of this pipeline stage read the token ids, which were not given")
+            more = self.lookups(ids)
         for i, (layer, block) in enumerate(self.blocks.items()):
             x = block(x, cache[i] if cache else None, mask, placed, *more.get(layer, ()))
         return self.ln_f(x) if self.has_head else x

@@ -188,6 +188,9 @@ def test_stages_one_after_the_other_are_the_model(model: CausalLM) -> None:
     for layers in (range(1), range(1, shape.layers - 1), range(shape.layers - 1, shape.layers)):
         part = empty_model(shape).keep_layers(layers).eval()
         part.load_state_dict({name: model.state_dict()[name] for name in part.state_dict()}, assign=True)
+        if part.reads_ids and not part.has_embeddings:
+            with pytest.raises(ValueError, match="read the token ids, which were not given"):
+                part(x)
         x = part(x, ids=tokens)
     assert torch.equal(x, model(tokens))
 
@@ -204,7 +207,7 @@ def test_a_compiled_model_has_the_same_gradients() -> None:
         model(tokens, tokens.flip(1)).backward()
     for one, *others in zip(*(model.named_parameters() for model in (plain, whole, by_block)), strict=True):
         for _, other in others:
-            assert torch.allclose(one[1].grad, other.grad, atol=1e-6), one[0]  # type: ignore[arg-type]
+            assert torch.allclose(one[1].grad, other.grad, atol=1e-6), one[0]
 
 
 def test_a_classifier_has_them() -> None:

@@ -148,12 +148,31 @@ def test_a_checkpoint_resumes_bit_for_bit_and_on_other_layouts(tokens: Path, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 2e-2)])
+def test_masked_documents_and_logits_do_not_depend_on_the_layout(precision: str, bound: float, tmp_path: Path) -> None:
+    layouts: list[dict[str, Any]] = [{"tp": 2}, {"pp": 2}, {"pp": 2, **INTERLEAVED}, {"pp": 2, "schedule": "gpipe"}]
+
+    def results(processes: int, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        cases = [f"value_cases.computed {str(one).replace(' ', '')} '{precision}'" for one in layouts]
+        run_ranks(CASES, str(tmp_path / "found.json"), *cases, processes=processes)
+        found = json.loads((tmp_path / "found.json").read_text())
+        return [found[case][-1] for case in cases]
+
+    one = results(1, [{}])[0]
+    for layout, found in zip(layouts, results(2, layouts), strict=True):
+        for name in ("loss", "norm", "valid"):
+            assert found[name] == pytest.approx(one[name], rel=bound), (layout, name)
+        difference = np.abs(np.array(found["logits"]) - np.array(one["logits"])).max()
+        assert difference <= bound * np.abs(np.array(one["logits"])).max(), layout
+
+
+@pytest.mark.slow
 def test_several_processes_answer_as_one(tmp_path: Path) -> None:
     shapes = {
         "even": Shape(280, 4, 4, 32, 128, "llama", (("value_embeddings", 2), ("kv_heads", 2))),
         "uneven": Shape(280, 4, 6, 48, 128, "llama", (("value_embeddings", 1), ("kv_heads", 3), ("inner", 64))),
     }
-    cases = {}
+    cases: dict[tuple[str, str, str], str] = {}
     for name, shape in shapes.items():
         (tmp_path / name).mkdir()
         folder = write_folder(tmp_path / name, MODELS["llama"].complete(shape))
