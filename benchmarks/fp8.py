@@ -10,6 +10,7 @@ are not repeated.
 import argparse
 import statistics
 from pathlib import Path
+from typing import Any
 
 from benchmarks.modern import SIZES, Bench
 from benchmarks.pairs import machine
@@ -19,7 +20,7 @@ from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.settings import build, layer
 from gpt2train.train import train
 
-ARMS = {
+ARMS: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
     "bf16": {"precision": "bf16"},
     "fp8 tensorwise": {"precision": "bf16", "performance": {"fp8": "tensorwise"}},

@@ -130,8 +130,10 @@ def autotuned(device: str, name: str) -> Iterator[Result]:
     if tuned is None:
         yield Result("speed", f"{name} autotuned", False, detail="the process ended; its error is above")
         return
+    share = use(task, tuned)
+    peak_share = f"{share:.3g} of the peak, " if share == share else ""
     detail = (
-        f"{rate(task, tuned):,.0f} tokens/s, {use(task, tuned):.3g} of the peak, compiled in {tuned['compile']:.0f} s; "
+        f"{rate(task, tuned):,.0f} tokens/s, {peak_share}compiled in {tuned['compile']:.0f} s; "
         f"{kernel} {rate(task, found[kernel]):,.0f} tokens/s, micro-batch {task.micro_batch}"
     )
     gain = found[kernel]["wall"] / tuned["wall"]

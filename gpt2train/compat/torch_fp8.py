@@ -16,7 +16,7 @@ from torch import Tensor
 SCALED_PRODUCT = torch.ops.aten._scaled_mm.default
 
 # Products on a CPU with a scale for each row. Older releases have one scale for the whole matrix.
-CPU_HAS_ROW_SCALES = torch.__version__ >= (2, 13)
+CPU_HAS_ROW_SCALES = torch.__version__ >= "2.13"
 
 
 def scaled_product(
