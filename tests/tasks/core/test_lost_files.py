@@ -74,9 +74,9 @@ def test_a_read_only_output_is_named_with_the_reason(tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(locked)], check=True)
     locked.chmod(0o500) if os.geteuid() else None
     try:
-        with pytest.raises(UserError, match=r"cannot use .*/out/clean.*; give it back its permissions"):
-            with translate_lost_files(Folder(tmp_path / "out")):
-                (locked / "new.txt").write_bytes(b"x")
+        said = r"cannot use .*/out/clean.*; give it back its permissions"
+        with pytest.raises(UserError, match=said), translate_lost_files(Folder(tmp_path / "out")):
+            (locked / "new.txt").write_bytes(b"x")
     finally:
         if os.geteuid() == 0:
             subprocess.run(["umount", "-l", str(locked)], check=True)
