@@ -22,6 +22,7 @@ from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.indexed import bin_path, token_dtype, write_index
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import write_atomic
 from gpt2train.launch.parent_death import die_with_parent
 
@@ -294,7 +295,7 @@ def gold_sizes(name: str, data: Path, limit: int) -> tuple[list[int], str]:
         raise UserError(f"--tasks {name}: suites and the rule core are not compared; name tasks such as hellaswag")
     items = parts[0].items[:limit]
     if len(items) < 2:
-        raise UserError(f"--tasks {name}: {len(items)} items; the interval needs at least two")
+        raise UserError(f"--tasks {name}: {count_of(len(items), 'item')}; the interval needs at least two")
     sizes = [len(item.targets[item.answer if len(item.targets) > 1 else 0].encode()) for item in items]
     return sizes, work.identity(limit)
 
