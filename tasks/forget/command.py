@@ -130,6 +130,8 @@ def _print(root: Folder, removal: Removal) -> None:
     lines += _about("other pages with the same words, which stay", removal.mirrors)
     for reading in removal.runs:
         lines += _run_lines(reading, removal.delete_checkpoints)
+        if not (root.is_local and Path(reading.run).is_relative_to(root.path())):
+            lines.append(f"  its own files are not searched, as it lies outside of {root.url}")
     print("\n".join(printable(line) for line in lines), flush=True)
 
 
