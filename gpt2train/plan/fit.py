@@ -115,8 +115,8 @@ def estimate_resources(
         rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
         per_token = factor * flops_per_token(shape, settings.model.context) / (busy * rate)
         available = memory_of_cpu() / processes
-        cores = count_of(busy, "core")
-        basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {cores} (docs/operate/budget.md)"
+        on = count_of(busy, "core")
+        basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {on} (docs/operate/budget.md)"
     count = parameter_count(shape)
     kept = settings.checkpoints.keep + settings.checkpoints.keep_best + 1  # + 1 for the one being written
     written = kept if steps is None else min(kept, math.ceil(steps / settings.checkpoints.interval))

@@ -107,7 +107,7 @@ def _add_difference(
         return  # compared below
     elif (old.rows, old.bytes) != (new.rows, new.bytes) and old.sha256 == new.sha256:
         finding.problems.append(
-            f"{finding.folder}/{old.name}: {count_of(old.rows, 'row')} in the manifest, {new.rows} in the file"
+            f"{finding.folder}/{old.name}: {count_of(old.rows or 0, 'row')} in the manifest, {new.rows} in the file"
         )
     elif found := first_difference(kept, again, old.name):
         finding.problems.append(f"{finding.folder}/{old.name}: {found}")

@@ -185,7 +185,7 @@ def joined(work: Work, parts: Sequence[TaskScores], limit: int | None = None) ->
     results = {part.name: {**part.facts, **scored[part.name].result} for part in work.parts}
     samples = {name: found.samples for name, found in scored.items()}
     limited = any(results[part.name]["items"] < len(part.items) for part in work.parts)
-    notes = [f"{work.name}: scored on {count_of(limit, 'item')} of each task, not on all"] if limited else []
+    notes = [f"{work.name}: scored on {count_of(limit or 0, 'item')} of each task, not on all"] if limited else []
     if isinstance(work.description, Task):
         [result] = results.values()
         return {**result, "notes": [*notes, *result["notes"]]}, samples
