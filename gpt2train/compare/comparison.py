@@ -126,7 +126,7 @@ class Comparison:
     def _tokenizer(self) -> Tokenizer:
         """The common tokenizer, trained on as much text of either corpus."""
         folder = self.folder / "tokenizer"
-        if not (folder / "tokenizer.json").is_file():
+        if not (folder / "vocab.json").is_file():  # the last of the files: a kill may have left the others alone
             texts = chain(*(_first(corpus, TOKENIZER_CHARACTERS) for corpus in self.corpora))
             for name, content in sorted(tokenizer_files(*train_bpe(texts, self.proxy.vocab)).items()):
                 write_atomic(folder / name, content)
