@@ -1,4 +1,4 @@
-"""Sentences with labelled telephone numbers, IBANs, credit cards and secrets, and sentences with what resembles them.
+"""Sentences with labelled telephone numbers, IBANs, credit cards, secrets and IPv6 addresses, and with what is none.
 
 In a sentence `<kind|value>` is a labelled value. The set was written for this project: numbers are published examples
 of their registries, reserved for fiction, or drawn; no key opens anything. Keys are put together when the module is
@@ -16,7 +16,7 @@ class Labelled(NamedTuple):
 
     text: str
     spans: tuple[tuple[int, int, str], ...]
-    """Start, end and kind (`phone number`, `IBAN`, `credit card`, `secret`)."""
+    """Start, end and kind (`phone number`, `IBAN`, `credit card`, `secret`, `IPv6 address`)."""
 
 
 LOWER = "abcdefghijklmnopqrstuvwxyz"
@@ -181,7 +181,22 @@ SECRETS = (
     "eyJ begins a token, but eyJhbGciOiJIUzI1NiJ9 alone is its header",
     "data:image/png;base64," + drawn(WORD + "+/", 200, "png"),
 )
-MARK = re.compile(r"<(phone number|IBAN|credit card|secret)\|(.*?)>", re.DOTALL)
+IPV6 = """
+The resolver <IPv6 address|2001:4860:4860::8888> answers.
+https://[<IPv6 address|2a00:1450:4001:82b::200e>]:443/index.html
+from <IPv6 address|2620:fe:0:0:0:0:0:fe>: icmp_seq=1 ttl=57
+inet6 <IPv6 address|2A02:8108:8AC0:3F4:5C1D:22B1:9A0E:77F0>/64 scope global
+v=spf1 ip6:<IPv6 address|2001:4860:4000::>/36 -all
+<IPv6 address|2606:4700:4700::1111>, <IPv6 address|2606:4700:4700::1001>
+地址<IPv6 address|2409:8c54:870:34e::15>。
+AAAA <IPv6 address|2a03:2880:f12f:83:face:b00c:0:25de>.
+::1, fe80::1%eth0, fd12:3456:789a:1::1, ff02::fb and 2001:db8::1 belong to nobody
+12:34:56, 2024:01:02 12:34:56, 2019::2020 and 2001:12:31 are times
+00:1b:44:11:3a:b7 and 201b:4411:3ab7 are addresses of network cards
+std::vector, Foo::2abc::Bar, crate::3d and use 2abc::de::fo
+2d20:3d4f:2d20:3d4f:2d20:3d4f:2d20:3d4f:2d20 of a dump, 2:3:4 and 3000:2000:1000 are ratios
+"""
+MARK = re.compile(r"<(phone number|IBAN|credit card|secret|IPv6 address)\|(.*?)>", re.DOTALL)
 
 
 def read(marked: str) -> Labelled:
@@ -197,4 +212,4 @@ def read(marked: str) -> Labelled:
     return Labelled("".join([*pieces, marked[done:]]), tuple(spans))
 
 
-SENTENCES = tuple(read(line) for line in (*(PHONES + IBANS + CARDS).strip().splitlines(), *SECRETS) if line)
+SENTENCES = tuple(read(line) for line in (*(PHONES + IBANS + CARDS + IPV6).strip().splitlines(), *SECRETS) if line)

@@ -15,6 +15,7 @@ from benchmarks.corpora import pages, texts
 from benchmarks.labelled_identifiers import SENTENCES
 from benchmarks.pairs import machine
 from tasks.clean.filters.identifiers import Span, credit_cards, ibans, phone_numbers
+from tasks.clean.filters.pii import IPV6, is_public_ipv6
 from tasks.clean.filters.secrets import secrets
 
 FINDERS: dict[str, Callable[[str], Iterable[Span]]] = {
@@ -22,6 +23,7 @@ FINDERS: dict[str, Callable[[str], Iterable[Span]]] = {
     "IBAN": ibans,
     "credit card": credit_cards,
     "secret": secrets,
+    "IPv6 address": lambda text: (hit.span() for hit in IPV6.finditer(text) if is_public_ipv6(hit[0])),
 }
 
 

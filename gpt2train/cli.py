@@ -17,6 +17,7 @@ from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.inference.command import generate
 from gpt2train.io.command_line import HELP_DEBUG, run_command
+from gpt2train.io.counts import count_of
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.simulate_command import simulate
@@ -163,7 +164,7 @@ def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None
     from gpt2train.data.legacy_formats import convert as convert_tokens
 
     made = convert_tokens(source, target, None if vocab_size is None else token_dtype(vocab_size))
-    print(f"{len(made):,} sequences, {len(made.tokens):,} tokens of {made.dtype.itemsize} bytes")
+    print(f"{count_of(len(made), 'sequence')}, {count_of(len(made.tokens), 'token')} of {made.dtype.itemsize} bytes")
     print(f"tokens: {target}")
 
 
@@ -210,7 +211,7 @@ def tokenize_data(
     made = tokenize_files(
         inputs, output, files, tokenizer, json_key, append_eod, workers or usable_cores(), prepend_bos
     )
-    print(f"{made.documents:,} documents, {made.tokens:,} tokens")
+    print(f"{count_of(made.documents, 'document')}, {count_of(made.tokens, 'token')}")
     if made.reasons:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(made.reasons.items()))
         print(f"rejected: {reasons}; see {output}.rejected.jsonl")

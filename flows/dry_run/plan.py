@@ -22,6 +22,7 @@ from flows.sources import Sources
 from gpt2train.config import TrainSettings
 from gpt2train.data.document_split import PARTS
 from gpt2train.errors import RunError, UserError, redact
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import format_bytes
 from gpt2train.plan.fit import ResourceEstimate, duration
 from gpt2train.settings import Settings
@@ -118,10 +119,12 @@ def _source_rows(settings: DataprepSettings, sources: Sources) -> Rows:
     if not settings.has_source:
         return [("sources", "the embedded demo: some hundred pages of Python's documentation")]
     if settings.urls:
-        count = f", {sources.url_count:,} URLs" if sources.url_count is not None else ""
+        count = f", {count_of(sources.url_count, 'URL')}" if sources.url_count is not None else ""
         rows.append(("sources", _files_text(sources.urls, "URL list") + count))
     if settings.domains:
-        rows.append(("sources", f"{len(sources.domains):,} domains, by {', '.join(settings.discover.methods)}"))
+        rows.append(
+            ("sources", f"{count_of(len(sources.domains), 'domain')}, by {', '.join(settings.discover.methods)}")
+        )
     if settings.warcs:
         rows.append(("sources", _files_text(sources.warcs, "web archive")))
     if settings.documents:
@@ -137,7 +140,9 @@ def _files_text(files: Sequence[InputFile], kind: str) -> str:
 
 def _ready_rows(tokens: ReadyTokens) -> Rows:
     counts = [(part, tokens.facts[f"{part}_documents"], tokens.facts[f"{part}_tokens"]) for part in PARTS]
-    split = "; ".join(f"{part} {documents:,} documents, {count:,} tokens" for part, documents, count in counts)
+    split = "; ".join(
+        f"{part} {count_of(documents, 'document')}, {count_of(count, 'token')}" for part, documents, count in counts
+    )
     tokenizer = f"tokenizer {tokens.tokenizer}" if tokens.tokenizer else "no tokenizer: merge will need --tokenizer"
     valid = f"; validation {tokens.valid}" if tokens.valid else ""
     return [("files", f"{tokens.name}{valid}; {tokenizer}"), ("split", split)]
@@ -164,7 +169,7 @@ def _training_rows(run: PlannedRun[Settings], settings: PretrainSettings, fit: R
         ),
         (
             "layout",
-            f"{layout}, ZeRO {train.parallel.zero}; {layout.global_batch} samples per step = micro-batch "
+            f"{layout}, ZeRO {train.parallel.zero}; {count_of(layout.global_batch, 'sample')} per step = micro-batch "
             f"{layout.micro_batch} x {layout.accumulation} x {layout.data}",
         ),
         (
@@ -181,7 +186,7 @@ def _amount(train: TrainSettings, fit: ResourceEstimate) -> str:
     """Tokens and steps of the training."""
     if fit.steps is None:
         return f"{train.epochs:g} epochs to train on"
-    return f"{fit.tokens:,} to train on in {fit.steps:,} steps"
+    return f"{fit.tokens:,} to train on in {count_of(fit.steps, 'step')}"
 
 
 def _time(fit: ResourceEstimate) -> str:

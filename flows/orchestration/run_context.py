@@ -14,6 +14,7 @@ from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
 from flows.settings import DataprepSettings, OutputSettings
 from tasks.core.forgotten import check_no_removal
+from tasks.core.lost_files import translate_lost_files
 from tasks.core.output_lock import locked
 from tasks.core.storage import Folder
 from tasks.train.launch.settings import LaunchSettings
@@ -30,7 +31,7 @@ def run_context(
         plan: function that returns the resource estimate for the run page; None for a flow that needs few resources.
 
     Raises:
-        UserError: the output cannot be written, or another run works in it.
+        UserError: the output cannot be written, another run works in it, or a part of it was removed during the run.
     """
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None
@@ -43,7 +44,8 @@ def run_context(
     root = Folder(settings.output)
     root.check_writable()
     runner = runner_of(settings)
-    with locked(root, lost=runner.stop), runner:
+    runner.root = root
+    with translate_lost_files(root), locked(root, lost=runner.stop), runner:
         check_no_removal(root)
         if flow_run is not None:
             stale_runs.claim_output(root, flow_run.id)

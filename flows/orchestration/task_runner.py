@@ -27,6 +27,7 @@ from flows.ui.console import step_line
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from gpt2train.errors import redacted_errors
 from gpt2train.io.progress import ProgressBar, StageProgress
+from tasks.core.lost_files import translate_lost_files
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
 from tasks.core.step import Step
@@ -42,10 +43,15 @@ UNITS = {  # all other steps count documents
 
 
 class PrefectRunner(Runner):
-    """Runner that executes each batch as a task run of the surrounding flow."""
+    """Runner that executes each batch as a task run of the surrounding flow.
+
+    Attributes:
+        root: Output folder of the run, to explain files that are missing; None if there is none.
+    """
 
     def __init__(self, workers: int = 2, **options: Any) -> None:
         super().__init__(workers, **options)
+        self.root: Folder | None = None
         self.publisher = ArtifactPublisher()  # of the flow run's page
         self._steps: list[artifacts.StepRow] = []
         self._warnings = Warnings(self.publisher)
@@ -85,7 +91,8 @@ class PrefectRunner(Runner):
             self._steps.append(row)
             self._publish_steps()
             try:
-                with redacted_errors():  # the message of an error becomes the message of the task run's state
+                # The message of an error becomes the message of the task run's state.
+                with redacted_errors(), translate_lost_files(self.root):
                     manifest = function(*arguments, runner=self, **options)
             except BaseException as error:
                 row.state = "failed" if isinstance(error, Exception) else "stopped"

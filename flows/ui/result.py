@@ -6,6 +6,7 @@ from typing import Any
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import as_table
 from gpt2train.data.document_split import PARTS
+from gpt2train.io.counts import count_of
 from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 from tasks.ready_tokens.step import NAME as READY_TOKENS
@@ -80,5 +81,5 @@ def next_commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str,
     for manifest in manifests:
         if manifest.step == "download" and (pages := manifest.outcome.facts.get("retryable")):
             again = "the same, with --retry-failed, or --param retry_failed=true"
-            found += [(f"retry {pages:,} pages that failed for a transient reason", again)]
+            found += [(f"retry {count_of(pages, 'page')} that failed for a transient reason", again)]
     return [{"to": what, "command": f"`{command}`"} for what, command in found]

@@ -12,6 +12,7 @@ from prefect.runtime import task_run
 
 from flows.ui.artifact_publisher import ArtifactPublisher
 from gpt2train.errors import redact
+from gpt2train.io.counts import count_of
 from tasks.core.manifest import Manifest
 from tasks.core.reject_limits import LimitSettings
 
@@ -69,7 +70,7 @@ class Warnings(logging.Handler):
     def _as_list(self) -> str:
         """Format the warnings as a Markdown list; the UI would truncate long lines of a table."""
         lines = [f"- {one.line()}" for one in list(self._found.values())]
-        more = [f"- and {self._others:,} others, in the logs"] if self._others else []
+        more = [f"- and {count_of(self._others, 'other')}, in the logs"] if self._others else []
         return "\n".join([*lines, *more]) + "\n"
 
 

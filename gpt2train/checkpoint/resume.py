@@ -18,6 +18,7 @@ from gpt2train.data.samples import validation_corpora
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.io import run_folder
+from gpt2train.io.counts import count_of
 from gpt2train.model.gpt2_family import GPT2Options
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.settings import flatten
@@ -137,10 +138,9 @@ def newest_intact(
         except RunError as error:
             log.warning("%s; falling back to the previous checkpoint", str(error).partition("; use another")[0])
     if checkpoints or broken:
-        raise RunError(
-            f"all {len(checkpoints) + len(broken)} checkpoints in {Path(run) / run_folder.FOLDER} are damaged "
-            "or have weights that are not finite; remove them to start from scratch"
-        )
+        count, folder = len(checkpoints) + len(broken), Path(run) / run_folder.FOLDER
+        found = f"all {count} checkpoints in {folder} are" if count > 1 else f"the only checkpoint in {folder} is"
+        raise RunError(f"{found} damaged or not finite; remove what is there to start from scratch")
     return None
 
 
@@ -197,7 +197,7 @@ def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[StoredCorpus, ...]) -> str | None:
     """Describe how the training data differs, with the name of the corpus; None if it is the same."""
     if len(before) != len(now):
-        return f"{len(before)} corpora there, {len(now)} now"
+        return f"{count_of(len(before), 'corpus')} there, {len(now)} now"
     for corpus, there, here in zip(config.data.corpora, before, now, strict=True):
         if there.tokens != here.tokens:
             return f"{corpus.prefix} had {there.tokens:,} tokens there and has {here.tokens:,} now"

@@ -13,7 +13,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from gpt2train.checkpoint.store import CheckpointManifest, StoredFile, read_manifest, sha256
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import DISK_FULL_ERRNOS, atomic_file, fsync, is_full, make_folder, write_error
+from gpt2train.io.files import DISK_FULL_ERRNOS, atomic_file, fsync, is_full, make_folder, missing_folder, write_error
 from gpt2train.io.run_folder import BEST, FOLDER, LATEST, MANIFEST, TEMPORARY, checkpoint_name, list_checkpoints
 from gpt2train.parallel.mesh import all_or_raise
 
@@ -98,6 +98,8 @@ def _save_error(path: Path, error: BaseException) -> RunError:
     # torch's writer reports a full disk as an "unexpected pos" of its zip file, so the disk itself is checked as well.
     if (isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS) or is_full(path.parent):
         return RunError(f"no space left while saving {path}; free some and run again: earlier checkpoints are intact")
+    if (missing := missing_folder(path)) is not None:
+        return RunError(f"cannot save {path}: the folder {missing} was removed; put it back, or run again")
     return RunError(f"cannot save {path}: {error}; earlier checkpoints are intact")
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from gpt2train.io.counts import count_of
+
 
 def compare_data(
     a: Path,
@@ -109,12 +111,12 @@ def compare_data(
         if corpus.over_limit:
             report(
                 f"{corpus.name}: its texts have more than {MAX_BYTES >> 20} MiB in UTF-8; "
-                f"{corpus.over_limit:,} documents, chosen by a hash, are left out"
+                f"left out, chosen by a hash: {count_of(corpus.over_limit, 'document')}"
             )
         if corpus.skipped:
-            report(f"{corpus.name}: {corpus.skipped:,} rows have no text under {json_key!r} and are left out")
+            report(f"{corpus.name}: left out: {count_of(corpus.skipped, 'row')} without a text under {json_key!r}")
         if corpus.dropped:
-            report(f"{corpus.name}: {corpus.dropped:,} documents that share text with a held-out file are left out")
+            report(f"{corpus.name}: left out: {count_of(corpus.dropped, 'document')} with text of a held-out file")
     found = comparison.pilot(lambda line: None)
     report(
         f"pilot: seeds differ by {found.deviation:.4f} bits per byte (standard deviation of the difference); "

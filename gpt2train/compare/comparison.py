@@ -22,6 +22,7 @@ from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.indexed import bin_path, token_dtype, write_index
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import write_atomic
 from gpt2train.launch.parent_death import die_with_parent
 
@@ -125,7 +126,7 @@ class Comparison:
     def _tokenizer(self) -> Tokenizer:
         """The common tokenizer, trained on as much text of either corpus."""
         folder = self.folder / "tokenizer"
-        if not (folder / "tokenizer.json").is_file():
+        if not (folder / "vocab.json").is_file():  # the last of the files: a kill may have left the others alone
             texts = chain(*(_first(corpus, TOKENIZER_CHARACTERS) for corpus in self.corpora))
             for name, content in sorted(tokenizer_files(*train_bpe(texts, self.proxy.vocab)).items()):
                 write_atomic(folder / name, content)
@@ -294,7 +295,7 @@ def gold_sizes(name: str, data: Path, limit: int) -> tuple[list[int], str]:
         raise UserError(f"--tasks {name}: suites and the rule core are not compared; name tasks such as hellaswag")
     items = parts[0].items[:limit]
     if len(items) < 2:
-        raise UserError(f"--tasks {name}: {len(items)} items; the interval needs at least two")
+        raise UserError(f"--tasks {name}: {count_of(len(items), 'item')}; the interval needs at least two")
     sizes = [len(item.targets[item.answer if len(item.targets) > 1 else 0].encode()) for item in items]
     return sizes, work.identity(limit)
 

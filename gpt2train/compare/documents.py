@@ -20,6 +20,7 @@ from gpt2train.data.text_files import expand, read_rows
 from gpt2train.data.text_units import ALPHABETIC, letters_in, units_of
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 
 MAX_BYTES = 1 << 28  # of a corpus in UTF-8; of a larger one the texts with the smallest hashes, with all copies
 MAX_HELD = 200  # documents of a drawn held-out set
@@ -128,7 +129,9 @@ def read_heldout(path: Path, key: str) -> list[str]:
     """
     found = list(dict.fromkeys(text for text in _texts(path, key) if text.strip()))
     if len(found) < 2:
-        raise UserError(f"--heldout {path}: {len(found)} documents; the interval needs at least two, better 100")
+        raise UserError(
+            f"--heldout {path}: {count_of(len(found), 'document')}; the interval needs at least two, better 100"
+        )
     return found
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from gpt2train.io.counts import count_of
+
 COLORS = ("#3b6fb6", "#d1495b")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 320, 60, 16, 14, 40
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:760px;margin:2em auto;padding:0 1em;color:#1f2430}
@@ -26,13 +28,13 @@ def comparison_page(result: Mapping[str, Any]) -> str:
         f"<td>{c['over_limit']:,}</td></tr>"
         for c in result["corpora"]
     )
-    needed = result["seeds_needed"]
+    needed = count_of(result["seeds_needed"], "seed") if result["seeds_needed"] else "more than 100 seeds"
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{names[0]} and {names[1]}</title>
 <style>{STYLE}</style><h1>{names[0]} and {names[1]}</h1><p class="verdict">{escape(result["verdict"])}</p>
-<p>{result["seeds"]} seeds; each trains a model of the proxy {escape(result["proxy"]["name"])} on
-{result["tokens_per_seed"]:,} tokens of either corpus, which are {result["epochs"]} epochs of its documents. With the
-noise that was measured, a difference of
-{result["difference"]:g} bits per byte needs {needed or "more than 100"} seeds, without the error of the held-out
+<p>{count_of(result["seeds"], "seed")}; each trains a model of the proxy {escape(result["proxy"]["name"])} on
+{result["tokens_per_seed"]:,} tokens of either corpus, which are {count_of(result["epochs"], "epoch")} of its documents.
+With the noise that was measured, a difference of
+{result["difference"]:g} bits per byte needs {needed}, without the error of the held-out
 sample, which more seeds do not reduce.</p>
 <h2>Differences</h2><table><tr><th>set</th><th>items</th><th>{names[0]}</th><th>{names[1]}</th>
 <th>{names[0]} − {names[1]}</th><th>better</th></tr>{rows}</table>

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt2train.io.counts import count_of
+
 STEP_MANIFEST = "_manifest.json"  # manifest of a finished step
 NORMAL_95 = 1.96  # standard errors of half a 95 % interval
 
@@ -35,7 +37,7 @@ class Score:
     @property
     def name(self) -> str:
         """Measure with its data and the number of examples."""
-        count = f", {self.examples:,} examples" if self.examples is not None else ""
+        count = f", {count_of(self.examples, 'example')}" if self.examples is not None else ""
         return f"{self.label} ({self.dataset}{count})"
 
     @property

@@ -16,6 +16,7 @@ from gpt2train.data.epoch import MIN_CACHED_DOCUMENTS, Epoch, cached_epoch, corp
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 
 CACHE = "index"  # folder in the run folder in which the sample order of large corpora is cached
 SCAN_CHUNK = 1 << 24  # tokens read at a time when a whole file is checked: 32 MB of uint16
@@ -50,10 +51,15 @@ class Samples:
         self.tokens = int(self._bounds[-1])
         self.per_epoch = samples_in(self.tokens, context)
         if self.per_epoch == 0:
-            holds, remedy = f"{prefix}.bin holds {self.tokens:,} tokens", "give more data or a smaller model.context"
+            holds, remedy = (
+                f"{prefix}.bin holds {count_of(self.tokens, 'token')}",
+                "give more data or a smaller model.context",
+            )
             if split is not None:
                 documents = len(self.dataset.documents) - 1
-                holds = f"the split leaves {documents:,} documents of {prefix} to {part}, {self.tokens:,} tokens"
+                holds = (
+                    f"the split leaves {count_of(documents, 'document')} of {prefix} to {part}, {self.tokens:,} tokens"
+                )
                 remedy = "give more data, another split, or a smaller model.context"
             raise UserError(f"{holds}, fewer than one sample of {context + 1}; {remedy}")
         self._cache = cache if len(self._bounds) + self.per_epoch >= MIN_CACHED_DOCUMENTS else None

@@ -13,6 +13,7 @@ from gpt2train.errors import UserError
 from gpt2train.inference.open_model import open_model
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.io.command_line import printable
+from gpt2train.io.counts import count_of
 from gpt2train.settings import build
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _show(answer: dict[str, Any], as_json: bool, tracer: "TextTracer | None" = N
         return
     score = f", score {answer['score']:.4f}" if "score" in answer else ""
     print(printable(answer["prompt"] + answer["text"]))
-    print(f"[{len(answer['tokens'])} tokens, stopped: {answer['stopped']}{score}]")
+    print(f"[{count_of(len(answer['tokens']), 'token')}, stopped: {answer['stopped']}{score}]")
     for name, scored in (("prompt", "prompt_scores"), ("generated", "scores")):
         for token in answer.get(scored, ()):
             others = "".join(f"  {other['token']!r} {other['log_prob']:.4f}" for other in token["top"])

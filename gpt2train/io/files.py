@@ -26,7 +26,14 @@ def write_error(place: str | Path, error: OSError, remedy: str = DEFAULT_REMEDY)
     """Convert a failed write to an error that names the path, the reason and the remedy."""
     if error.errno in DISK_FULL_ERRNOS:
         return RunError(f"no space left while writing {place}: free some, or {remedy}; run again to continue")
+    if error.errno == errno.ENOENT and (missing := missing_folder(Path(place))) is not None:
+        return UserError(f"cannot write {place}: the folder {missing} is missing; put it back, or run again")
     return UserError(f"cannot write {place}: {error.strerror or error}; {remedy}")
+
+
+def missing_folder(path: Path) -> Path | None:
+    """Return the first folder on the way to a path that does not exist, such as one that was removed during a run."""
+    return next((folder for folder in reversed(path.parents) if not folder.exists()), None)
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:

@@ -54,7 +54,7 @@ class StageProgress:
         if self.all_rows:
             parts.append(f"{self.rows:,} of {self.all_rows:,} {self.unit}")
         elif self.rows:
-            parts.append(f"{self.rows:,} {self.unit}")
+            parts.append(f"{self.rows:,} {self.unit.removesuffix('s') if self.rows == 1 else self.unit}")
         parts += filter(None, [self.rate(now)])
         left = self.left(now)
         if self.done == self.total:

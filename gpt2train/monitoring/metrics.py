@@ -3,12 +3,13 @@
 import json
 import logging
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2train.errors import RunError
+from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import DISK_FULL_ERRNOS, read_json_lines, write_atomic
 from gpt2train.model.families import MODELS, is_lookup, sizes
 from gpt2train.model.shape import Shape
@@ -115,6 +116,7 @@ class MetricsWriter:
 
         Raises:
             RunError: the disk is full or cannot be written.
+            UserError: the file was removed.
         """
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.rows.append(plain)
@@ -128,6 +130,8 @@ class MetricsWriter:
             whole = False
         if not whole:
             raise RunError(f"no space left while writing {name}; free some and run again: checkpoints are intact")
+        if os.fstat(self._file.fileno()).st_nlink == 0:  # writing goes on without an error, into a file without a name
+            raise UserError(f"{name} was removed during the run; run again, which resumes from the last checkpoint")
         values = {name: value for name, value in plain.items() if value is not None and name not in NOT_CURVES}
         for tracker in self._trackers:
             tracker.write(row["step"], values)

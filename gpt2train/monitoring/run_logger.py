@@ -18,6 +18,7 @@ import torch
 from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.dataset import Dataset
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import write_atomic
 from gpt2train.io.progress import format_duration
 from gpt2train.model.families import parameter_count
@@ -47,10 +48,10 @@ def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Da
     """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings."""
     fp8 = config.performance.fp8
     log.info(
-        "%s parameters, %s, %d processes on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
+        "%s parameters, %s, %s on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
         f"{parameter_count(config.shape):,}",
         config.precision if fp8 == "off" else f"{config.precision} with fp8 {fp8}",
-        ctx.world,
+        count_of(ctx.world, "process"),
         ctx.device.type,
         layout,
         layout.global_batch,
@@ -61,7 +62,7 @@ def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Da
     )
     corpora = data.epochs(config.steps * layout.global_batch)
     for name, tokens, epochs in corpora:
-        log.info("%s: %s tokens, %.2f epochs in %d steps", name, f"{tokens:,}", epochs, config.steps)
+        log.info("%s: %s tokens, %.2f epochs in %s", name, f"{tokens:,}", epochs, count_of(config.steps, "step"))
     for warning in warn_before_start(config, warmup, [(name, epochs) for name, _, epochs in corpora]):
         log.warning("warning: %s", warning)
     if fp8 != "off" and ctx.device.type == "cpu":

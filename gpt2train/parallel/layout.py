@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gpt2train.config import RampUp, TrainSettings
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 from gpt2train.model.families import MODELS, shard_dim, sizes
 from gpt2train.model.shape import PADDING, Shape
 from gpt2train.parallel.head_split import HeadSplit
@@ -84,7 +85,7 @@ class Layout:
         data, rest = divmod(world, p.tp * p.pp)
         if rest or not data:
             raise UserError(
-                f"tp {p.tp} x pp {p.pp} = {p.tp * p.pp} does not divide the {world} processes; "
+                f"tp {p.tp} x pp {p.pp} = {p.tp * p.pp} does not divide the {count_of(world, 'process')}; "
                 "change parallel.tp, parallel.pp or the number of processes"
             )
         shard = 1 if p.zero == 0 else p.dp_shard_degree or data

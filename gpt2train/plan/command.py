@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from gpt2train.config import ParallelSettings, RunConfig, TrainSettings, preset
 from gpt2train.config.recipe import vocabulary
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 from gpt2train.plan.budget import cpu_rate, given_recipe, gpu_rate
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout, search
@@ -111,7 +112,9 @@ def plan(
         given = layout.model_dump(exclude_none=True)
         kind = f"layout with {', '.join(f'{name} {value}' for name, value in given.items())}" if given else "layout"
         if not any(" GB" in reason for reason, _ in found.refused):
-            raise UserError(f"no {kind} is possible on {hardware.gpus} GPUs: {found.refused[0][0]}; change one of them")
+            raise UserError(
+                f"no {kind} is possible on {count_of(hardware.gpus, 'GPU')}: {found.refused[0][0]}; change one of them"
+            )
         raise UserError(f"no {kind} fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
     best = found.fits[0]
     p, defaults = best.settings.parallel, ParallelSettings()

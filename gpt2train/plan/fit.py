@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings, resolve_epochs
 from gpt2train.data.epoch import samples_in
+from gpt2train.io.counts import count_of
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.parallel.layout import Layout
@@ -114,7 +115,8 @@ def estimate_resources(
         rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
         per_token = factor * flops_per_token(shape, settings.model.context) / (busy * rate)
         available = memory_of_cpu() / processes
-        basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {busy} cores (docs/operate/budget.md)"
+        on = count_of(busy, "core")
+        basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {on} (docs/operate/budget.md)"
     count = parameter_count(shape)
     kept = settings.checkpoints.keep + settings.checkpoints.keep_best + 1  # + 1 for the one being written
     written = kept if steps is None else min(kept, math.ceil(steps / settings.checkpoints.interval))
@@ -157,10 +159,10 @@ def duration(hours: float) -> str:
     """Format a time in minutes, hours, days or years."""
     if hours < 1.5:
         minutes = max(1, round(60 * hours))
-        return f"{minutes} minute{'s' * (minutes > 1)}"
+        return count_of(minutes, "minute")
     if hours < 72:
-        return f"{hours:.0f} hours"
-    return f"{hours / 24:,.0f} days" if hours < 24 * 730 else f"{hours / 24 / 365:,.0f} years"
+        return count_of(round(hours), "hour")
+    return count_of(round(hours / 24), "day") if hours < 24 * 730 else f"{hours / 24 / 365:,.0f} years"
 
 
 def planned_steps(settings: TrainSettings, layout: Layout, train_tokens: int | None) -> int | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from gpt2train.config import TrainSettings
+from gpt2train.io.counts import count_of
 from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
@@ -45,9 +46,9 @@ def summary(settings: TrainSettings, vocab: int, rate: Rate, on: Hardware | int)
     return [
         f"model: depth {model.layers}, width {model.hidden}, {model.heads} heads of {shape.head_dim}, context "
         f"{model.context:,}, vocabulary {vocab:,}: {parameter_count(shape):,} parameters",
-        f"training: {settings.steps:,} steps of {per_step:,} tokens = {tokens:,} tokens, "
+        f"training: {count_of(settings.steps, 'step')} of {count_of(per_step, 'token')} = {count_of(tokens, 'token')}, "
         f"{tokens / parameter_count(shape):.1f} for each parameter; {settings.precision}",
-        f"optimizer: {optimizer.name}, learning rate {optimizer.lr:g}, warm-up {schedule.warmup:,} steps, "
+        f"optimizer: {optimizer.name}, learning rate {optimizer.lr:g}, warm-up {count_of(schedule.warmup, 'step')}, "
         f"warm-down over the last {round(schedule.decay_fraction * settings.steps):,}",
         f"cost: {flops:.2e} FLOPs, {duration(flops / speed / 3600)} on {where} at {speed / 1e12:,.4g} TFLOP/s, without "
         "communication, validation and saving",

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gpt2train.config import TrainSettings, preset
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, gigabytes, read_settings
 from gpt2train.plan.duration import Duration, step_time
@@ -161,7 +162,7 @@ def _show(
 
     console = Console(width=None if Console().is_terminal else 140)
     batch = f"micro-batch {layout.micro_batch} x {layout.accumulation}"
-    console.print(f"{layout}: {layout.world:,} ranks, {batch}, {settings.precision}", highlight=False)
+    console.print(f"{layout}: {count_of(layout.world, 'rank')}, {batch}, {settings.precision}", highlight=False)
     console.print(_memory(settings, kinds))
     console.print()
     console.print(_collectives(kinds))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 from gpt2train.quality.features import BUCKETS, features_of, gram_matrix
 from gpt2train.quality.model_file import QualityModel
 from gpt2train.quality.votes import Vote
@@ -61,9 +62,9 @@ def train(votes: Sequence[Vote]) -> tuple[QualityModel, Evaluation]:
     is_good = np.array([vote.vote == "good" for vote in votes], bool)
     good, bad = int(is_good.sum()), int((~is_good).sum())
     if len(votes) < MIN_VOTES:
-        raise UserError(f"{len(votes)} votes are too few; give at least {MIN_VOTES}")
+        raise UserError(f"{count_of(len(votes), 'vote')}: too few; give at least {MIN_VOTES}")
     if min(good, bad) < MIN_OF_A_KIND:
-        raise UserError(f"{good} votes are good and {bad} are bad; give at least {MIN_OF_A_KIND} of each")
+        raise UserError(f"{count_of(good, 'good vote')} and {bad} bad; give at least {MIN_OF_A_KIND} of each")
     features = [features_of(vote.text) for vote in votes]
     matrix = gram_matrix(features) + 1  # 1: the product of the constant feature, which is the bias
     scores = _cross_validate(matrix, is_good)

@@ -18,6 +18,7 @@ from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.counts import count_of
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.runs.documents import OutputFolder, document_steps, find_pages, find_rows
 
@@ -157,7 +158,7 @@ def _check_read(run: Path, config: RunConfig, sample: int) -> None:
     if sample >= read:
         numbers = f", numbered 0 to {read - 1:,}" if read else ""
         raise UserError(
-            f"--sample {sample}: the run in {run} has read {read:,} samples so far{numbers}; "
+            f"--sample {sample}: the run in {run} has read {count_of(read, 'sample')} so far{numbers}; "
             "give one of those, or --data instead of --run"
         )
 

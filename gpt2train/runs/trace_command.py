@@ -10,6 +10,7 @@ from cyclopts.validators import Number
 
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import printable
+from gpt2train.io.counts import count_of
 
 if TYPE_CHECKING:
     from gpt2train.runs.text_trace import PlaceDetails, TextTrace, TextTracer
@@ -99,7 +100,9 @@ def _trace_sample(
         print(json.dumps(asdict(found), ensure_ascii=False, indent=1))
         return
     order = "order of the file" if found.seed is None else f"epoch {found.epoch}, seed {found.seed}"
-    print(f"{split} sample {sample:,} ({order}): {found.context} + 1 tokens of {len(found.parts)} documents")
+    print(
+        f"{split} sample {sample:,} ({order}): {found.context} + 1 tokens of {count_of(len(found.parts), 'document')}"
+    )
     for part in found.parts:
         print(f"\n{printable(part.url, keep='')}")
         print(f"  id {part.doc_id}, its tokens {part.start:,}-{part.end:,} of {part.tokens:,}")
@@ -115,9 +118,10 @@ def show(tracer: "TextTracer", found: "TextTrace", excerpt: int, as_json: bool) 
     if as_json:
         print(json.dumps(as_values(tracer, found), ensure_ascii=False, indent=1))
         return
-    spans = f"{len(found.spans)} span{'' if len(found.spans) == 1 else 's'} of at least {found.min_tokens} tokens"
+    spans = f"{count_of(len(found.spans), 'span')} of at least {found.min_tokens} tokens"
     print(
-        f"{found.tokens:,} tokens, {found.covered:,} of them in {spans} that occur in {found.indexed_tokens:,} tokens"
+        f"{count_of(found.tokens, 'token')}, {found.covered:,} of them in {spans} that occur in "
+        f"{found.indexed_tokens:,} tokens"
     )
     for span in found.spans:
         times = "once" if span.count == 1 else f"{span.count:,} times"

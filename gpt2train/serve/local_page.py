@@ -123,6 +123,11 @@ class Handler(BaseHTTPRequestHandler):
             found = answer(values())
         except (UserError, RunError) as error:
             self._send_json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+        except OSError as error:
+            what = (
+                f"cannot read {error.filename or 'the files'}: {error.strerror or error}; check the folder, load again"
+            )
+            self._send_json({"error": what}, HTTPStatus.BAD_REQUEST)
         except (ValueError, TypeError, RecursionError):
             self._send_json({"error": "the request cannot be read; load the page again"}, HTTPStatus.BAD_REQUEST)
         else:

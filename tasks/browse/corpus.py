@@ -83,7 +83,7 @@ def opened(folder: Folder, name: str) -> pq.ParquetFile:
     """
     try:
         return pq.ParquetFile(folder.open(name), pre_buffer=not folder.is_local)
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowInvalid) as error:
         raise RunError(f"{folder.url}/{name} cannot be read; {REMEDY}") from error
 
 

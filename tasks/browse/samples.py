@@ -9,6 +9,7 @@ import numpy as np
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config
 from gpt2train.data.epoch import Epoch
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.counts import count_of
 from tasks.browse.corpus import FinishedStep, column_of
 from tasks.core.storage import Folder
 
@@ -53,7 +54,7 @@ class Runs:
         if prefix.resolve() != Path(step.folder.path("train/tokens")).resolve():
             return f"the run read other tokens: {prefix}"
         rows = sum(record.rows or 0 for record in step.manifest.outputs if "/documents" in record.name)
-        return f"{rows:,} documents are too many for an answer in a second" if rows > MAX_DOCUMENTS else None
+        return f"{count_of(rows, 'document')} are too many for an answer in a second" if rows > MAX_DOCUMENTS else None
 
     def _samples(
         self, config: RunConfig, step: FinishedStep, names: tuple[str, ...], split: str, start: int

@@ -52,7 +52,7 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=10,
+        version=11,
         parameters=settings.model_dump(mode="json", exclude={"filters": not_in_fingerprint(settings.filters)}),
         inputs=inputs,
         packages=(

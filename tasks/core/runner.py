@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from gpt2train.errors import RunError
 from gpt2train.io.files import DISK_FULL_ERRNOS, write_error
 from tasks.core.gpu_queue import gpu_slot
+from tasks.core.lost_files import lost_files_error
 from tasks.core.manifest import Manifest, Outcome, need_manifest
 from tasks.core.reject_limits import LimitSettings, Tally
 from tasks.core.step import Environment, Step
@@ -75,6 +76,7 @@ class Group:
 
         Raises:
             RunError: `stopping` was set before the last batch began, or the disk is full.
+            UserError: The output was removed or made read-only.
         """
         outcomes: Outcomes = {}
         self.step.check_versions()
@@ -87,9 +89,11 @@ class Group:
                 try:
                     outcome = run_batch() if call is None else call(run_batch)
                 except OSError as error:
-                    if error.errno not in DISK_FULL_ERRNOS:
+                    if error.errno in DISK_FULL_ERRNOS:
+                        raise write_error(error.filename or self.step.folder.url, error) from error
+                    if (lost := lost_files_error(self.step.root, error)) is None:
                         raise
-                    raise write_error(error.filename or self.step.folder.url, error) from error
+                    raise lost from error
                 self.step.commit_batch(name, outcome)
             outcomes[name] = outcome
         return outcomes

@@ -47,6 +47,8 @@ class Folder:
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url).rstrip("/") or "/"
+        if self.url.endswith(":") and str(url).startswith(f"{self.url}//"):
+            self.url = str(url)  # without a path: an error names it as it was given
         self._opened: tuple[int, fsspec.AbstractFileSystem, str] | None = None
         self._uploaded: dict[str, tuple[int, str]] = {}  # name -> (bytes, hash) of the files that this object uploaded
 

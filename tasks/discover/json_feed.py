@@ -13,8 +13,10 @@ DATES = ("date_modified", "date_published")
 _VERSION = re.compile(r"https?://(?:www\.)?jsonfeed\.org/version/1(?:\.\d+)?/?")
 
 
-def read_json_feed(body: bytes) -> list[tuple[str, str]]:
-    """Return the items of a feed in UTF-8: the URL as stated, and the time of its last change as stated or empty.
+def read_json_feed(body: bytes) -> tuple[list[tuple[str, str]], str]:
+    """Return the items of a feed in UTF-8, and its `next_url` as stated or empty.
+
+    An item is its URL as stated, and the time of its last change as stated or empty.
 
     Raises:
         FetchRejectedError: `too_large`, or `not_a_sitemap` for any other JSON.
@@ -31,7 +33,7 @@ def read_json_feed(body: bytes) -> list[tuple[str, str]]:
     if not isinstance(items, list):
         raise FetchRejectedError("not_a_sitemap", "a JSON Feed whose items are no list")
     found = [(_first(item, ADDRESSES), _first(item, DATES)) for item in items if isinstance(item, dict)]
-    return [(url, date) for url, date in found if url]
+    return [(url, date) for url, date in found if url], _text(feed, "next_url")
 
 
 def _first(item: dict[str, Any], names: tuple[str, ...]) -> str:

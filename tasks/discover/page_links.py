@@ -1,5 +1,6 @@
 """Links and feeds of a page, and the search by links from the start page of a domain, breadth first."""
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from tasks.core.forgotten import REASON
 from tasks.discover.found import FoundUrls
 from tasks.discover.session import Session
 from tasks.discover.settings import DiscoverSettings
-from tasks.discover.sitemaps import SiteFile, add_entries, read_file
+from tasks.discover.sitemaps import SiteFile, add_entries, next_page, read_file
 from tasks.download.ledger import Fetched
 from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
@@ -22,6 +23,8 @@ FEED_TYPES = (
     *("application/rss+xml", "application/atom+xml", "application/rdf+xml"),
     *("application/feed+json", "application/json"),
 )
+# WordPress names the interface of each site, which is no feed, by a link of the same kind (rest_output_link_wp_head).
+_WP_JSON = re.compile(r"/wp-json(?:/|$)|[?&]rest_route=")
 MAX_PAGE = 4 * 2**20  # bytes of a page that are read for links
 MAX_LINKS = 5000  # of one page
 
@@ -51,7 +54,8 @@ class PageLinks:
         elif tag == "a" and target and "nofollow" not in words and len(self.links) < MAX_LINKS:
             self.links.append(target)
         elif tag == "link" and "alternate" in words and kind in FEED_TYPES:
-            self.feeds.append(target)
+            if kind != "application/json" or not _WP_JSON.search(target):
+                self.feeds.append(target)
         elif tag == "meta" and (attributes.get("name") or "").lower() == "robots":
             content = (attributes.get("content") or "").lower()
             self.nofollow |= "nofollow" in content or "none" in content.replace(",", " ").split()
@@ -85,20 +89,26 @@ async def find_in_feeds(session: Session, start: Fetched, found: FoundUrls, sett
     links = await session.read(read_links, start.body or b"")
     base = base_of(start, links)
     seen: set[URL] = set()
+    queue: deque[SiteFile] = deque()
     for text in links.feeds[: settings.max_sitemaps]:
         try:
-            url = join(base, text)
+            # The site itself names its feed, which may lie on a service's host.
+            queue.append(SiteFile(join(base, text), URL(start.final_url), is_proven=True))
         except FetchRejectedError as error:
             found.reject(text, base, error.reason, error.detail)
+    while queue and not found.full:
+        file = queue.popleft()
+        if file.url in seen:
             continue
-        if url in seen or found.full:
-            continue
-        seen.add(url)
-        # The site itself names its feed, which may lie on a service's host.
-        file = SiteFile(url, URL(start.final_url), is_proven=True)
+        if len(seen) >= settings.max_sitemaps:
+            found.reject(str(file.url), file.found_in, "max_sitemaps", f"more than {settings.max_sitemaps:,}")
+            break
+        seen.add(file.url)
         entries = await read_file(session, file, found, ("feed",))
         if entries is not None:
             add_entries(file, entries, found, "feed")
+            if (following := next_page(file, entries, found)) is not None:
+                queue.append(following)
 
 
 async def find_by_links(session: Session, start: Fetched, found: FoundUrls, settings: DiscoverSettings) -> None:

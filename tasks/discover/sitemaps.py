@@ -68,6 +68,8 @@ async def find_in_sitemaps(session: Session, start: URL, found: FoundUrls, setti
             queue.extend(_listed(file, entries, found, settings))
         elif entries is not None:
             add_entries(file, entries, found, "sitemap")
+            if (following := next_page(file, entries, found)) is not None:
+                queue.append(following)
 
 
 async def read_file(session: Session, file: SiteFile, found: FoundUrls, kinds: tuple[Kind, ...]) -> Entries | None:
@@ -98,6 +100,21 @@ def add_entries(file: SiteFile, entries: Entries, found: FoundUrls, method: str)
         found.add(
             text, method, entries.base or file.url, file.depth, file.scope if method == "sitemap" else "/", modified
         )
+
+
+def next_page(file: SiteFile, entries: Entries, found: FoundUrls) -> SiteFile | None:
+    """Return the next page of a feed, with older items; None after a page without items, and on another host."""
+    if not entries.next_page or not entries.entries:
+        return None
+    base = entries.base or file.url
+    try:
+        url = join(base, entries.next_page)
+        if url.raw_host != base.raw_host:
+            raise FetchRejectedError("other_host", f"{url.raw_host}, {base.raw_host} expected")
+    except FetchRejectedError as error:
+        found.reject(entries.next_page, base, error.reason, error.detail)
+        return None
+    return SiteFile(url, base, file.depth, file.is_proven)
 
 
 def _listed(file: SiteFile, entries: Entries, found: FoundUrls, settings: DiscoverSettings) -> list[SiteFile]:

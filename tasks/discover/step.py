@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpt2train.errors import RunError
+from gpt2train.io.counts import count_of
 from tasks.core.forgotten import REASON, forgotten_beside, name_of, read_forgotten
 from tasks.core.input_files import InputFile
 from tasks.core.manifest import Manifest, Outcome, digest
@@ -51,7 +52,7 @@ def discover(
     named = [[domain.host, domain.scheme, domain.port] for domain in domains]
     forgotten = read_forgotten(root)
     inputs = {"domains": digest(named), **forgotten.inputs}
-    step = Step(root, "discover", version=2, parameters=settings, inputs=inputs)
+    step = Step(root, "discover", version=3, parameters=settings, inputs=inputs)
     if refresh and runner.is_dry_run:
         step.fingerprint, step.inputs = "", {}  # the dry run shows the step as one that will run
     if done := runner.finished(step):
@@ -74,8 +75,8 @@ def discover(
         step.remove_batch_records()  # otherwise the next run would reuse them
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items()) or "no sitemap, no feed"
         raise RunError(
-            f"no URL was found for {len(domains)} domains ({counts}); check the domains and the network, or choose "
-            "other discover.methods"
+            f"no URL was found for {count_of(len(domains), 'domain')} ({counts}); check the domains and the network, "
+            "or choose other discover.methods"
         )
     return step.commit(total)
 

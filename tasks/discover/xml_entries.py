@@ -49,12 +49,14 @@ class Entries:
         entries: (URL as stated, time of its last change as stated or empty).
         left_out: number of further entries, beyond the maximum.
         base: address to which the URLs are relative, if it is not that by which the file was named.
+        next_page: address of a feed's next page, with older items, as stated or empty.
     """
 
     kind: Kind
     entries: list[tuple[str, str]] = field(default_factory=list)
     left_out: int = 0
     base: URL | None = None
+    next_page: str = ""
 
 
 def read_entries(body: bytes, max_ratio: float, address: str = "") -> Entries:
@@ -67,7 +69,10 @@ def read_entries(body: bytes, max_ratio: float, address: str = "") -> Entries:
     """
     body = _without_odd_encoding(_utf8(_unpacked(body, max_ratio)))
     if body[:1000].lstrip().startswith(b"{"):
-        return _limited("feed", read_json_feed(body))
+        items, next_page = read_json_feed(body)
+        entries = _limited("feed", items)
+        entries.next_page = next_page
+        return entries
     if not body[:1000].lstrip().startswith(b"<"):
         return _text_entries(body)
     if b"<!ENTITY" in body:

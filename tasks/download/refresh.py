@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from gpt2train.errors import RunError
+from gpt2train.io.counts import count_of
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows, write_rows
@@ -146,8 +147,8 @@ class EarlierPages:
                     spans = response_spans(file)
             if len(kept) != len(spans):
                 raise RunError(
-                    f"{self.folder.url}/{record.name} holds {len(spans)} pages, its ledger {len(kept)}; remove it and "
-                    "run again"
+                    f"{self.folder.url}/{record.name} holds {count_of(len(spans), 'page')}, its ledger {len(kept)}; "
+                    "remove it and run again"
                 )
             self._spans[number] = dict(zip(kept, spans, strict=True))
         return self._spans[number]

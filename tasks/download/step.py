@@ -55,7 +55,7 @@ def download(
     step = Step(
         root,
         "download",
-        version=4 if settings.consent.enabled else 3,
+        version=6 if settings.consent.enabled else 5,  # 5: robots.txt in the spellings that sites use
         parameters=settings.parameters,
         inputs={"blacklist": urls},
         folder="pages",  # no `packages`: another release of the HTTP client must not repeat the download
@@ -90,7 +90,9 @@ def _is_refreshable(step: Step, done: Manifest) -> bool:
     """Return True if the pages of a finished download may stay in the output of a step, maybe for other URLs."""
     same = (done.step, done.version, done.parameters) == (step.name, step.version, step.parameters)
     if not same:
-        log.warning("the settings of the download have changed since the last one: all pages are fetched again")
+        log.warning(
+            "the settings or the rules of the download have changed since the last one: all pages are fetched again"
+        )
     return same and step.has_files_of(done)
 
 

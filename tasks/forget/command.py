@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import printable
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import format_bytes
 from tasks.core.output_lock import locked
 from tasks.core.storage import Folder
@@ -107,8 +108,9 @@ def _print(root: Folder, removal: Removal) -> None:
     found = removal.found
     tokens = ", ".join(f"{count:,} {split}" for split, count in found.tokens.items()) or "none"
     lines = [
-        f"{root.url}: {_count(found.urls, 'URL')}, {_count(found.documents, 'document')}; tokens: {tokens}; "
-        f"{removal.files:,} files searched, {format_bytes(removal.bytes)}"
+        f"{root.url}: {count_of(len(found.urls), 'URL')}, {count_of(len(found.documents), 'document')}; "
+        f"tokens: {tokens}; "
+        f"{count_of(removal.files, 'file')} searched, {format_bytes(removal.bytes)}"
     ]
     if removal.missing:
         lines.append(f"without a page here, but listed for later runs: {_some(removal.missing)}")
@@ -128,6 +130,8 @@ def _print(root: Folder, removal: Removal) -> None:
     lines += _about("other pages with the same words, which stay", removal.mirrors)
     for reading in removal.runs:
         lines += _run_lines(reading, removal.delete_checkpoints)
+        if not (root.is_local and Path(reading.run).is_relative_to(root.path())):
+            lines.append(f"  its own files are not searched, as it lies outside of {root.url}")
     print("\n".join(printable(line) for line in lines), flush=True)
 
 
@@ -139,14 +143,17 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
     if reading.note and not reading.steps and not reading.inherited:
         return [f"{reading.run}: {reading.note}"]
     if not reading.steps and not reading.inherited:
-        return [f"{reading.run}: no step has read the pages so far ({_count(reading.documents, 'training document')})"]
+        return [
+            f"{reading.run}: no step has read the pages so far ({count_of(reading.documents, 'training document')})"
+        ]
     lines = []
     if reading.steps:
         steps = ", ".join(f"{step:,}" for step in reading.first_steps[:MAX_SHOWN])
         more = ", …" if reading.steps > MAX_SHOWN else ""
         lines.append(
-            f"{reading.run}: {_count(reading.documents, 'document')} in {reading.samples:,} samples, read by "
-            f"{reading.steps:,} steps: {steps}{more}"
+            f"{reading.run}: {count_of(reading.documents, 'document')} in {count_of(reading.samples, 'sample')}, "
+            "read by "
+            f"{count_of(reading.steps, 'step')}: {steps}{more}"
         )
     if reading.inherited:
         lines.append(f"{reading.run}: began from weights of {reading.inherited}, which had read the pages")
@@ -170,17 +177,14 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
 
 
 def _print_end(root: Folder, removal: Removal, seen: Scanned) -> None:
-    print(f"{seen.files:,} files searched, {format_bytes(seen.bytes)}: no text and no URL of the pages is left")
+    print(
+        f"{count_of(seen.files, 'file')} searched, {format_bytes(seen.bytes)}: no text and no URL of the pages is left"
+    )
     if removal.removed:
         fetched = {"pages", "commoncrawl", "discover"}.intersection(removal.removed)
         said = f"; {', '.join(sorted(fetched))}, which was interrupted, begins anew" if fetched else ""
         print(f"run the data flow again with its settings, which makes the removed steps again{said}")
     print(f"list: {root.location('forgotten.json')}")
-
-
-def _count(items: tuple[str, ...] | int, name: str) -> str:
-    count = items if isinstance(items, int) else len(items)
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import write_atomic
 from gpt2train.io.removal import PENDING
 from gpt2train.io.run_folder import BEST, LATEST
@@ -71,7 +72,8 @@ def remove_pages(root: Folder, removal: Removal) -> Scanned:
     if seen.traces:
         shown = "; ".join(f"{trace.file} {trace.place}: {trace.what}" for trace in seen.traces[:5])
         raise RunError(
-            f"{len(seen.traces)} files of {root.url} still have a trace: {shown}; remove them, then run again"
+            f"a trace is left in {count_of(len(seen.traces), 'file')} of {root.url}: {shown}; "
+            "remove what is named, then run again"
         )
     root.remove(PENDING)
     return seen

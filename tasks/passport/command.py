@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import format_bytes
 from tasks.core.storage import Folder
 from tasks.passport.about import read_about
@@ -106,7 +107,8 @@ def publish(
             size = sum(record.bytes for record in contents.documents.manifest.outputs)
             count = contents.documents.manifest.outcome.kept
             print(
-                f"dataset: data/*.parquet, {count:,} documents (about {format_bytes(size)}), README.md, croissant.json"
+                f"dataset: data/*.parquet, {count_of(count, 'document')} (about {format_bytes(size)}), README.md, "
+                "croissant.json"
             )
         for path in contents.left_out:
             print(f"left out: {path}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpt2train.io.counts import count_of
 from tasks.passport.facts import Corpus
 
 VERSION = "http://mlcommons.org/croissant/1.0"
@@ -78,7 +79,7 @@ def croissant(corpus: Corpus, files: Sequence[DataFile], columns: Sequence[str],
         "@type": "sc:Dataset",
         "conformsTo": VERSION,
         "name": "text corpus made with gpt2train",
-        "description": f"{total:,} documents for training language models, cleaned and deduplicated.",
+        "description": f"{count_of(total, 'document')} for training language models, cleaned and deduplicated.",
         "version": f"1.0.0+{corpus.last.content}",
         "inLanguage": [name for name, _ in corpus.languages if name != "unknown"],
         "distribution": [*map(_file_object, files), _file_set(folder)],

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpt2train.convert.markdown import plain, table
+from gpt2train.io.counts import count_of
 from tasks.passport.about import About
 from tasks.passport.facts import SOURCES, Corpus, Training
 
@@ -52,7 +53,7 @@ def _general(corpus: Corpus, about: About, training: Training | None) -> Iterato
         ("date of placing on the market", plain(about.published)),
     )
     known, texts = (None if counts is None else _of_training(counts) for counts in (corpus.tokens, corpus.documents))
-    size = "unknown" if known is None else f"{_range(known)} ({known:,} tokens, {texts:,} texts)"
+    size = "unknown" if known is None else f"{_range(known)} ({count_of(known, 'token')}, {texts:,} texts)"
     latest = corpus.crawl.last if corpus.crawl else None
     yield "### 1.3 Training data\n\n" + _values(
         ("modalities", "text; no images, audio or video"),
@@ -83,7 +84,7 @@ def _sources(corpus: Corpus, about: About) -> Iterator[str]:
     rows = [(SOURCES[one.step], f"{one.kept:,}") for one in given]
     public = [f"* {plain(name)}" for name in about.datasets]
     if "commoncrawl" in used:
-        public.append(f"* Common Crawl (commoncrawl.org), {used['commoncrawl'].kept:,} pages")
+        public.append(f"* Common Crawl (commoncrawl.org), {count_of(used['commoncrawl'].kept, 'page')}")
     own = "Given files, whose origin the publisher states above or below:\n\n" + table(("kind", "records"), rows)
     listed = ["\n".join(public) or ("none" if not given else NOT_STATED), *([own] if given else [])]
     yield "### 2.1 Publicly available datasets\n\n" + "\n\n".join(listed)
@@ -138,7 +139,7 @@ def _processing(corpus: Corpus, about: About) -> Iterator[str]:
             )
         if corpus.signals is not None:
             dropped = sum(one.dropped for one in corpus.signals if one.kind == "signal")
-            rights.append(f"{dropped:,} pages were left out for them.")
+            rights.append(f"Left out for them: {count_of(dropped, 'page')}.")
     rights.append(plain(about.copyright_measures, 2000) or f"Further measures: {NOT_STATED}")
     yield "### 3.1 Reservations of rights from text and data mining\n\n" + "\n\n".join(rights)
     rows = [

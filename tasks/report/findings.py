@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.data.text_units import has_unspaced, units_of
+from gpt2train.io.counts import count_of
 from gpt2train.runs.contamination import RESULT, parse_result
 from tasks.core.manifest import Manifest
 from tasks.core.shards import read_rows, read_table
@@ -79,7 +80,7 @@ def reasons(manifests: Sequence[Manifest], top: int = TOP) -> list[dict[str, Any
     counted.sort()
     found = [{"step": step, "reason": reason, "count": -less} for less, step, reason in counted[:top]]
     rest = -sum(less for less, _, _ in counted[top:])
-    return found + ([{"step": "", "reason": f"{len(counted) - top} others", "count": rest}] if rest else [])
+    return found + ([{"step": "", "reason": count_of(len(counted) - top, "other"), "count": rest}] if rest else [])
 
 
 def languages(root: Folder, clean: Manifest | None, after: Manifest | None) -> list[dict[str, Any]]:

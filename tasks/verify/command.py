@@ -10,6 +10,7 @@ from cyclopts.validators import Number
 
 from gpt2train.errors import RunError
 from gpt2train.io.command_line import printable
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import format_bytes
 from gpt2train.plan.devices import usable_cores
 from tasks.core.storage import Folder
@@ -58,7 +59,7 @@ def verify_output(
     root = Folder(output if "://" in output else Path(output).absolute())
     options = Options(batches, seed, whole_mib << 20, workers or usable_cores(), environment == "accept")
     if not json_:
-        print(f"{root.url}: {batches} batches of each step, seed {seed}")
+        print(f"{root.url}: {count_of(batches, 'batch')} of each step, seed {seed}")
     findings = []
     for finding in verify(root, step, options):
         findings.append(finding)
@@ -76,7 +77,7 @@ def verify_output(
 def _lines(finding: Finding) -> list[str]:
     """One line for the step, and one for each difference and note."""
     verdict = "DIFFERS" if finding.problems else "equal"
-    about = f"{finding.files} files, {format_bytes(finding.bytes)}"
+    about = f"{count_of(finding.files, 'file')}, {format_bytes(finding.bytes)}"
     redone = f"done again: {finding.redone}" if finding.redone else ""
     notes = "; ".join(finding.notes)
     lines = [f"{finding.step:<14} {verdict:<8} {'; '.join(filter(None, [about, redone, notes]))}"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pyarrow.parquet as pq
 
+from gpt2train.io.counts import count_of
 from tasks.core.manifest import Manifest
 from tasks.core.storage import FileRecord, Folder
 
@@ -35,7 +36,7 @@ def count_problems(manifest: Manifest) -> Iterator[str]:
     if outcome.kept != sum(rows):
         yield f"its manifest counts {outcome.kept:,} kept rows, its outputs have {sum(rows):,}"
     if outcome.seen != outcome.kept + dropped:
-        yield f"its manifest counts {outcome.seen:,} rows, of which {outcome.kept:,} were kept and {dropped:,} dropped"
+        yield f"its manifest counts {count_of(outcome.seen, 'row')}, {outcome.kept:,} kept and {dropped:,} dropped"
 
 
 def _token_problems(manifest: Manifest) -> Iterator[str]:

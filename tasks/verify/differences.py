@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpt2train.io.counts import count_of
 from tasks.core.storage import Folder
 
 BLOCK = 1 << 20
@@ -44,7 +45,7 @@ def _first_row(kept: Folder, redone: Folder, name: str) -> str | None:
     if found:
         return f"row {found[0]}, column {found[1]}: {found[2]}"
     if old.num_rows != new.num_rows:
-        return f"{old.num_rows:,} rows in the output, {new.num_rows:,} when done again"
+        return f"{count_of(old.num_rows, 'row')} in the output, {new.num_rows:,} when done again"
     return None
 
 

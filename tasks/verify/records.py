@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gpt2train.io.counts import count_of
 from tasks.core.manifest import Manifest, digest, fingerprint, version_differences, versions_of
 from tasks.core.storage import FileRecord, Folder
 from tasks.download.shard_writer import content_of, ledgers_of
@@ -109,5 +110,5 @@ def _file_problem(folder: Folder, record: FileRecord) -> str | None:
     if found.sha256 != record.sha256:
         return "its hash is not that of the manifest"
     if record.rows is not None and (rows := rows_of(folder, record)) not in (None, record.rows):
-        return f"{rows:,} rows, {record.rows:,} in the manifest"
+        return f"{count_of(rows, 'row')}, {record.rows:,} in the manifest"
     return None

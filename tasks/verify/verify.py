@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.counts import count_of
 from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest
 from tasks.core.storage import FileRecord, Folder
@@ -65,7 +66,7 @@ def _do_again(output: Output, made: Manifest, options: Options, finding: Finding
     try:
         if made.step == "tokenize":
             compared, problems = check_documents(output, made, options.batches, options.seed)
-            finding.redone, finding.problems = f"{compared} documents", [*finding.problems, *problems]
+            finding.redone, finding.problems = count_of(compared, "document"), [*finding.problems, *problems]
         known = redoable(made.step)
         inputs = [one for name in made.inputs.values() if (one := output.find(name)) is not None]
         size = sum(record.bytes for manifest in inputs for record in manifest.outputs)
@@ -105,7 +106,9 @@ def _add_difference(
     elif old.name in finding.damaged:
         return  # compared below
     elif (old.rows, old.bytes) != (new.rows, new.bytes) and old.sha256 == new.sha256:
-        finding.problems.append(f"{finding.folder}/{old.name}: {old.rows} rows in the manifest, {new.rows} in the file")
+        finding.problems.append(
+            f"{finding.folder}/{old.name}: {count_of(old.rows or 0, 'row')} in the manifest, {new.rows} in the file"
+        )
     elif found := first_difference(kept, again, old.name):
         finding.problems.append(f"{finding.folder}/{old.name}: {found}")
     else:

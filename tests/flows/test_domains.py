@@ -35,7 +35,7 @@ def test_domains_become_documents(tmp_path: Path) -> None:
         }
         settings = resolve(DataprepSettings, flags=flags)
         plan = show_dry_run(dataprep.planned(settings))
-        assert "1 domains, by sitemaps, feeds" in plan and "discover" in plan
+        assert "1 domain, by sitemaps, feeds" in plan and "discover" in plan
         root = Folder(tmp_path / "out")
         runner = Inline(1)
         documents, steps = documents_of(root, settings, Sources(settings), runner)

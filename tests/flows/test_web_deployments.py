@@ -168,7 +168,7 @@ def test_the_openwebtext_deployment_resumes_after_cancel(operator: Operator) -> 
     assert min(hits) == 1 and max(hits) <= 2 and hits.count(2) <= CONCURRENCY  # what was in flight alone
     shown, log = operator.shown(run), operator.lines(run)
     assert "| blacklist | 127 | 123 | " in shown["result"] and "| tokens |" in shown["result"]
-    assert "| download | 123 | 119 | " in shown["result"] and "retry 1 pages" in shown["result"]
+    assert "| download | 123 | 119 | " in shown["result"] and "retry 1 page" in shown["result"]
     for reason in ("http error | 1", "not found | 1", "content type | 1", "not public address | 1", "retryable | 1"):
         assert reason in shown["download-counts"]
     assert "steps: 9 done, 2 cached" in shown["steps"]

@@ -17,6 +17,7 @@ from gpt2train.evaluate.tasks.description import Suite, Task, description_hash, 
 from gpt2train.evaluate.tasks.fetch import Fetched, check_fetched, fetch_data
 from gpt2train.evaluate.tasks.items import Item, find_data, read_items
 from gpt2train.evaluate.tasks.scores import TaskScores, centred, score_task
+from gpt2train.io.counts import count_of
 
 Samples = dict[str, list[dict[str, Any]]]
 
@@ -184,7 +185,7 @@ def joined(work: Work, parts: Sequence[TaskScores], limit: int | None = None) ->
     results = {part.name: {**part.facts, **scored[part.name].result} for part in work.parts}
     samples = {name: found.samples for name, found in scored.items()}
     limited = any(results[part.name]["items"] < len(part.items) for part in work.parts)
-    notes = [f"{work.name}: scored on {limit} items of each task, not on all"] if limited else []
+    notes = [f"{work.name}: scored on {count_of(limit or 0, 'item')} of each task, not on all"] if limited else []
     if isinstance(work.description, Task):
         [result] = results.values()
         return {**result, "notes": [*notes, *result["notes"]]}, samples

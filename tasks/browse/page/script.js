@@ -97,7 +97,7 @@ function tokens(found) {
   const lines = found.tokens.flatMap((part) => [
     make("p", `${part.split}: tokens ${part.start.toLocaleString("en")} to ${(part.end - 1).toLocaleString("en")}`),
     ...part.runs.map((run) => make("p", run.note ? `${run.run}: ${run.note}` :
-      `${run.run}: ${run.count} samples of the first epoch: ${run.samples.join(", ")}${run.count > run.samples.length ? ", …" : ""}`, { className: "soft break" })),
+      `${run.run}: ${run.count} ${run.count === 1 ? "sample" : "samples"} of the first epoch: ${run.samples.join(", ")}${run.count > run.samples.length ? ", …" : ""}`, { className: "soft break" })),
   ]);
   get("tokens").replaceChildren(...(lines.length ? [make("h3", "Tokens and samples"), ...lines] : []));
 }

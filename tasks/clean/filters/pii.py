@@ -1,6 +1,6 @@
 """Masks for personal data and secrets.
 
-E-mail addresses and public IP addresses are masked as in FineWeb (Penedo et al. 2024): the placeholders alternate
+E-mail addresses and public IPv4 addresses are masked as in FineWeb (Penedo et al. 2024): the placeholders alternate
 within a text and start again with the next, so that the masks depend on the text alone. Telephone numbers, IBANs,
 credit cards and secrets become the name of their kind.
 """
@@ -29,6 +29,18 @@ EMAIL = re.compile(
     rf"@(?:[{_LETTERS}0-9]{_LABEL}?\.){{1,10}}[{_LETTERS}]{_LABEL}"
 )
 IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|\.\d)")
+# All global unicast addresses lie in 2000::/3: the first group has four digits, which no time, MAC address or name
+# of C++ or Perl has. What is before and after belongs to no number, path of names or longer row of groups.
+_HEX = "[0-9A-Fa-f]"
+IPV6 = re.compile(
+    # Beginning with two digits, and looking back from there, it takes a third of the time.
+    rf"[23](?={_HEX}{{3}}:)(?:(?<![A-Za-z0-9_.][23])(?<![0-9A-Fa-f:]:[23])|(?<=ip6:[23]))"
+    rf"{_HEX}{{3}}(?:::?{_HEX}{{1,4}}){{1,7}}(?:::)?"
+    r"(?![A-Za-z0-9_]|:[A-Za-z0-9:]|\.\d)"
+)
+NOT_PERSONAL = [  # documentation (RFC 3849, 9637), benchmarks (RFC 5180), hashes in place of addresses (ORCHID)
+    ipaddress.IPv6Network(net) for net in ("2001:db8::/32", "3fff::/20", "2001:2::/48", "2001:10::/28", "2001:20::/28")
+]
 MODULES = {"phonenumbers": "phonenumbers", "python-stdnum": "stdnum", "bc-detect-secrets": "detect_secrets"}
 FACTS = {
     "email": "masked_emails",
@@ -38,6 +50,7 @@ FACTS = {
     "credit card": "masked_credit_cards",
     "secret": "masked_secrets",
 }
+DOCUMENTATION_IPV6 = ("2001:db8::1", "2001:db8::2")
 
 
 class PiiSettings(Settings):
@@ -46,14 +59,19 @@ class PiiSettings(Settings):
     emails: bool = False
     """Replace each e-mail address by a placeholder."""
     public_ips: bool = False
-    """Replace each public IPv4 address by a placeholder; private ones such as 192.168.0.1 are kept."""
+    """Replace each public IPv4 and IPv6 address by a placeholder; private ones such as 192.168.0.1 and fd00::1 are
+    kept."""
     email_placeholders: tuple[str, ...] = Field(("email@example.com", "firstname.lastname@example.org"), min_length=1)
     """Placeholders of e-mail addresses, used alternately."""
     ip_placeholders: tuple[str, ...] = Field(
         ("22.214.171.124", "126.96.36.199", "188.8.131.52", "184.108.40.206", "220.127.116.11", "18.104.22.168"),
         min_length=1,
     )
-    """Placeholders of IP addresses, used alternately; those of FineWeb, random addresses that did not respond."""
+    """Placeholders of IPv4 addresses, used alternately; those of FineWeb, random addresses that did not respond."""
+    ipv6_placeholders: tuple[str, ...] = Field(
+        DOCUMENTATION_IPV6, min_length=1, exclude_if=lambda given: given == DOCUMENTATION_IPV6
+    )
+    """Placeholders of IPv6 addresses, used alternately; those of the documentation prefix, which nobody has."""
 
     phone_numbers: bool = Field(False, exclude_if=not_)
     """Replace each telephone number: valid ones with `+` and a country code, and the national ones of `phone_regions`
@@ -110,7 +128,9 @@ def mask(text: str, settings: PiiSettings) -> Replacement:
         found = phone_numbers(plain(text), settings.phone_regions)
         text, counts["phone number"] = _cut(text, found, settings.placeholder.replace("{kind}", "phone number"))
     if settings.public_ips:
-        text, counts["IP address"] = _replace(IPV4, text, settings.ip_placeholders, is_public)
+        text, short = _replace(IPV4, text, settings.ip_placeholders, is_public)
+        text, long = _replace(IPV6, text, settings.ipv6_placeholders, is_public_ipv6)
+        counts["IP address"] = short + long
     facts = {FACTS[kind]: count for kind, count in counts.items() if count}
     return Replacement(text, {"masked": sum(facts.values()), **facts} if facts else {})
 
@@ -122,6 +142,20 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     return known.is_global and not known.is_multicast
+
+
+def is_public_ipv6(address: str) -> bool:
+    """Return True if a string is a global unicast IPv6 address of a machine.
+
+    Two groups of decimal digits (`2019::2020`) are more often years or a ratio.
+    """
+    if len([group for group in address.split(":") if group]) < 3 and address.replace(":", "").isdecimal():
+        return False
+    try:
+        known = ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return not any(known in network for network in NOT_PERSONAL)
 
 
 def _replace(

@@ -150,7 +150,7 @@ def test_other_training_data_is_refused_by_name(
     with pytest.raises(UserError, match=r"other training data \(.*other had [\d,]+ tokens there and has 1,200 now\)"):
         train(make(tokens, run, steps=10, data=data), alone)
     two = {"train": [{"prefix": str(tokens / "train")}, {"prefix": str(tmp_path / "other")}]}
-    with pytest.raises(UserError, match=r"other training data \(1 corpora there, 2 now\)"):
+    with pytest.raises(UserError, match=r"other training data \(1 corpus there, 2 now\)"):
         train(make(tokens, run, steps=10, data=two), alone)
     with (moved / "train.bin").open("r+b") as file:  # one token within a sampled chunk
         file.seek(16)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from gpt2train.checkpoint import manager, store
+from gpt2train.checkpoint import manager, store, writer
 from gpt2train.checkpoint.store import CheckpointManifest, SafeReader
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
@@ -105,6 +105,13 @@ def test_a_failed_save_is_reported_at_the_next_step(
     assert read_metrics(config.output)[-1]["step"] == 12  # written during 11; the next save would be at 20
     assert store.verify(newest_checkpoint(config.output)).position.step == 4
     assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp"))
+
+
+def test_a_save_names_the_folder_that_was_removed(tmp_path: Path) -> None:
+    error = writer._save_error(
+        tmp_path / "run" / "checkpoints" / "step-00000010.tmp", FileNotFoundError(2, "No such file")
+    )
+    assert f"the folder {tmp_path / 'run'} was removed; put it back, or run again" in str(error)
 
 
 def test_a_stop_waits_for_the_running_save_and_saves_again(

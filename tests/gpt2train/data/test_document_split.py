@@ -207,7 +207,7 @@ SHARES = (("train", 0.75), ("valid", 0.25))
 def test_a_split_without_a_training_sample_is_refused(tmp_path: Path, alone: DistContext) -> None:
     write(tmp_path / "train", [[1, 2, 3], [4] * 50])
     config = make(tmp_path, tmp_path / "run", data=DATA | {"split": "1,1"})
-    with pytest.raises(UserError, match=r"leaves 1 documents of .*train to train, 3 tokens, fewer than one"):
+    with pytest.raises(UserError, match=r"leaves 1 document of .*train to train, 3 tokens, fewer than one"):
         train(config, alone)
 
 

@@ -75,7 +75,7 @@ def test_command(call: Call, folder: Path, open_data: Path) -> None:
     code, out, _ = call(*tasks[:2], *flags[:4], "--output", output, "--limit", 1)
     assert (code, out[-1]) == (0, f"scores: {output}")
     assert [row["task"] for row in json.loads(output.read_text())["results"]] == ["choice", "documents"]
-    assert any("choice: scored on 1 items of each task, not on all" in line for line in out)
+    assert any("choice: scored on 1 item of each task, not on all" in line for line in out)
     assert (results / "choice.json").read_bytes() == before
 
 

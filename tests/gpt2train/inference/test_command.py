@@ -135,4 +135,4 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal(capsys: pytest.
     from gpt2train.inference.command import _show
 
     _show({"prompt": "a\x1b[31m", "text": "b\nc", "tokens": [1], "stopped": "end"}, False)
-    assert capsys.readouterr().out == "a\ufffd[31mb\nc\n[1 tokens, stopped: end]\n"
+    assert capsys.readouterr().out == "a\ufffd[31mb\nc\n[1 token, stopped: end]\n"

@@ -3,6 +3,7 @@
 import json
 import logging
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import read_json_lines
+from gpt2train.io.files import read_json_lines, write_error
 from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
 
 
@@ -34,6 +35,16 @@ def test_a_full_disk_is_reported_and_earlier_rows_stay(tmp_path: Path) -> None:
     again.write({"step": 11, "loss": 1.0})
     again.close()
     assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, 12))
+
+
+def test_a_removed_file_ends_the_run(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "run", 0)
+    writer.write({"step": 1, "loss": 1.0})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match=r"run/metrics\.jsonl was removed during the run; run again"):
+        writer.write({"step": 2, "loss": 1.0})
+    with pytest.raises(UserError, match=r"the folder .*/run is missing; put it back, or run again"):
+        raise write_error(tmp_path / "run" / "tensorboard", FileNotFoundError(2, "No such file"), "set x = false")
 
 
 UNREADABLE = [

@@ -90,7 +90,7 @@ def test_votes_are_on_disk_at_once_and_the_next_documents_come(client: Client, t
     _, state, _ = client("vote", {"id": rejected["id"], "vote": "skip"})
     assert state["next"]["rejected"]["id"] != rejected["id"] and state["bad"] == 0
     status, answer, _ = client("train", {"precision": 0.9})
-    assert (status, answer) == (400, {"error": "1 votes are too few; give at least 200"})
+    assert (status, answer) == (400, {"error": "1 vote: too few; give at least 200"})
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_order_of_the_votes_changes_no_byte(texts: list[tuple[str, bool]], tmp_p
 
 @pytest.mark.parametrize(
     ("good", "bad", "message"),
-    [(99, 100, "199 votes are too few; give at least 200"), (190, 10, "190 votes are good and 10 are bad; give at")],
+    [(99, 100, "199 votes: too few; give at least 200"), (190, 10, "190 good votes and 10 bad; give at")],
 )
 def test_too_few_votes_are_refused(good: int, bad: int, message: str) -> None:
     votes = votes_on([("text of a page", True)] * good + [("menu", False)] * bad)

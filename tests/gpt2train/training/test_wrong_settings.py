@@ -42,7 +42,7 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {  # name: setting, value, exit co
     "batch": ("batch.global_batch", 25, 2, r"global_batch 25 is not a multiple"),
     "no batch": ("batch", {"micro_batch": 0, "global_batch": 0}, 2, r"at least two of"),
     "huge batch": ("batch.global_batch", 10**30, 2, r"batch\.global_batch: "),
-    "tp on one process": ("parallel.tp", 2, 2, r"tp 2 x pp 1 = 2 does not divide the 1 processes"),
+    "tp on one process": ("parallel.tp", 2, 2, r"tp 2 x pp 1 = 2 does not divide the 1 process"),
     "warm-up over all steps": ("schedule.warmup", 400, 2, r"warmup 400 must be below steps 4"),
     "min_lr over lr": ("schedule.min_lr", 0.5, 2, r"min_lr 0\.5 is above optimizer\.lr"),
     "nan min_lr": ("schedule.min_lr", NAN, 2, r"schedule\.min_lr: .*finite"),

@@ -136,6 +136,17 @@ def test_an_open_page_shows_nothing_while_and_after_pages_are_removed(page: str,
         assert status == 400 and "pages were removed since this server opened it" in answer["error"]
 
 
+def test_an_open_page_says_that_the_output_was_removed(output: Path, tmp_path: Path) -> None:
+    shutil.copytree(output, root := tmp_path / "out")
+    with client_of(LocalPageServer(browse_routes(Folder(root)))) as client:
+        shutil.rmtree(root)
+        status, answer = client("counts")
+        assert status == 400 and "cannot be read; run the data flow again to restore it" in answer["error"]
+        root.write_text("a file in its place")
+        status, answer = client("search?query=a")
+        assert status == 400 and str(root) in answer["error"]
+
+
 def test_a_host_is_found_in_each_form_of_a_url(tmp_path: Path) -> None:
     """As the counts by host name it: with a port, without user and password, in any case."""
     folder = Folder(tmp_path)

@@ -281,7 +281,7 @@ def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
     [
         ("s3://Bad_Bucket!/x", "'Bad_Bucket!' cannot be the name of a bucket; give s3://bucket/folder"),
         ("s3://a", "'a' cannot be the name of a bucket; give s3://bucket/folder"),
-        ("s3://", "it names no bucket; give s3://bucket/folder"),
+        ("s3://", "cannot use s3://: it names no bucket; give s3://bucket/folder"),
         ("s3:///x", "it names no bucket"),
         ("s3:/bucket/x", "it names no bucket"),
         ("gs://b b/x", "'b b' cannot be the name of a bucket; give gs://bucket/folder"),

@@ -35,6 +35,6 @@ def test_forgotten_pages_are_not_requested(site: Site, tmp_path: Path) -> None:
 
 def test_a_forgotten_domain_alone_has_no_url(site: Site, tmp_path: Path) -> None:
     (tmp_path / FORGOTTEN).write_bytes(encode_forgotten(LISTED))
-    with pytest.raises(RunError, match=r"no URL was found for 1 domains \(forgotten 1\)"):
+    with pytest.raises(RunError, match=r"no URL was found for 1 domain \(forgotten 1\)"):
         run(tmp_path, site, ["www.gone.test"], methods=["sitemaps", "links"])
     assert not site.hits

@@ -21,8 +21,9 @@ A = "http://a.test"
 VERSION = "https://jsonfeed.org/version/1.1"
 
 
-def feed(items: object, version: object = VERSION) -> bytes:
-    return json.dumps({"version": version, "title": "News", "home_page_url": A, "items": items}).encode()
+def feed(items: object, version: object = VERSION, next_url: object = None) -> bytes:
+    body = {"version": version, "title": "News", "home_page_url": A, "items": items, "next_url": next_url}
+    return json.dumps(body).encode()
 
 
 def test_the_items_of_a_feed_are_pages(site: Site, tmp_path: Path) -> None:
@@ -55,6 +56,64 @@ def test_a_feed_of_version_1_as_a_sitemap(site: Site, tmp_path: Path) -> None:
     serve(site, "/feed", body, "application/json")
     assert urls(tmp_path, run(tmp_path, site, [A])) == [f"{A}/1"]
     assert read_entries(feed([{"url": "/1"}]).decode().encode("utf-16"), 100).entries == [("/1", "")]
+
+
+def serve_pages(site: Site, count: int, last: object) -> None:
+    """A feed of pages with one item each; the last one names another address."""
+    serve(site, "/", b'<link rel="alternate" type="application/feed+json" href="/f/0">', "text/html")
+    for n in range(count):
+        next_url = f"{n + 1}" if n + 1 < count else last
+        serve(site, f"/f/{n}", feed([{"url": f"/{n}"}], next_url=next_url), "application/feed+json")
+
+
+@pytest.mark.parametrize(
+    ("last", "rejection"),
+    [
+        ("0", []),
+        (f"{A}/f/2#x", []),
+        (None, []),
+        ({"url": "/f/9"}, []),
+        ("http://b.test/f/9", ["other_host"]),
+        ("javascript:1", ["other_host"]),
+        ("/private/9", ["robots_forbidden"]),
+        ("/f/gone", ["not_a_sitemap"]),
+    ],
+)
+def test_the_pages_of_a_feed_are_followed(site: Site, tmp_path: Path, last: object, rejection: list[str]) -> None:
+    site.robots["a.test"] = (200, "User-agent: *\nDisallow: /private\n")
+    serve_pages(site, 3, last)
+    manifest = run(tmp_path, site, [A], methods=["feeds"])
+    assert urls(tmp_path, manifest) == [f"{A}/0", f"{A}/1", f"{A}/2"]
+    assert [row["found_in"] for row in rows(tmp_path, manifest)] == [f"{A}/f/{n}" for n in range(3)]
+    assert [reason for _, reason in rejected(tmp_path, manifest)] == rejection
+    assert [site.hits["a.test", f"/f/{n}"] for n in range(3)] == [1, 1, 1]
+    assert site.hits["b.test", "/f/9"] == site.hits["a.test", "/private/9"] == 0
+
+
+def test_an_endless_feed_ends_at_the_limit(site: Site, tmp_path: Path) -> None:
+    serve_pages(site, 1, "/t/0")
+    for n in range(9):
+        serve(site, f"/t/{n}", feed([{"url": "/same"}], next_url=f"/t/{n + 1}"), "application/json")
+    manifest = run(tmp_path, site, [A], methods=["feeds"], max_sitemaps=4)
+    assert urls(tmp_path, manifest) == [f"{A}/0", f"{A}/same"]
+    assert rejected(tmp_path, manifest)[-1] == (f"{A}/t/3", "max_sitemaps")
+    assert site.hits["a.test", "/t/2"] == 1 and site.hits["a.test", "/t/3"] == 0
+
+
+def test_a_page_without_items_is_the_last(site: Site, tmp_path: Path) -> None:
+    site.robots["a.test"] = (200, f"Sitemap: {A}/feed\n")
+    serve(site, "/feed", feed([{"url": "/1"}], next_url="/feed2"), "application/json")
+    serve(site, "/feed2", feed([], next_url="/feed3"), "application/json")
+    assert urls(tmp_path, run(tmp_path, site, [A])) == [f"{A}/1"]
+    assert site.hits["a.test", "/feed2"] == 1 and site.hits["a.test", "/feed3"] == 0
+
+
+def test_the_interface_of_wordpress_is_no_feed() -> None:
+    head = "".join(f'<link rel="alternate" title="JSON" type="application/json" href="{target}">' for target in (
+        f"{A}/wp-json/wp/v2/pages/2", "/blog/wp-json/", f"{A}/?rest_route=/wp/v2/posts/1", "/feed.json", "/wp-jsonfeed",
+    ))  # fmt: skip
+    head += '<link rel="alternate" type="application/feed+json" href="/wp-json/feed">'
+    assert read_links(head.encode()).feeds == ["/feed.json", "/wp-jsonfeed", "/wp-json/feed"]
 
 
 def test_links_to_feeds_of_any_type() -> None:
@@ -98,7 +157,7 @@ def test_memory_is_bounded() -> None:
     body = head + b'{"a":0},' * ((MAX_JSON - len(head) - len(tail)) // 8) + tail
     tracemalloc.start()
     try:
-        assert read_json_feed(body) == []
+        assert read_json_feed(body) == ([], "")
         assert tracemalloc.get_traced_memory()[1] < 400 * 2**20
     finally:
         tracemalloc.stop()
@@ -127,4 +186,4 @@ def test_any_json_gives_texts_or_a_reason(items: object, version: object) -> Non
         except FetchRejectedError as error:
             assert error.reason == "not_a_sitemap"
         else:
-            assert all(url.strip() == url and isinstance(date, str) for url, date in found)
+            assert all(url.strip() == url and isinstance(date, str) for url, date in found[0])

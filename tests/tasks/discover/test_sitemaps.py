@@ -201,7 +201,7 @@ def test_domains(tmp_path: Path) -> None:
 
 
 def test_a_discovery_without_any_url_is_an_error(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no URL was found for 1 domains \(.*not_found 2.*discover\.methods"):
+    with pytest.raises(RunError, match=r"no URL was found for 1 domain \(.*not_found 2.*discover\.methods"):
         run(tmp_path, site, [A])
     serve(site, "/sitemap.xml", urlset([f"{A}/1"]))
     assert urls(tmp_path, run(tmp_path, site, ["a.test"])) == [f"{A}/1"]  # https is tried first, and refused

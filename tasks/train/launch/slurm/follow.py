@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpt2train.errors import UserError
+from gpt2train.io.counts import count_of
 from tasks.train.launch.job import LAST_LINES, Job, LogLineSink
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import OUT_OF_MEMORY, State
@@ -136,7 +137,7 @@ def _describe(number: int, state: State | None) -> str:
     """Return a message for a state, or an empty string for transitional states."""
     if state is None:
         return f"Slurm's controller does not answer; job {number} continues without it, asking again"
-    again = f", requeued {state.restarts} times" if state.restarts else ""
+    again = f", requeued {count_of(state.restarts, 'time')}" if state.restarts else ""
     if state.name == "PENDING":
         hint = f"; scontrol release {number} lets it start" if state.reason.startswith("JobHeld") else ""
         return f"Slurm job {number} waits: {state.reason or 'no reason given'}{again}{hint}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from gpt2train.errors import RunError, TransientError, UserError
+from gpt2train.io.counts import count_of
 from gpt2train.io.files import write_atomic
 from gpt2train.io.run_folder import last_step, newest_checkpoint
 from gpt2train.launch.rank_logs import quietly
@@ -45,7 +46,7 @@ NO_STEP = (
     "ended early ({}) without a new checkpoint, as did the previous one: launch.slurm.time_limit less "
     "launch.slurm.save_before must suffice for the first steps"
 )
-MORE_TIMES = "submitted {} times, the limit of launch.slurm.resubmit"
+MORE_TIMES = "submitted {}, the limit of launch.slurm.resubmit"
 
 
 def run_slurm(job: Job, on_line: LogLineSink) -> int:
@@ -110,7 +111,7 @@ def _run_to_end(job: Job, on_line: LogLineSink) -> int:
         if not left:
             if state.name == "COMPLETED":
                 return 0  # saved before the last step; the caller compares the steps
-            times = MORE_TIMES.format(slurm.resubmit + 1)
+            times = MORE_TIMES.format(count_of(slurm.resubmit + 1, "time"))
             raise RunError(f"Slurm job {number} ended early ({state.name}), {times}; {again(job.run)}")
         in_vain = 0 if saved > before or state.name in INTERRUPTED else in_vain + 1
         if in_vain == MAX_IN_VAIN:

@@ -103,7 +103,7 @@ def test_a_job_on_a_lost_machine_is_resumed_on_another(
     assert not following.is_alive()
     slurm.start(node)
     if requeue:
-        assert "requeued 1 times" in caplog.text and number_of(job) == number
+        assert "requeued 1 time" in caplog.text and number_of(job) == number
     else:
         assert "ended: NODE_FAIL" in caplog.text and number_of(job) != number
     assert curve(job.run, "step") == list(range(1, STEPS + 1))

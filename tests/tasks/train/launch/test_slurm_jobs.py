@@ -72,7 +72,7 @@ def test_a_requeued_and_preempted_job_gives_the_same_losses(
     slurm.ask("sbatch", *urgent, "--wrap=sleep 1")
     following.join(SECONDS)
     said = caplog.text
-    assert f"Slurm job {number} runs on n[1-2], requeued 1 times" in said
+    assert f"Slurm job {number} runs on n[1-2], requeued 1 time" in said
     assert "it ended early: resubmitting it" in said and number_of(cut) != number
     assert 60 < before < STEPS, before
     assert curve(cut.run, "step") == list(range(1, STEPS + 1))
