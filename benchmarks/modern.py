@@ -7,7 +7,7 @@ Every training is one of `gpt2train.train` on one thread, on real text (reviews,
 are held out. A finished one is a line of FOLDER/results-SIZE.jsonl, and one that was interrupted resumes from its
 checkpoint: the command may be stopped at any time.
 
-GPT-2 is trained with AdamW at four learning rates, and with the best one from three seeds. The recipe has the learning
+GPT-2 is trained with AdamW at five learning rates, and with the best one from three seeds. The recipe has the learning
 rate of its rule, and is trained to several horizons from the same seeds: the loss of a horizon is that after its own
 warm-down. The tokens to GPT-2's loss are interpolated between horizons, linearly in the logarithm of the tokens. The
 ablations take one part away at a time, or add value embeddings, at one horizon; value embeddings also at a long one.
@@ -66,7 +66,7 @@ SIZES = {
     "small": Size(2048, 4, 256, 8, (144, 4), (128, 2, 320), 400),  # 1.3M parameters, 0.8M tokens
 }
 SEEDS = (1, 2, 3)
-RATES = (4e-3, 2e-3, 8e-3, 1e-3)  # of the AdamW of GPT-2
+RATES = (4e-3, 2e-3, 8e-3, 1e-3, 5e-4)  # of the AdamW of GPT-2; the best one must not be the first or last in size
 HORIZONS = (0.35, 0.2, 0.1)  # of the recipe, as shares of the tokens of GPT-2
 ABLATION = 0.35
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Student's t, by the number of values
@@ -165,10 +165,13 @@ class Bench:
         return Arm(name, layer(chosen, changes or {}), share, seed)
 
     def ablations(self, seed: int, rate: float) -> Iterator["Arm"]:
-        """The recipe with one part changed each; AdamW in place of Muon has the rate that is best for GPT-2."""
+        """The recipe with one part changed each; AdamW in place of Muon has 1, 2 and 4 times GPT-2's best rate."""
         inner = 3 * self.size.modern[2] // 2  # two matrices of ReLU² have the parameters of three of SwiGLU
         parts: dict[str, Layer] = {
-            "AdamW in place of Muon": {"optimizer": {"name": "adamw", "lr": rate}},
+            **{
+                f"AdamW in place of Muon, rate {lr:g}": {"optimizer": {"name": "adamw", "lr": lr}}
+                for lr in (rate, 2 * rate, 4 * rate)
+            },
             OLD_MODEL: {},
             "cosine to 10 % in place of the warm-down": {"schedule": {"kind": "cosine"}},
             "no warm-down": {"schedule": {"kind": "constant"}},
