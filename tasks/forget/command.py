@@ -130,7 +130,7 @@ def _print(root: Folder, removal: Removal) -> None:
     lines += _about("other pages with the same words, which stay", removal.mirrors)
     for reading in removal.runs:
         lines += _run_lines(reading, removal.delete_checkpoints)
-        if not (root.is_local and Path(reading.run).is_relative_to(root.path())):
+        if not (root.is_local and Path(reading.run).resolve().is_relative_to(Path(root.path()).resolve())):
             lines.append(f"  its own files are not searched, as it lies outside of {root.url}")
     print("\n".join(printable(line) for line in lines), flush=True)
 

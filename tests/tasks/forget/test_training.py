@@ -27,7 +27,7 @@ from tasks.core.forgotten import Forgotten, url_hash
 from tasks.core.manifest import Outcome
 from tasks.core.step import Step
 from tasks.core.storage import Folder
-from tasks.forget.command import _run_lines
+from tasks.forget.command import _run_lines, forget
 from tasks.forget.plan import Removal, plan_removal
 from tasks.forget.remove import remove_pages
 from tasks.forget.training import RunReading, find_runs, read_by, write_settings
@@ -275,6 +275,18 @@ def write_recorded(out: Path, folder: Path, outputs: list[Path]) -> Path:
 def tmp_path_with_a_step(folder: Path) -> Path:
     Step(Folder(folder), "blacklist", version=1, parameters={}, inputs={}, folder="urls").commit(Outcome())
     return folder
+
+
+def test_a_run_outside_of_the_output_is_said_not_to_be_searched(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = out / "runs" / "tiny-0123abcd"
+    outside = shutil.copytree(inside, tmp_path / "elsewhere")
+    roundabout = Path(f"{out}/../../{tmp_path.name}/elsewhere")  # its parts begin with the output
+    assert out.parents[1] == tmp_path.parent
+    for run, is_said in ((inside, False), (outside, True), (roundabout, True)):
+        forget(("http://a.test/3",), output=str(out), run=str(run))
+        assert ("its own files are not searched" in capsys.readouterr().out) == is_said
 
 
 @pytest.fixture
