@@ -25,6 +25,7 @@ from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.context import AssetContext, refresh_global_settings_context
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
+from prefect.settings import get_current_settings
 from prefect.states import Failed, State
 from pydantic_core import to_jsonable_python
 
@@ -117,6 +118,15 @@ def flush(seconds: float) -> None:
     """
     for service in (APILogWorker, EventsWorker):
         service.drain_all(timeout=seconds, at_exit=False)
+
+
+def stop_retrying() -> None:
+    """Let Prefect's client of this process fail at the first attempt, when its server has ended for good.
+
+    Breaks when: threads or runs have settings of their own. Then each request to the lost server is repeated for a
+    minute.
+    """
+    get_current_settings().client.max_retries = 0
 
 
 def discard() -> None:

@@ -22,6 +22,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -44,6 +45,7 @@ from gpt2train.settings import read_toml
 STALLED_SECONDS = 120.0
 STATUS_SECONDS = 15.0  # between two status lines of the start
 STOP_SECONDS = 10.0
+WATCH_SECONDS = 1.0  # between two looks at the server process
 EMBEDDED = "GPT2TRAIN_EMBEDDED_SERVER"  # environment variable: address of the embedded server of this command
 NO_SERVER = "http://127.0.0.1:9"
 FLUSH_SECONDS = 10.0
@@ -66,7 +68,8 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
 
     Raises:
         UserError: no server answers at the configured address.
-        RunError: the embedded server did not start; the message ends with its last output.
+        RunError: the embedded server did not start, and the message ends with its last output; or it ended before the
+            command.
     """
     if configured := configured_server():
         check_reachable(configured)
@@ -83,6 +86,7 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             start_new_session=True,  # Ctrl-C reaches the command, which stops the server last
         )
         saved = {name: os.environ.get(name) for name in (CLIENT_KEY, *NO_PROXY)}
+        ended = threading.Event()
         try:
             _wait_until_healthy(process, port, output, print_status or functools.partial(print, file=sys.stderr))
             os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED] = f"http://127.0.0.1:{port}/api"
@@ -91,8 +95,18 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             direct = saved["no_proxy"] or saved["NO_PROXY"]
             if direct != "*":
                 os.environ.update(dict.fromkeys(NO_PROXY, ",".join(filter(None, (direct, *HOSTS)))))
+            threading.Thread(target=_watch, args=(process, ended), daemon=True).start()
             yield f"http://127.0.0.1:{port}"
+        except (UserError, RunError):
+            raise
+        except Exception as error:
+            if process.poll() is None:
+                raise
+            raise RunError(
+                "the embedded Prefect server has ended during the run; run again: finished work is kept"
+            ) from error
         finally:
+            ended.set()
             if "prefect" in sys.modules:
                 from flows.compat.prefect import discard, flush  # import Prefect, which a server alone does not need
 
@@ -109,6 +123,20 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _watch(process: subprocess.Popen[bytes], ended: threading.Event) -> None:
+    """End the retries of Prefect's client as soon as the server process has ended before the command.
+
+    Without it a flow whose server was killed ended after 222 s of repeated requests.
+    """
+    while not ended.wait(WATCH_SECONDS):
+        if process.poll() is not None:
+            if "prefect" in sys.modules:
+                from flows.compat.prefect import stop_retrying
+
+                stop_retrying()
+            return
 
 
 def key_file() -> Path:
