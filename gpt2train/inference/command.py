@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpt2train.model.causal_lm import CausalLM
     from gpt2train.runs.text_trace import TextTracer
 
+AnySettings = TypeVar("AnySettings", SamplingSettings, BeamSettings)
 EXCERPT = 300  # characters shown around a span
 DEFAULT, DEFAULT_LAYOUT = SamplingSettings(), ServingLayout()
 BEAM_FIELDS = {"max_new_tokens", "stop_tokens"}  # the sampling settings that beam search also uses
@@ -75,6 +76,7 @@ def generate(
 
         tracer = TextTracer(find_source(traced_place(trace, model)))
     with open_model(model, layout, device) as opened:
+        from gpt2train.convert.generation_config import read_end_tokens
         from gpt2train.convert.tensor_files import DTYPES
         from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.model.causal_lm import CausalLM
@@ -82,10 +84,11 @@ def generate(
         if isinstance(opened, CausalLM):
             opened.to(dtype=DTYPES[dtype])
         tokenizer = load_model_tokenizer(model, opened.shape.vocab)
+        ends = read_end_tokens(model, opened.shape.vocab)
         if beam_settings is None:
-            answers = _sampled(opened, tokenizer, prompt, sampling)
+            answers = _sampled(opened, tokenizer, prompt, _with_ends(sampling, ends))
         else:
-            answers = _searched(opened, tokenizer, prompt, beam_settings)
+            answers = _searched(opened, tokenizer, prompt, _with_ends(beam_settings, ends))
         for answer in answers:
             _show(answer, json_, tracer)
 
@@ -130,6 +133,11 @@ def _beam_settings(sampling: SamplingSettings, beams: int, penalty: float, early
         "stop_tokens": sampling.stop_tokens,
     }
     return build(BeamSettings, given, source="beam search")
+
+
+def _with_ends(settings: AnySettings, ends: tuple[int, ...]) -> AnySettings:
+    """Return settings with further tokens that end a text."""
+    return settings.model_copy(update={"stop_tokens": (*settings.stop_tokens, *ends)})
 
 
 def _sampled(
