@@ -110,6 +110,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is not a model folder (no config.json); create one: gpt2train merge RUN --output {folder}"
         )
+    return read_object(file)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON file of a model folder.
+
+    Raises:
+        UserError: the file cannot be read, or is not a JSON object.
+    """
     try:
         config = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,7 @@
-"""Layouts of the models of `transformers` that the family llama covers: Llama, Qwen2, Qwen3 and Arcee.
+"""Layouts of the models of `transformers` that the family llama covers: Llama, Qwen2, Qwen3, Arcee and Mistral.
 
-The options decide which of them a model is. Options that none of them has, alone or together, are saved in this
+The options decide which of them a model is. A Mistral without a sliding window computes as a Llama, and is written as
+one. Options that none of them has, alone or together, are saved in this
 project's own layout, with a model type of its own. Matrices are stored alike in all layouts, as [out, in], with the
 halves of a head in the same order.
 """
@@ -50,6 +51,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1.0, None),
 }
+MISTRAL_WINDOW = 4096  # sliding window of a Mistral whose config.json does not have the field
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ VARIANTS = {
     "qwen3": Variant("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
     "qwen2": Variant("Qwen2ForCausalLM", attention_bias=("qkv",)),
     "arcee": Variant("ArceeForCausalLM", "relu2", mlp_bias=True, divides=True, norm_eps=1e-5),
+    "mistral": Variant("MistralForCausalLM", attention_bias=("none",), divides=True),  # read alone: llama comes first
 }
 
 
@@ -103,7 +106,10 @@ def model_type_of(shape: Shape) -> str | None:
 
 
 class LlamaLayout(HFLayout):
-    """Layout of `LlamaForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM` and `ArceeForCausalLM`."""
+    """Layout of `LlamaForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM` and `ArceeForCausalLM`.
+
+    `MistralForCausalLM` is read.
+    """
 
     model_types = (*VARIANTS, OWN)
     description = "a decoder with rotary positions and RMSNorm"
@@ -185,6 +191,8 @@ class LlamaLayout(HFLayout):
             _check(file, FIELD, config[FIELD], ("qkv",))
             bias = "qkv"
         rotary, context = _rotary(config, file, size_of(file, config, "max_position_embeddings"))
+        if model_type == "mistral":
+            _check_window(file, config, context)
         options = {
             "kv_heads": _size_or(file, config, "num_key_value_heads", heads),
             "head_dim": _size_or(file, config, "head_dim", variant.head_dim or hidden // heads),
@@ -286,6 +294,22 @@ def _rotary(config: dict[str, Any], file: Path, context: int) -> tuple[dict[str,
         return options, context
     longest = min(MAX_CONTEXT, int(context * scaling.factor)) if kind == "dynamic" else context
     return options | {"rope_scaling": scaling.model_dump_json(exclude_none=True)}, max(context, longest)
+
+
+def _check_window(file: Path, config: dict[str, Any], context: int) -> None:
+    """Check that a text of the context length fits into the sliding window of a Mistral.
+
+    Raises:
+        UserError: it does not.
+    """
+    window = config.get("sliding_window", MISTRAL_WINDOW)
+    if window is None or (type(window) is int and window >= context):
+        return
+    stated = f"is {str(window)[:40]}" if "sliding_window" in config else f"is missing, which means {window}"
+    raise UserError(
+        f"{file}: sliding_window {stated}, but the context has {context} tokens, and only a window that contains it, "
+        "or null, is supported; take a model without a sliding window, or lower max_position_embeddings"
+    )
 
 
 def _size_or(file: Path, config: dict[str, Any], key: str, default: int) -> int:

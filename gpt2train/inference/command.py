@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpt2train.model.causal_lm import CausalLM
     from gpt2train.runs.text_trace import TextTracer
 
+AnySettings = TypeVar("AnySettings", SamplingSettings, BeamSettings)
 EXCERPT = 300  # characters shown around a span
 DEFAULT, DEFAULT_LAYOUT = SamplingSettings(), ServingLayout()
 BEAM_FIELDS = {"max_new_tokens", "stop_tokens"}  # the sampling settings that beam search also uses
@@ -76,6 +77,7 @@ def generate(
 
         tracer = TextTracer(find_source(traced_place(trace, model)))
     with open_model(model, layout, device) as opened:
+        from gpt2train.convert.generation_config import read_end_tokens
         from gpt2train.convert.tensor_files import DTYPES
         from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.model.causal_lm import CausalLM
@@ -83,10 +85,11 @@ def generate(
         if isinstance(opened, CausalLM):
             opened.to(dtype=DTYPES[dtype])
         tokenizer = load_model_tokenizer(model, opened.shape.vocab)
+        ends = read_end_tokens(model, opened.shape.vocab)
         if beam_settings is None:
-            answers = _sampled(opened, tokenizer, prompt, sampling)
+            answers = _sampled(opened, tokenizer, prompt, _with_ends(sampling, ends))
         else:
-            answers = _searched(opened, tokenizer, prompt, beam_settings)
+            answers = _searched(opened, tokenizer, prompt, _with_ends(beam_settings, ends))
         for answer in answers:
             _show(answer, json_, tracer)
 
@@ -131,6 +134,11 @@ def _beam_settings(sampling: SamplingSettings, beams: int, penalty: float, early
         "stop_tokens": sampling.stop_tokens,
     }
     return build(BeamSettings, given, source="beam search")
+
+
+def _with_ends(settings: AnySettings, ends: tuple[int, ...]) -> AnySettings:
+    """Return settings with further tokens that end a text."""
+    return settings.model_copy(update={"stop_tokens": (*settings.stop_tokens, *ends)})
 
 
 def _sampled(

@@ -50,7 +50,7 @@ def given_recipe(
 
     Args:
         name: name of the recipe.
-        preset: name of the preset, if one is given.
+        preset: name of the preset, if one is given. The complete settings of a run have that of the recipe.
         depth: blocks of the model.
         budget: time or FLOPs.
         rate: function that returns the speed of the devices; called for a time alone.
@@ -63,9 +63,10 @@ def given_recipe(
             if value is not None:
                 raise UserError(f"{option} {value} is for a recipe; add --recipe modern")
         return None
-    if preset is not None:
+    recipe = choose_recipe(name, depth, budget, rate)
+    if preset not in (None, recipe.name):
         raise UserError(f"--recipe {name} and --preset {preset} both give the settings; leave one out")
-    return choose_recipe(name, depth, budget, rate)
+    return recipe
 
 
 def choose_recipe(name: str, depth: int | None, budget: str | None, rate: Callable[[], Rate]) -> Recipe:

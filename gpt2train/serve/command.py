@@ -36,6 +36,7 @@ def serve(
         lies in. Clients then see texts of the corpus.
     """
     with open_model(model, layout, device) as opened:
+        from gpt2train.convert.generation_config import read_end_tokens
         from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.inference.decoder import decoder_of
         from gpt2train.model.families import check_decoder_alone
@@ -47,7 +48,8 @@ def serve(
         tokenizer = load_model_tokenizer(model, opened.shape.vocab)
         decoder = decoder_of(opened, settings.max_batch_size)
         place = None if trace is None else traced_place(trace, model)
-        server = prepare(decoder, tokenizer, settings, name_of(model), place)
+        ends = read_end_tokens(model, opened.shape.vocab)
+        server = prepare(decoder, tokenizer, settings, name_of(model), place, ends)
         # After its shutdown uvicorn raises the signal again, and the previous handler would end the process by it.
         signal.signal(signal.SIGTERM, lambda *_: None)
         key = ", with a key" if server.service.key else ""

@@ -115,7 +115,12 @@ async def _search(service: Service, body: ApiRequest, prompt: list[int], request
     if width > service.batcher.decoder.rows:
         raise ApiError(400, f"beam_width: at most {service.batcher.decoder.rows} on this server", "beam_width")
     length = _max_new_tokens(service, body)
-    settings = BeamSettings(beams=width, length_penalty=body.length_penalty, max_new_tokens=length)
+    settings = BeamSettings(
+        beams=width,
+        length_penalty=body.length_penalty,
+        max_new_tokens=length,
+        stop_tokens=service.stop_tokens if body.stop_token is None else (),
+    )
     job = BeamSearch(prompt, settings, service.context, service.tokenizer, body.stop_token)
     await finish(service, [job], request)
     texts = _texts(service, [[*prompt, *beam.tokens] for beam in job.beams])

@@ -52,7 +52,12 @@ class Server:
 
 
 def prepare(
-    decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str, trace: Path | None = None
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    settings: ServeSettings,
+    name: str,
+    trace: Path | None = None,
+    stop_tokens: tuple[int, ...] = (),
 ) -> Server:
     """Bind the address and create the server of a decoder without rows.
 
@@ -62,6 +67,7 @@ def prepare(
         settings: address and limits.
         name: name of the model for clients; `settings.name` overrides it.
         trace: run folder, output folder of the data steps or prefix of token files that /v1/trace searches.
+        stop_tokens: ids that end a continuation, besides the token that ends a document.
 
     Raises:
         UserError: the address cannot be bound, the key file cannot be read, or there is no index to trace texts in.
@@ -70,7 +76,9 @@ def prepare(
     listener = listen(settings.host, settings.port)
     batcher = Batcher(decoder, settings.max_queued, settings.prefill_tokens)
     hosts = allowed_hosts(listener.getsockname()[0], settings.host, settings.allowed_host)
-    service = Service(batcher, tokenizer, settings, settings.name or name, key, hosts, tracer=tracer)
+    service = Service(
+        batcher, tokenizer, settings, settings.name or name, key, hosts, tracer=tracer, stop_tokens=stop_tokens
+    )
     connection = functools.partial(LimitedConnection, settings=settings)
     http = uvicorn.Server(
         uvicorn.Config(

@@ -67,6 +67,7 @@ class Service:
     hosts: AllowedHosts | None = None  # hosts that requests may name; None allows any
     metrics: Metrics = field(default_factory=Metrics)
     tracer: TextTracer | None = None  # training tokens that are searched for spans of a text
+    stop_tokens: tuple[int, ...] = ()  # ids that end a continuation, besides `end`
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -157,6 +158,7 @@ def continuation(
     The prompt has at least one token and fewer than the context. The seed, `prompt_index` and `sample`, an index among
     the continuations of a prompt, select the random stream. With `streams` each token is an event.
     """
+    settings = settings.model_copy(update={"stop_tokens": (*settings.stop_tokens, *service.stop_tokens)})
     sequence = TokenSequence(prompt, settings, service.context, service.tokenizer, service.end, prompt_index, sample)
     return Continuation(sequence, streams)
 

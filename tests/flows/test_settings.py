@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from flows.settings import DataprepSettings, PipelineSettings, PretrainSettings, demo_layer, resolve
+from flows.ui.flags import dump
 from gpt2train.errors import UserError
 
 
@@ -86,6 +87,8 @@ def test_a_recipe_takes_the_place_of_a_preset() -> None:
     assert hours.train.model.family == "llama" and hours.train.steps > 1000
     with pytest.raises(UserError, match="leave one out"):
         resolve(PretrainSettings, flags={"preset": "345m", **flags})
+    for found in (settings, small, hours):  # a command passes them to the flow, which resolves them again
+        assert resolve(type(found), flags=dump(found, "json")) == found
 
 
 def test_an_unknown_key_is_refused_with_its_full_path() -> None:

@@ -1,4 +1,4 @@
-"""Folders of transformers' Llama, Qwen2, Qwen3 and Arcee: read, written back, and refused where the model differs."""
+"""Folders of Llama, Qwen2, Qwen3, Arcee and Mistral: read, written back, and refused where the model differs."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def save_peer(kind: str, folder: Path, **more: Any) -> Any:
     """Write a random model of transformers, with all parameters away from their initial values; return it."""
-    name, fields = KINDS[kind]
+    name, fields = KINDS_READ[kind]
     torch.manual_seed(1)
     config = getattr(transformers, f"{name}Config")(**SIZES | fields)
     peer = getattr(transformers, f"{name}ForCausalLM")(config).eval()
@@ -69,6 +69,14 @@ def save_peer(kind: str, folder: Path, **more: Any) -> Any:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     peer.save_pretrained(folder, **more)
     return peer
+
+
+# Fields of a Mistral without a sliding window: null, or not smaller than the context.
+MISTRALS: dict[str, dict[str, Any]] = {
+    "head_dim": {"sliding_window": None, "head_dim": 16, "rope_parameters": BASE_100K},
+    "all heads, tied": {"sliding_window": 64, "num_key_value_heads": 4, "tie_word_embeddings": True},
+}
+KINDS_READ = KINDS | {f"mistral, {name}": ("Mistral", fields) for name, fields in MISTRALS.items()}
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -105,6 +113,42 @@ def test_a_folder_of_transformers_is_read_and_written_back(kind: str, tmp_path: 
     assert again.config.architectures == [type(peer).__name__]
     assert difference(tmp_path / "ours", again) <= 1e-5
     assert "library_name: transformers" in (tmp_path / "ours/README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", [f"mistral, {name}" for name in MISTRALS])
+def test_a_mistral_without_a_sliding_window_is_read_and_written_as_llama(kind: str, tmp_path: Path) -> None:
+    peer = save_peer(kind, tmp_path / "theirs")
+    assert difference(tmp_path / "theirs", peer) <= 1e-5
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", VOCAB)
+    save_model(tmp_path / "ours", open_model(tmp_path / "theirs"), tokenizer)
+    written, read = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert written.keys() == read.keys()
+    assert all(torch.equal(written[name], read[name]) for name in read)
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert type(again) is transformers.LlamaForCausalLM and not any(report.values())
+    tokens = torch.randint(VOCAB, (3, 64), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        ours, theirs = again(tokens).logits, peer(tokens).logits
+    assert float((ours - theirs).abs().max() / theirs.std()) <= 1e-5
+
+
+def test_a_mistral_with_a_sliding_window_is_refused(tmp_path: Path) -> None:
+    save_peer("mistral, head_dim", tmp_path)
+    file = tmp_path / "config.json"
+    plain = json.loads(file.read_text())
+    assert plain["sliding_window"] is None  # so that transformers, which takes 4096 for a missing field, has none
+    only = "but the context has 64 tokens, and only a window that contains it, or null, is supported"
+    for window in (63, 0, True, "4096", [64]):
+        file.write_text(json.dumps(plain | {"sliding_window": window}))
+        with pytest.raises(UserError) as caught:
+            open_model(tmp_path)
+        assert f"{file}: sliding_window is {window}, {only}" in str(caught.value) and "\n" not in str(caught.value)
+    del plain["sliding_window"]
+    file.write_text(json.dumps(plain))
+    open_model(tmp_path)  # 4096, more than the context
+    file.write_text(json.dumps(plain | {"max_position_embeddings": 8192}))
+    with pytest.raises(UserError, match="sliding_window is missing, which means 4096, but the context has 8192 tokens"):
+        open_model(tmp_path)
 
 
 def test_older_folders_are_read(tmp_path: Path) -> None:
@@ -193,10 +237,12 @@ def test_what_transformers_does_not_have_is_saved_under_our_names(
         assert torch.equal(tensor[:stop], model.state_dict()[name][:stop])
 
 
-def test_a_training_starts_from_a_folder(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    save_peer("qwen3", tmp_path / "theirs")
+@pytest.mark.parametrize("kind", ["qwen3", "mistral, head_dim"])
+def test_a_training_starts_from_a_folder(kind: str, tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    save_peer(kind, tmp_path / "theirs")
     write_tokenizer(tmp_path / "tokenizer", VOCAB)
-    options = {"kv_heads": 2, "head_dim": 16, "inner": 72, "qk_norm": True, "rope_theta": 1e5, "norm_eps": 1e-6}
+    options = {"kv_heads": 2, "head_dim": 16, "inner": 72, "rope_theta": 1e5, "norm_eps": 1e-6}
+    options["qk_norm"] = kind == "qwen3"
     model = {"family": "llama", "layers": 3, "heads": 4, "hidden": 48, "max_positions": 64, "options": options}
     start = {"steps": 3, "schedule": {"warmup": 1}, "checkpoints": {"init_from": str(tmp_path / "theirs")}}
     config = make(tokens, tmp_path / "run", model=model, **start)

@@ -1,0 +1,46 @@
+"""A training by a recipe: the flow's command and the file of `gpt2train config` take the same steps."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2train.cli import app
+from gpt2train.config import RunConfig, to_toml
+from gpt2train.io.command_line import run_command
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.settings import build, read_toml
+from tests.flows.small_tokens import prepare_scored_data
+from tests.gpt2train.jobs import finish, start_alone
+
+COLUMNS = ("step", "loss", "grad_norm", "lr", "valid_loss", "valid_bits_per_byte")
+SHORT = {"steps": 3, "schedule": {"warmup": 1}, "model": {"context": 16}, "validation": {"interval": 2}}
+FLAGS = "--train.steps 3 --train.schedule.warmup 1 --train.model.context 16 --train.validation.interval 2"
+
+
+def steps(run: Path | str) -> list[dict[str, float]]:
+    return [{name: row[name] for name in COLUMNS if name in row} for row in read_metrics(run)]
+
+
+@pytest.mark.slow
+def test_the_flow_and_the_file_of_a_recipe_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = prepare_scored_data(tmp_path / "out")
+    recipe = ["--recipe", "modern", "--depth", "1"]
+    command = [sys.executable, "-m", "flows.pretrain", *recipe, "--data", str(out), "--output", str(out)]
+    command += [*FLAGS.split(), "--train.device", "cpu", "--launch.processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = (out / "runs").glob("modern-1-*")
+    expected = steps(run)
+    assert [row["step"] for row in expected] == [1, 2, 3] and "valid_bits_per_byte" in expected[1]
+
+    tokens = ["--train", str(out / "tokens/train/tokens"), "--valid", str(out / "tokens/valid/tokens")]
+    capsys.readouterr()
+    assert run_command(app, ["config", *recipe, *tokens, "--vocab", "300", "--output", str(tmp_path / "run")]) == 0
+    file = tmp_path / "run.toml"
+    file.write_text(capsys.readouterr().out)
+    file.write_text(to_toml(build(RunConfig, read_toml(str(file)), {**SHORT, "device": "cpu"})))
+    code, shown, errors = finish(start_alone(str(file)))
+    assert code == 0, shown + errors
+    assert steps(tmp_path / "run") == expected
