@@ -1,6 +1,8 @@
 """Conventions of all commands: exit codes, errors in one line, tracebacks only with `--debug`."""
 
 import errno
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +12,8 @@ from pydantic import ValidationError
 from gpt2train.compat.cyclopts import refuse_fractions
 from gpt2train.errors import RunError, UserError, redact, redacted_traceback
 
+STDOUT = 1  # file descriptor
+BROKEN_PIPE = 141  # exit code of programs that SIGPIPE ends, 128 + 13
 HELP_DEBUG = "`--debug` on any command shows the traceback of an error."
 
 
@@ -17,7 +21,8 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
     0: success. 2: user error (`UserError`, or a wrong flag, with the nearest valid name). 1: failure at run time.
-    130: Ctrl-C. An error is one line on standard error that begins with `error:`.
+    130: Ctrl-C. 141, without a message: the reader of standard output has ended, as of `| head`. An error is one line
+    on standard error that begins with `error:`.
 
     Args:
         app: cyclopts app; its commands raise `UserError` and `RunError`.
@@ -32,6 +37,7 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
     app.suppress_keyboard_interrupt = False  # cyclopts would exit silently
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        print(end="", flush=True)
     except CycloptsError as error:
         return fail(explain_flags(error), 2, debug)
     except UserError as error:
@@ -43,10 +49,22 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return fail(f"{str(error.filename)[:60]}…: the name of a file is too long; give the right path", 2, debug)
+        if isinstance(error, BrokenPipeError) and _drop_output_without_reader():
+            return BROKEN_PIPE
         return _fail_unexpectedly(error, debug)
     except Exception as error:  # noqa: BLE001 - the last handler of a command: one line, and the traceback on demand
         return _fail_unexpectedly(error, debug)
     return 0
+
+
+def _drop_output_without_reader() -> bool:
+    """Discard standard output from now on if its reader has ended, as `head` does; return True if it has."""
+    poll = select.poll()
+    poll.register(STDOUT, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python's own flush at exit would print the error again
+    return True
 
 
 def _fail_unexpectedly(error: Exception, debug: bool) -> int:

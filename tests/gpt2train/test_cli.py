@@ -1,6 +1,7 @@
 """The command `gpt2train`: merge, evaluate and generate with a trained run; mistakes are one line."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -190,3 +191,14 @@ def test_help_does_not_import_torch() -> None:
     assert done.returncode == 0
     assert "--debug" in done.stdout
     assert "--top-k" in done.stdout
+
+
+def test_a_reader_that_has_ended_is_no_error(trained_run: TrainedRun) -> None:
+    """As `head`, with more and with less output than is buffered."""
+    for arguments in (["config"], ["runs", str(trained_run.run)]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "gpt2train", *arguments]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (141, ""), arguments
