@@ -18,7 +18,7 @@ from gpt2train.data.indexed import write_index
 from tests.gpt2train.compare.test_compare import reviews, write
 from tests.processes import command_of, wait_until_ended
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 CLOCK = ("seconds", "started", "ended")  # of a result, that a repeated training measures anew
 INDEX = """
 import sys
@@ -72,6 +72,7 @@ def check_kills(command: list[str], output: Path, instants: int) -> None:
         assert contents(output) == whole
 
 
+@pytest.mark.slow
 def test_an_index(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     (tmp_path / "build.py").write_text(INDEX)
@@ -82,6 +83,7 @@ def test_an_index(tmp_path: Path) -> None:
     check_kills([sys.executable, str(tmp_path / "build.py"), str(tmp_path / "t"), str(output)], output, 12)
 
 
+@pytest.mark.exhaustive
 def test_a_comparison(tmp_path: Path) -> None:
     files = [str(write(tmp_path / f"{name}.jsonl", reviews(1200, at))) for at, name in enumerate("ab")]
     options = [
