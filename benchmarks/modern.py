@@ -66,7 +66,7 @@ SIZES = {
     "small": Size(2048, 4, 256, 8, (144, 4), (128, 2, 320), 400),  # 1.3M parameters, 0.8M tokens
 }
 SEEDS = (1, 2, 3)
-RATES = (4e-3, 2e-3, 8e-3, 1e-3, 5e-4)  # of the AdamW of GPT-2; the best one must not be the first or last in size
+RATES = (4e-3, 2e-3, 8e-3, 1e-3, 5e-4)  # of the AdamW of GPT-2
 HORIZONS = (0.35, 0.2, 0.1)  # of the recipe, as shares of the tokens of GPT-2
 ABLATION = 0.35
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Student's t, by the number of values
@@ -261,6 +261,8 @@ class Bench:
             ", ".join(f"{rate:g} {row['loss']:.4f}" for rate, row in tried.items() if row),
         )
         best, shares = self.best_rate(), []
+        if best in (min(RATES), max(RATES)):
+            print(f"{best:g} is the lowest or the highest rate that was tried, so that a better one may lie beyond it")
         for seed in SEEDS:
             goal = results.get(self.gpt2(best, seed).key)
             found = [row for share in HORIZONS if (row := results.get(self.recipe(share, seed).key))]

@@ -37,8 +37,8 @@ log = logging.getLogger("gpt2train")
 
 CURVE_SECONDS = 10.0
 UNITS = {  # all other steps count documents
-    **{"discover": "URLs", "blacklist": "URLs"},
-    **{"download": "pages", "commoncrawl": "pages", "extract": "pages"},
+    **{"discover": "URL", "blacklist": "URL"},
+    **{"download": "page", "commoncrawl": "page", "extract": "page"},
 }
 
 
@@ -146,7 +146,7 @@ class PrefectRunner(Runner):
             retry_delay_seconds=[1, 5],
             retry_condition_fn=RetryCondition(self.stopping),
         )(_run_work)
-        self._progress = StageProgress(UNITS.get(step, "documents"), stage.batches, all_rows=sum(stage.rows.values()))
+        self._progress = StageProgress(UNITS.get(step, "document"), stage.batches, all_rows=sum(stage.rows.values()))
         self._stage, self._batch_rows = stage, {name: (0, rows) for name, rows in stage.rows.items()}
         self._context = contextvars.copy_context()
         self._bar = ProgressBar(f"{step} {stage.name}" if stage.name != "part" else step, self._progress)

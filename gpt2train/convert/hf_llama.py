@@ -1,9 +1,8 @@
 """Layouts of the models of `transformers` that the family llama covers: Llama, Qwen2, Qwen3, Arcee and Mistral.
 
 The options decide which of them a model is. A Mistral without a sliding window computes as a Llama, and is written as
-one. Options that none of them has, alone or together, are saved in this
-project's own layout, with a model type of its own. Matrices are stored alike in all layouts, as [out, in], with the
-halves of a head in the same order.
+one. Options that none of them has, alone or together, are saved in this project's own layout, with a model type of its
+own. Matrices are stored alike in all layouts, as [out, in], with the halves of a head in the same order.
 """
 
 import json

@@ -51,15 +51,11 @@ class Samples:
         self.tokens = int(self._bounds[-1])
         self.per_epoch = samples_in(self.tokens, context)
         if self.per_epoch == 0:
-            holds, remedy = (
-                f"{prefix}.bin holds {count_of(self.tokens, 'token')}",
-                "give more data or a smaller model.context",
-            )
+            count, remedy = count_of(self.tokens, "token"), "give more data or a smaller model.context"
+            holds = f"{prefix}.bin holds {count}"
             if split is not None:
-                documents = len(self.dataset.documents) - 1
-                holds = (
-                    f"the split leaves {count_of(documents, 'document')} of {prefix} to {part}, {self.tokens:,} tokens"
-                )
+                documents = count_of(len(self.dataset.documents) - 1, "document")
+                holds = f"the split leaves {documents} of {prefix} to {part}, {count}"
                 remedy = "give more data, another split, or a smaller model.context"
             raise UserError(f"{holds}, fewer than one sample of {context + 1}; {remedy}")
         self._cache = cache if len(self._bounds) + self.per_epoch >= MIN_CACHED_DOCUMENTS else None

@@ -209,8 +209,8 @@ def _check_template(tokenizer: tokenizers.Tokenizer, source: str) -> None:
         ) from error
     rows = vocab_size(tokenizer)
     if unknown := [number for number in ids if number >= rows]:
-        raise UserError(f"{source}: the post_processor has the id {unknown[0]}, but there are {rows} tokens; "
-                        "copy the file again")  # fmt: skip
+        stated = f"the post_processor has the id {unknown[0]}, but there are {rows} tokens"
+        raise UserError(f"{source}: {stated}; copy the file again")
 
 
 def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from gpt2train.io.counts import count_of, plural
+
 
 class BrokenPipeSafeConsole(Console):
     """Console that goes quiet on a broken pipe (a killed worker, `| head`); rich would end the program."""
@@ -24,7 +26,7 @@ console = BrokenPipeSafeConsole(stderr=True, highlight=False, soft_wrap=True)
 class StageProgress:
     """Batches and rows done of a stage."""
 
-    unit: str  # name of the rows, in the plural
+    unit: str  # name of a row, in the singular
     total: int  # number of batches; 0 if unknown
     done: int = 0  # number of finished batches
     rows: int = 0  # rows done, also of batches in flight that report them; 0 if the stage counts none
@@ -37,7 +39,7 @@ class StageProgress:
         if not self.rows or seconds <= 0:
             return ""
         value = self.rows / seconds
-        return f"{value:,.0f} {self.unit}/s" if value >= 10 else f"{value:.1f} {self.unit}/s"
+        return f"{value:,.0f} {plural(self.unit)}/s" if value >= 10 else f"{value:.1f} {plural(self.unit)}/s"
 
     @property
     def share(self) -> float:
@@ -50,11 +52,11 @@ class StageProgress:
 
     def summary(self, now: float) -> str:
         """Summarize done of total, rate and time left in one line."""
-        parts = [f"{self.done:,} of {self.total:,} batches"]
+        parts = [f"{self.done:,} of {count_of(self.total, 'batch')}"]
         if self.all_rows:
-            parts.append(f"{self.rows:,} of {self.all_rows:,} {self.unit}")
+            parts.append(f"{self.rows:,} of {count_of(self.all_rows, self.unit)}")
         elif self.rows:
-            parts.append(f"{self.rows:,} {self.unit.removesuffix('s') if self.rows == 1 else self.unit}")
+            parts.append(count_of(self.rows, self.unit))
         parts += filter(None, [self.rate(now)])
         left = self.left(now)
         if self.done == self.total:

@@ -7,8 +7,8 @@ al. 2022, "FP8 Formats for Deep Learning"). The scale is computed from the numbe
     rowwise      one scale per row of the first factor and per column of the second; all in e4m3
 
 A GPU multiplies only sizes that are multiples of 16 (`gpt2train.parallel.layout` checks them). Products are summed in
-float32 and returned in bfloat16. Weights and their gradients stay as they are. A factor with a
-NaN or an infinite number gives a NaN in all results that depend on its scale.
+float32 and returned in bfloat16. Weights and their gradients stay as they are. A factor with a NaN or an infinite
+number gives a NaN in all results that depend on its scale.
 """
 
 from typing import Any

@@ -152,8 +152,7 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
         more = ", …" if reading.steps > MAX_SHOWN else ""
         lines.append(
             f"{reading.run}: {count_of(reading.documents, 'document')} in {count_of(reading.samples, 'sample')}, "
-            "read by "
-            f"{count_of(reading.steps, 'step')}: {steps}{more}"
+            f"read by {count_of(reading.steps, 'step')}: {steps}{more}"
         )
     if reading.inherited:
         lines.append(f"{reading.run}: began from weights of {reading.inherited}, which had read the pages")

@@ -221,23 +221,17 @@ def test_other_data_of_a_task_are_another_comparison(tmp_path: Path) -> None:
     assert found[0][1] != found[1][1]
 
 
+def small_comparison(folder: Path) -> list[str]:
+    """Command that compares two small corpora, with its results in `out`."""
+    files = [str(write(folder / f"{name}.jsonl", reviews(1200, at))) for at, name in enumerate("ab")]
+    options = ["--proxy", "micro", "--seeds", "2", "--tokens", "16384", "--jobs", "2", "--output", str(folder / "out")]
+    return [sys.executable, "-m", "gpt2train", "compare-data", *files, *options]
+
+
 @pytest.mark.slow
 def test_a_killed_comparison_resumes(tmp_path: Path) -> None:
     """No process of it stays, finished trainings are not repeated, and the page of the result loads nothing."""
-    files = [str(write(tmp_path / f"{name}.jsonl", reviews(1200, at))) for at, name in enumerate("ab")]
-    options = [
-        "--proxy",
-        "micro",
-        "--seeds",
-        "2",
-        "--tokens",
-        "16384",
-        "--jobs",
-        "2",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    command = [sys.executable, "-m", "gpt2train", "compare-data", *files, *options]
+    command = small_comparison(tmp_path)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (done := list(tmp_path.glob("out/*/results/*.json"))) and process.poll() is None:
         time.sleep(0.02)

@@ -91,53 +91,48 @@ def _has_bytes(tokenizer: Any, char: str) -> bool:
     )
 
 
+def check_ids(
+    folder: Path,
+    splits: list[pre_tokenizers.PreTokenizer],
+    whole_words: bool,
+    family: str,
+    texts: list[str],
+    wanted: list[str],
+) -> None:
+    """Train a byte-level tokenizer on texts, export a model with it, and compare llama.cpp's ids of wanted texts."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=whole_words))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
+    tokenizer.train_from_iterator(texts, trainer)
+    (folder / "t").mkdir()
+    tokenizer.save(str(folder / "t/tokenizer.json"))
+    write_model(folder / "m", folder / "t", family, GQA if family == "llama" else {})
+    assert export_folder(folder / "m", folder / "m.gguf") == ()
+    tokens, _ = ask(folder / "m.gguf", wanted)
+    ours = load_tokenizer(folder / "m")
+    assert tokens == [ids if text else [] for text, ids in zip(wanted, encode_prompts(ours, wanted), strict=True)]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("pattern", "whole_words"), [(key, value[1]) for key, value in PATTERNS.items()])
 def test_llama_cpp_splits_by_the_same_pattern(
     pattern: str, whole_words: bool, tmp_path: Path, open_data: Path, real_data: Path
 ) -> None:
     pytest.importorskip("xllamacpp", reason="needs the extra peers")
-    texts = passages(open_data)
-    tokenizer = Tokenizer(models.BPE(ignore_merges=whole_words))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
-    tokenizer.train_from_iterator(texts, trainer)
-    (tmp_path / "t").mkdir()
-    tokenizer.save(str(tmp_path / "t/tokenizer.json"))
-    write_model(tmp_path / "m", tmp_path / "t", "gpt2", {})
-    assert export_folder(tmp_path / "m", tmp_path / "m.gguf") == ()
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    splits = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     wanted = [*passages(real_data, 400), *PROMPTS, *HARD]
-    tokens, _ = ask(tmp_path / "m.gguf", wanted)
-    ours = load_tokenizer(tmp_path / "m")
-    assert tokens == [ids if text else [] for text, ids in zip(wanted, encode_prompts(ours, wanted), strict=True)]
+    check_ids(tmp_path, splits, whole_words, "gpt2", passages(open_data), wanted)
 
 
 def test_llama_cpp_splits_digits_as_smollm2(tmp_path: Path, open_data: Path) -> None:
     pytest.importorskip("xllamacpp", reason="needs the extra peers")
+    splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     texts = passages(open_data)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
-    tokenizer.train_from_iterator(texts, trainer)
-    (tmp_path / "t").mkdir()
-    tokenizer.save(str(tmp_path / "t/tokenizer.json"))
-    write_model(tmp_path / "m", tmp_path / "t", "llama", GQA)
-    assert export_folder(tmp_path / "m", tmp_path / "m.gguf") == ()
     wanted = [*texts, *PROMPTS, *HARD, "a 1  23 x4y", "3.14 \u0663\u0664 \u00bd\u2167"]
-    tokens, _ = ask(tmp_path / "m.gguf", wanted)
-    ours = load_tokenizer(tmp_path / "m")
-    assert tokens == [ids if text else [] for text, ids in zip(wanted, encode_prompts(ours, wanted), strict=True)]
+    check_ids(tmp_path, splits, False, "llama", texts, wanted)
 
 
 @pytest.mark.exhaustive

@@ -25,4 +25,4 @@ def test_one_is_in_the_singular(number: int, noun: str, text: str) -> None:
 
 
 def test_progress_of_one_row() -> None:
-    assert ", 1 page, " in StageProgress("pages", 2, done=1, rows=1, started=0.0).summary(10.0)
+    assert ", 1 page, " in StageProgress("page", 2, done=1, rows=1, started=0.0).summary(10.0)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 DRAW = """
 from gpt2train.io.progress import ProgressBar, StageProgress
 import time
-progress = StageProgress("pages", 8, started=time.monotonic() - 30)
+progress = StageProgress("page", 8, started=time.monotonic() - 30)
 bar = ProgressBar("download", progress)
 progress.done, progress.rows = 2, 6000
 bar.update()
@@ -33,17 +33,17 @@ with progress_bar("lambada") as report:
 
 
 def test_text_of_a_stage() -> None:
-    progress = StageProgress("pages", 10, started=100.0)
+    progress = StageProgress("page", 10, started=100.0)
     assert progress.summary(100.0) == "0 of 10 batches"
     progress.done, progress.rows = 4, 3000
     assert progress.summary(120.0) == "4 of 10 batches, 3,000 pages, 150 pages/s, 0:30 left"
     progress.done, progress.rows = 10, 30
     assert progress.summary(3800.0) == "10 of 10 batches, 30 pages, 0.0 pages/s, took 1:01:40"
-    assert StageProgress("documents", 3, done=1, started=0.0).summary(9.0) == "1 of 3 batches, 0:18 left"
+    assert StageProgress("document", 3, done=1, started=0.0).summary(9.0) == "1 of 3 batches, 0:18 left"
 
 
 def test_text_of_a_stage_whose_batches_report_their_rows() -> None:
-    progress = StageProgress("pages", 2, all_rows=20_000, started=100.0)
+    progress = StageProgress("page", 2, all_rows=20_000, started=100.0)
     assert progress.summary(100.0) == "0 of 2 batches, 0 of 20,000 pages" and progress.share == 0
     progress.rows = 5000  # no batch has ended
     assert (

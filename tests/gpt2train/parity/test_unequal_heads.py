@@ -4,7 +4,6 @@
 within 1e-5 of the single process in fp32.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import pytest
 from gpt2train.config import RunConfig
 from gpt2train.settings import layer
 from tests.gpt2train.checkpoint.test_layouts import HALF, saved
-from tests.gpt2train.forked_ranks import run_ranks
-from tests.gpt2train.jobs import curve, make, weights, write
+from tests.gpt2train.jobs import curve, make, weights
+from tests.gpt2train.parity.layout_table import Table, check, job
 from tests.gpt2train.parity.t5_runs import make_t5
-from tests.gpt2train.parity.test_matrix import HERE, worst
 
-SECONDS = 1200.0
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"model": {"heads": 5, "hidden": 40}},
     "muon": {"model": {"heads": 5, "hidden": 40}, "optimizer": {"name": "muon"}},
@@ -33,12 +30,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 INTERLEAVED = {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}
 # Family and layout.
-TWO: dict[str, tuple[str, dict[str, Any]]] = {
+TWO: Table = {
     "tp 2": ("gpt2", {"tp": 2}),
     "tp 2 llama": ("llama", {"tp": 2}),
     "tp 2 t5": ("t5", {"tp": 2}),
 }
-MORE_OF_TWO: dict[str, tuple[str, dict[str, Any]]] = {
+MORE_OF_TWO: Table = {
     "tp 2 whole sequences, recomputed": (
         "gpt2",
         {"tp": 2, "sequence_parallel": False, "activation_checkpointing": "full"},
@@ -48,7 +45,7 @@ MORE_OF_TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "tp 2 llama whole sequences": ("llama", {"tp": 2, "sequence_parallel": False}),
     "tp 2 t5 whole sequences": ("t5", {"tp": 2, "sequence_parallel": False}),
 }
-FOUR: dict[str, tuple[str, dict[str, Any]]] = {
+FOUR: Table = {
     "tp 4": ("gpt2", {"tp": 4}),
     "tp 4 llama": ("llama", {"tp": 4}),
     "tp 4 llama, 2 of keys": ("llama, 2 of keys", {"tp": 4, "sequence_parallel": False}),
@@ -75,42 +72,21 @@ def run(tokens: Path, output: Path, family: str, parallel: dict[str, Any], **cha
     return kind(tokens, output, **layer(layer(base, FAMILIES[family]), changes))
 
 
-def job(configs: Iterable[RunConfig], processes: int) -> None:
-    configs = list(configs)
-    run_ranks(HERE / "train_runs.py", *map(write, configs), processes=processes, seconds=SECONDS)
-    for config in configs:
-        refusal = Path(config.output).with_suffix(".error")
-        assert not refusal.exists(), refusal.read_text()
-
-
-def check(tokens: Path, folder: Path, table: dict[str, tuple[str, dict[str, Any]]], processes: int) -> None:
-    """Train the layouts of a table, and one process for each of their families."""
-    families = sorted({family for family, _ in table.values()})
-    job([run(tokens, folder / f"one-{family}", family, {}) for family in families], 1)
-    job([run(tokens, folder / name, *row) for name, row in table.items()], processes)
-    for name, (family, _) in table.items():
-        found = worst(folder / name, folder / f"one-{family}")
-        assert found["loss"] <= 1e-5 and found["valid_loss"] <= 1e-5, (name, found)
-        # Of these small models another micro-batch on one process changes the norm by 1e-5 within 20 steps.
-        assert found["grad_norm"] <= 1e-4, (name, found)
-        assert found["weight"] <= 1e-3, (name, found)
-
-
 @pytest.mark.slow
 def test_two_processes_train_like_one(tokens: Path, tmp_path: Path) -> None:
-    check(tokens, tmp_path, TWO, 2)
+    check(run, tokens, tmp_path, TWO, 2)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
 def test_two_processes_train_like_one_on_further_layouts(tokens: Path, tmp_path: Path) -> None:
-    check(tokens, tmp_path, MORE_OF_TWO, 2)
+    check(run, tokens, tmp_path, MORE_OF_TWO, 2)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(2500)
 def test_four_processes_train_like_one(tokens: Path, tmp_path: Path) -> None:
-    check(tokens, tmp_path, FOUR, 4)
+    check(run, tokens, tmp_path, FOUR, 4)
 
 
 def resumed(tokens: Path, output: Path, before: Path, parallel: dict[str, Any], **changes: Any) -> RunConfig:

@@ -5,7 +5,6 @@ within 1e-5 of the single process in fp32.
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from gpt2train.model.shape import Shape
 from gpt2train.settings import layer
 from tests.gpt2train.checkpoint.test_layouts import HALF, saved
 from tests.gpt2train.forked_ranks import run_ranks
-from tests.gpt2train.jobs import curve, make, weights, write
+from tests.gpt2train.jobs import curve, make, weights
 from tests.gpt2train.parallel.small_model_folder import write_folder, write_tokenizer
-from tests.gpt2train.parity.test_matrix import HERE, worst
+from tests.gpt2train.parity.layout_table import Table, check, job
+from tests.gpt2train.parity.test_matrix import HERE
 
-SECONDS = 1200.0
 CASES = HERE.parent / "parallel" / "run_cases.py"
 KINDS: dict[str, dict[str, Any]] = {
     "two": {"heads": 4, "options": {"value_embeddings": 2, "kv_heads": 2, "qk_norm": True, "attention_bias": "all"}},
@@ -36,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 INTERLEAVED = {"schedule": "interleaved", "virtual_pipeline_stages": 2}
 # Kind of model and layout.
-TWO: dict[str, tuple[str, dict[str, Any]]] = {
+TWO: Table = {
     "tp": ("two", {"tp": 2}),
     "tp whole sequences": ("one", {"tp": 2, "sequence_parallel": False, "activation_checkpointing": "selective"}),
     "tp uneven": ("6 heads", {"tp": 2}),
@@ -47,12 +46,12 @@ TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "zero 3": ("two", {"zero": 3, "activation_checkpointing": "selective"}),
     "zero 3 offload": ("two", {"zero": 3, "cpu_offload": True, "activation_checkpointing": "full"}),
 }
-MORE_OF_TWO: dict[str, tuple[str, dict[str, Any]]] = {
+MORE_OF_TWO: Table = {
     "tp uneven, whole sequences": ("6 heads", {"tp": 2, "sequence_parallel": False}),
     "zero 0": ("two", {"zero": 0}),
     "zero 2": ("one", {"zero": 2}),
 }
-FOUR: dict[str, tuple[str, dict[str, Any]]] = {
+FOUR: Table = {
     "tp 4, 2 heads of keys": ("two", {"tp": 4}),
     "tp 4 uneven": ("6 heads", {"tp": 4}),
     "tp 4 uneven, 2 heads of keys": ("6 heads, 2 of keys", {"tp": 4, "sequence_parallel": False}),
@@ -72,41 +71,22 @@ def run(tokens: Path, output: Path, kind: str, parallel: dict[str, Any], **chang
     return make(tokens, output, **layer(base, changes))
 
 
-def job(configs: Iterable[RunConfig], processes: int) -> None:
-    configs = list(configs)
-    run_ranks(HERE / "train_runs.py", *map(write, configs), processes=processes, seconds=SECONDS)
-    for config in configs:
-        refusal = Path(config.output).with_suffix(".error")
-        assert not refusal.exists(), refusal.read_text()
-
-
-def check(tokens: Path, folder: Path, table: dict[str, tuple[str, dict[str, Any]]], processes: int) -> None:
-    """Train the layouts of a table, and one process for each of their kinds."""
-    kinds = sorted({kind for kind, _ in table.values()})
-    job([run(tokens, folder / f"one-{kind}", kind, {}) for kind in kinds], 1)
-    job([run(tokens, folder / name, *row) for name, row in table.items()], processes)
-    for name, (kind, _) in table.items():
-        found = worst(folder / name, folder / f"one-{kind}")
-        assert found["loss"] <= 1e-5 and found["valid_loss"] <= 1e-5, (name, found)
-        assert found["grad_norm"] <= 1e-4 and found["weight"] <= 1e-3, (name, found)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_two_processes_train_like_one(tokens: Path, tmp_path: Path) -> None:
-    check(tokens, tmp_path, TWO, 2)
+    check(run, tokens, tmp_path, TWO, 2)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
 def test_two_processes_train_like_one_on_further_layouts(tokens: Path, tmp_path: Path) -> None:
-    check(tokens, tmp_path, MORE_OF_TWO, 2)
+    check(run, tokens, tmp_path, MORE_OF_TWO, 2)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(2500)
 def test_four_processes_train_like_one(tokens: Path, tmp_path: Path) -> None:
-    check(tokens, tmp_path, FOUR, 4)
+    check(run, tokens, tmp_path, FOUR, 4)
 
 
 @pytest.mark.slow

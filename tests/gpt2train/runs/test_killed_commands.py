@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gpt2train.data.indexed import write_index
-from tests.gpt2train.compare.test_compare import reviews, write
+from tests.gpt2train.compare.test_compare import small_comparison
 from tests.processes import command_of, wait_until_ended
 
 pytestmark = pytest.mark.timeout(1800)
@@ -85,17 +85,4 @@ def test_an_index(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_comparison(tmp_path: Path) -> None:
-    files = [str(write(tmp_path / f"{name}.jsonl", reviews(1200, at))) for at, name in enumerate("ab")]
-    options = [
-        "--proxy",
-        "micro",
-        "--seeds",
-        "2",
-        "--tokens",
-        "16384",
-        "--jobs",
-        "2",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    check_kills([sys.executable, "-m", "gpt2train", "compare-data", *files, *options], tmp_path / "out", 5)
+    check_kills(small_comparison(tmp_path), tmp_path / "out", 5)
