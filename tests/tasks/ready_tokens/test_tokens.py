@@ -138,7 +138,7 @@ def test_missing_and_damaged_files_are_refused_in_one_line(tmp_path: Path) -> No
 def test_too_little_to_train_on_and_a_mixture_are_refused(tmp_path: Path) -> None:
     settings = build(TrainSettings, {"model": {"context": 32}})
     found = open_ready_tokens(write(tmp_path, documents=9), "1,9", None, None)
-    with pytest.raises(UserError, match=r"the split leaves 1 document of .*/t to train, 1 tokens"):
+    with pytest.raises(UserError, match=r"the split leaves 1 document of .*/t to train, 1 token,"):
         check_ready_tokens(found, settings)
     mixed = build(TrainSettings, {"mixture": {"corpora": [{"prefix": "a"}]}})
     with pytest.raises(UserError, match=r"give these corpora in --tokens, with their weights"):
