@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+import aiohttp
 from yarl import URL
 
 from gpt2train.errors import RunError, UserError
@@ -20,12 +21,12 @@ from tasks.download.freshness import fresh_until, is_fresh
 from tasks.download.host_scheduler import ROBOTS_BYTES, HostScheduler
 from tasks.download.http_client import HttpClient, Response, RetryableFetchError, TimeBudget, brief, check_status
 from tasks.download.ledger import Fetched, Row
-from tasks.download.mime import UNKNOWN_TYPES, checked_language, parse_content_type, sniff_html
+from tasks.download.mime import UNKNOWN_TYPES, checked_language, parse_content_type, type_of, wrong_type
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.revisit import VALIDATORS, checked_validator, conditions_of
 from tasks.download.settings import DownloadSettings
 from tasks.download.ssrf_guard import Lookup, refuse, system_lookup, target_of
-from tasks.download.urls import join, parse
+from tasks.download.urls import join, parse, refresh_target
 
 log = logging.getLogger("gpt2train")
 
@@ -144,7 +145,8 @@ class Fetcher:
 
     async def _follow(self, url: URL, page: Fetched, budget: TimeBudget, requested: list[URL]) -> None:
         """Request a URL and follow its redirects; check each hop like the first, and append the hops to `requested`."""
-        visited = {url}
+        visited = {(url, "")}
+        page.cookies, page.refreshed = None, False
         while True:
             page.final_url, page.http_status = str(url), None
             self._check_url(url)
@@ -163,11 +165,12 @@ class Fetcher:
                 continue
             if target is None:
                 return
-            if target in visited:
+            hop = target, _cookies(page, target)  # a server may send the same address to one who has its cookie
+            if hop in visited:
                 raise FetchRejectedError("redirect_loop", f"after {len(visited)} redirects")
             if len(visited) > self.settings.max_redirects:
                 raise FetchRejectedError("too_many_redirects", f"more than {self.settings.max_redirects}")
-            visited.add(target)
+            visited.add(hop)
             url = target
 
     async def _site_signals(self, url: URL, page: Fetched, delay: float) -> SiteSignals | None:
@@ -202,10 +205,12 @@ class Fetcher:
     ) -> URL | None:
         """Send one request; fill in the page, or return the target of a redirect."""
         conditions = page.conditions if str(url) == page.conditions_url else {}
-        get = self._client.get(url, {**page.request_headers, **conditions})
+        cookies = {"Cookie": cookies} if (cookies := _cookies(page, url)) else {}
+        get = self._client.get(url, {**page.request_headers, **conditions, **cookies})
         async with self.hosts.slot(url, delay), budget.running(), get as response:
             page.http_status, page.ip = response.status, response.peer
             if (target := _redirect(url, response)) is not None:
+                _keep_cookies(page, url, response)
                 return target
             if response.status == 304 and conditions:
                 page.headers, page.not_modified = response.headers, True
@@ -218,21 +223,27 @@ class Fetcher:
                 if failure.wait is not None and failure.wait <= self.settings.max_wait:
                     self.hosts.delay_host(url, failure.wait)  # Retry-After applies to the host, not only to the page
                 raise
-            page.content_type, page.charset = parse_content_type(response.headers.get("Content-Type"))
+            page.content_type, page.charset = parse_content_type(*response.headers.getall("Content-Type", ()))
             page.content_language = checked_language(response.headers.get("Content-Language"))
             page.headers = response.headers
             page.etag, page.last_modified = (checked_validator(response.headers.get(name)) for name in VALIDATORS)
             page.fresh_until = fresh_until(response.headers, datetime.datetime.now(datetime.UTC))
-            unknown = page.content_type in UNKNOWN_TYPES
-            if not unknown and not self.settings.accepts(page.content_type):
-                raise FetchRejectedError("content_type", page.content_type[:80])
+            declared = page.content_type
+            if declared not in UNKNOWN_TYPES and not self.settings.accepts(declared):
+                raise FetchRejectedError("content_type", declared[:80])
             body = await self._client.read(response, self.settings.max_wire_bytes, self.settings.max_bytes)
-            if unknown:
-                page.content_type = sniff_html(body)
-                if not self.settings.accepts(page.content_type):
-                    raise FetchRejectedError("content_type", "none given, and the page does not begin as HTML does")
+            page.content_type = type_of(declared, body)
+            if not self.settings.accepts(page.content_type):
+                raise FetchRejectedError("content_type", wrong_type(declared, page.content_type))
             if site is not None:
                 await self._check_consent(url, page, site, response, body)
+            if not (page.refreshed or page.request_headers) and (target := _refresh(url, response, body)) not in (
+                None,
+                url,
+            ):
+                _keep_cookies(page, url, response)
+                page.content_type, page.charset, page.refreshed = "", None, True
+                return target
             page.body, page.sha256 = body, hashlib.sha256(body).hexdigest()
             return None
 
@@ -277,6 +288,30 @@ def _decide(page: Fetched, found: Consent) -> None:
     page.licenses = found.licenses
     if found.refusal is not None:
         raise FetchRejectedError(found.refusal.name, found.refusal.detail)
+
+
+def _refresh(url: URL, response: Response, body: bytes) -> URL | None:
+    """Return where a page sends its reader at once; None for any other page."""
+    target = refresh_target(response.headers.get("Refresh"), body)
+    if target is None:
+        return None
+    try:
+        return join(url, target)
+    except FetchRejectedError:
+        return None  # the page itself stands
+
+
+def _keep_cookies(page: Fetched, url: URL, response: Response) -> None:
+    """Keep the cookies of a hop for the next ones of the same page, as far as their domains allow."""
+    if response.cookies:
+        page.cookies = page.cookies or aiohttp.CookieJar(unsafe=True)  # unsafe: hosts may be IP addresses
+        page.cookies.update_cookies(response.cookies, url)
+
+
+def _cookies(page: Fetched, url: URL) -> str:
+    """Return the cookies of a page for a request, as the header field."""
+    kept = page.cookies.filter_cookies(url) if page.cookies is not None else {}
+    return "; ".join(f"{morsel.key}={morsel.coded_value}" for morsel in kept.values())
 
 
 def _redirect(url: URL, response: Response) -> URL | None:

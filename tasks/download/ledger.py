@@ -13,6 +13,8 @@ from tasks.core.shards import read_table
 from tasks.core.storage import FileRecord, Folder
 
 if TYPE_CHECKING:
+    import aiohttp
+
     from tasks.download.consent.signals import Headers
 
 LEDGERS = "ledger/"
@@ -78,6 +80,8 @@ class Fetched:
     headers: "Headers | None" = field(default=None, repr=False)  # of the last response with status 200 or 304
     not_modified: bool = False  # the server confirmed the earlier page (304)
     is_fresh: bool = False  # the earlier page is still fresh and was not requested
+    cookies: "aiohttp.CookieJar | None" = field(default=None, repr=False)  # of the hops of this page
+    refreshed: bool = False  # a Refresh was followed
     request_headers: Mapping[str, str] = field(default_factory=dict)  # fields beside those of every request
     conditions: Mapping[str, str] = field(default_factory=dict)  # further fields for `conditions_url` alone
     conditions_url: str = ""  # the URL that the earlier page came from, after redirects

@@ -3,6 +3,8 @@
 import zlib
 from collections.abc import AsyncIterable
 
+# Registered content codings. Servers send other words too (`none`, `UTF-8`), which browsers ignore.
+CODINGS = {"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress", "dcb", "dcz", "exi", "aes128gcm"}
 CHUNK = 4096  # bytes decompressed at a time: zlib copies the rest of its input at the end of each gzip member
 MAX_MEMBERS = 4096  # gzip members of one body; servers that flush often send some dozens
 RATIO_FLOOR = 2**20  # bytes below which the ratio is not checked: a small page of spaces compresses 1,000-fold
@@ -20,11 +22,11 @@ class Decoder:
     """Incremental decoder of a Content-Encoding (identity, gzip, deflate) with bounded output.
 
     Raises:
-        FetchRejectedError: `content_encoding`, for any other encoding.
+        FetchRejectedError: `content_encoding`, for any other coding that is registered.
     """
 
     def __init__(self, encoding: str) -> None:
-        self.encoding = encoding.strip().lower() or "identity"
+        self.encoding = coding_of(encoding)
         if self.encoding not in ("identity", "gzip", "x-gzip", "deflate"):
             raise FetchRejectedError("content_encoding", f"{encoding[:40]!r}, gzip, deflate or none expected")
         self._inflate = None if self.encoding == "identity" else zlib.decompressobj(self._bits(b"\x78"))
@@ -77,6 +79,12 @@ class Decoder:
             return 16 + zlib.MAX_WBITS
         wrapped = head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and int.from_bytes(head[:2], "big") % 31 == 0
         return zlib.MAX_WBITS if wrapped or len(head) < 2 else -zlib.MAX_WBITS
+
+
+def coding_of(header: str) -> str:
+    """Content coding that a Content-Encoding names; the whole header if it names several."""
+    names = [name for part in header.split(",") if (name := part.strip().lower()) in CODINGS]
+    return header.strip().lower() if len(names) > 1 else names[0] if names else "identity"
 
 
 async def read_body(

@@ -1,10 +1,21 @@
 """URLs as the crawler requests them: encoded, without user name, password and fragment."""
 
+import re
+
 from yarl import URL
 
+from tasks.download.meta_tags import meta_tags
 from tasks.download.response_body import FetchRejectedError
 
 MAX_URL = 8192  # characters of a redirect target; longer ones are crawler traps
+MAX_REFRESH_SECONDS = 10  # after which a page has been read
+MAX_REFRESH_TEXT = 1000  # letters and signs of a page that is not to be read; most say "You are being redirected"
+
+_REFRESH = re.compile(
+    r"\s*(\d{1,9})[\d.]*\s*[;,\s]\s*(?:url\s*=\s*)?(?:'([^']*)|\"([^\"]*)|(.*))", re.IGNORECASE | re.DOTALL
+)
+_NO_TEXT = re.compile(rb"<(script|style)\b.*?(?:</\1\b|\Z)|<[^>]*>|\s+", re.IGNORECASE | re.DOTALL)
+_RAW_BYTE = re.compile("[\udc80-\udcff]")  # of a header field that is not UTF-8
 
 
 def parse(url: str) -> URL:
@@ -20,7 +31,7 @@ def parse(url: str) -> URL:
 
 
 def join(base: URL, location: str) -> URL:
-    """Resolve the target of a redirect.
+    """Resolve the target of a redirect; bytes that are not UTF-8 are percent-encoded.
 
     Raises:
         FetchRejectedError: `malformed`.
@@ -28,9 +39,26 @@ def join(base: URL, location: str) -> URL:
     if len(location) > MAX_URL:
         raise FetchRejectedError("malformed", f"a redirect of {len(location)} characters")
     try:
+        location = _RAW_BYTE.sub(lambda raw: f"%{ord(raw[0]) - 0xDC00:02X}", location)
         return _bare(base.join(URL(location)))
     except ValueError as error:
         raise FetchRejectedError("malformed", f"redirect: {error}"[:200]) from error
+
+
+def refresh_target(field: str | None, body: bytes) -> str | None:
+    """Target of a page that sends its reader to another one, by a `Refresh` field or a meta tag.
+
+    None if the page is there to be read: if it is shown for longer than a second and has more text than a notice.
+    """
+    metas = (
+        tag.get("content", "") for tag in meta_tags(body) if tag.get("http-equiv", "").strip().lower() == "refresh"
+    )
+    found = _REFRESH.match(field or next(metas, ""))
+    if found is None or int(found[1]) > MAX_REFRESH_SECONDS:
+        return None
+    if int(found[1]) > 1 and len(_NO_TEXT.sub(b"", body)) > MAX_REFRESH_TEXT:
+        return None
+    return (found[2] or found[3] or found[4] or "").strip() or None
 
 
 def _bare(url: URL) -> URL:

@@ -7,8 +7,8 @@ import io
 import brotli
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 
-from tasks.download.mime import HTML_TYPES, UNKNOWN_TYPES, checked_language, parse_content_type, sniff_html
-from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError
+from tasks.download.mime import HTML_TYPES, UNKNOWN_TYPES, checked_language, parse_content_type, type_of, wrong_type
+from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError, coding_of
 from tasks.download.warc import Page
 from tasks.sources.warc_records import MAX_HEAD, Record
 
@@ -29,17 +29,16 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, ma
     status = (head.get_statuscode() or "")[:20]
     if status != "200":
         raise FetchRejectedError("http_status", f"{status or 'none'}, 200 expected")
-    content_type, charset = parse_content_type(head.get_header("Content-Type"))
-    unknown = content_type in UNKNOWN_TYPES
-    if not unknown and content_type not in HTML_TYPES:
-        raise FetchRejectedError("content_type", f"{content_type[:60]}, {' or '.join(HTML_TYPES)} expected")
+    declared, charset = parse_content_type(*_fields(head, "content-type"))
+    if declared not in UNKNOWN_TYPES and declared not in HTML_TYPES:
+        raise FetchRejectedError("content_type", f"{declared[:60]}, {' or '.join(HTML_TYPES)} expected")
     if "chunked" in (head.get_header("Transfer-Encoding") or "").lower():
         body = unchunk(body)
     body = unpack(body, head.get_header("Content-Encoding") or "", max_bytes, max_ratio)
     if not (body or may_be_empty):
         raise FetchRejectedError("empty", "a page of no bytes")
-    if unknown and not (content_type := sniff_html(body)):
-        raise FetchRejectedError("content_type", "none given, and the page does not begin as HTML does")
+    if (content_type := type_of(declared, body)) not in HTML_TYPES:
+        raise FetchRejectedError("content_type", wrong_type(declared, content_type))
     return Page(
         url=record.head.get_header("X-List-URL") or record.url,
         final_url=record.url,
@@ -52,6 +51,11 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, ma
         ip=record.head.get_header("WARC-IP-Address") or "",
         content_language=checked_language(head.get_header("Content-Language")),
     )
+
+
+def _fields(head: StatusAndHeaders, name: str) -> list[str]:
+    """Values of all fields of a name, in their order."""
+    return [value for field, value in head.headers if field.lower() == name]
 
 
 def unchunk(body: bytes) -> bytes:
@@ -92,10 +96,10 @@ def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> byte
     Raises:
         FetchRejectedError: `too_large`, `compression_ratio`, `content_encoding`.
     """
-    encoding = encoding.strip().lower()
+    encoding = coding_of(encoding)
     limit = int(min(max_bytes, max(len(body) * max_ratio, RATIO_FLOOR)))
     if encoding in ("gzip", "x-gzip") and not body.startswith(b"\x1f\x8b"):
-        encoding = ""
+        encoding = "identity"
     try:
         found, whole = _unbrotli(body, limit) if encoding == "br" else _inflate(body, encoding, limit)
     except FetchRejectedError:

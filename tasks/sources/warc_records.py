@@ -134,7 +134,8 @@ def _fault(stream: ArchiveStream, length: int, count: int) -> tuple[str, str] | 
             "truncated_record" if at_end else "broken_record",
             f"Content-Length {length:,}, but {'the file' if at_end else 'the record'} ends after {count:,} bytes",
         )
-    if stream.peek(1) not in (b"", b"\r", b"\n"):
+    # Some writers put no empty lines between records.
+    if stream.peek(1) not in (b"", b"\r", b"\n") and stream.peek(len(RECORD)) != RECORD:
         return "broken_record", f"the record goes on after its Content-Length of {length:,} bytes"
     stream.skip_blank()  # up to the end of the member, where zlib verifies its checksum
     return None

@@ -113,7 +113,7 @@ def warcs(
     if consent is not None:
         parameters["consent"] = consent.model_dump(mode="json")
     packages = ("idna", "tld", "warcio", *(("libxml2", "lxml") if consent else ()))
-    version = 4 if consent else 2  # an index of an earlier release is kept where the signals are off
+    version = 5 if consent else 3  # an index of an earlier release is kept where the signals are off
     step = Step(root, "warcs", version=version, parameters=parameters, inputs=inputs, packages=packages)
     write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):

@@ -14,6 +14,7 @@ from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.download.mime import HTML_TYPES, type_of
 from tasks.sources.index import INDEX, index_row, whole_page, write_locations
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
@@ -40,7 +41,7 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
     step = Step(
         root,
         "webpages",
-        version=1,
+        version=2,
         parameters=settings,
         inputs={"files": identity_of(files), **read_forgotten(root).inputs},
     )
@@ -67,6 +68,8 @@ def webpages_part(folder: Folder, name: str, files: Sequence[InputFile], setting
             shards.reject(row, "too_large", f"{file.name}: more than {settings.max_bytes:,} bytes")
         elif not body.strip():
             shards.reject(row, "empty", f"{file.name}: nothing but spaces")
+        elif (kind := type_of(HTML_TYPES[0], body)) not in HTML_TYPES:
+            shards.reject(row, "content_type", f"{file.name}: the bytes are those of {kind}")
         else:
             shards.keep(index_row(file, whole_page(file.name, file.name, body)))
     return shards.close()

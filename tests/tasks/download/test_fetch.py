@@ -8,7 +8,7 @@ import tasks.download.fetch as fetch_module
 from tasks.download.fetch import Fetcher
 from tasks.download.http_client import retry_after
 from tests.tasks.download.fetch_helpers import fetch, make_settings
-from tests.tasks.web_server import PAGE, Site, ok, running_site
+from tests.tasks.web_server import PAGE, Handler, Site, ok, raw, running_site
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,80 @@ def test_facts_of_a_page_are_recorded(site: Site) -> None:
     assert hopped.charset == "utf-8"
 
 
+LONG = b"<p>" + b"A page that is there to be read. " * 60
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "found"),
+    [
+        ("latin", {"Location": "/caf\u00e9"}, b"", "/caf%E9"),
+        ("zero", {}, b'<meta http-equiv="Refresh" content="0; url=/page?a=1&amp;b=2">' + LONG, "/page?a=1&b=2"),
+        ("bare", {}, b"<META CONTENT=0;/page HTTP-EQUIV=refresh>", "/page"),
+        ("quoted", {}, b"<meta http-equiv=refresh content=\"5;URL='page'\">Wait.", "/page"),
+        ("field", {"Refresh": "3; url=http://b.test/page"}, b"<p>Wait.", "http://b.test/page"),
+        ("later", {"Refresh": "5; url=/page"}, LONG, None),
+        ("daily", {"Refresh": "300; url=/page"}, b"<p>News.", None),
+        ("self", {"Refresh": "0"}, b"<p>News.", None),
+        ("script", {}, b"<script>'<meta http-equiv=refresh content=\"0;url=/gone\">'</script><p>Text.", None),
+        ("noscript", {}, b"<noscript><meta http-equiv=refresh content='0;url=/gone'></noscript><p>Text.", None),
+        ("nowhere", {"Refresh": "0; url=http://[zz/"}, b"<p>Text.", None),
+    ],
+)
+def test_pages_that_send_elsewhere_are_followed(
+    site: Site, path: str, headers: dict[str, str], body: bytes, found: str | None
+) -> None:
+    answer = dict(status=302 if "Location" in headers else 200, **headers)
+    site.handlers = {"/" + path: lambda h: h.answer(body, **answer)}  # everything else is PAGE
+    (page,) = fetch(site, [f"http://a.test/{path}"])
+    assert (page.reason, page.body) == ("", body if found is None else PAGE)
+    expected = found or "/" + path
+    assert page.final_url == (expected if expected.startswith("http:") else "http://a.test" + expected)
+
+
+def test_a_refresh_is_checked_like_a_redirect_and_followed_once(site: Site) -> None:
+    for name, target in {"in": "http://169.254.169.254/", "r": "/private/x", "1": "/2", "2": "/3"}.items():
+        site.handlers["/" + name] = lambda h, to=target: h.answer(b"<p>Wait.", Refresh=f"0;url={to}")
+    site.robots["a.test"] = (200, "User-agent: *\nDisallow: /private/")
+    pages = fetch(site, [f"http://a.test/{name}" for name in ("in", "r", "1")])
+    assert [page.reason for page in pages] == ["not_public_address", "robots_forbidden", ""]
+    assert [page.content_type for page in pages] == ["", "", "text/html"]
+    assert pages[2].final_url == "http://a.test/2"
+
+
+def test_cookies_are_kept_for_the_hops_of_one_page(site: Site) -> None:
+    def gate(h: Handler) -> None:
+        if h.headers["Cookie"] == "seen=1":
+            return ok(h)
+        h.answer(b"", status=302, Location=h.path, Set_Cookie="seen=1; Path=/")
+
+    def other(h: Handler) -> None:
+        h.answer(b"" if h.headers["Cookie"] else PAGE, status=500 if h.headers["Cookie"] else 200)
+
+    def counter(h: Handler) -> None:
+        h.answer(b"", status=302, Location=h.path, Set_Cookie=f"n={sum(h.site.hits.values())}")
+
+    site.handlers |= {"/gate": gate, "/other": other, "/counter": counter}
+    site.handlers["/away"] = lambda h: h.answer(b"", status=302, Location="http://b.test/other", Set_Cookie="seen=1")
+    names = ("gate", "gate?again", "away", "counter")
+    pages = fetch(site, [f"http://a.test/{name}" for name in names], per_host=1)
+    assert [page.reason for page in pages] == ["", "", "", "too_many_redirects"]
+    assert site.hits["a.test", "/gate"] == 4  # each page begins without cookies
+
+
+def test_the_last_of_several_content_types_counts(site: Site) -> None:
+    def twice(h: Handler) -> None:
+        raw(h, b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Type: text/html;charset=koi8-r\r\n\r\n" + PAGE)
+
+    site.handlers["/twice"] = twice
+    site.handlers["/pdf"] = lambda h: h.answer(b"%PDF-1.4\n(Text) Tj")
+    pages = fetch(site, ["http://a.test/twice", "http://a.test/pdf"])
+    assert [(page.reason, page.content_type, page.charset) for page in pages] == [
+        ("", "text/html", "koi8-r"),
+        ("content_type", "application/pdf", None),
+    ]
+    assert pages[1].detail == "sent as text/html, but the bytes are those of application/pdf"
+
+
 def test_attempts_are_counted_and_capped(site: Site) -> None:
     (page,) = fetch(site, ["http://a.test/broken"], attempts=4)
     assert page.attempts == 4
@@ -92,10 +166,10 @@ def test_an_unexpected_error_rejects_one_page_only(
 ) -> None:
     parse_content_type = fetch_module.parse_content_type
 
-    def broken(value: str | None) -> tuple[str, str | None]:
-        if "xhtml" in (value or "").lower():
+    def broken(*values: str | None) -> tuple[str, str | None]:
+        if "xhtml" in str(values).lower():
             raise RuntimeError("not thought of")
-        return parse_content_type(value)
+        return parse_content_type(*values)
 
     monkeypatch.setattr(fetch_module, "parse_content_type", broken)
     with caplog.at_level("WARNING", logger="gpt2train"):

@@ -24,7 +24,7 @@ from tasks.core.storage import Folder
 from tasks.download.fetch import Fetcher
 from tasks.download.http_client import retry_after
 from tasks.download.ledger import Fetched
-from tasks.download.mime import parse_content_type, sniff_html
+from tasks.download.mime import parse_content_type, sniff_html, type_of
 from tasks.download.response_body import Decoder, FetchRejectedError
 from tasks.download.robots import RobotsRules
 from tasks.download.ssrf_guard import refuse
@@ -185,7 +185,10 @@ def test_media_types_equal_those_of_the_standard_library() -> None:
         ("text/html; charset=\r\n\r\nZZZ", ("text/html", None)),
         ('text/html; charset="x\r\ny"', ("text/html", None)),
         ("text/html; charset=a;charset=b", ("text/html", "a")),
-        ("text/html, text/html", ("", None)),
+        ("text/html, text/html", ("text/html", None)),
+        ("text/html;charset=gbk, text/html", ("text/html", "gbk")),
+        ("text/html;charset=gbk, text/plain", ("text/plain", None)),
+        ('text/html;charset="a,b";x="\\",", */*', ("text/html", None)),
         ("text/html charset=utf-8", ("", None)),
         ("; charset=utf-8", ("", "utf-8")),
         ("text/html; charset=" + "x" * 65, ("text/html", None)),
@@ -238,6 +241,34 @@ def test_parsing_time_is_proportional_to_the_length() -> None:
 )
 def test_pages_without_a_content_type_are_sniffed(body: bytes, kind: str) -> None:
     assert sniff_html(body) == kind
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"%PDF-1.4\n1 0 obj (Text) Tj", "application/pdf"),
+        (b"PK\x03\x04word/document.xml", "application/zip"),
+        (b"{\\rtf1\\ansi Text}", "application/rtf"),
+        (b"RIFF\x00\x01\x02\x03WEBPVP8 ", "image/*"),
+        (b"\x00\x00\x00\x18ftypmp42", "video/*"),
+        (b'\xef\xbb\xbf {"title": "A", "body": "<p>text</p>"}\n', "application/json"),
+        (b'[{"a": 1}]', "application/json"),
+        (b'<?xml version="1.0"?>\n<!-- a --><rss version="2.0"><channel>', "application/rss+xml"),
+        (b'<feed xmlns="http://www.w3.org/2005/Atom">', "application/atom+xml"),
+        (b"[Home] <p>Text</p> [end]", ""),
+        (b"{{ template }} <p>Text {}</p> }", ""),
+        (b"<!DOCTYPE html><p><rss>", ""),
+        (b"<!---->" * 200, ""),
+        (b'<?xml version="1.0"?><html>', ""),
+        (b"MZ is how the text begins, and it goes on.", ""),
+        (b"BM is how the text begins, and it goes on.", ""),
+        (b"plain words about %PDF-1.4", ""),
+        (b"", ""),
+    ],
+)
+def test_other_files_that_are_sent_as_html_are_known(body: bytes, kind: str) -> None:
+    assert type_of("text/html", body) == (kind or "text/html")
+    assert type_of("text/plain", body) == "text/plain"
 
 
 def test_each_malformed_response_ends_with_a_reason() -> None:

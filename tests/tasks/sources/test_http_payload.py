@@ -25,6 +25,8 @@ BODIES = {
     "brotli": (brotli.compress(BODY), ["Content-Encoding: br"]),
     "no brotli any more": (BODY, ["Content-Encoding: br"]),
     "identity": (BODY, ["Content-Encoding: identity"]),
+    "no coding": (BODY, ["Content-Encoding: UTF-8"]),
+    "no coding, gzip": (gzip.compress(BODY), ["Content-Encoding: none, gzip"]),
 }
 
 

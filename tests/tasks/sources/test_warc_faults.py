@@ -46,7 +46,7 @@ REFUSED = {
     "cut gzip": (response(1, gzip.compress(BODY)[:-20], "Content-Encoding: gzip"), "content_encoding", "end too soon"),
     "cut brotli": (response(1, brotli.compress(BODY)[:-9], "Content-Encoding: br"), "content_encoding", "too soon"),
     "no brotli": (response(1, b"\xff" * 99, "Content-Encoding: br"), "content_encoding", "not the brotli"),
-    "an encoding of the future": (response(1, BODY, "Content-Encoding: zz"), "content_encoding", "'zz'"),
+    "an encoding of the future": (response(1, BODY, "Content-Encoding: zstd"), "content_encoding", "'zstd'"),
     "cut chunks": (response(1, chunked(BODY)[:-700], "Transfer-Encoding: chunked"), "transfer_encoding", "longer"),
     "odd chunks": (
         response(1, b"5\r\nabcde\r\nhello", "Transfer-Encoding: chunked"),
@@ -169,6 +169,20 @@ def test_a_page_that_holds_an_archive_adds_no_pages(tmp_path: Path) -> None:
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2)]
 
 
+def test_records_without_empty_lines_between_them_are_read(tmp_path: Path) -> None:
+    """The last of several Content-Type fields counts, and a PDF is no page."""
+    records = [
+        response(1, BODY),
+        response(2, BODY, "Content-Type: text/html; charset=koi8-r", content_type="text/plain"),
+    ]
+    records += [response(3, b"%PDF-1.4 (Text) Tj"), response(4, BODY)]
+    path = archive(tmp_path, b"".join(one.removesuffix(b"\r\n\r\n") for one in records), "glued.warc")
+    manifest = index(tmp_path / "out", path)
+    pages = pages_of(tmp_path / "out", manifest)
+    assert [(page.url, page.charset) for page in pages] == [(url(1), "utf-8"), (url(2), "koi8-r"), (url(4), "utf-8")]
+    assert manifest.outcome.reasons == {"content_type": 1}
+
+
 MEMORY = """
 import resource, sys
 from tasks.core.runner import Runner
@@ -213,7 +227,7 @@ BOMBS = {
     "short lines after a fault": (EMPTY + b"x\n", b"x\n"),
     "lines like a record's": (EMPTY + b"x\n", b"WARC/\n"),
     "broken records": (EMPTY + b"x\n", b"\r\n\r\nWARC/1.0\r\n\r\n"),
-    "records without an end": (b"", EMPTY),
+    "records without an end": (b"", EMPTY + b"x"),
     "records with a wrong length": (b"", LONG),
 }
 
