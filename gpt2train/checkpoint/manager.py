@@ -48,10 +48,11 @@ class CheckpointManager:
         failed: True if a background save failed; the next call of `save` or `wait` raises its error.
         corpora: training corpora of the run; set by `restore`.
         newest: checkpoint from which the run would resume; None if there is none.
+        config: settings of the run, which its checkpoints get.
     """
 
     def __init__(self, config: RunConfig, data: Dataset | None = None, valid: Dataset | None = None) -> None:
-        self._config, self._data, self._valid = config, data, valid
+        self.config, self._data, self._valid = config, data, valid
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
@@ -90,7 +91,7 @@ class CheckpointManager:
             RunError: all checkpoints of the run are damaged (the run never silently restarts from scratch), or the
                 weights of `init_from` are not finite.
         """
-        config = self._config
+        config = self.config
         self.corpora = broadcast_from_rank0(lambda: resume.stored_corpora(config, self._data), self._group)
         self._validation = broadcast_from_rank0(lambda: resume.validation_identity(config, self._valid), self._group)
         lost: set[str] = set()
@@ -141,7 +142,7 @@ class CheckpointManager:
         self.wait()
         if problem := non_finite_tensor(tensors):
             return problem
-        config, valid_loss = self._config, measured.get("valid_loss", math.nan)
+        config, valid_loss = self.config, measured.get("valid_loss", math.nan)
         scores = {name: value for name, value in measured.items() if name.startswith("valid_") and name != "valid_loss"}
         manifest = CheckpointManifest(
             format=store.FORMAT,
@@ -190,9 +191,9 @@ class CheckpointManager:
 
     def _write(self, own: Mapping[str, Tensor], manifest: CheckpointManifest) -> Path:
         started_at = time.perf_counter()
-        settings = self._config.checkpoints
+        settings = self.config.checkpoints
         try:
-            folder = write(self._config.output, own, manifest, settings.keep, settings.keep_best, self._group)
+            folder = write(self.config.output, own, manifest, settings.keep, settings.keep_best, self._group)
         except BaseException:
             self.failed = True
             raise

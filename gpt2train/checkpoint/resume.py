@@ -67,7 +67,7 @@ def find_own(
     """Find the checkpoint from which a run resumes, but a `diverged` one; None if it has none. Collective.
 
     Raises:
-        UserError: the run folder has another model, tokenizer, seed or data, or is beyond `steps`.
+        UserError: the run folder has another model, tokenizer, seed or data.
         RunError: all checkpoints are damaged; the run never silently restarts from scratch.
     """
     found = newest_intact(config.output, group, diverged)
@@ -76,6 +76,8 @@ def find_own(
         log.info("resuming from step %d", found.manifest.position.step)
         before = flatten(found.manifest.config)
         for key, now in flatten(config.model_dump(mode="json")).items():
+            if key == "steps" and config.epochs:  # not computed yet
+                continue
             if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in before and before[key] != now:
                 log.info("changed setting: %s from %s to %s", key, before[key], now)
         if (fp8 := before.get("performance.fp8", "off")) != config.performance.fp8:  # the only one that affects losses
@@ -158,17 +160,12 @@ def check_same_run(
     """Check that a checkpoint is of a run with the same model, tokenizer, seed and data; `holder` begins the message.
 
     Raises:
-        UserError: it does not, or its step is beyond `steps`.
+        UserError: it does not.
     """
     remedy = "give another output" if holder.endswith("holds") else "use restore = 'optimizer'"
     check(config, manifest, FIXED, f"{holder} a run with", remedy)
     if manifest.data and (difference := _difference(config, manifest.data, corpora)):
         raise UserError(f"{holder} a run with other training data ({difference}); {remedy}")
-    if manifest.position.step > config.steps:
-        raise UserError(
-            f"{config.output} is at step {manifest.position.step}, beyond steps = {config.steps}; "
-            "raise steps or give another output"
-        )
 
 
 def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...], holder: str, remedy: str) -> None:

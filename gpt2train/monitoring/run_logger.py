@@ -44,8 +44,19 @@ MAX_EPOCHS = 4
 RISES = 2  # consecutive increases of the validation loss, while the training loss falls
 
 
-def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Dataset, warmup: int) -> None:
-    """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings."""
+def log_run_header(
+    config: RunConfig, ctx: DistContext, layout: Layout, data: Dataset, samples: int, warmup: int
+) -> None:
+    """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings.
+
+    Args:
+        config: settings of the run.
+        ctx: distributed context.
+        layout: layout of the run.
+        data: training data.
+        samples: samples of the whole run.
+        warmup: warm-up in updates.
+    """
     fp8 = config.performance.fp8
     log.info(
         "%s parameters, %s, %s on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
@@ -60,7 +71,7 @@ def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Da
         layout.accumulation,
         config.parallel.zero,
     )
-    corpora = data.epochs(config.steps * layout.global_batch)
+    corpora = data.epochs(samples)
     for name, tokens, epochs in corpora:
         log.info("%s: %s tokens, %.2f epochs in %s", name, f"{tokens:,}", epochs, count_of(config.steps, "step"))
     for warning in warn_before_start(config, warmup, [(name, epochs) for name, _, epochs in corpora]):

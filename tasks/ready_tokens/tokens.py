@@ -102,6 +102,8 @@ def open_ready_tokens(
 def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
     """Parse `PREFIX`, `PREFIX,PREFIX` (equal weights) or `0.3 PREFIX 0.7 PREFIX` (Megatron-LM's `--data-path`).
 
+    Corpora of weight 0 are left out.
+
     Raises:
         UserError: a weight or a prefix is missing or wrong.
     """
@@ -114,10 +116,13 @@ def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
         pairs = [(prefix.strip(), "1") for prefix in tokens.split(",")]
     if not all(prefix for prefix, _ in pairs):
         raise UserError(f"tokens: {tokens!r} has an empty prefix; give PREFIX, or PREFIX,PREFIX")
-    return tuple(
+    corpora = [
         build(Corpus, {"prefix": str(Path(prefix).absolute()), "weight": weight}, source=f"tokens: {prefix}")
         for prefix, weight in pairs
-    )
+    ]
+    if not any(corpus.weight for corpus in corpora):
+        raise UserError(f"tokens: all weights of {tokens!r} are 0, which leaves nothing for training; raise one")
+    return tuple(corpus for corpus in corpora if corpus.weight)
 
 
 def _one_prefix(valid: str) -> Corpus:

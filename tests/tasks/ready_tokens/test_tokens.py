@@ -37,6 +37,7 @@ def write(folder: Path, name: str = "t", documents: int = 2456, tokenizer: bool 
         ("/a/b, /c", [("/a/b", 1.0), ("/c", 1.0)]),
         ("0.3 /a/b 0.7 /c", [("/a/b", 0.3), ("/c", 0.7)]),
         ("1 /a", [("/a", 1.0)]),
+        ("0 /a 1 /b 0.0 /c", [("/b", 1.0)]),
         ("/my files/a", [("/my files/a", 1.0)]),
     ],
 )
@@ -49,7 +50,9 @@ def test_prefixes_and_weights(text: str, found: list[tuple[str, float]]) -> None
     [
         ("0.3 /a 0.7", "is not pairs of weight and prefix"),
         ("0.3 /a b /c", "tokens: /c: weight"),
-        ("0 /a 1 /c", "tokens: /a: weight"),
+        ("-1 /a 1 /c", "tokens: /a: weight"),
+        ("1e-12 /a 1 /c", "tokens: /a: weight: 1e-12 is below 1e-09; raise it, or give 0"),
+        ("0 /a 0 /c", "all weights of '0 /a 0 /c' are 0"),
         ("/a,", "has an empty prefix"),
         ("", "has an empty prefix"),
     ],
