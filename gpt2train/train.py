@@ -147,7 +147,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         _warn_of_missing_class(config, ctx)
         validation = None if valid_data is None else _validation(engine, valid_data, stop)
         run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
-        cleanup.callback(run_logger.close)
+        cleanup.push(run_logger.close)
         profiler = Profiler(config.logging, config.output, ctx)
         cleanup.callback(profiler.close)
         ahead = PREFETCH_STEPS if config.performance.prefetch else 0

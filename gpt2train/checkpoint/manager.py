@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from gpt2train.checkpoint.writer import clean_up, write
 from gpt2train.config import RunConfig
 from gpt2train.data.dataset import Dataset
 from gpt2train.errors import RunError, UserError
+from gpt2train.launch.rank_process import is_lost_contact
 from gpt2train.parallel.grad_norm import local, norms
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.training.train_state import START, TrainState
@@ -33,6 +34,8 @@ log = logging.getLogger("gpt2train")
 
 # Processes wait this long for the slowest disk. A dead process is detected at once, a hung one by training itself.
 SAVE_TIMEOUT = timedelta(hours=1)
+# A process that ends by an unexpected error waits for the save under way; for that of a lost process in vain.
+UNEXPECTED_SECONDS, LOST_SECONDS = 600.0, 10.0
 
 
 class CheckpointManager:
@@ -69,6 +72,9 @@ class CheckpointManager:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         expected = kind is None or issubclass(kind, UserError | RunError)
+        if error is not None and not expected and kind is not KeyboardInterrupt and self._writing is not None:
+            # The copy in memory is complete, and the threads of the other processes write too, while those live.
+            wait([self._writing], LOST_SECONDS if is_lost_contact(error) else UNEXPECTED_SECONDS)
         if expected:  # all processes reach this line; after an unexpected error the others may not
             try:
                 self.wait()

@@ -156,10 +156,10 @@ class RunLogger:
         if sample is not None:
             log.info(sample_line(sample.prompt, sample.text))
 
-    def close(self) -> None:
-        """Flush and close."""
+    def close(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Flush and close, after an error of this kind, if any: a second signal does not wait for trackers."""
         if self._metrics is not None:
-            self._metrics.close()
+            self._metrics.close(wait=kind is not KeyboardInterrupt)
 
     def _memory(self) -> int:
         """Peak memory of this process, bytes: on the GPU if it has one."""
