@@ -38,6 +38,8 @@ SHAPE = (
     "vocab",
     "tokenizer_hash",
 )
+# Settings that determine the names of the optimizer's state in a checkpoint, which another value could not load.
+OPTIMIZER = ("optimizer.name",)
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
 FIXED = ("model.context", *SHAPE, "objective", "seed", "documents")
@@ -164,6 +166,8 @@ def check_same_run(
     """
     remedy = "give another output" if holder.endswith("holds") else "use restore = 'optimizer'"
     check(config, manifest, FIXED, f"{holder} a run with", remedy)
+    new = "start from its weights (another output, checkpoints.init_from, restore = 'weights')"
+    check(config, manifest, OPTIMIZER, f"{holder} a run with", f"set it back, or {new}")
     if manifest.data and (difference := _difference(config, manifest.data, corpora)):
         raise UserError(f"{holder} a run with other training data ({difference}); {remedy}")
 
@@ -183,8 +187,9 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings, and add what files leave out: family, options of gpt2, labels, objective, positions."""
-    flat = {"model.family": "gpt2", "model.labels": 0, "objective.name": "next_token"} | flatten(settings)
+    """Flatten settings, and add what files leave out: family, options of gpt2, labels, objective, optimizer, positions."""
+    left_out = {"model.family": "gpt2", "model.labels": 0, "objective.name": "next_token", "optimizer.name": "adamw"}
+    flat = left_out | flatten(settings)
     if flat["model.family"] == "gpt2":
         options = {f"model.options.{name}": value for name, value in GPT2Options().model_dump().items()}
         flat = {"model.family": "gpt2"} | options | flat  # the family first, since a message names the first difference

@@ -51,7 +51,9 @@ class GpuMeter:
                 watts = joules / seconds
             share = nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
             memory = nvml.nvmlDeviceGetMemoryInfo(self._handle).used / GIB
-        except Exception:  # an NVMLError, or what bindings and driver of other releases raise: the result needs no meter
+        except (
+            Exception
+        ):  # an NVMLError, or what bindings and driver of other releases raise: the result needs no meter
             return None
         return GpuUse(joules, watts, share, memory)
 
