@@ -52,7 +52,7 @@ class AssetLineage:
         }
         try:
             materialize(key, sorted({other for other in found if other} - {key}), manifest.step, facts)
-        except Exception as error:  # of Prefect, which the result of the run does not need
+        except Exception as error:  # noqa: BLE001 - of Prefect, which the result of the run does not need
             log.warning("the asset of step %s is not recorded: %s: %s", manifest.step, type(error).__name__, error)
 
 

@@ -116,7 +116,7 @@ class ArtifactPublisher:
                 while not self._stop.wait(POLL_SECONDS):
                     self._write_due(client, time.monotonic())
                 self._write_due(client, float("inf"))
-        except Exception as error:  # of Prefect's client, which the result of the run does not need
+        except Exception as error:  # noqa: BLE001 - of Prefect's client, which the result of the run does not need
             log.warning("the run page is not updated any more: %s: %s", type(error).__name__, error)
 
     def _write_due(self, client: "SyncPrefectClient", now: float) -> None:
@@ -130,7 +130,7 @@ class ArtifactPublisher:
                 self._write(client, key, entry, render(), description)
                 rendering = 0.0 if first else time.thread_time() - start
                 wait = max(entry.seconds, MIN_INTERVAL_FACTOR * rendering)
-            except Exception as error:  # of the server, its client or the rendering: must not stop a training
+            except Exception as error:  # noqa: BLE001 - of the server, its client or the rendering: must not stop a training
                 log.debug("the artifact %s was not written: %s", key, error)
                 entry.changed, wait = True, RETRY_SECONDS
             entry.due = time.monotonic() + wait

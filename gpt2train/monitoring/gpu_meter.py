@@ -51,9 +51,7 @@ class GpuMeter:
                 watts = joules / seconds
             share = nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
             memory = nvml.nvmlDeviceGetMemoryInfo(self._handle).used / GIB
-        except (
-            Exception
-        ):  # an NVMLError, or what bindings and driver of other releases raise: the result needs no meter
+        except Exception:  # noqa: BLE001 - whatever bindings and driver raise, the result needs no meter
             return None
         return GpuUse(joules, watts, share, memory)
 
@@ -61,7 +59,7 @@ class GpuMeter:
         """Energy since the driver was loaded, millijoules; None if the GPU does not count it."""
         try:
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-        except Exception:  # as in `read`
+        except Exception:  # noqa: BLE001 - as in `read`
             return None
 
 
@@ -81,6 +79,6 @@ def open_meter(uuid: str) -> GpuMeter | None:
     try:
         nvml.nvmlInit()
         return GpuMeter(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}"))
-    except Exception as error:  # as in `GpuMeter.read`
+    except Exception as error:  # noqa: BLE001 - as in `GpuMeter.read`
         log.info("no energy of the GPU: NVML: %s", error)
         return None

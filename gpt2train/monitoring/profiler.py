@@ -69,7 +69,7 @@ class Profiler:
     def _attempt(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of torch, the driver or the disk
+        except Exception as error:  # noqa: BLE001 - of torch, the driver or the disk
             self._profile, self._left = None, 0
             log.warning("warning: no profile: %s", " ".join(str(error).split()) or type(error).__name__)
 

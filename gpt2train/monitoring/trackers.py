@@ -202,7 +202,7 @@ class TrackerThread:
                 self._send_all(tracker)
                 tracker.close()
                 return
-            except Exception as error:  # of libraries and servers that the result does not need
+            except Exception as error:  # noqa: BLE001 - of libraries and servers that the result does not need
                 if self._mark_tried(error):
                     return
                 if not self._failed:

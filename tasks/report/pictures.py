@@ -22,7 +22,7 @@ def _or_none(draw: Callable[P, str]) -> Callable[P, str | None]:
     def attempt(*arguments: P.args, **options: P.kwargs) -> str | None:
         try:
             return draw(*arguments, **options)
-        except Exception as error:  # of matplotlib, its fonts or its cache folder
+        except Exception as error:  # noqa: BLE001 - of matplotlib, its fonts or its cache folder
             log.warning("warning: no picture: %s: %s", type(error).__name__, error)
             return None
 

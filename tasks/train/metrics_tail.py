@@ -31,7 +31,7 @@ def polling(poll: Callable[[bool], None], seconds: float) -> Iterator[None]:
         nonlocal failed
         try:
             poll(last)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - of a server, or of rows from a damaged file
             if not failed:
                 log.warning("warning: a report failed: %s: %s", type(error).__name__, error)
             failed = True

@@ -134,7 +134,7 @@ def test_a_finished_run_is_left_unchanged(tokens: Path, tmp_path: Path, alone: D
         ({"tokenizer_hash": "x"}, "holds a run with another tokenizer_hash"),
         (
             {"optimizer": {"name": "muon"}},
-            r"holds a run with another optimizer.name \(adamw there, muon now\); set it back, or start from its weights",
+            r"holds a run with another optimizer.name \(adamw there, muon now\); set it back, or start from its",
         ),
         ({"steps": 3, "schedule": {"warmup": 1}}, "is at step 4, beyond steps = 3"),
     ],
