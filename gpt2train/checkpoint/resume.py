@@ -187,7 +187,7 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings, and add what files leave out: family and its options, labels, objective, optimizer, positions."""
+    """Flatten settings, and add what files leave out, such as the family, options of gpt2 and the positions."""
     left_out = {"model.family": "gpt2", "model.labels": 0, "objective.name": "next_token", "optimizer.name": "adamw"}
     flat = left_out | flatten(settings)
     if flat["model.family"] == "gpt2":

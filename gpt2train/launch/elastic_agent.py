@@ -5,9 +5,11 @@ restarted; and the root cause of a failure is reported in one line with rank and
 the agents agree on the ranks at the rendezvous, for each attempt anew.
 """
 
+import contextlib
 import signal
 import socket
 import sys
+import tempfile
 import uuid
 from argparse import Namespace
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from gpt2train.compat.torch_elastic import ObservedAgent, launch_config, parse_torchrun
 from gpt2train.errors import UserError
-from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG, USER_ERROR
+from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG, RESUMES, USER_ERROR
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import quietly
 from gpt2train.launch.rendezvous import rendezvous
@@ -55,7 +57,15 @@ def start(arguments: list[str], env: ProcessEnv, stopping: Callable[[], bool]) -
         UserError: the arguments contradict Slurm's variables.
         ChildFailedError: a rank failed and is not restarted.
     """
-    config, command, rest = launch_config(_complete(parse_torchrun(arguments), env))
+    with contextlib.ExitStack() as cleanup:
+        args = _complete(parse_torchrun(arguments), env)
+        if args.log_dir is None:  # torch would make a folder for files that the ranks do not write, and leave it
+            args.log_dir = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="torchelastic_"))
+        _run(args, stopping)
+
+
+def _run(args: Namespace, stopping: Callable[[], bool]) -> None:
+    config, command, rest = launch_config(args)
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -119,11 +129,12 @@ def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) 
         return lost
     prefix = f"error: rank {rank} on {socket.gethostname()}"
     if code == LOST_CONTACT:
-        quietly(print)(f"{prefix} lost contact with another process; see logs/rank-{rank}.log", file=sys.stderr)
+        found = f"lost contact with another process; see logs/rank-{rank}.log; {RESUMES}"
+        quietly(print)(f"{prefix} {found}", file=sys.stderr)
         return lost
     elif code < 0:
         hint = " (out of memory?)" if -code == signal.SIGKILL else f"; see logs/rank-{rank}.err"
-        quietly(print)(f"{prefix} was killed by {signal.Signals(-code).name}{hint}", file=sys.stderr)
+        quietly(print)(f"{prefix} was killed by {signal.Signals(-code).name}{hint}; {RESUMES}", file=sys.stderr)
         return lost
     quietly(print)(f"{prefix} exited with code {code}; see logs/rank-{rank}.log", file=sys.stderr)
     return 1

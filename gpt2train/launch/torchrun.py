@@ -34,7 +34,7 @@ import psutil
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
 from gpt2train.io.run_folder import checkpoint_step, last_step, newest_checkpoint
-from gpt2train.launch.parent_death import LAUNCHER, USER_ERROR, die_with_parent
+from gpt2train.launch.parent_death import LAUNCHER, RESUMES, USER_ERROR, die_with_parent
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
 
@@ -86,12 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if stop.forced:
-            message = "killed by a second signal; steps after the last checkpoint are lost"
+            message = f"killed by a second signal; steps after the last checkpoint are lost, and {RESUMES}"
             quietly(print)(message, file=sys.stderr)
             return 128 + signal.SIGTERM
         return elastic_agent.report_failure(codes, stop.received, options.lost)
     except (RendezvousError, DistError) as error:  # DistError: another agent was killed while this one waited for it
-        quietly(print)(f"error: the launchers of the machines lost each other: {error}", file=sys.stderr)
+        quietly(print)(f"error: the launchers of the machines lost each other: {error}; {RESUMES}", file=sys.stderr)
         return int(options.lost)
     except UserError as error:
         quietly(print)(f"error: {error}", file=sys.stderr)

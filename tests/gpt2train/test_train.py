@@ -93,8 +93,13 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
         pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
     ],
 )
-def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str, tmp_path: Path) -> None:
+def test_a_failing_rank_ends_the_job_in_one_line(
+    how: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first rank, whose log is shown on the screen, meets a broken connection; tracebacks are in the logs alone."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     job = start(str(HERE / "failing_rank.py"), how, str(tmp_path))
     ranks: set[psutil.Process] = set()
     while job.poll() is None:
@@ -105,6 +110,7 @@ def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str, tmp_path: 
     assert (code, out) == (1, ""), err
     assert err.startswith(line) and len(err.splitlines()) == 1, err
     assert len(ranks) == 2 and all_ended(list(ranks))
+    assert not list(temporary.glob("torchelastic*"))
     if how == "raise":
         assert "Traceback" in (tmp_path / "rank-1.log").read_text()  # the other may be ended before it writes one
 
