@@ -171,7 +171,8 @@ class ValidationSettings(Settings):
     interval: PositiveNumber = 250
     """Steps between validations; the last step is always validated."""
     samples: PositiveNumber = 256
-    """Samples of the validation set; all of them if the data has fewer."""
+    """Samples of the validation set; all of them if the data has fewer. Megatron-LM's `--eval-iters` are batches: 10 of
+    8 samples are 80."""
     # Left out of a run's files by default, so that files and fingerprints of older runs stay the same.
     sample: SampleSettings = Field(SampleSettings(), exclude_if=lambda sample: sample == SampleSettings())
     """Sample text."""

@@ -15,6 +15,9 @@ import pytest
 
 from gpt2train.checkpoint import store, writer
 from gpt2train.config import RunConfig
+from gpt2train.data.identity import tokens_identity
+from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.training_data import training_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.rank_logs import log_to
@@ -121,6 +124,27 @@ def test_a_user_error_is_one_line_and_exit_code_2(tokens: Path, tmp_path: Path) 
     code, out, err = finish(start_alone(write(config)))
     assert code == 2 and out == ""
     assert err.startswith("error: batch.global_batch 8 is not a multiple") and len(err.splitlines()) == 1
+
+
+def test_mock_tokens_train_without_a_file(
+    tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes = {"data": {"train": "mock:300", "valid": None, "split": "949,50,1"}, "parallel": {"tp": 0, "pp": 0}}
+    with caplog.at_level(logging.INFO, "gpt2train"):
+        config = make(tmp_path, tmp_path / "run", steps=12, **changes)
+        train(config, alone)
+    assert "parameters (vocabulary 300 padded to 384), fp32" in caplog.text
+    losses = curve(config.output)
+    assert losses[0] > 5.5 and losses[-1] < losses[0] - 0.1
+    assert curve(config.output, "epoch")[-1] == pytest.approx(12 * 8 / training_data(config).per_epoch)
+    data = open_tokens("mock:300")
+    assert tokens_identity(data)[0].startswith("cf6019c57b6cf4d7") and 900_000 < len(data.tokens) < 1_200_000
+    assert (data[5] == data.tokens[data.lengths[:5].sum() :][: data.lengths[5]]).all() and data[-1].size
+    assert set(np.unique(np.diff(data.tokens.astype(int)) % 300)) == {1, 2, 3}
+    for name in ("mock:", "mock:1", "mock:x"):
+        with pytest.raises(UserError, match=f"{name} is no name of mock tokens; give the size of the vocabulary, as"):
+            open_tokens(name)
 
 
 def test_a_finished_run_is_left_unchanged(tokens: Path, tmp_path: Path, alone: DistContext) -> None:

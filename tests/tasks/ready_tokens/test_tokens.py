@@ -179,3 +179,20 @@ def test_the_step_is_cached_and_counts_what_it_found(tmp_path: Path) -> None:
         assert "ready_tokens" in runner.skipped
     assert manifest.outcome.facts == found.facts and manifest.outcome.seen == manifest.outcome.kept == 50
     assert [path.name for path in (tmp_path / "out/ready_tokens").iterdir()] == ["_manifest.json"]
+
+
+def test_mock_tokens_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "other", 5)  # its tokenizer lies in this folder, and is not that of mock tokens
+    found = open_ready_tokens("mock", None, None, None)
+    assert (found.corpora[0].prefix, found.vocab, found.tokenizer, found.split) == (
+        "mock:50257",
+        50257,
+        None,
+        "949,50,1",
+    )
+    assert found.facts["train_documents"] == 1944 and found.facts["valid_tokens"] > 10_000
+    assert open_ready_tokens("mock", "1", str(tmp_path / "tokenizer"), None).vocab < 1000
+    (tmp_path / "other.idx").rename("mock.idx")  # files of this name are taken
+    (tmp_path / "other.bin").rename("mock.bin")
+    assert open_ready_tokens("mock", None, None, None).corpora[0].prefix == str(tmp_path / "mock")

@@ -48,7 +48,7 @@ def test_several_machines_without_a_common_endpoint_are_refused(settings: dict[s
             LOST,
             f"error: rank 5 on gpu02 was killed by SIGKILL; {RESUMES}",
             TransientError,
-            r"^rank 5 on gpu02 was killed by SIGKILL \(logs: .*; no checkpoint was saved yet, so the same command begins",
+            r"^rank 5 on gpu02 was killed by SIGKILL \(logs: .*; no checkpoint was saved yet, so the same",
         ),
         (LOST, "error: rank 1 gave no sign of life", TransientError, "no sign of life"),
         (-9, "step 7", TransientError, r"^the training job ended with signal SIGKILL "),
