@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from gpt2train.compat.torch_elastic import ObservedAgent, launch_config, parse_torchrun
 from gpt2train.errors import UserError
-from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG, RESUMES, USER_ERROR
+from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG, USER_ERROR
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import quietly
 from gpt2train.launch.rendezvous import rendezvous
@@ -113,11 +113,11 @@ def _complete(args: Namespace, env: ProcessEnv) -> Namespace:
     return args
 
 
-def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) -> int:
+def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1, resumes: str = "") -> int:
     """Report failed ranks by a line on stderr, unless one has printed its own, and return the job's exit code.
 
     `stopped` is True after a stop request. `lost` is the code if a process was killed by a signal, disconnected or
-    hung.
+    hung; `resumes` is then the end of the line.
     """
     if stopped and set(codes.values()) <= {-signal.SIGTERM}:
         quietly(print)("stopped before training started", file=sys.stderr)
@@ -129,12 +129,12 @@ def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) 
         return lost
     prefix = f"error: rank {rank} on {socket.gethostname()}"
     if code == LOST_CONTACT:
-        found = f"lost contact with another process; see logs/rank-{rank}.log; {RESUMES}"
+        found = f"lost contact with another process; see logs/rank-{rank}.log{resumes}"
         quietly(print)(f"{prefix} {found}", file=sys.stderr)
         return lost
     elif code < 0:
         hint = " (out of memory?)" if -code == signal.SIGKILL else f"; see logs/rank-{rank}.err"
-        quietly(print)(f"{prefix} was killed by {signal.Signals(-code).name}{hint}; {RESUMES}", file=sys.stderr)
+        quietly(print)(f"{prefix} was killed by {signal.Signals(-code).name}{hint}{resumes}", file=sys.stderr)
         return lost
     quietly(print)(f"{prefix} exited with code {code}; see logs/rank-{rank}.log", file=sys.stderr)
     return 1

@@ -126,7 +126,7 @@ def _log_thread_error(ended: threading.ExceptHookArgs) -> None:
 def _diagnose(error: BaseException, tb: TracebackType | None, rank: int) -> tuple[int, str | None]:
     """Exit code and message of an unexpected error; no message if another process reports the cause."""
     if isinstance(error, KeyboardInterrupt):
-        line = f"killed by a second signal; steps after the last checkpoint are lost, and {RESUMES}"
+        line = f"killed by a second signal; steps after the last checkpoint are lost{RESUMES}"
         return 130, None if rank else line
     if not is_lost_contact(error):
         return 1, f"rank {rank}: {type(error).__name__}: {error}"

@@ -59,7 +59,7 @@ def job_error(code: int, last: Sequence[str], job: Job) -> Exception:
     The code is that of the launcher, or minus the signal that ended it. A lost process (`LOST`, or a signal) gives a
     `TransientError`, which is retried.
     """
-    errors = [line.split("error: ", 1)[1].removesuffix(f"; {RESUMES}") for line in last if "error: " in line]
+    errors = [line.split("error: ", 1)[1].removesuffix(RESUMES) for line in last if "error: " in line]
     if errors and code == USER_ERROR:
         return UserError(errors[0])
     ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -46,7 +46,7 @@ def test_several_machines_without_a_common_endpoint_are_refused(settings: dict[s
         (128 + 15, "stopped before training started", RunError, "exit code 143"),
         (
             LOST,
-            f"error: rank 5 on gpu02 was killed by SIGKILL; {RESUMES}",
+            f"error: rank 5 on gpu02 was killed by SIGKILL{RESUMES}",
             TransientError,
             r"^rank 5 on gpu02 was killed by SIGKILL \(logs: .*; no checkpoint was saved yet, so the same",
         ),
