@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ MAX_METRICS, MAX_PARAMS = 1000, 100  # of a request to MLflow
 OPEN_SECONDS = 10.0  # a tracker that refuses a new run within this time ends it before its first step
 CLOSE_SECONDS = 30.0
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
-# Errors of MLflow that may pass, and those of a connection. All others are a refusal, such as a missing permission.
+# Codes of MLflow's errors that may pass, those of a connection too; others are a refusal, such as a missing permission.
 PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "IO_ERROR", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
 
 
@@ -247,18 +247,16 @@ def open_trackers(config: RunConfig, step: int) -> list[TrackerThread]:
     Raises:
         UserError: a requested tracker is not installed, or refuses a new run.
     """
-    settings, found = config.logging, list[TrackerThread]()
-    kinds: Iterable[tuple[str, Any, Callable[[RunConfig, int], Tracker]]] = (
-        ("tensorboard", settings.tensorboard or None, TensorBoard),
-        ("wandb", settings.wandb, WeightsAndBiases),
-        ("mlflow", settings.mlflow, MLflow),
-    )
-    for name, chosen, kind in kinds:
-        if chosen is not None and kind is not TensorBoard:
-            _load(name, f"logging.{name}")
-    for name, chosen, kind in kinds:
-        if chosen is not None:
-            found.append(TrackerThread(f"logging.{name}", functools.partial(kind, config), step))
+    settings, requested = config.logging, dict[str, Callable[[RunConfig, int], Tracker]]()
+    if settings.tensorboard:
+        requested["logging.tensorboard"] = TensorBoard
+    if settings.wandb is not None:
+        _load("wandb", "logging.wandb")
+        requested["logging.wandb"] = WeightsAndBiases
+    if settings.mlflow is not None:
+        _load("mlflow", "logging.mlflow")
+        requested["logging.mlflow"] = MLflow
+    found = [TrackerThread(name, functools.partial(kind, config), step) for name, kind in requested.items()]
     try:
         for tracker in found:
             tracker.check()
