@@ -110,7 +110,7 @@ def resource_estimate(run: PlannedRun[Settings], folder: Folder | None) -> Resou
         nodes=launch.machines,
         threads=launch.threads,
         cores=usable_cores(),
-        per_epoch=_samples_per_epoch(run),
+        per_epoch=_samples_per_epoch(run) if settings.train.epochs else None,
         done=() if folder is None else newest_state(folder.path()).done,
     )
 
@@ -126,8 +126,9 @@ def _samples_per_epoch(run: PlannedRun[Settings]) -> int | None:
             return None
         corpora = [(train.mixture.weight, facts["train_tokens"])]
         corpora += [(corpus.weight, len(open_tokens(corpus.prefix).tokens)) for corpus in train.mixture.corpora]
-    used = [(weight, samples_in(tokens, train.sample_length)) for weight, tokens in corpora if weight]
-    return Mixture([weight for weight, _ in used]).per_epoch([samples for _, samples in used])
+    counts = [(weight, samples_in(tokens, train.sample_length)) for weight, tokens in corpora]
+    used = [(weight, samples) for weight, samples in counts if weight] or counts[:1]  # a weight alone says nothing
+    return Mixture([weight or 1.0 for weight, _ in used]).per_epoch([samples for _, samples in used])
 
 
 def token_facts(run: PlannedRun[Settings]) -> Mapping[str, int]:
