@@ -106,7 +106,9 @@ def _without_rivals(defaults: dict[str, Any], chosen: Mapping[str, Any], given: 
     if "steps" in chosen and "epochs" not in chosen:
         defaults = {name: value for name, value in defaults.items() if name != "epochs"}
     schedule = chosen.get("schedule")
-    if isinstance(schedule, Mapping) and any(schedule.get(name) for name in ("warmup", "warmup_tokens")):
+    if isinstance(schedule, Mapping) and any(
+        schedule.get(name) for name in ("warmup", "warmup_tokens", "warmup_epochs")
+    ):
         defaults = layer(defaults, {"schedule": {"warmup_fraction": 0.0}})
     batch = chosen.get("batch") if isinstance(chosen.get("batch"), Mapping) else {}
     if not (batch or {}).get("micro_batch"):

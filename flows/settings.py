@@ -216,7 +216,7 @@ class PretrainFlowSettings(PretrainSettings, MergeAndScoreSettings):
 
     tokens: str | None = None
     """Token files made elsewhere, in place of `data`: PREFIX of a pair .bin/.idx, PREFIX,PREFIX for equal weights, or
-    "0.3 PREFIX 0.7 PREFIX" (docs/train/ready-tokens.md)."""
+    "0.3 PREFIX 0.7 PREFIX" (docs/train/ready-tokens.md). mock: a million tokens in no file, to try a layout."""
     split: Split | None = None
     """Weights by which the documents of `tokens` are split into training, validation and test data, as 949,50,1
     (Megatron-LM's `--split`). None trains on all, without validation unless `valid` is given."""

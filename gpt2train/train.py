@@ -25,6 +25,7 @@ import torch.distributed as dist
 from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.compat.torch import around_waits
 from gpt2train.config import RunConfig, read_run_config, resolve_epochs
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
@@ -131,26 +132,27 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         layout = all_or_raise(lambda: Layout.of(config, ctx.world))
         all_or_raise(lambda: check_fp8(config.performance, ctx.device))
         data, valid_data = all_or_raise(lambda: _open(config, ctx))
-        config = resolve_epochs(config, data.per_epoch, layout.batches)
-        schedule = all_or_raise(lambda: make_schedule(config, layout.batches))
 
         cleanup.enter_context(fast_kernels(config.performance, ctx.device))
         engine = Engine(config, ctx)
         checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid_data))
         state = checkpoints.restore(engine.state(), open_initial_weights)
+        batches = layout.batches.after(state.done)
+        config = engine.config = checkpoints.config = all_or_raise(lambda: _with_length(config, data, batches, state))
+        schedule = all_or_raise(lambda: make_schedule(config, batches, data.per_epoch))
         early = broadcast_from_rank0(lambda: find_early_stop(config, state.step))
         reason = early.reason if early else None  # for which a callback ended the run
         last_step = state.step if early else config.steps
-        log_run_header(config, ctx, layout, data, schedule.warmup)
+        log_run_header(config, ctx, layout, data, batches.samples_after(config.steps), schedule.warmup)
         _warn_of_missing_class(config, ctx)
         validation = None if valid_data is None else _validation(engine, valid_data, stop)
-        run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
-        cleanup.callback(run_logger.close)
+        run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora, data.per_epoch)
+        cleanup.push(run_logger.close)
         profiler = Profiler(config.logging, config.output, ctx)
         cleanup.callback(profiler.close)
         ahead = PREFETCH_STEPS if config.performance.prefetch else 0
-        batches = cleanup.enter_context(prefetch(_batches(data, engine, state), ahead))
-        forward_backward = ForwardBackward(engine, batches)
+        loader = cleanup.enter_context(prefetch(_batches(data, engine, state), ahead))
+        forward_backward = ForwardBackward(engine, loader)
         skipped = SkippedSteps(engine)
         callbacks = all_or_raise(lambda: CallbackList(RunView(config, ctx.rank, ctx.world, engine.model_parts, state)))
         callbacks("begin")
@@ -224,6 +226,20 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         log_memory(ctx, layout, engine.parameters(), "at the end")
     _log_end(config, state, checkpoints, reason)
     return state
+
+
+def _with_length(config: RunConfig, data: Dataset, batches: BatchPlan, state: TrainState) -> RunConfig:
+    """Settings with `steps` computed from `epochs`, for a run that continues from a state.
+
+    Raises:
+        UserError: the state is beyond the last step.
+    """
+    resolved = resolve_epochs(config, data.per_epoch, batches)
+    if state.step > resolved.steps:
+        name, value = ("epochs", f"{config.epochs:g}") if config.epochs else ("steps", str(config.steps))
+        at = f"step {state.step}" + (f" ({state.samples / data.per_epoch:.2f} epochs)" if config.epochs else "")
+        raise UserError(f"{config.output} is at {at}, beyond {name} = {value}; raise {name} or give another output")
+    return resolved
 
 
 def _batches(data: Dataset, engine: Engine, state: TrainState) -> Iterator[StepBatch]:

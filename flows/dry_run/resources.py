@@ -15,12 +15,17 @@ from flows.settings import (
     PretrainSettings,
 )
 from flows.sources import Sources
+from gpt2train.config.data import split_weights
+from gpt2train.data.epoch import samples_in
+from gpt2train.data.mixture import Mixture
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 from gpt2train.io.files import format_bytes
 from gpt2train.model.families import parameter_count
 from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.plan.fit import ResourceEstimate, estimate_resources, missing_resources
 from gpt2train.settings import Settings
+from gpt2train.training.train_state import newest_state
 from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
 from tasks.ready_tokens.step import step_of
@@ -68,8 +73,8 @@ class MissingResourcesError(UserError):
 def estimate_run(planned: PlannedRun[Settings]) -> RunEstimate:
     """Estimate the resources that a run needs, and find those that are missing."""
     settings = planned.settings
-    fit = resource_estimate(planned) if isinstance(settings, PretrainSettings) else None
     run = _existing_run(planned) if isinstance(settings, PretrainSettings) else None
+    fit = resource_estimate(planned, run) if isinstance(settings, PretrainSettings) else None
     # With finished data that other settings would recreate, the training counts as done only if every step is cached.
     trained = run is not None and read_manifest(run) is not None
     if trained and isinstance(settings, DataprepSettings):
@@ -93,10 +98,10 @@ def estimate_run(planned: PlannedRun[Settings]) -> RunEstimate:
     return RunEstimate(fit, trained, needed, free, tuple(lacks), no_tokens)
 
 
-def resource_estimate(run: PlannedRun[Settings]) -> ResourceEstimate:
-    """Estimate the resources of the training on this machine."""
+def resource_estimate(run: PlannedRun[Settings], folder: Folder | None) -> ResourceEstimate:
+    """Estimate the resources of the training, whose run folder may exist, on this machine."""
     settings = _training_settings(run)
-    launch, facts = settings.launch, token_facts(run)
+    launch = settings.launch
     return estimate_resources(
         settings.train,
         vocabulary_of(run),
@@ -105,8 +110,25 @@ def resource_estimate(run: PlannedRun[Settings]) -> ResourceEstimate:
         nodes=launch.machines,
         threads=launch.threads,
         cores=usable_cores(),
-        train_tokens=facts.get("train_tokens"),
+        per_epoch=_samples_per_epoch(run) if settings.train.epochs else None,
+        done=() if folder is None else newest_state(folder.path()).done,
     )
+
+
+def _samples_per_epoch(run: PlannedRun[Settings]) -> int | None:
+    """Samples until the first corpus repeats; None if the tokens of the data flow are still to be made."""
+    train, ready = _training_settings(run).train, run.ready_tokens
+    if ready is not None:
+        weights = None if ready.split is None else split_weights(ready.split)
+        corpora = [(corpus.weight, len(open_tokens(corpus.prefix, weights).tokens)) for corpus in ready.corpora]
+    else:
+        if "train_tokens" not in (facts := token_facts(run)):
+            return None
+        corpora = [(train.mixture.weight, facts["train_tokens"])]
+        corpora += [(corpus.weight, len(open_tokens(corpus.prefix).tokens)) for corpus in train.mixture.corpora]
+    counts = [(weight, samples_in(tokens, train.sample_length)) for weight, tokens in corpora]
+    used = [(weight, samples) for weight, samples in counts if weight] or counts[:1]  # a weight alone says nothing
+    return Mixture([weight or 1.0 for weight, _ in used]).per_epoch([samples for _, samples in used])
 
 
 def token_facts(run: PlannedRun[Settings]) -> Mapping[str, int]:

@@ -4,10 +4,14 @@ The key of an asset is the URL of the step's folder. What it was made from follo
 a training names the tokens of the data flow that it read. A step that was finished before materializes nothing.
 """
 
+import logging
+
 from flows.compat.prefect import materialize
 from tasks.core.manifest import Manifest
 from tasks.core.origins import Origins
 from tasks.core.storage import Folder
+
+log = logging.getLogger("gpt2train")
 
 FORBIDDEN = frozenset("\n\r\t\0 #?&%\"'<>[]{}|\\^`")  # by Prefect's rule for a key
 MAX_KEY = 512  # characters
@@ -46,7 +50,10 @@ class AssetLineage:
             "rows": manifest.outcome.kept,
             "bytes": sum(record.bytes for record in manifest.outcome.outputs),
         }
-        materialize(key, sorted({other for other in found if other} - {key}), manifest.step, facts)
+        try:
+            materialize(key, sorted({other for other in found if other} - {key}), manifest.step, facts)
+        except Exception as error:  # noqa: BLE001 - of Prefect, which the result of the run does not need
+            log.warning("the asset of step %s is not recorded: %s: %s", manifest.step, type(error).__name__, error)
 
 
 def asset_key(folder: Folder) -> str:

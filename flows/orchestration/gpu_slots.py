@@ -19,7 +19,7 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectException
 from prefect.runtime import flow_run
 
 from flows.compat.prefect import acquire_lease, renew_lease
@@ -36,7 +36,7 @@ RENEW_SECONDS = 20.0
 STOP_SECONDS = 2.0  # longest wait for a renewal that is under way when the training ends
 POLL_SECONDS = 2.0
 STALE_SECONDS = 90.0  # lease time plus the server's interval of checks for expired leases
-SERVER_ERRORS = (httpx.HTTPError, OSError)
+SERVER_ERRORS = (httpx.HTTPError, PrefectException, OSError, ValueError)  # ValueError: an answer of another version
 ARTIFACT = "gpu-queue"  # key of the artifact that shows the wait on the run page
 
 

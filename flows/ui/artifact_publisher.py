@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
-import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
-from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run, task_run
 
 from flows.compat.prefect import update_artifact
@@ -113,10 +111,13 @@ class ArtifactPublisher:
             self._thread = None
 
     def _run(self) -> None:
-        with get_client(sync_client=True) as client:
-            while not self._stop.wait(POLL_SECONDS):
-                self._write_due(client, time.monotonic())
-            self._write_due(client, float("inf"))
+        try:
+            with get_client(sync_client=True) as client:
+                while not self._stop.wait(POLL_SECONDS):
+                    self._write_due(client, time.monotonic())
+                self._write_due(client, float("inf"))
+        except Exception as error:  # noqa: BLE001 - of Prefect's client, which the result of the run does not need
+            log.warning("the run page is not updated any more: %s: %s", type(error).__name__, error)
 
     def _write_due(self, client: "SyncPrefectClient", now: float) -> None:
         with self._lock:
@@ -129,7 +130,7 @@ class ArtifactPublisher:
                 self._write(client, key, entry, render(), description)
                 rendering = 0.0 if first else time.thread_time() - start
                 wait = max(entry.seconds, MIN_INTERVAL_FACTOR * rendering)
-            except (httpx.HTTPError, PrefectException, OSError, ValueError) as error:  # must not stop a training
+            except Exception as error:  # noqa: BLE001 - of the server, its client or the rendering: must not stop a training
                 log.debug("the artifact %s was not written: %s", key, error)
                 entry.changed, wait = True, RETRY_SECONDS
             entry.due = time.monotonic() + wait

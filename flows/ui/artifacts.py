@@ -117,7 +117,8 @@ def training(records: Sequence[dict[str, Any]], steps: int, sample: Mapping[str,
     if records[-1].get("tokens"):
         facts.append(f"{records[-1]['tokens']:,} tokens seen")
     written = "" if sample is None else f"\nSample text at step {sample['step']:,}:\n\n{_as_code(sample)}\n"
-    return f"![loss curve]({picture})\n\n{'; '.join(facts)}\n\n{as_table(rows)}\n{written}"
+    curve = f"![loss curve]({picture})\n\n" if picture else ""
+    return f"{curve}{'; '.join(facts)}\n\n{as_table(rows)}\n{written}"
 
 
 def _as_code(sample: Mapping[str, Any]) -> str:

@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.resume import SHAPE, VerifiedCheckpoint, check, check_same_run, newest_intact, verified
+from gpt2train.checkpoint.resume import (
+    OPTIMIZER,
+    SHAPE,
+    VerifiedCheckpoint,
+    check,
+    check_same_run,
+    newest_intact,
+    verified,
+)
 from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
@@ -39,6 +47,7 @@ class InitialTensors(NamedTuple):
 OpenWeights = Callable[[RunConfig, Path], InitialTensors]
 
 REMEDY = "leave out checkpoints.init_from"
+WEIGHTS_ONLY = "use restore = 'weights'"
 
 
 class InitialState(NamedTuple):
@@ -78,6 +87,8 @@ def _from_tensors(config: RunConfig, path: Path, found: InitialTensors) -> Initi
     _no_train_state(path, restore, bool(found.optimizer))
     new_head = config.model.labels > 0 and not found.weights.shape.labels
     optimizer = found.optimizer if restore == "optimizer" and not new_head else {}
+    if optimizer and (name := config.optimizer.name) != "adamw":  # the only one that other formats have
+        raise UserError(f"{path} has another optimizer.name (adamw there, {name} now); {WEIGHTS_ONLY}")
     log.info("loading the weights%s of %s", " and optimizer" if optimizer else "", path)
     return InitialState(START, lambda tensors, _: copy_tensors(tensors, InitialTensors(found.weights, optimizer)))
 
@@ -99,6 +110,8 @@ def _from_run(
         if config.model.labels and not labels:  # a classifier may start from a language model
             keys, restore = tuple(key for key in keys if key != "model.labels"), "weights"
         check(config, found.manifest, keys, f"{source} has", REMEDY)
+        if restore == "optimizer":
+            check(config, found.manifest, OPTIMIZER, f"{source} has", WEIGHTS_ONLY)
     log.info("loading the %s of %s", "weights" if restore == "weights" else f"weights and {restore}", found.checkpoint)
 
     def load(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
@@ -125,7 +138,7 @@ def copy_tensors(tensors: Mapping[str, Tensor], source: InitialTensors) -> None:
         if kind == "model" or source.optimizer:
             held = source.weights.tensors if kind == "model" else source.optimizer
             if name not in held:
-                raise UserError(f"checkpoints.init_from has no {name} of the optimizer; use restore = 'weights'")
+                raise UserError(f"checkpoints.init_from has no {name} of the optimizer; {WEIGHTS_ONLY}")
             whole = held[name].read(torch.float32)
             device = tensor.to_local().device if isinstance(tensor, DTensor) else tensor.device
             copy_into_shard(tensor, whole.to(device))

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from gpt2train.checkpoint.writer import clean_up, write
 from gpt2train.config import RunConfig
 from gpt2train.data.dataset import Dataset
 from gpt2train.errors import RunError, UserError
+from gpt2train.launch.rank_process import is_lost_contact
 from gpt2train.parallel.grad_norm import local, norms
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.training.train_state import START, TrainState
@@ -33,6 +34,8 @@ log = logging.getLogger("gpt2train")
 
 # Processes wait this long for the slowest disk. A dead process is detected at once, a hung one by training itself.
 SAVE_TIMEOUT = timedelta(hours=1)
+# A process that ends by an unexpected error waits for the save under way; for that of a lost process in vain.
+UNEXPECTED_SECONDS, LOST_SECONDS = 600.0, 10.0
 
 
 class CheckpointManager:
@@ -48,10 +51,11 @@ class CheckpointManager:
         failed: True if a background save failed; the next call of `save` or `wait` raises its error.
         corpora: training corpora of the run; set by `restore`.
         newest: checkpoint from which the run would resume; None if there is none.
+        config: settings of the run, which its checkpoints get.
     """
 
     def __init__(self, config: RunConfig, data: Dataset | None = None, valid: Dataset | None = None) -> None:
-        self._config, self._data, self._valid = config, data, valid
+        self.config, self._data, self._valid = config, data, valid
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
@@ -68,6 +72,9 @@ class CheckpointManager:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         expected = kind is None or issubclass(kind, UserError | RunError)
+        if error is not None and not expected and kind is not KeyboardInterrupt and self._writing is not None:
+            # The copy in memory is complete, and the threads of the other processes write too, while those live.
+            wait([self._writing], LOST_SECONDS if is_lost_contact(error) else UNEXPECTED_SECONDS)
         if expected:  # all processes reach this line; after an unexpected error the others may not
             try:
                 self.wait()
@@ -90,7 +97,7 @@ class CheckpointManager:
             RunError: all checkpoints of the run are damaged (the run never silently restarts from scratch), or the
                 weights of `init_from` are not finite.
         """
-        config = self._config
+        config = self.config
         self.corpora = broadcast_from_rank0(lambda: resume.stored_corpora(config, self._data), self._group)
         self._validation = broadcast_from_rank0(lambda: resume.validation_identity(config, self._valid), self._group)
         lost: set[str] = set()
@@ -141,7 +148,7 @@ class CheckpointManager:
         self.wait()
         if problem := non_finite_tensor(tensors):
             return problem
-        config, valid_loss = self._config, measured.get("valid_loss", math.nan)
+        config, valid_loss = self.config, measured.get("valid_loss", math.nan)
         scores = {name: value for name, value in measured.items() if name.startswith("valid_") and name != "valid_loss"}
         manifest = CheckpointManifest(
             format=store.FORMAT,
@@ -190,9 +197,9 @@ class CheckpointManager:
 
     def _write(self, own: Mapping[str, Tensor], manifest: CheckpointManifest) -> Path:
         started_at = time.perf_counter()
-        settings = self._config.checkpoints
+        settings = self.config.checkpoints
         try:
-            folder = write(self._config.output, own, manifest, settings.keep, settings.keep_best, self._group)
+            folder = write(self.config.output, own, manifest, settings.keep, settings.keep_best, self._group)
         except BaseException:
             self.failed = True
             raise

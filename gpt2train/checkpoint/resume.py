@@ -38,6 +38,8 @@ SHAPE = (
     "vocab",
     "tokenizer_hash",
 )
+# Settings that determine the names of the optimizer's state in a checkpoint, which another value could not load.
+OPTIMIZER = ("optimizer.name",)
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
 FIXED = ("model.context", *SHAPE, "objective", "seed", "documents")
@@ -67,7 +69,7 @@ def find_own(
     """Find the checkpoint from which a run resumes, but a `diverged` one; None if it has none. Collective.
 
     Raises:
-        UserError: the run folder has another model, tokenizer, seed or data, or is beyond `steps`.
+        UserError: the run folder has another model, tokenizer, seed or data.
         RunError: all checkpoints are damaged; the run never silently restarts from scratch.
     """
     found = newest_intact(config.output, group, diverged)
@@ -76,6 +78,8 @@ def find_own(
         log.info("resuming from step %d", found.manifest.position.step)
         before = flatten(found.manifest.config)
         for key, now in flatten(config.model_dump(mode="json")).items():
+            if key == "steps" and config.epochs:  # not computed yet
+                continue
             if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in before and before[key] != now:
                 log.info("changed setting: %s from %s to %s", key, before[key], now)
         if (fp8 := before.get("performance.fp8", "off")) != config.performance.fp8:  # the only one that affects losses
@@ -158,17 +162,14 @@ def check_same_run(
     """Check that a checkpoint is of a run with the same model, tokenizer, seed and data; `holder` begins the message.
 
     Raises:
-        UserError: it does not, or its step is beyond `steps`.
+        UserError: it does not.
     """
     remedy = "give another output" if holder.endswith("holds") else "use restore = 'optimizer'"
     check(config, manifest, FIXED, f"{holder} a run with", remedy)
+    new = "start from its weights (another output, checkpoints.init_from, restore = 'weights')"
+    check(config, manifest, OPTIMIZER, f"{holder} a run with", f"set it back, or {new}")
     if manifest.data and (difference := _difference(config, manifest.data, corpora)):
         raise UserError(f"{holder} a run with other training data ({difference}); {remedy}")
-    if manifest.position.step > config.steps:
-        raise UserError(
-            f"{config.output} is at step {manifest.position.step}, beyond steps = {config.steps}; "
-            "raise steps or give another output"
-        )
 
 
 def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...], holder: str, remedy: str) -> None:
@@ -186,8 +187,9 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings, and add what files leave out: family, options of gpt2, labels, objective, positions."""
-    flat = {"model.family": "gpt2", "model.labels": 0, "objective.name": "next_token"} | flatten(settings)
+    """Flatten settings, and add what files leave out, such as the family, options of gpt2 and the positions."""
+    left_out = {"model.family": "gpt2", "model.labels": 0, "objective.name": "next_token", "optimizer.name": "adamw"}
+    flat = left_out | flatten(settings)
     if flat["model.family"] == "gpt2":
         options = {f"model.options.{name}": value for name, value in GPT2Options().model_dump().items()}
         flat = {"model.family": "gpt2"} | options | flat  # the family first, since a message names the first difference

@@ -31,6 +31,7 @@ from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
+from gpt2train.parallel.mesh import all_or_raise
 from gpt2train.settings import Settings
 from gpt2train.training.train_state import TrainState
 
@@ -155,10 +156,22 @@ def load(checkpoint: str | Path, state: Mapping[str, Tensor], group: dist.Proces
     """Read a checkpoint into the tensors of `state`, in place, on any layout. Collective.
 
     Raises:
-        RunError: the checkpoint lacks some of these tensors.
+        RunError: the checkpoint lacks some of these tensors, or has them in another size.
     """
+    reader = SafeReader(checkpoint)
+
+    def check() -> None:
+        stored = reader.read_metadata().state_dict_metadata
+        sizes = {name: tuple(getattr(stored.get(name), "size", ())) for name in state if name in stored}
+        other = [name for name, tensor in state.items() if sizes.get(name) != tuple(tensor.shape)]
+        if other:
+            found = f"has {other[0]} with the size {sizes[other[0]]}" if other[0] in sizes else f"has no {other[0]}"
+            more = f", and {len(other) - 1} more" if len(other) > 1 else ""
+            raise RunError(f"cannot load {checkpoint}: it {found}{more}; it is of another model or optimizer")
+
+    all_or_raise(check, group)
     try:
-        dcp.load(dict(state), storage_reader=SafeReader(checkpoint), process_group=group)
+        dcp.load(dict(state), storage_reader=reader, process_group=group)
     except CheckpointException as error:
         reason = next(iter(error.failures.values()))[0]
         raise RunError(f"cannot load {checkpoint}: {reason}") from error

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from gpt2train.settings import PositiveNumber, Settings
 
 SPLIT_PARTS = 3  # train, valid, test
+MIN_WEIGHT = 1e-9  # of a corpus that is used
 
 
 def split_weights(split: str) -> tuple[float, ...]:
@@ -27,11 +28,18 @@ def split_weights(split: str) -> tuple[float, ...]:
     return (*weights, *[0.0] * (SPLIT_PARTS - len(weights)))
 
 
+def _checked_weight(weight: float) -> float:
+    if 0 < weight < MIN_WEIGHT:
+        raise ValueError(f"{weight:g} is below {MIN_WEIGHT:g}; raise it, or give 0 to leave the corpus out")
+    return weight
+
+
 def _checked_split(split: str) -> str:
     split_weights(split)
     return split
 
 
+Weight = Annotated[float, Field(ge=0, le=1e9), AfterValidator(_checked_weight)]
 # A number alone, as the form of the UI and the command line of Prefect may send it, is its text.
 Split = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_checked_split)]
 
@@ -41,8 +49,8 @@ class Corpus(Settings):
 
     prefix: str
     """Path of the token files (`.bin/.idx`) without extension."""
-    weight: float = Field(1.0, ge=1e-9, le=1e9)
-    """Share of the samples, relative to the other corpora's weights."""
+    weight: Weight = 1.0
+    """Share of the samples, relative to the other corpora's weights. 0 leaves the corpus out, as Megatron-LM does."""
 
 
 class DataSettings(Settings):
@@ -65,6 +73,8 @@ class DataSettings(Settings):
     def _not_empty(cls, value: str | tuple[Corpus, ...]) -> str | tuple[Corpus, ...]:
         if not value:
             raise ValueError("at least one corpus is needed: a prefix, or a list of {prefix, weight}")
+        if not isinstance(value, str) and not any(corpus.weight for corpus in value):
+            raise ValueError("all weights are 0, which leaves nothing for training; raise one")
         return value
 
     @model_validator(mode="after")
@@ -85,8 +95,10 @@ class DataSettings(Settings):
 
     @property
     def corpora(self) -> tuple[Corpus, ...]:
-        """Training corpora, one or several."""
-        return (Corpus(prefix=self.train),) if isinstance(self.train, str) else self.train
+        """Training corpora, one or several, without those of weight 0."""
+        if isinstance(self.train, str):
+            return (Corpus(prefix=self.train),)
+        return tuple(corpus for corpus in self.train if corpus.weight)
 
 
 class MixtureSettings(Settings):
@@ -94,7 +106,7 @@ class MixtureSettings(Settings):
 
     corpora: tuple[Corpus, ...] = ()
     """Token files made elsewhere with the same tokenizer. Identified by path: changed tokens need a new path."""
-    weight: float = Field(1.0, ge=1e-9, le=1e9)
+    weight: Weight = 1.0
     """Share of the tokens of the data flow, relative to the weights of `corpora`."""
 
 
@@ -159,7 +171,8 @@ class ValidationSettings(Settings):
     interval: PositiveNumber = 250
     """Steps between validations; the last step is always validated."""
     samples: PositiveNumber = 256
-    """Samples of the validation set; all of them if the data has fewer."""
+    """Samples of the validation set; all of them if the data has fewer. Megatron-LM's `--eval-iters` are batches: 10 of
+    8 samples are 80."""
     # Left out of a run's files by default, so that files and fingerprints of older runs stay the same.
     sample: SampleSettings = Field(SampleSettings(), exclude_if=lambda sample: sample == SampleSettings())
     """Sample text."""

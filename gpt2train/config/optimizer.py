@@ -44,7 +44,7 @@ class OptimizerSettings(Settings):
 class ScheduleSettings(Settings):
     """Learning rate schedule: linear warm-up, then decay to `min_lr` at the last step, or after `decay_steps`.
 
-    At most one of `warmup`, `warmup_tokens` and `warmup_fraction` may be above 0.
+    At most one of `warmup`, `warmup_tokens`, `warmup_epochs` and `warmup_fraction` may be above 0.
     """
 
     kind: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
@@ -53,6 +53,8 @@ class ScheduleSettings(Settings):
     """Warm-up in steps, until the peak learning rate."""
     warmup_tokens: int = Field(0, ge=0, le=2**53 - 1)
     """Warm-up in tokens; requires `warmup` = 0."""
+    warmup_epochs: float = Field(0.0, ge=0, le=MAX_COUNT, exclude_if=not_)
+    """Warm-up in passes over the training tokens; requires `warmup` = 0."""
     warmup_fraction: float = Field(0.0, ge=0, lt=1)
     """Warm-up as a fraction of all steps, or of `decay_steps`; requires `warmup` = 0."""
     decay_steps: NaturalNumber = Field(0, exclude_if=not_)
@@ -67,7 +69,7 @@ class ScheduleSettings(Settings):
 
     @model_validator(mode="after")
     def _one_warmup(self) -> "ScheduleSettings":
-        names = ("warmup", "warmup_tokens", "warmup_fraction")
+        names = ("warmup", "warmup_tokens", "warmup_epochs", "warmup_fraction")
         given = [f"{name} {getattr(self, name):g}" for name in names if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"the warm-up is given more than once, as {' and '.join(given)}; set all but one to 0")

@@ -1,10 +1,13 @@
 """Parallelism settings."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
+
+# Processes of a kind of parallelism. 0 and 1 turn it off, as in CPM's and DeepSpeed's launch scripts.
+Degree = Annotated[NaturalNumber, AfterValidator(lambda degree: degree or 1)]
 
 
 def _is_all(placement: str) -> bool:
@@ -14,12 +17,13 @@ def _is_all(placement: str) -> bool:
 class ParallelSettings(Settings):
     """Parallelism degrees: world size = tp x pp x data-parallel degree, which follows from the other two."""
 
-    tp: PositiveNumber = 1
-    """Tensor parallelism: processes that share the matrices of each block (Megatron-LM, Shoeybi et al. 2019)."""
+    tp: Degree = 1
+    """Tensor parallelism: processes that share the matrices of each block (Megatron-LM, Shoeybi et al. 2019). 0 or 1:
+    none."""
     sequence_parallel: bool = True
     """With tp above 1: split LayerNorm and dropout along the sequence as well (Korthikanti et al. 2022)."""
-    pp: PositiveNumber = 1
-    """Pipeline parallelism: processes over which the blocks are split."""
+    pp: Degree = 1
+    """Pipeline parallelism: processes over which the blocks are split. 0 or 1: none."""
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
     """Pipeline schedule: the order of the micro-batches."""
     virtual_pipeline_stages: PositiveNumber = 1

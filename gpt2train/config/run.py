@@ -238,7 +238,7 @@ def resolve_epochs(settings: S, per_epoch: int, batches: BatchPlan) -> S:
     Args:
         settings: settings of the run.
         per_epoch: samples of an epoch of the training tokens.
-        batches: batch sizes over the run.
+        batches: batch sizes over the run, of a run that resumes with those of the steps that are done.
     """
     if not settings.epochs:
         return settings

@@ -90,7 +90,8 @@ class Mixture:
         Args:
             samples: samples of one epoch of each corpus.
         """
-        return int(min(count / share for count, share in zip(samples, self.shares, strict=True)))
+        drawn = zip(samples, self._per_period.tolist(), strict=True)
+        return min(count * len(self._order) // draws for count, draws in drawn)
 
     def of(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Corpus number, and index in that corpus, of each global sample index: two arrays [len(indices)]."""

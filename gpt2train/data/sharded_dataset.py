@@ -13,6 +13,7 @@ import numpy as np
 
 from gpt2train.data.document_split import PARTS, Part, split_documents
 from gpt2train.data.indexed import IndexedDataset, idx_path, shard_name
+from gpt2train.data.mock_tokens import MOCK, MockDataset
 from gpt2train.data.read_ahead import read_ahead
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.removal import check_no_removal_above
@@ -96,7 +97,7 @@ class ShardedDataset:
 class DatasetPart:
     """Consecutive documents of a dataset, as a dataset of their own; no token is copied."""
 
-    def __init__(self, dataset: IndexedDataset | ShardedDataset, documents: range) -> None:
+    def __init__(self, dataset: IndexedDataset | ShardedDataset | MockDataset, documents: range) -> None:
         first, last = (int(dataset.documents[number]) for number in (documents.start, documents.stop))
         self.lengths = dataset.lengths[first:last]
         self.documents = dataset.documents[documents.start : documents.stop + 1] - first
@@ -115,7 +116,7 @@ class DatasetPart:
         return self._dataset[range(len(self))[index] + self._first]
 
 
-TokenDataset = IndexedDataset | ShardedDataset | DatasetPart
+TokenDataset = IndexedDataset | ShardedDataset | MockDataset | DatasetPart
 
 
 def shard_prefixes(prefix: str | Path) -> list[Path]:
@@ -146,14 +147,20 @@ def shard_prefixes(prefix: str | Path) -> list[Path]:
 def open_tokens(prefix: str | Path, split: Sequence[float] | None = None, part: Part = "train") -> TokenDataset:
     """Open the token dataset of a prefix, one pair or several shards; with weights of a split, one part of it.
 
+    `mock:VOCAB` is no prefix, but mock tokens of a vocabulary.
+
     Errors are those of `IndexedDataset` and `shard_prefixes`.
 
     Raises:
         UserError: a removal of pages was interrupted in the output that has the tokens.
     """
-    check_no_removal_above(prefix)
-    prefixes = shard_prefixes(prefix)
-    dataset = IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)
+    dataset: IndexedDataset | ShardedDataset | MockDataset
+    if str(prefix).startswith(MOCK):
+        dataset = MockDataset(str(prefix))
+    else:
+        check_no_removal_above(prefix)
+        prefixes = shard_prefixes(prefix)
+        dataset = IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)
     if split is None:
         return dataset
     return DatasetPart(dataset, split_documents(len(dataset.documents) - 1, split)[PARTS.index(part)])

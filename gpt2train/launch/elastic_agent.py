@@ -5,9 +5,11 @@ restarted; and the root cause of a failure is reported in one line with rank and
 the agents agree on the ranks at the rendezvous, for each attempt anew.
 """
 
+import contextlib
 import signal
 import socket
 import sys
+import tempfile
 import uuid
 from argparse import Namespace
 from collections.abc import Callable
@@ -55,7 +57,15 @@ def start(arguments: list[str], env: ProcessEnv, stopping: Callable[[], bool]) -
         UserError: the arguments contradict Slurm's variables.
         ChildFailedError: a rank failed and is not restarted.
     """
-    config, command, rest = launch_config(_complete(parse_torchrun(arguments), env))
+    with contextlib.ExitStack() as cleanup:
+        args = _complete(parse_torchrun(arguments), env)
+        if args.log_dir is None:  # torch would make a folder for files that the ranks do not write, and leave it
+            args.log_dir = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="torchelastic_"))
+        _run(args, stopping)
+
+
+def _run(args: Namespace, stopping: Callable[[], bool]) -> None:
+    config, command, rest = launch_config(args)
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -103,11 +113,11 @@ def _complete(args: Namespace, env: ProcessEnv) -> Namespace:
     return args
 
 
-def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) -> int:
+def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1, resumes: str = "") -> int:
     """Report failed ranks by a line on stderr, unless one has printed its own, and return the job's exit code.
 
     `stopped` is True after a stop request. `lost` is the code if a process was killed by a signal, disconnected or
-    hung.
+    hung; `resumes` is then the end of the line.
     """
     if stopped and set(codes.values()) <= {-signal.SIGTERM}:
         quietly(print)("stopped before training started", file=sys.stderr)
@@ -119,11 +129,12 @@ def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) 
         return lost
     prefix = f"error: rank {rank} on {socket.gethostname()}"
     if code == LOST_CONTACT:
-        quietly(print)(f"{prefix} lost contact with another process; see logs/rank-{rank}.log", file=sys.stderr)
+        found = f"lost contact with another process; see logs/rank-{rank}.log{resumes}"
+        quietly(print)(f"{prefix} {found}", file=sys.stderr)
         return lost
     elif code < 0:
         hint = " (out of memory?)" if -code == signal.SIGKILL else f"; see logs/rank-{rank}.err"
-        quietly(print)(f"{prefix} was killed by {signal.Signals(-code).name}{hint}", file=sys.stderr)
+        quietly(print)(f"{prefix} was killed by {signal.Signals(-code).name}{hint}{resumes}", file=sys.stderr)
         return lost
     quietly(print)(f"{prefix} exited with code {code}; see logs/rank-{rank}.log", file=sys.stderr)
     return 1

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import make_folder, write_error
 from gpt2train.launch import hang_report, rank_store
-from gpt2train.launch.parent_death import LAUNCHER, LOST_CONTACT, PEER_HUNG, die_with_parent
+from gpt2train.launch.parent_death import LAUNCHER, LOST_CONTACT, PEER_HUNG, RESUMES, die_with_parent
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import write_raw_stderr
 
@@ -126,7 +126,8 @@ def _log_thread_error(ended: threading.ExceptHookArgs) -> None:
 def _diagnose(error: BaseException, tb: TracebackType | None, rank: int) -> tuple[int, str | None]:
     """Exit code and message of an unexpected error; no message if another process reports the cause."""
     if isinstance(error, KeyboardInterrupt):
-        return 130, None if rank else "killed by a second signal; steps after the last checkpoint are lost"
+        line = f"killed by a second signal; steps after the last checkpoint are lost{RESUMES}"
+        return 130, None if rank else line
     if not is_lost_contact(error):
         return 1, f"rank {rank}: {type(error).__name__}: {error}"
     timed_out = "timed out" in str(error).lower()

@@ -34,11 +34,12 @@ import psutil
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
 from gpt2train.io.run_folder import checkpoint_step, last_step, newest_checkpoint
-from gpt2train.launch.parent_death import LAUNCHER, USER_ERROR, die_with_parent
+from gpt2train.launch.parent_death import LAUNCHER, RESUMES, USER_ERROR, die_with_parent
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
 
 CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+TRAINING = "gpt2train.train"  # module of a training, whose state is saved
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: try again
 ORPHANED = signal.SIGUSR1  # sent when the parent is gone; also a common warning signal of Slurm's --signal
 # Several signals within this time count as one, since a scheduler may signal the whole process group.
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = options.torchrun[1:] if options.torchrun[:1] == ["--"] else options.torchrun
     if not arguments:
         parser.error("torchrun's arguments are missing after --")
+    resumes = RESUMES if TRAINING in arguments else ""
     stop = SignalForwarder(options.grace)
     for number in (signal.SIGTERM, signal.SIGINT, ORPHANED):
         signal.signal(number, stop)
@@ -86,12 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if stop.forced:
-            message = "killed by a second signal; steps after the last checkpoint are lost"
+            message = f"killed by a second signal; steps after the last checkpoint are lost{resumes}"
             quietly(print)(message, file=sys.stderr)
             return 128 + signal.SIGTERM
-        return elastic_agent.report_failure(codes, stop.received, options.lost)
+        return elastic_agent.report_failure(codes, stop.received, options.lost, resumes)
     except (RendezvousError, DistError) as error:  # DistError: another agent was killed while this one waited for it
-        quietly(print)(f"error: the launchers of the machines lost each other: {error}", file=sys.stderr)
+        quietly(print)(f"error: the launchers of the machines lost each other: {error}{resumes}", file=sys.stderr)
         return int(options.lost)
     except UserError as error:
         quietly(print)(f"error: {error}", file=sys.stderr)

@@ -18,7 +18,7 @@ from gpt2train.monitoring.gpu_peaks import peak_flops
 if TYPE_CHECKING:
     import torch
 
-    from gpt2train.monitoring.trackers import Tracker
+    from gpt2train.monitoring.trackers import TrackerThread
 
 log = logging.getLogger("gpt2train")
 
@@ -95,14 +95,14 @@ class MetricsWriter:
     """Writer that appends one row per step to metrics.jsonl and forwards it to trackers.
 
     Rows of steps after `step`, left by a run that was killed after its last checkpoint, are removed; `rows` has the
-    others. The trackers are closed together with the writer.
+    others. The trackers are closed together with the writer; their failures end nothing.
 
     Raises:
         RunError: the disk is full.
         UserError: the run folder cannot be written.
     """
 
-    def __init__(self, run: str | Path, step: int, trackers: "Sequence[Tracker]" = ()) -> None:
+    def __init__(self, run: str | Path, step: int, trackers: "Sequence[TrackerThread]" = ()) -> None:
         path = Path(run) / FILE
         if problem := unreadable_lines(run):
             log.warning("%s", problem)
@@ -136,8 +136,8 @@ class MetricsWriter:
         for tracker in self._trackers:
             tracker.write(row["step"], values)
 
-    def close(self) -> None:
-        """Flush and close."""
+    def close(self, wait: bool = True) -> None:
+        """Flush and close, the trackers within a bounded time or, without `wait`, at once."""
         self._file.close()
         for tracker in self._trackers:
-            tracker.close()
+            tracker.close(wait)

@@ -4,7 +4,9 @@
 time; `profile/memory-N.pickle` opens at pytorch.org/memory_viz.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
@@ -21,7 +23,10 @@ ROWS = 30
 
 
 class Profiler:
-    """Profiler of `settings.profile` steps after three warm-up steps, once per job; inactive if that is 0."""
+    """Profiler of `settings.profile` steps after three warm-up steps, once per job; inactive if that is 0.
+
+    Its failure, such as of a full disk, is a warning: the run does not need a profile.
+    """
 
     def __init__(self, settings: LoggingSettings, run: str, ctx: DistContext) -> None:
         self._left = settings.profile
@@ -37,7 +42,8 @@ class Profiler:
         if self._warm:
             self._warm -= 1
         elif self._profile is None:
-            self._begin()
+            with self._attempt():
+                self._begin()
         else:
             self._left -= 1
             if self._left == 0:
@@ -45,18 +51,27 @@ class Profiler:
 
     def close(self) -> None:
         """Write the profile; if the run ended early, of the steps recorded so far."""
-        if self._profile is None:
+        recorded, self._profile, self._left = self._profile, None, 0
+        if recorded is None:
             return
-        self._profile.stop()
-        stem = self._folder / f"rank-{self._ctx.rank}"
-        self._profile.export_chrome_trace(str(stem.with_suffix(".json")))
-        on_gpu = self._ctx.device.type == "cuda"
-        key = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
-        stem.with_suffix(".txt").write_text(self._profile.key_averages().table(sort_by=key, row_limit=ROWS))
-        if self._memory:
-            dump_memory(self._folder / f"memory-{self._ctx.rank}.pickle")
-        log.info("profile: %s.json", stem)
-        self._profile, self._left = None, 0
+        with self._attempt():
+            recorded.stop()
+            stem = self._folder / f"rank-{self._ctx.rank}"
+            recorded.export_chrome_trace(str(stem.with_suffix(".json")))
+            on_gpu = self._ctx.device.type == "cuda"
+            key = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
+            stem.with_suffix(".txt").write_text(recorded.key_averages().table(sort_by=key, row_limit=ROWS))
+            if self._memory:
+                dump_memory(self._folder / f"memory-{self._ctx.rank}.pickle")
+            log.info("profile: %s.json", stem)
+
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of torch, the driver or the disk
+            self._profile, self._left = None, 0
+            log.warning("warning: no profile: %s", " ".join(str(error).split()) or type(error).__name__)
 
     def _begin(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -44,12 +44,25 @@ MAX_EPOCHS = 4
 RISES = 2  # consecutive increases of the validation loss, while the training loss falls
 
 
-def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Dataset, warmup: int) -> None:
-    """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings."""
-    fp8 = config.performance.fp8
+def log_run_header(
+    config: RunConfig, ctx: DistContext, layout: Layout, data: Dataset, samples: int, warmup: int
+) -> None:
+    """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings.
+
+    Args:
+        config: settings of the run.
+        ctx: distributed context.
+        layout: layout of the run.
+        data: training data.
+        samples: samples of the whole run.
+        warmup: warm-up in updates.
+    """
+    fp8, shape = config.performance.fp8, config.shape
+    padded = f" (vocabulary {shape.vocab:,} padded to {shape.padded_vocab:,})"
     log.info(
-        "%s parameters, %s, %s on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
-        f"{parameter_count(config.shape):,}",
+        "%s parameters%s, %s, %s on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
+        f"{parameter_count(shape):,}",
+        padded if shape.padded_vocab > shape.vocab else "",
         config.precision if fp8 == "off" else f"{config.precision} with fp8 {fp8}",
         count_of(ctx.world, "process"),
         ctx.device.type,
@@ -60,7 +73,7 @@ def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Da
         layout.accumulation,
         config.parallel.zero,
     )
-    corpora = data.epochs(config.steps * layout.global_batch)
+    corpora = data.epochs(samples)
     for name, tokens, epochs in corpora:
         log.info("%s: %s tokens, %.2f epochs in %s", name, f"{tokens:,}", epochs, count_of(config.steps, "step"))
     for warning in warn_before_start(config, warmup, [(name, epochs) for name, _, epochs in corpora]):
@@ -72,14 +85,28 @@ def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Da
 class RunLogger:
     """Logger of a run that starts from a train state: metrics.jsonl and trackers on rank 0, log lines on every rank.
 
+    Args:
+        config: settings of the run.
+        ctx: distributed context.
+        state: train state from which the run continues.
+        layout: layout of the run.
+        corpora: training corpora.
+        per_epoch: samples of an epoch of the training tokens.
+
     Raises:
         UserError: on all processes, if a requested tracker is not installed or refuses.
     """
 
     def __init__(
-        self, config: RunConfig, ctx: DistContext, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]
+        self,
+        config: RunConfig,
+        ctx: DistContext,
+        state: TrainState,
+        layout: Layout,
+        corpora: Sequence[StoredCorpus],
+        per_epoch: int,
     ) -> None:
-        self._config, self._ctx = config, ctx
+        self._config, self._ctx, self._per_epoch = config, ctx, per_epoch
         self._since_line: list[dict[str, Any]] = []  # metrics of the steps since the last log line
         self._samples: SampleWriter | None = None
         self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_rank0 else None)
@@ -104,6 +131,7 @@ class RunLogger:
         """Metrics of the step that led to `state`; `lr` is 0 if it was skipped, `tokens` are its counted targets."""
         row: dict[str, Any] = {
             "step": state.step,
+            "epoch": state.samples / self._per_epoch,
             "loss": stats.loss,
             "grad_norm": stats.grad_norm,
             "lr": lr,
@@ -135,6 +163,8 @@ class RunLogger:
             self._metrics.write(row)
             if "valid_loss" in row and (warning := overfitting_warning(self._metrics.rows)):
                 log.warning("warning: %s", warning)
+            if line := epoch_line(self._metrics.rows):
+                log.info(line)
         self._since_line.append(row)
         self._time_left.add(row)
         due = last or row["step"] == 1 or row["step"] % self._config.logging.interval == 0
@@ -145,10 +175,10 @@ class RunLogger:
         if sample is not None:
             log.info(sample_line(sample.prompt, sample.text))
 
-    def close(self) -> None:
-        """Flush and close."""
+    def close(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Flush and close, after an error of this kind, if any: a second signal does not wait for trackers."""
         if self._metrics is not None:
-            self._metrics.close()
+            self._metrics.close(wait=kind is not KeyboardInterrupt)
 
     def _memory(self) -> int:
         """Peak memory of this process, bytes: on the GPU if it has one."""
@@ -211,6 +241,26 @@ def step_line(row: dict[str, Any], steps: int, seconds_left: float | None = None
     parts += [f"{name.removeprefix('valid_')} {row[name]:.4f}" for name in scores]
     parts += [f"{format_duration(seconds_left)} left"] if seconds_left else []
     return " | ".join(parts)
+
+
+def epoch_line(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Format the mean loss of the epoch that the last step has ended, as a log line; None if it has ended none.
+
+    An epoch of a single step has no line of its own.
+    """
+    if len(rows) < 2 or "epoch" not in rows[-1]:
+        return None
+    ended, before = int(rows[-1]["epoch"]), rows[-2].get("epoch", 0.0)
+    if ended != int(before) + 1:
+        return None
+    starts = [0.0, *(row.get("epoch", 0.0) for row in rows)]  # a step belongs to the epoch in which it starts
+    steps = [row for row, start in zip(rows, starts, strict=False) if start >= ended - 1]
+    losses = [row["loss"] for row in steps if row.get("loss") is not None]
+    if len(steps) < 2 or not losses:
+        return None
+    valid = next((f", valid {row['valid_loss']:.4f}" for row in steps if "valid_loss" in row), "")
+    mean = sum(losses) / len(losses)
+    return f"epoch {ended} | steps {steps[0]['step']} to {steps[-1]['step']} | mean loss {mean:.4f}{valid}"
 
 
 def sample_line(prompt: str, text: str) -> str:

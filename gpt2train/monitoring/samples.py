@@ -4,10 +4,13 @@
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from gpt2train.io.files import read_json_lines, write_atomic, write_error
+
+log = logging.getLogger("gpt2train")
 
 FILE = "samples.jsonl"
 
@@ -37,15 +40,10 @@ class SampleWriter:
             write_atomic(self._path, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
     def write(self, step: int, prompt: str, text: str) -> None:
-        """Append a sample.
-
-        Raises:
-            RunError: the disk is full.
-            UserError: the file cannot be written.
-        """
+        """Append a sample; a failure is a warning, since the run does not need it."""
         line = json.dumps({"step": step, "prompt": prompt, "text": text}) + "\n"
         try:
             with self._path.open("a", encoding="ascii") as file:
                 file.write(line)
         except OSError as error:
-            raise write_error(self._path, error) from error
+            log.warning("warning: sample of step %d: %s", step, write_error(self._path, error))

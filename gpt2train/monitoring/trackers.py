@@ -1,69 +1,77 @@
 """Experiment trackers that get the metrics of a run: TensorBoard, Weights & Biases, MLflow.
 
 The latter two are imported only if a setting requests them. They are optional: `pip install gpt2train[track]`. They get
-the settings and one row per step, from rank 0 only, and never a text or a token.
+the settings and one row per step, from rank 0 only, and never a text or a token. Each has a thread of its own, since a
+run must neither wait for a tracker nor end with it.
 """
 
 import contextlib
+import functools
 import importlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_atomic, write_error
+from gpt2train.io.counts import count_of
+from gpt2train.io.files import write_atomic
 from gpt2train.settings import flatten
 
 log = logging.getLogger("gpt2train")
 
 TENSORBOARD = "tensorboard"
 IDENTITY = "tracking.json"
+MAX_ROWS = 10_000  # rows that wait for a tracker that does not answer; older ones are dropped
+MAX_METRICS, MAX_PARAMS = 1000, 100  # of a request to MLflow
+OPEN_SECONDS = 10.0  # a tracker that refuses a new run within this time ends it before its first step
+CLOSE_SECONDS = 30.0
+RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
+# Codes of MLflow's errors that may pass, those of a connection too; others are a refusal, such as a missing permission.
+PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "IO_ERROR", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+
+
+class Row(NamedTuple):
+    """Metrics of one step."""
+
+    step: int
+    at: float  # seconds since the epoch
+    values: Mapping[str, float]
 
 
 class TensorBoard:
     """TensorBoard files in the run folder, shown by `tensorboard --logdir`."""
 
-    def __init__(self, run: Path, step: int) -> None:
+    def __init__(self, config: RunConfig, step: int) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         from torch.utils.tensorboard import SummaryWriter  # takes 1 s, which only rank 0 spends
 
-        self._folder = run / TENSORBOARD
-        with self._one_line_errors():
-            self._board = SummaryWriter(str(self._folder), purge_step=step + 1)
+        self._board = SummaryWriter(str(Path(config.output) / TENSORBOARD), purge_step=step + 1)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        with self._one_line_errors():
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            for name, value in row.values.items():
+                self._board.add_scalar(name, value, row.step, walltime=row.at)
 
     def close(self) -> None:
-        try:
-            self._board.close()
-        except OSError as error:  # must not hide the reason why the run ends; metrics.jsonl has all rows
-            log.warning("the last curves are not in %s: %s", self._folder, error.strerror or error)
-
-    @contextlib.contextmanager
-    def _one_line_errors(self) -> Iterator[None]:
-        """Convert an error of the writer thread, raised by the next call, to a one-line error."""
-        try:
-            yield
-        except OSError as error:
-            raise write_error(self._folder, error, "set logging.tensorboard = false") from error
+        self._board.close()
 
 
 class WeightsAndBiases:
     """Run in Weights & Biases; `WANDB_MODE=offline` keeps it on disk."""
 
-    def __init__(self, config: RunConfig, project: str) -> None:
+    def __init__(self, config: RunConfig, step: int) -> None:
         wandb = _load("wandb", "logging.wandb")
         known = _tracked_runs(config.output).get("wandb")
         try:
             self._run = wandb.init(
-                project=project,
+                project=config.logging.wandb,
                 dir=config.output,
                 name=Path(config.output).name,
                 id=known,
@@ -71,12 +79,13 @@ class WeightsAndBiases:
                 config=config.model_dump(mode="json"),
                 settings=wandb.Settings(console="off"),
             )
-        except wandb.errors.Error as error:
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise UserError(f"logging.wandb: Weights & Biases refused: {error}; log in, or unset it") from error
         _store_id(config.output, "wandb", self._run.id)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._run.log(dict(row.values), step=row.step)
 
     def close(self) -> None:
         self._run.finish()
@@ -85,27 +94,41 @@ class WeightsAndBiases:
 class MLflow:
     """Run in MLflow; `MLFLOW_TRACKING_URI` names a folder or a server."""
 
-    def __init__(self, config: RunConfig, experiment: str) -> None:
+    def __init__(self, config: RunConfig, step: int) -> None:
         mlflow = _load("mlflow", "logging.mlflow")
+        self._entities = importlib.import_module("mlflow.entities")
+        for name in ("urllib3", "mlflow"):  # a warning for each attempt; ours is one line
+            logging.getLogger(name).setLevel(logging.ERROR)
         self._client = mlflow.MlflowClient()
         known = _tracked_runs(config.output).get("mlflow")
         try:
-            existing = self._client.get_experiment_by_name(experiment)
-            number = existing.experiment_id if existing else self._client.create_experiment(experiment)
-            if known is None:
-                self._id = self._client.create_run(number, run_name=Path(config.output).name).info.run_id
-                for name, value in flatten(config.model_dump(mode="json")).items():
-                    self._client.log_param(self._id, name, value)
-            else:
-                self._id = self._client.get_run(known).info.run_id
-                self._client.update_run(self._id, status="RUNNING")
+            self._id = self._resume(known) if known else self._create(config)
         except mlflow.exceptions.MlflowException as error:
+            if error.error_code in PASSING:
+                raise
             raise UserError(f"logging.mlflow: MLflow refused: {error}; set MLFLOW_TRACKING_URI, or unset it") from error
-        _store_id(config.output, "mlflow", self._id)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self._id, name, value, step=step)
+    def _resume(self, known: str) -> str:
+        self._client.update_run(known, status="RUNNING")
+        return known
+
+    def _create(self, config: RunConfig) -> str:
+        name = config.logging.mlflow
+        existing = self._client.get_experiment_by_name(name)
+        number = existing.experiment_id if existing else self._client.create_experiment(name)
+        created = str(self._client.create_run(number, run_name=Path(config.output).name).info.run_id)
+        _store_id(config.output, "mlflow", created)
+        settings = flatten(config.model_dump(mode="json"))
+        params = [self._entities.Param(key, str(value)) for key, value in settings.items()]
+        for first in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(created, params=params[first : first + MAX_PARAMS])
+        return created
+
+    def write(self, rows: Sequence[Row]) -> None:
+        metric = self._entities.Metric
+        found = [metric(name, value, int(row.at * 1e3), row.step) for row in rows for name, value in row.values.items()]
+        for first in range(0, len(found), MAX_METRICS):
+            self._client.log_batch(self._id, metrics=found[first : first + MAX_METRICS])
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
@@ -114,16 +137,133 @@ class MLflow:
 Tracker = TensorBoard | WeightsAndBiases | MLflow
 
 
-def open_trackers(config: RunConfig, step: int) -> list[Tracker]:
+class TrackerThread:
+    """Thread that sends the rows of a run to one tracker, all that wait at once.
+
+    A failure is one warning, until the tracker works again. It is then opened anew after a pause, and gets the rows
+    that wait.
+
+    Args:
+        setting: setting that requests the tracker, for messages.
+        open_tracker: opens the tracker for the rows after a step.
+        step: step from which the run continues.
+    """
+
+    def __init__(self, setting: str, open_tracker: Callable[[int], Tracker], step: int) -> None:
+        self._setting, self._open, self._sent = setting, open_tracker, step
+        self._rows: deque[Row] = deque()
+        self._changed = threading.Condition()
+        self._closing = self._failed = self._tried = False
+        self._may_refuse = step == 0  # later, a refusal is not worth a start
+        self._dropped = 0
+        self._refusal: UserError | None = None
+        self._thread = threading.Thread(target=self._run, name=setting, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Wait a moment for the tracker of a new run to open.
+
+        Raises:
+            UserError: it refuses.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._tried or not self._may_refuse, OPEN_SECONDS)
+            self._may_refuse = False
+        if self._refusal is not None:
+            raise self._refusal
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Send a row, later."""
+        with self._changed:
+            self._rows.append(Row(step, time.time(), values))
+            if len(self._rows) > MAX_ROWS:
+                self._rows.popleft()
+                self._dropped += 1
+            self._changed.notify()
+
+    def close(self, wait: bool = True) -> None:
+        """End the tracked run after the rows that wait, but within `CLOSE_SECONDS`; without `wait` at once."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(CLOSE_SECONDS if wait else 0)
+        if wait and (missing := len(self._rows) + self._dropped):
+            log.warning("warning: %s lacks %s; metrics.jsonl has all", self._setting, count_of(missing, "row"))
+        elif wait and self._thread.is_alive():
+            log.warning("warning: %s does not end; the run ends without it", self._setting)
+
+    def _run(self) -> None:
+        pause, last = RETRY_SECONDS, False
+        while not last:
+            last = self._closing
+            try:
+                tracker = self._open(self._sent)
+                self._mark_tried()
+                self._send_all(tracker)
+                tracker.close()
+                return
+            except Exception as error:  # noqa: BLE001 - of libraries and servers that the result does not need
+                if self._mark_tried(error):
+                    return
+                if not self._failed:
+                    reason = " ".join(str(error).split()).removeprefix(f"{self._setting}: ") or type(error).__name__
+                    log.warning("warning: %s: %s; the run goes on, and its rows are sent later", self._setting, reason)
+                pause = min(MAX_RETRY_SECONDS, 2 * pause) if self._failed else RETRY_SECONDS
+                self._failed = True
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, pause)
+
+    def _mark_tried(self, error: Exception | None = None) -> bool:
+        """Note that the tracker was opened or failed; True if it refuses a run that still waits for it."""
+        with self._changed:
+            if self._may_refuse and isinstance(error, UserError):
+                self._refusal = error
+            self._tried = True
+            self._changed.notify()
+        return self._refusal is not None
+
+    def _send_all(self, tracker: Tracker) -> None:
+        """Send rows as they come, until the end of the run."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._rows or self._closing)
+                rows = list(self._rows)
+            if not rows:
+                return
+            tracker.write(rows)
+            with self._changed:
+                self._sent = rows[-1].step
+                while self._rows and self._rows[0].step <= self._sent:
+                    self._rows.popleft()
+            if self._failed:
+                lacks = f" but for {count_of(self._dropped, 'row')}" if self._dropped else ""
+                log.info("%s works again, and has all rows%s", self._setting, lacks)
+                self._failed = False
+
+
+def open_trackers(config: RunConfig, step: int) -> list[TrackerThread]:
     """Open the trackers that the settings request; W&B and MLflow resume the same tracked run from a step.
 
     Raises:
-        UserError: a requested tracker is not installed, or refuses.
+        UserError: a requested tracker is not installed, or refuses a new run.
     """
-    settings = config.logging
-    found: list[Tracker] = [TensorBoard(Path(config.output), step)] if settings.tensorboard else []
-    found += [] if settings.wandb is None else [WeightsAndBiases(config, settings.wandb)]
-    found += [] if settings.mlflow is None else [MLflow(config, settings.mlflow)]
+    settings, requested = config.logging, dict[str, Callable[[RunConfig, int], Tracker]]()
+    if settings.tensorboard:
+        requested["logging.tensorboard"] = TensorBoard
+    if settings.wandb is not None:
+        _load("wandb", "logging.wandb")
+        requested["logging.wandb"] = WeightsAndBiases
+    if settings.mlflow is not None:
+        _load("mlflow", "logging.mlflow")
+        requested["logging.mlflow"] = MLflow
+    found = [TrackerThread(name, functools.partial(kind, config), step) for name, kind in requested.items()]
+    try:
+        for tracker in found:
+            tracker.check()
+    except UserError:
+        for tracker in found:
+            tracker.close(wait=False)
+        raise
     return found
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings, resolve_epochs
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.data.epoch import samples_in
 from gpt2train.io.counts import count_of
 from gpt2train.model.families import parameter_count
@@ -69,7 +70,8 @@ def estimate_resources(
     nodes: int = 1,
     threads: int = 1,
     cores: int = 1,
-    train_tokens: int | None = None,
+    per_epoch: int | None = None,
+    done: Sequence[tuple[int, int]] = (),
 ) -> ResourceEstimate:
     """Estimate the resources of a run with the model of `gpt2train plan`.
 
@@ -81,7 +83,8 @@ def estimate_resources(
         nodes: number of machines.
         threads: threads per process.
         cores: CPU cores of this machine.
-        train_tokens: number of training tokens, which `epochs` needs; None if it is not known yet.
+        per_epoch: samples of an epoch of the training tokens, which `epochs` needs; None if it is not known yet.
+        done: pairs (steps, samples per step) of the steps that the run has done.
 
     Raises:
         UserError: the layout does not fit the processes, the model or the batch.
@@ -92,8 +95,9 @@ def estimate_resources(
     parts = pieces(settings, shape)
     where = settings if on_gpu else settings.model_copy(update={"device": "cpu"})
     memory = max(peak(where, shape, layout, piece, rank).device for rank, piece in enumerate(parts)) / GB
-    steps = planned_steps(settings, layout, train_tokens)
-    tokens = None if steps is None else tokens_of(steps, settings, layout)
+    batches = layout.batches.after(done)
+    steps = _steps(settings, batches, per_epoch)
+    tokens = None if steps is None else batches.samples_after(steps) * settings.model.context
     if on_gpu:
         used = gpus[:processes]
         known = [gpu.tflops for gpu in used if gpu.tflops is not None]
@@ -167,18 +171,16 @@ def duration(hours: float) -> str:
 
 def planned_steps(settings: TrainSettings, layout: Layout, train_tokens: int | None) -> int | None:
     """Return the number of steps; None if `epochs` determines it and the number of training tokens is not known."""
-    if not settings.epochs:
-        return settings.steps
-    if train_tokens is None:
+    per_epoch = None if train_tokens is None else samples_in(train_tokens, settings.sample_length)
+    return _steps(settings, layout.batches, per_epoch)
+
+
+def _steps(settings: TrainSettings, batches: BatchPlan, per_epoch: int | None) -> int | None:
+    if settings.epochs and per_epoch is None:
         return None
-    return resolve_epochs(settings, samples_in(train_tokens, settings.sample_length), layout.batches).steps
+    return resolve_epochs(settings, per_epoch or 0, batches).steps
 
 
 def tokens_of(steps: int, settings: TrainSettings, layout: Layout) -> int:
     """Return the tokens of a number of steps; with a batch ramp-up the first steps have fewer."""
-    if layout.ramp_up is None:
-        return steps * layout.global_batch * settings.model.context
-    samples = 0
-    for _ in range(steps):
-        samples += layout.batches.size_at(samples)
-    return samples * settings.model.context
+    return layout.batches.samples_after(steps) * settings.model.context

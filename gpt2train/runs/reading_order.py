@@ -1,11 +1,11 @@
 """Training samples and steps of a run that read given documents."""
 
+from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
 
 from gpt2train.config import RunConfig
-from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import CACHE, Samples
 from gpt2train.monitoring.metrics import read_metrics
@@ -33,10 +33,11 @@ class ReadingOrder:
         return np.sort(self._mixture.global_indices(corpus, found))
 
     def steps(self, samples: list[int]) -> list[int]:
-        """Steps, from 0, that read these samples, ascending."""
-        batch = self._config.batch
-        plan = BatchPlan(batch.global_batch or self._global_batch(), batch.ramp_up)
-        return list(dict.fromkeys(plan.steps_until(sample + 1) - 1 for sample in samples))
+        """Steps, from 0, that read these samples, ascending; the batch may have changed during the run."""
+        rows = read_metrics(self._run)
+        used = [int(row.get("tokens") or 0) // self._config.model.context for row in rows]  # samples after each step
+        found = [bisect_right(used, sample) for sample in samples]
+        return list(dict.fromkeys(rows[number]["step"] - 1 for number in found if number < len(rows)))
 
     def _read(self) -> int:
         """Samples read so far: the run may go on."""
@@ -49,8 +50,3 @@ class ReadingOrder:
             lengths = config.sample_length, config.vocab, config.seed
             self._samples[corpus] = Samples(prefix, *lengths, cache, split=config.data.weights)
         return self._samples[corpus]
-
-    def _global_batch(self) -> int:
-        """Samples of a step of a run whose settings leave it to the number of processes."""
-        rows = read_metrics(self._run)
-        return max(1, self._read() // int(rows[-1]["step"])) if rows else 1

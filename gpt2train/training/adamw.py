@@ -78,5 +78,9 @@ class AdamW:
 
 
 def is_decayed(name: str, parameter: Tensor, settings: OptimizerSettings) -> bool:
-    """Return True if weight decay applies to a parameter: a matrix, or an embedding if `decay_embeddings` is set."""
-    return parameter.dim() >= 2 and (settings.decay_embeddings or not is_embedding(name))
+    """Return True if weight decay applies to a parameter: a matrix, or an embedding if `decay_embeddings` is set.
+
+    T5's tables of relative positions are biases of the attention, one for each head.
+    """
+    is_matrix = parameter.dim() >= 2 and not name.endswith("_bias.weight")
+    return is_matrix and (settings.decay_embeddings or not is_embedding(name))

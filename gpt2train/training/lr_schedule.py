@@ -76,16 +76,17 @@ def _progress(update: int, first: int, last: int) -> float:
     return min(1.0, max(0, update - first) / max(1, last - first))
 
 
-def make_schedule(config: TrainSettings, batches: BatchPlan) -> Schedule:
+def make_schedule(config: TrainSettings, batches: BatchPlan, per_epoch: int = 0) -> Schedule:
     """Resolve the schedule of a run.
 
-    A warm-up in tokens ends with the update at which this many tokens have been used, given the batch sizes of the
-    ramp-up and no skipped steps.
+    A warm-up in tokens or epochs ends with the update at which these have been used, given the batch sizes of the run
+    and no skipped steps.
 
     Args:
         config: settings of the run; `steps`, or `schedule.decay_steps` if that is given, is the number of updates if
             none is skipped.
         batches: batch sizes over the run.
+        per_epoch: samples of an epoch of the training tokens.
 
     Raises:
         UserError: the warm-up takes all of these steps.
@@ -95,6 +96,9 @@ def make_schedule(config: TrainSettings, batches: BatchPlan) -> Schedule:
     if settings.warmup_tokens:
         name, given = "schedule.warmup_tokens", f"{settings.warmup_tokens:,} = "
         warmup = batches.steps_until(-(-settings.warmup_tokens // context))
+    elif settings.warmup_epochs:
+        name, given = "schedule.warmup_epochs", f"{settings.warmup_epochs:g} = "
+        warmup = batches.steps_until(math.ceil(settings.warmup_epochs * per_epoch))
     elif settings.warmup_fraction:
         name, given = "schedule.warmup_fraction", f"{settings.warmup_fraction:g} = "
         warmup = round(settings.warmup_fraction * steps)

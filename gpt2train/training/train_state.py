@@ -1,9 +1,16 @@
 """Train state: the progress of a run, and its transition from step to step."""
 
+import contextlib
+import json
 import math
+from operator import not_
+from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import Field
+
 from gpt2train.config import RunConfig, TrainSettings
+from gpt2train.io.run_folder import MANIFEST, list_checkpoints
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.settings import Settings
 from gpt2train.training.loss_scale import LossScale, can_fall, first_scale, next_scale
@@ -46,6 +53,19 @@ class TrainState(Settings):
     """Loss scale, in fp16 only."""
     history: SpikeWindow = SpikeWindow()
     """Metric values of the last steps, for spike detection."""
+    batches: tuple[tuple[int, int], ...] = Field((), exclude_if=not_)
+    """Batch sizes so far, as pairs (steps, samples per step), oldest first; empty if there was one size only."""
+
+    @property
+    def done(self) -> tuple[tuple[int, int], ...]:
+        """Batch sizes so far, also of a run that had one only.
+
+        An earlier version kept none: such a run is taken as one of equal batches, the larger ones last.
+        """
+        if self.batches or not self.step:
+            return self.batches
+        size, larger = divmod(self.samples, self.step)
+        return tuple((steps, size) for steps, size in ((self.step - larger, size), (larger, size + 1)) if steps)
 
     def loss_scale(self, settings: TrainSettings, micro_batches: int) -> float:
         """Loss scale of the next step, 1 unless in fp16. The loss is also divided by the number of its tokens.
@@ -88,7 +108,14 @@ class TrainState(Settings):
             consecutive_skipped=0 if updated or fixable else self.consecutive_skipped + 1,
             scale=scale and next_scale(scale, not finite, settings.scaler),
             history=history,
+            batches=self._batches_after(size),
         )
+
+    def _batches_after(self, size: int) -> tuple[tuple[int, int], ...]:
+        """`batches` after one more step of this many samples."""
+        *before, (steps, last) = self.done or ((0, size),)
+        sizes = (*before, (steps + 1, last)) if last == size else (*before, (steps, last), (1, size))
+        return sizes if len(sizes) > 1 else ()
 
     def _next_history(self, stats: StepStats, settings: TrainSettings) -> tuple[SpikeWindow, bool]:
         value = stats.loss if settings.spikes.metric == "loss" else stats.grad_norm
@@ -102,6 +129,14 @@ class TrainState(Settings):
 
 
 START = TrainState(step=0, samples=0, updates=0, skipped=0)
+
+
+def newest_state(run: str | Path) -> TrainState:
+    """Train state of the newest checkpoint of a run folder, without verifying its files; `START` without one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+        manifest = json.loads((list_checkpoints(run)[-1] / MANIFEST).read_bytes())
+        return TrainState.model_validate(manifest["position"])
+    return START
 
 
 def is_plausible(loss: float, config: RunConfig) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pebble
 
-from gpt2train.errors import UserError
+from gpt2train.errors import TransientError, UserError
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class WorkerLostError(Exception):
+class WorkerLostError(TransientError):
     """The worker of a call died or was killed at a time limit.
 
     Attributes:
@@ -128,7 +128,10 @@ def result(future: "concurrent.futures.Future[T]") -> T:
     except pebble.ProcessExpired as error:
         if spent_cpu(error):
             raise WorkerLostError("the limit of CPU time passed", timed_out=True) from error
-        raise WorkerLostError(f"the worker process died (exit code {error.exitcode})", timed_out=False) from error
+        died = f"a worker process died (exit code {error.exitcode})"
+        raise WorkerLostError(
+            f"{died}; the same command goes on after the finished batches", timed_out=False
+        ) from error
 
 
 def spent_cpu(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ from gpt2train.config import Corpus
 from gpt2train.config.data import split_weights
 from gpt2train.data.document_split import PARTS
 from gpt2train.data.identity import tokens_identity
+from gpt2train.data.mock_tokens import MOCK
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.data.tokenizer_reader import has_tokenizer
@@ -17,6 +18,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.settings import build
 
 TOKENIZER = "tokenizer"  # folder beside token files, as `gpt2train data tokenize` writes it
+GPT2_VOCAB = 50257  # of mock tokens by default
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def open_ready_tokens(
     """Open and count token files.
 
     Args:
-        tokens: prefixes; see `parse_corpora`.
+        tokens: prefixes, see `parse_corpora`; or `mock`, tokens in no file, split 949,50,1 unless a split is given.
         split: weights of train, valid and test documents; None: all documents are for training.
         tokenizer: folder or file of the tokenizer; by default `tokenizer/` beside the files.
         vocab: vocabulary size, for files without a tokenizer; above that of a tokenizer, the model has rows that stand
@@ -69,6 +71,9 @@ def open_ready_tokens(
             tokenizers differ.
     """
     corpora = parse_corpora(tokens)
+    if tokens == "mock" and not Path("mock.idx").exists():
+        vocab = vocab or (vocab_size(load_tokenizer(tokenizer)) if tokenizer else GPT2_VOCAB)
+        corpora, split = (Corpus(prefix=f"{MOCK}{vocab}"),), split or (None if valid else "949,50,1")
     validation = _one_prefix(valid) if valid is not None else None
     weights = split_weights(split or "1")
     identities, facts = [], {f"{part}_{unit}": 0 for part in PARTS for unit in ("documents", "tokens")}
@@ -102,6 +107,8 @@ def open_ready_tokens(
 def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
     """Parse `PREFIX`, `PREFIX,PREFIX` (equal weights) or `0.3 PREFIX 0.7 PREFIX` (Megatron-LM's `--data-path`).
 
+    Corpora of weight 0 are left out.
+
     Raises:
         UserError: a weight or a prefix is missing or wrong.
     """
@@ -114,10 +121,13 @@ def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
         pairs = [(prefix.strip(), "1") for prefix in tokens.split(",")]
     if not all(prefix for prefix, _ in pairs):
         raise UserError(f"tokens: {tokens!r} has an empty prefix; give PREFIX, or PREFIX,PREFIX")
-    return tuple(
+    corpora = [
         build(Corpus, {"prefix": str(Path(prefix).absolute()), "weight": weight}, source=f"tokens: {prefix}")
         for prefix, weight in pairs
-    )
+    ]
+    if not any(corpus.weight for corpus in corpora):
+        raise UserError(f"tokens: all weights of {tokens!r} are 0, which leaves nothing for training; raise one")
+    return tuple(corpus for corpus in corpora if corpus.weight)
 
 
 def _one_prefix(valid: str) -> Corpus:
@@ -146,7 +156,8 @@ def _find_tokenizer(corpora: tuple[Corpus, ...], given: str | None) -> Path | No
     Raises:
         UserError: it cannot be read, or two of them differ.
     """
-    folders = [Path(corpus.prefix).parent / TOKENIZER for corpus in corpora]
+    prefixes = [corpus.prefix for corpus in corpora if not corpus.prefix.startswith(MOCK)]
+    folders = [Path(prefix).parent / TOKENIZER for prefix in prefixes]
     found = [folder for folder in dict.fromkeys(folders) if has_tokenizer(folder)]
     if given is not None:
         found.insert(0, Path(given).absolute())

@@ -1,15 +1,35 @@
 """Plots of a run as `data:` URLs of PNG images, for `<img src>`; drawn without a display."""
 
 import base64
+import functools
 import io
-from collections.abc import Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
 
 import numpy as np
+
+log = logging.getLogger("gpt2train")
+P = ParamSpec("P")
 
 INK, TRAIN, VALID, SOFT = "#1f2430", "#3b6fb6", "#d1495b", "#c3c9d4"
 
 
+def _or_none(draw: Callable[P, str]) -> Callable[P, str | None]:
+    """Return None, with a warning, where drawing fails: a report without a picture is still a report."""
+
+    @functools.wraps(draw)
+    def attempt(*arguments: P.args, **options: P.kwargs) -> str | None:
+        try:
+            return draw(*arguments, **options)
+        except Exception as error:  # noqa: BLE001 - of matplotlib, its fonts or its cache folder
+            log.warning("warning: no picture: %s: %s", type(error).__name__, error)
+            return None
+
+    return attempt
+
+
+@_or_none
 def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None, unit: str = "token") -> str:
     """Plot training and validation loss over the steps.
 
@@ -35,6 +55,7 @@ def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None, unit
     return _data_url(axes)
 
 
+@_or_none
 def score_curve(validations: Sequence[dict[str, Any]], majority: float | None) -> str:
     """Plot accuracy and F1 over the validations of a classification; the selected one is marked.
 
@@ -59,6 +80,7 @@ def score_curve(validations: Sequence[dict[str, Any]], majority: float | None) -
     return _data_url(axes)
 
 
+@_or_none
 def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> str:
     """Plot overlaid histograms of document lengths on a logarithmic axis.
 

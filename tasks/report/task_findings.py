@@ -34,10 +34,9 @@ def task_findings(root: Folder, by_step: Mapping[str, Manifest], metrics: Sequen
     if prepared is None or training is None:
         return {}
     kind = str(prepared.parameters["kind"])
-    samples = prepared.outcome.facts.get("train_samples", 0)
     selected = training.outcome.facts.get("selected_step")
     validations = [
-        {"step": row["step"], "epoch": _epoch(row["step"], training, samples, kind)}
+        {"step": row["step"], "epoch": row.get("epoch")}
         | {name.removeprefix("valid_"): value for name, value in row.items() if name.startswith("valid_")}
         | {"selected": row["step"] == selected}
         for row in metrics
@@ -53,12 +52,6 @@ def task_findings(root: Folder, by_step: Mapping[str, Manifest], metrics: Sequen
         "picture": score_curve(validations, majority) if measured > 1 else None,
         "parts": parts,
     }
-
-
-def _epoch(step: int, training: Manifest, samples: int, kind: str) -> float | None:
-    """Epochs of the training rows up to a step; None for texts, whose samples are packed."""
-    size = training.parameters.get("batch", {}).get("global_batch", 0)
-    return step * size / samples if samples and kind != "text" else None
 
 
 def _parts(root: Folder, prepared: Manifest, scored: Manifest) -> list[dict[str, Any]]:

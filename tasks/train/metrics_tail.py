@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -13,18 +14,32 @@ from gpt2train.monitoring.metrics import FILE
 from gpt2train.monitoring.samples import read_samples
 from tasks.core.runner import Runner
 
+log = logging.getLogger("gpt2train")
+
 POLL_SECONDS = 2.0
 
 
 @contextlib.contextmanager
 def polling(poll: Callable[[bool], None], seconds: float) -> Iterator[None]:
-    """Call `poll(False)` every so many seconds in a thread, and `poll(True)` once at the end."""
-    stop = threading.Event()
+    """Call `poll(False)` every so many seconds in a thread, and `poll(True)` once at the end.
+
+    An error of a report is one warning: it must not end what is reported.
+    """
+    stop, failed = threading.Event(), False
+
+    def attempt(last: bool) -> None:
+        nonlocal failed
+        try:
+            poll(last)
+        except Exception as error:  # noqa: BLE001 - of a server, or of rows from a damaged file
+            if not failed:
+                log.warning("warning: a report failed: %s: %s", type(error).__name__, error)
+            failed = True
 
     def loop() -> None:
         while not stop.wait(seconds):
             with contextlib.suppress(SystemExit):  # raised by rich when its pipe is closed; it prints nothing then
-                poll(False)
+                attempt(False)
 
     # In a copy of this thread's context, by which an orchestrator finds the flow run of the thread.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(loop,), daemon=True)
@@ -34,7 +49,7 @@ def polling(poll: Callable[[bool], None], seconds: float) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-        poll(True)
+        attempt(True)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, resolve_epochs, run_config, to_toml
+from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, resolve_epochs, run_config, to_toml
 from gpt2train.config.data import split_weights
 from gpt2train.data.samples import Samples, samples_per_epoch
 from gpt2train.data.sharded_dataset import open_tokens
@@ -21,6 +21,7 @@ from gpt2train.io.run_folder import checkpoint_step, newest_checkpoint, selected
 from gpt2train.monitoring.metrics import FILE, read_metrics
 from gpt2train.monitoring.run_record import read_record, record_flow
 from gpt2train.parallel.layout import Layout
+from gpt2train.training.train_state import newest_state
 from tasks.core.manifest import Manifest, Outcome, digest, fingerprint
 from tasks.core.runner import Runner
 from tasks.core.step import Step
@@ -89,6 +90,7 @@ def train(
         tail_metrics(Path(step.folder.path()), config.steps, runner),
     ):
         run_job(Job(step.folder.path(CONFIG_FILE), launch))
+    config = read_run_config(step.folder.path(CONFIG_FILE))  # with the steps of the checkpoint that the job began from
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
 
     # A job that receives SIGTERM saves a checkpoint and exits with 0 before its last step.
@@ -177,7 +179,7 @@ def resolved_config(
     run: Folder,
     world: int,
 ) -> RunConfig:
-    """Return the settings of the run, complete, with `epochs` turned into `steps`.
+    """Return the settings of the run, complete, with `epochs` turned into `steps`, of a begun run from where it is.
 
     Args:
         data: Output URL that holds the tokens and the tokenizer, or token files made elsewhere.
@@ -213,7 +215,7 @@ def resolved_config(
     if not config.epochs:
         return config
     per_epoch = samples_per_epoch(config) if config.objective.name == "next_token" else _samples_of_objective(config)
-    return resolve_epochs(config, per_epoch, Layout.of(config, world).batches)
+    return resolve_epochs(config, per_epoch, Layout.of(config, world).batches.after(newest_state(run.path()).done))
 
 
 def _samples_of_objective(config: RunConfig) -> int:

@@ -15,6 +15,9 @@ import pytest
 
 from gpt2train.checkpoint import store, writer
 from gpt2train.config import RunConfig
+from gpt2train.data.identity import tokens_identity
+from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.training_data import training_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.rank_logs import log_to
@@ -93,8 +96,13 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
         pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
     ],
 )
-def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str, tmp_path: Path) -> None:
+def test_a_failing_rank_ends_the_job_in_one_line(
+    how: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first rank, whose log is shown on the screen, meets a broken connection; tracebacks are in the logs alone."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     job = start(str(HERE / "failing_rank.py"), how, str(tmp_path))
     ranks: set[psutil.Process] = set()
     while job.poll() is None:
@@ -105,6 +113,7 @@ def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str, tmp_path: 
     assert (code, out) == (1, ""), err
     assert err.startswith(line) and len(err.splitlines()) == 1, err
     assert len(ranks) == 2 and all_ended(list(ranks))
+    assert not list(temporary.glob("torchelastic*"))
     if how == "raise":
         assert "Traceback" in (tmp_path / "rank-1.log").read_text()  # the other may be ended before it writes one
 
@@ -115,6 +124,27 @@ def test_a_user_error_is_one_line_and_exit_code_2(tokens: Path, tmp_path: Path) 
     code, out, err = finish(start_alone(write(config)))
     assert code == 2 and out == ""
     assert err.startswith("error: batch.global_batch 8 is not a multiple") and len(err.splitlines()) == 1
+
+
+def test_mock_tokens_train_without_a_file(
+    tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes = {"data": {"train": "mock:300", "valid": None, "split": "949,50,1"}, "parallel": {"tp": 0, "pp": 0}}
+    with caplog.at_level(logging.INFO, "gpt2train"):
+        config = make(tmp_path, tmp_path / "run", steps=12, **changes)
+        train(config, alone)
+    assert "parameters (vocabulary 300 padded to 384), fp32" in caplog.text
+    losses = curve(config.output)
+    assert losses[0] > 5.5 and losses[-1] < losses[0] - 0.1
+    assert curve(config.output, "epoch")[-1] == pytest.approx(12 * 8 / training_data(config).per_epoch)
+    data = open_tokens("mock:300")
+    assert tokens_identity(data)[0].startswith("cf6019c57b6cf4d7") and 900_000 < len(data.tokens) < 1_200_000
+    assert (data[5] == data.tokens[data.lengths[:5].sum() :][: data.lengths[5]]).all() and data[-1].size
+    assert set(np.unique(np.diff(data.tokens.astype(int)) % 300)) == {1, 2, 3}
+    for name in ("mock:", "mock:1", "mock:x"):
+        with pytest.raises(UserError, match=f"{name} is no name of mock tokens; give the size of the vocabulary, as"):
+            open_tokens(name)
 
 
 def test_a_finished_run_is_left_unchanged(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
@@ -132,6 +162,10 @@ def test_a_finished_run_is_left_unchanged(tokens: Path, tmp_path: Path, alone: D
         ({"model": {"hidden": 64}}, "holds a run with another model"),
         ({"seed": 2}, "holds a run with another seed"),
         ({"tokenizer_hash": "x"}, "holds a run with another tokenizer_hash"),
+        (
+            {"optimizer": {"name": "muon"}},
+            r"holds a run with another optimizer.name \(adamw there, muon now\); set it back, or start from its",
+        ),
         ({"steps": 3, "schedule": {"warmup": 1}}, "is at step 4, beyond steps = 3"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.io.run_folder import list_checkpoints
-from gpt2train.launch.parent_death import LOST_CONTACT, USER_ERROR
+from gpt2train.launch.parent_death import LOST_CONTACT, RESUMES, USER_ERROR
 from tasks.train.launch.common_settings import CommonLaunchSettings
 
 LAST_LINES = 20  # lines of a job's output that are kept to find the cause of its end
@@ -59,7 +59,7 @@ def job_error(code: int, last: Sequence[str], job: Job) -> Exception:
     The code is that of the launcher, or minus the signal that ended it. A lost process (`LOST`, or a signal) gives a
     `TransientError`, which is retried.
     """
-    errors = [line.split("error: ", 1)[1] for line in last if "error: " in line]
+    errors = [line.split("error: ", 1)[1].removesuffix(RESUMES) for line in last if "error: " in line]
     if errors and code == USER_ERROR:
         return UserError(errors[0])
     ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,21 +1,29 @@
 """Dry run of the flows: the printed plan, and the error where resources are missing."""
 
+import json
 import shutil
 from collections import namedtuple
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 import flows.dry_run.resources
+from flows.dry_run.resources import _existing_run, estimate_run
 from flows.pipeline import pipeline
-from flows.settings import PipelineSettings, resolve
+from flows.pretrain import pretrain
+from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
 from gpt2train.cli import app
 from gpt2train.config.recipe import model_of, shape_of
 from gpt2train.io.command_line import run_command
 from gpt2train.model.families import parameter_count
+from gpt2train.training.train_state import TrainState
+from tasks.ready_tokens.step import ready_tokens
 from tests.flows.commands import run
 from tests.flows.conftest import Finished
 from tests.flows.mini_pipeline import STEPS, hashes
+from tests.gpt2train.indexed_writer import IndexedWriter
+from tests.tasks.corpus import Inline
 
 
 def test_an_error_lists_all_missing_resources_and_a_preset_that_fits(
@@ -65,6 +73,30 @@ def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
     assert run("pretrain", *flags) == 2 and capsys.readouterr().err == captured.err  # what the run would say
     assert run("pretrain", *flags, "--launch.skip-resource-check", "--dry-run") == 1
     assert "holds no finished step" in capsys.readouterr().err
+
+
+def test_the_epochs_of_a_blend_are_counted_as_the_training_counts_them(tmp_path: Path) -> None:
+    for name, documents in (("a", 40), ("b", 30)):
+        with IndexedWriter(tmp_path / name, "<u2") as writer:
+            for _ in range(documents):
+                writer.add([1] * 100)
+    blend = f"0.7 {tmp_path / 'a'} 0.3 {tmp_path / 'b'} 0 {tmp_path / 'absent'}"
+    train = {"epochs": 2, "model": {"context": 32}, "schedule": {"warmup": 0}}
+    given = {"output": str(tmp_path / "out"), "tokens": blend, "vocab": 300, "preset": "tiny", "train": train}
+    planned = pretrain.planned(resolve(PretrainFlowSettings, None, given))
+    fit = estimate_run(planned).fit
+    samples = 2 * int(min(3999 // 32 / Fraction(7, 10), 2999 // 32 / Fraction(3, 10)))
+    assert fit is not None and fit.steps == -(-samples // 8)
+    # And on from where the run is: four steps of 12 samples, with another number of processes.
+    assert planned.ready_tokens is not None
+    with Inline(workers=1) as runner:
+        ready_tokens(planned.root, planned.ready_tokens, runner)
+    folder = _existing_run(planned)
+    assert folder is not None
+    position = TrainState(step=4, samples=48, updates=4, skipped=0).model_dump(mode="json")
+    folder.write_bytes("checkpoints/step-00000004/manifest.json", json.dumps({"position": position}).encode())
+    fit = estimate_run(planned).fit
+    assert fit is not None and fit.steps == 4 + -(-(samples - 48) // 8)
 
 
 @pytest.mark.parametrize(("depth", "vocabulary"), [(2, 4096), (8, 50_257)])

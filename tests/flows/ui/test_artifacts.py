@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.reject_limits import LimitSettings
 from tasks.core.storage import FileRecord, Folder
+from tasks.train.metrics_tail import polling
+from tests.processes import wait_for
 
 
 def manifest(step: str = "clean", folder: str = "", **outcome: Any) -> Manifest:
@@ -34,6 +37,27 @@ def test_the_overview_shows_finished_and_running_steps() -> None:
     assert table[2] == "| clean | cached | 2,000 | 1,500 | 75.0% |  |"
     assert table[3:] == ["| train | **running** |  |  |  |  |", "| x | **failed** |  |  |  | 1:15 |"]
     assert steps_summary(rows) == "steps: 1 cached, 1 failed, train is running"
+
+
+def test_a_picture_that_cannot_be_drawn_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    rows = [{"step": step, "loss": 2.0, "tokens_per_second": 5.0} for step in (1, 2)]
+    assert training(rows, 4).startswith("**step 2 of 4")
+    assert "no picture: ModuleNotFoundError" in caplog.text
+
+
+def test_a_report_that_fails_does_not_end_what_it_reports(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[bool] = []
+
+    def poll(last: bool) -> None:
+        calls.append(last)
+        raise KeyError("steps")
+
+    with polling(poll, 0.001):
+        wait_for(lambda: len(calls) > 2, 10, "some polls")
+    assert calls[-1] and caplog.messages == ["warning: a report failed: KeyError: 'steps'"]
 
 
 def test_a_cell_cannot_break_a_table() -> None:

@@ -110,6 +110,10 @@ def test_unusable_initial_checkpoints_are_refused(
         train(from_(tokens, tmp_path / "c", saved_run.output, "full", seed=5), alone)
     with pytest.raises(UserError, match="is at step 10, beyond steps = 8"):
         train(from_(tokens, tmp_path / "d", saved_run.output, "full", steps=8), alone)
+    muon = {"steps": 12, "optimizer": {"name": "muon"}}
+    for restore in ("optimizer", "full"):
+        with pytest.raises(UserError, match=r"another optimizer.name \(adamw there, muon now\); .*restore = 'weights'"):
+            train(from_(tokens, tmp_path / "d", saved_run.output, restore, **muon), alone)
     assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abcd")
 
 

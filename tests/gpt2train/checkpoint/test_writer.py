@@ -1,6 +1,7 @@
 """Saves in the background: the saved state is frozen, errors are reported, a stop waits."""
 
 import resource
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpt2train.errors import RunError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.monitoring.run_logger import RunLogger
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
@@ -81,6 +83,36 @@ def test_the_duration_of_a_save_is_reported(
     assert [step for step, row in rows.items() if "save_stall_seconds" in row] == [3, 5]
     written = [row["save_seconds"] for row in rows.values() if "save_seconds" in row]
     assert written and min(written) >= 0.2
+
+
+@pytest.mark.parametrize(("error", "saved"), [(ValueError, 4), (KeyboardInterrupt, 2)])
+def test_an_unexpected_error_waits_for_the_save_under_way(
+    tokens: Path,
+    tmp_path: Path,
+    alone: DistContext,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    saved: int,
+) -> None:
+    config = make(tokens, tmp_path / "run", steps=8, checkpoints={"interval": 2, "keep": 9})
+    failing = threading.Event()
+
+    def until_the_error(manifest: CheckpointManifest) -> None:
+        if manifest.position.step == 4:
+            failing.wait()
+            time.sleep(0.3)
+
+    def fail(logger: RunLogger, row: dict[str, Any], *rest: Any) -> None:
+        if row["step"] == 5:
+            failing.set()
+            raise error
+
+    delay(monkeypatch, until_the_error)
+    monkeypatch.setattr(RunLogger, "write", fail)
+    with pytest.raises(error):
+        train(config, alone)
+    assert newest_checkpoint(config.output).name == f"step-0000000{saved}"
+    wait_until(lambda: newest_checkpoint(config.output).name == "step-00000004")  # its thread, in the same process
 
 
 def test_a_failed_save_is_reported_at_the_next_step(

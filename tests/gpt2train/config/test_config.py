@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpt2train.cli import app
 from gpt2train.config import (
     BatchSettings,
+    Corpus,
     RampUp,
     RunConfig,
     TrainSettings,
@@ -187,6 +188,11 @@ def test_corpora_of_the_mixture_are_added_to_the_tokens_of_the_run(tmp_path: Pat
         build(RunConfig, config.model_dump(), {"mixture": mix})
     with pytest.raises(UserError, match="at least one corpus"):
         build(RunConfig, config.model_dump(), {"data": {"train": []}})
+    corpora = [corpus.model_dump() | {"weight": 0} for corpus in config.data.corpora]
+    with pytest.raises(UserError, match="all weights are 0"):
+        build(RunConfig, config.model_dump(), {"data": {"train": corpora}})
+    left = build(RunConfig, config.model_dump(), {"data": {"train": [*corpora[1:], {"prefix": "a/t"}]}})
+    assert left.data.corpora == (Corpus(prefix="a/t"),)  # as without the others
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))

@@ -61,6 +61,16 @@ def test_each_corpus_is_read_in_its_own_order(weights: list[float], length: int)
         assert abs(seen[number] - share * length) < 1 + 1e-6
 
 
+@given(st.lists(st.tuples(st.integers(1, 58), st.integers(1, 400)), min_size=1, max_size=4))
+def test_an_epoch_ends_before_the_first_corpus_repeats(corpora: list[tuple[int, int]]) -> None:
+    draws, samples = [draws for draws, _ in corpora], [count for _, count in corpora]
+    mixture = Mixture(draws)
+    epoch = mixture.per_epoch(samples)
+    assert epoch == int(min(Fraction(count * sum(draws), drawn) for drawn, count in corpora))
+    for number, count in enumerate(samples):
+        assert mixture.drawn(number, epoch) <= count
+
+
 def test_positions_are_exact_at_large_indices() -> None:
     corpora, mine = Mixture([2, 1]).of([3 * 10**12, 3 * 10**12 + 1, 3 * 10**12 + 2])
     assert sorted(zip(corpora.tolist(), mine.tolist(), strict=True)) == [

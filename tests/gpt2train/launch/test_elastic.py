@@ -10,6 +10,8 @@ import pytest
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
+from gpt2train.launch.elastic_agent import report_failure
+from gpt2train.launch.parent_death import LOST_CONTACT, RESUMES
 from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
 from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, rendezvous_arguments, start_machines
 
@@ -64,6 +66,17 @@ def test_a_hanging_rank_is_named_and_restarted(tokens: Path, tmp_path: Path) -> 
     code, out, err = finish(job)
     assert re.match(r"error: rank 1 gave no sign of life while rank 0 waited; .*\n$", err), err
     assert "restart 1 of 1" in out and code == 0, out
+
+
+@pytest.mark.parametrize("codes", [{0: LOST_CONTACT, 1: -9}, {0: -15, 2: LOST_CONTACT}])
+def test_the_line_of_a_killed_job_says_that_the_same_command_resumes(
+    codes: dict[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_failure(codes, lost=3, resumes=RESUMES) == 3
+    line = capsys.readouterr().err
+    assert line.startswith("error: rank ") and line.endswith("; the same command resumes from the last checkpoint\n")
+    report_failure(codes)  # of a job that saves nothing, such as a server
+    assert "resumes" not in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

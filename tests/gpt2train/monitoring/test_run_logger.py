@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.monitoring.run_logger import step_line
+from gpt2train.monitoring.run_logger import epoch_line, step_line
 from gpt2train.parallel.mesh import join
 from gpt2train.train import train
 from tests.gpt2train.jobs import make, write_tokens
@@ -29,6 +29,16 @@ def test_a_line_has_the_values_that_are_known() -> None:
     assert step_line(ROW, 9) == "step 3/9 | loss 2.0000 | grad 0.50 | lr 1.00e-03 | 12,346 tokens/s | 1.50 GiB"
     more = {"mfu": 0.47, "loss_scale": 65536.0, "skipped": 2, "valid_loss": 2.25}
     assert step_line(ROW | more, 9).endswith("| MFU 47.0% | 1.50 GiB | scale 2^16 | skipped 2 | valid 2.2500")
+
+
+def test_an_epoch_of_several_steps_gets_a_line_when_it_ends() -> None:
+    rows = [{"step": step, "loss": float(step), "epoch": 0.4 * step} for step in range(1, 6)]
+    lines = [epoch_line(rows[:count]) for count in range(6)]
+    assert lines[3:] == ["epoch 1 | steps 1 to 3 | mean loss 2.0000", None, "epoch 2 | steps 4 to 5 | mean loss 4.5000"]
+    assert lines[:3] == [None] * 3
+    validated = [*rows[:4], rows[4] | {"valid_loss": 3.0, "loss": None}]
+    assert epoch_line(validated) == "epoch 2 | steps 4 to 5 | mean loss 4.0000, valid 3.0000"
+    assert epoch_line([{"step": 1, "loss": 1.0, "epoch": 1.0}, {"step": 2, "loss": 1.0, "epoch": 2.0}]) is None
 
 
 class Listener(logging.Handler):

@@ -1,14 +1,19 @@
-"""Trackers: metrics reach each selected one, and a resumed run stays one run there."""
+"""Trackers: metrics reach each selected one, a resumed run stays one run there, and a failure ends no run."""
 
 import json
+import logging
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from gpt2train.config import RunConfig
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import UserError
+from gpt2train.monitoring import trackers
 from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
 from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.settings import build
@@ -45,17 +50,131 @@ def test_tensorboard_gets_finite_values_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_is_one_log_line_and_hides_no_other_error(tmp_path: Path) -> None:
+def test_a_full_disk_of_the_curves_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = config(tmp_path / "run", tensorboard=True)
     writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
     (curves,) = (tmp_path / "run" / "tensorboard").iterdir()
     (tmp_path / "full").symlink_to("/dev/full")
     (tmp_path / "full").replace(curves)  # at once: the writer thread would create the file again
-    with pytest.raises(RunError, match=r"no space left while writing .*tensorboard: free some"):
+    with caplog.at_level(logging.WARNING, "gpt2train"):
         for step in range(1, 1000):
             writer.write({"step": step, "loss": 1.0})
+            if caplog.messages:
+                break
             time.sleep(0.01)  # a thread writes
-    writer.close()
+        writer.close()
+    assert "No space left on device; the run goes on" in caplog.messages[0]
+    assert len(read_metrics(settings.output)) == step
+
+
+class Server(ThreadingHTTPServer):
+    """MLflow's REST calls: rows by step, and the answer to all requests while it is away."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Calls)
+        self.away: int | None = None  # status of the answer
+        self.hang = threading.Event()
+        self.hang.set()
+        self.rows: dict[int, dict[str, float]] = {}
+        self.calls: list[str] = []
+
+
+class Calls(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+    def do_GET(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        self.server.hang.wait(20)
+        call = self.path.partition("?")[0].partition("/mlflow/")[2]
+        self.server.calls.append(call)
+        run = {"run": {"info": {"run_id": "r1", "experiment_id": "1"}, "data": {}}}
+        answer = {"experiments/get-by-name": {"experiment": {"experiment_id": "1"}}, "runs/create": run}.get(call, {})
+        if self.server.away is None:
+            for metric in body.get("metrics", []):
+                self.server.rows.setdefault(metric["step"], {})[metric["key"]] = metric["value"]
+        code = "PERMISSION_DENIED" if self.server.away == 403 else "TEMPORARILY_UNAVAILABLE"
+        content = json.dumps(answer if self.server.away is None else {"error_code": code}).encode()
+        self.send_response(self.server.away or 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    pytest.importorskip("mlflow", reason="MLflow is not installed (extra track)")
+    with Server() as stub:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{stub.server_port}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        for name in ("RETRY_SECONDS", "MAX_RETRY_SECONDS"):
+            monkeypatch.setattr(trackers, name, 0.01)
+        threading.Thread(target=stub.serve_forever, args=(0.01,), daemon=True).start()
+        yield stub
+        stub.shutdown()
+
+
+def rows(*steps: int) -> dict[int, dict[str, float]]:
+    return {step: {"loss": 1 / step, "lr": 0.5} for step in steps}
+
+
+@pytest.mark.parametrize("away_first", [False, True])
+def test_a_server_that_was_away_gets_all_rows_in_one_request_for_each_step_at_most(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, away_first: bool
+) -> None:
+    server.away = 503 if away_first else None
+    with caplog.at_level(logging.INFO, "gpt2train"):
+        settings = config(tmp_path / "run", mlflow="x")
+        writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
+        for step in range(1, 4):
+            writer.write({"step": step} | rows(step)[step])
+        wait_for(lambda: away_first or len(server.rows) == 3, 20, "the first rows")
+        server.away = 503
+        for step in range(4, 9):
+            writer.write({"step": step} | rows(step)[step])
+        wait_for(lambda: "the run goes on" in caplog.text, 20, "the warning")
+        server.away = None
+        wait_for(lambda: "works again, and has all rows" in caplog.text, 20, "the rows")
+        writer.close()
+    assert server.rows == rows(*range(1, 9)) and server.calls[-1] == "runs/update"
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    answered = len(server.calls)
+    write_rows(settings, 9, 40)  # a later job, whose rows come faster than the answers
+    assert len(server.calls) - answered <= 2 + 32 and 40 in server.rows
+
+
+def test_a_server_that_does_not_answer_holds_neither_the_steps_nor_the_end(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPEN_SECONDS", "CLOSE_SECONDS"):
+        monkeypatch.setattr(trackers, name, 0.1)
+    monkeypatch.setattr(trackers, "MAX_ROWS", 50)
+    server.hang.clear()
+    with caplog.at_level(logging.WARNING, "gpt2train"):
+        settings = config(tmp_path / "run", mlflow="x")
+        write_rows(settings, 1, 60)
+    assert caplog.messages[-1] == "warning: logging.mlflow lacks 60 rows; metrics.jsonl has all"
+    assert len(read_metrics(settings.output)) == 60
+    server.hang.set()
+    wait_for(lambda: "logging.mlflow" not in [thread.name for thread in threading.enumerate()], 20, "its thread's end")
+
+
+def test_a_server_that_refuses_ends_a_new_run_at_once_but_none_that_goes_on(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.away = 403
+    settings = config(tmp_path / "run", mlflow="x")
+    with pytest.raises(UserError, match=r"logging.mlflow: MLflow refused: .*; set MLFLOW_TRACKING_URI, or unset it"):
+        open_trackers(settings, 0)
+    with caplog.at_level(logging.WARNING, "gpt2train"):
+        write_rows(settings, 5, 5)
+    assert "MLflow refused" in caplog.messages[0] and caplog.messages[-1].endswith("lacks 1 row; metrics.jsonl has all")
 
 
 def test_mlflow_continues_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

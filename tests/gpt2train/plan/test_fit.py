@@ -68,8 +68,8 @@ def test_epochs_need_the_number_of_tokens() -> None:
     unknown = estimate_resources(settings, 4096, (), processes=2, cores=2)
     assert (unknown.steps, unknown.tokens, unknown.hours) == (None, None, None)
     assert unknown.checkpoints == 4 * 12 * unknown.parameters and missing_resources(unknown, settings) == []
-    known = estimate_resources(settings, 4096, (), processes=2, cores=2, train_tokens=1_000_001)
-    assert known.steps == -(-2 * 3906 // 8)  # 3,906 samples of 256 tokens in steps of 8
+    known = estimate_resources(settings, 4096, (), processes=2, cores=2, per_epoch=3906)
+    assert known.steps == -(-2 * 3906 // 8)  # samples in steps of 8
     assert known.tokens == known.steps * 8 * 256
     plain = estimate_resources(settings_of("tiny", steps=known.steps), 4096, (), processes=2, cores=2)
     assert known.hours == plain.hours

@@ -65,6 +65,8 @@ def test_weight_decay_applies_to_matrices_only() -> None:
     assert decayed == {name for name in names if name.endswith("weight") and "ln_" not in name}
     without = {name for name, p in names.items() if is_decayed(name, p, OptimizerSettings(decay_embeddings=False))}
     assert decayed - without == {"wte.weight", "wpe.weight"}
+    tables = ("encoder_bias.weight", "decoder_bias.weight")
+    assert not any(is_decayed(name, torch.zeros(32, 8), OptimizerSettings()) for name in tables)
 
 
 @given(st.sampled_from([0.1, 1.0, 1e3]), st.sampled_from([1.0, 65536.0]))

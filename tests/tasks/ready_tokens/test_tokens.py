@@ -37,6 +37,7 @@ def write(folder: Path, name: str = "t", documents: int = 2456, tokenizer: bool 
         ("/a/b, /c", [("/a/b", 1.0), ("/c", 1.0)]),
         ("0.3 /a/b 0.7 /c", [("/a/b", 0.3), ("/c", 0.7)]),
         ("1 /a", [("/a", 1.0)]),
+        ("0 /a 1 /b 0.0 /c", [("/b", 1.0)]),
         ("/my files/a", [("/my files/a", 1.0)]),
     ],
 )
@@ -49,7 +50,9 @@ def test_prefixes_and_weights(text: str, found: list[tuple[str, float]]) -> None
     [
         ("0.3 /a 0.7", "is not pairs of weight and prefix"),
         ("0.3 /a b /c", "tokens: /c: weight"),
-        ("0 /a 1 /c", "tokens: /a: weight"),
+        ("-1 /a 1 /c", "tokens: /a: weight"),
+        ("1e-12 /a 1 /c", "tokens: /a: weight: 1e-12 is below 1e-09; raise it, or give 0"),
+        ("0 /a 0 /c", "all weights of '0 /a 0 /c' are 0"),
         ("/a,", "has an empty prefix"),
         ("", "has an empty prefix"),
     ],
@@ -176,3 +179,20 @@ def test_the_step_is_cached_and_counts_what_it_found(tmp_path: Path) -> None:
         assert "ready_tokens" in runner.skipped
     assert manifest.outcome.facts == found.facts and manifest.outcome.seen == manifest.outcome.kept == 50
     assert [path.name for path in (tmp_path / "out/ready_tokens").iterdir()] == ["_manifest.json"]
+
+
+def test_mock_tokens_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "other", 5)  # its tokenizer lies in this folder, and is not that of mock tokens
+    found = open_ready_tokens("mock", None, None, None)
+    assert (found.corpora[0].prefix, found.vocab, found.tokenizer, found.split) == (
+        "mock:50257",
+        50257,
+        None,
+        "949,50,1",
+    )
+    assert found.facts["train_documents"] == 1944 and found.facts["valid_tokens"] > 10_000
+    assert open_ready_tokens("mock", "1", str(tmp_path / "tokenizer"), None).vocab < 1000
+    (tmp_path / "other.idx").rename("mock.idx")  # files of this name are taken
+    (tmp_path / "other.bin").rename("mock.bin")
+    assert open_ready_tokens("mock", None, None, None).corpora[0].prefix == str(tmp_path / "mock")

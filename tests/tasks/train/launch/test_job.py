@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpt2train.errors import RunError, TransientError, UserError
+from gpt2train.launch.parent_death import RESUMES
 from gpt2train.settings import build
 from tasks.train.launch.job import LOST, Job, job_error, torchrun_arguments
 from tasks.train.launch.settings import LaunchSettings
@@ -45,9 +46,9 @@ def test_several_machines_without_a_common_endpoint_are_refused(settings: dict[s
         (128 + 15, "stopped before training started", RunError, "exit code 143"),
         (
             LOST,
-            "error: rank 5 on gpu02 was killed by SIGKILL",
+            f"error: rank 5 on gpu02 was killed by SIGKILL{RESUMES}",
             TransientError,
-            r"^rank 5 on gpu02 was killed by SIGKILL",
+            r"^rank 5 on gpu02 was killed by SIGKILL \(logs: .*; no checkpoint was saved yet, so the same",
         ),
         (LOST, "error: rank 1 gave no sign of life", TransientError, "no sign of life"),
         (-9, "step 7", TransientError, r"^the training job ended with signal SIGKILL "),
