@@ -178,6 +178,7 @@ def tokenize_data(
     tokenizer: str = "gpt2",
     append_eod: Annotated[bool, Parameter(negative=())] = False,
     prepend_bos: Annotated[bool, Parameter(negative=())] = False,
+    separator: str = "",
     workers: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
 ) -> None:
     """Encode loose texts to one MMIDIDX pair, in their order and unfiltered, as Megatron-LM's preprocess_data.py.
@@ -189,7 +190,7 @@ def tokenize_data(
     output
         Prefix of the pair to write. An interrupted run continues if it is started again.
     json_key
-        Key of the text in JSON lines; column of the texts in Parquet.
+        Key of the text in JSON lines, column of the texts in Parquet; metadata.text is the key in a nested object.
     tokenizer
         gpt2, which is downloaded, or a folder with tokenizer.json, vocab.json and merges.txt, tokenizer.model or
         vocab.txt, or one of these files.
@@ -197,24 +198,34 @@ def tokenize_data(
         Append the end-of-text token to each document.
     prepend_bos
         Begin each document with what the tokenizer's template puts before a text, as <s> of Llama 2.
+    separator
+        String between the documents of a .txt file, such as '<|endoftext|>'; without one a file is a document.
     workers
         Processes, by default one per core; the bytes do not depend on it.
     """
     from gpt2train.data.published_gpt2 import published_files
+    from gpt2train.data.text_files import END_OF_TEXT, expand
     from gpt2train.data.tokenize_files import tokenize_files
     from gpt2train.data.tokenizer_reader import read_files
 
+    expand(inputs)  # before a download
     if tokenizer == "gpt2" and not Path(tokenizer).exists():
         files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
     else:
         files = read_files(tokenizer)
     made = tokenize_files(
-        inputs, output, files, tokenizer, json_key, append_eod, workers or usable_cores(), prepend_bos
+        inputs, output, files, tokenizer, json_key, append_eod, workers or usable_cores(), prepend_bos, separator
     )
     print(f"{count_of(made.documents, 'document')}, {count_of(made.tokens, 'token')}")
     if made.reasons:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(made.reasons.items()))
         print(f"rejected: {reasons}; see {output}.rejected.jsonl")
+    if count := made.notes.get("end_of_text"):
+        print(
+            f"warning: {count_of(count, '.txt file')} with {END_OF_TEXT} as text; --separator '{END_OF_TEXT}' splits it"
+        )
+    if count := made.notes.get("blank"):
+        print(f"warning: {count_of(count, 'document')} of nothing but spaces; python -m flows.dataprep drops those")
     print(f"tokens: {output}")
 
 

@@ -99,6 +99,18 @@ class UserError(RedactedError):
     """A mistake of the user, such as a wrong setting or a missing file. The command exits with code 2."""
 
 
+class DamagedFileError(UserError):
+    """A file whose compressed data or format is damaged or ends too soon; its contents before that were read.
+
+    Attributes:
+        fault: what is wrong, without the file's name.
+    """
+
+    def __init__(self, message: str, fault: str) -> None:
+        super().__init__(message)
+        self.fault = redact(fault)
+
+
 class RunError(RedactedError):
     """A failure at run time, such as a full disk or a damaged file. The command exits with code 1."""
 

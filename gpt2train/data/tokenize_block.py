@@ -1,19 +1,19 @@
 """Encoding of a block of documents to tokens, in a worker process or not."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from gpt2train.data.encoder import Encoded, Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
+from gpt2train.data.json_lines import PYTHON_REMEDY, PYTHON_ROW, find_value, parse
 from gpt2train.data.template import prefix_ids
-from gpt2train.data.text_files import MAX_DOCUMENT, Row
+from gpt2train.data.text_files import END_OF_TEXT, MAX_DOCUMENT, Row
 from gpt2train.data.tokenizer import end_of_text_id, open_tokenizer
 
 SAMPLE_TEXTS, SAMPLE_CHARACTERS = 8, 2000  # of each block, encoded by both engines
@@ -36,6 +36,8 @@ class EncodedBlock(NamedTuple):
     lengths: np.ndarray
     """int32 [documents]."""
     rejected: list[Rejected]
+    notes: dict[str, int]
+    """Documents of `blank` texts, white space alone, and of `.txt` files that contain `END_OF_TEXT`."""
 
 
 class BlockEncoder:
@@ -73,6 +75,7 @@ class BlockEncoder:
         texts: list[str] = []
         origins: list[Row] = []
         rejected: list[Rejected] = []
+        notes = Counter[str]()
         for row in rows:
             found = read_text(row, self._key)
             if isinstance(found, Rejected):
@@ -80,12 +83,14 @@ class BlockEncoder:
             else:
                 texts.append(found)
                 origins.append(row)
+                notes["blank"] += found.isspace()
+                notes["end_of_text"] += row.kind == "text" and END_OF_TEXT in found
         encoded = self._encoder(texts)(Texts.of(texts))
         for index in np.flatnonzero(encoded.lengths == 0).tolist():
             rejected.append(_rejected(origins[index], "no_tokens", "the tokenizer gives no token for this text"))
         kept = Encoded(encoded.ids, encoded.lengths[encoded.lengths > 0])
         ids, lengths = with_end(kept, self._end, self._dtype, self._prefix)
-        return EncodedBlock(ids, lengths.astype("<i4"), rejected)
+        return EncodedBlock(ids, lengths.astype("<i4"), rejected, dict(+notes))
 
     def _encoder(self, texts: list[str]) -> Encoder:
         """Fast engine if it agrees with the reference on a sample of these texts."""
@@ -103,16 +108,19 @@ def read_text(row: Row, key: str) -> str | Rejected:
         return _rejected(row, "not_text", f"{key} is null")
     if row.kind == "not_text":
         return _rejected(row, "not_text", "a member of an archive that is no text")
+    if row.kind == "broken_file":
+        return _rejected(row, "broken_file", f"cannot read on: {row.content.decode()}; copy the file again")
     if row.kind == "json":
         try:
-            value = _json(row.content)
+            value = parse(row.content)
         except (ValueError, RecursionError) as error:
-            return _rejected(row, "not_json", str(error))
+            return _rejected(row, "not_json", PYTHON_REMEDY if PYTHON_ROW.match(row.content) else str(error))
         if not isinstance(value, dict):
             return _rejected(row, "not_json", "not a JSON object")
-        if key not in value:
+        try:
+            text = find_value(value, key)
+        except KeyError:
             return _rejected(row, "no_key", f"keys: {', '.join(sorted(value))}")
-        text = value[key]
         if not isinstance(text, str):
             return _rejected(row, "not_text", f"{key} is not a string")
     else:
@@ -129,15 +137,8 @@ def read_text(row: Row, key: str) -> str | Rejected:
     return text
 
 
-def _json(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except ValueError:
-        return json.loads(line)  # also takes NaN and lone surrogates
-
-
 def _rejected(row: Row, reason: str, detail: str) -> Rejected:
-    return Rejected(row.place, row.number, reason, " ".join(detail.split())[:200])
+    return Rejected(row.place, row.number, reason, " ".join(detail.split())[:300])
 
 
 _encoder: BlockEncoder | None = None
