@@ -38,6 +38,7 @@ from tests.tasks.extract.made_pages import PARAGRAPH, WORDS, article, text_of
             "so x_1, done",
         ),
         ("<p>soft\u00adhyphen &amp; <b>bold</b>face</p>", "softhyphen & boldface"),
+        ("<p>Zero\u200bwidth, ภาษา&#8203;<b>ไทย</b>\u200b. ខ្មែរ\u200b\n គឺ</p>", "Zerowidth, ภาษา\u200bไทย. ខ្មែរ គឺ"),
     ],
 )
 def test_parts_of_a_text_are_kept_as_they_are(inside: str, expected: str) -> None:
