@@ -15,6 +15,7 @@ from gpt2train.compare.command import compare_data
 from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
+from gpt2train.errors import UserError
 from gpt2train.inference.command import generate
 from gpt2train.io.command_line import HELP_DEBUG, run_command
 from gpt2train.io.counts import count_of
@@ -230,20 +231,30 @@ def tokenize_data(
 
 
 @data.command(name="export")
-def export_data(source: Path, /, *, output: Path, license: str | None = None) -> None:
-    """Write the documents of a data flow as a dataset folder for a hub: Parquet of each split, and a dataset card.
+def export_data(source: Path, /, *, output: Path, step: str | None = None, license: str | None = None) -> None:
+    """Write the documents of a data flow: a dataset folder for a hub (Parquet of each split, a card), or JSON lines.
 
     Parameters
     ----------
     source
         Output folder of a finished data flow.
     output
-        Folder to write; it must not exist.
+        Folder to write, or a file *.jsonl for JSON lines with text, url, title, date; it must not exist.
+    step
+        Folder in SOURCE of the step whose documents the JSON lines have, such as documents (the extracted pages) or
+        clean; shuffled by default.
     license
         Licence of the collection for the card, as hubs write it (mit, cc-by-4.0, odc-by); unknown by default.
     """
-    from gpt2train.convert.dataset import export_dataset
+    from gpt2train.convert.dataset import STEP, export_dataset, export_lines
+    from gpt2train.data.text_files import JSON_NAMES
 
+    if output.suffix in JSON_NAMES:
+        print(count_of(export_lines(source, output, step or STEP), "document"))
+        print(f"documents: {output}")
+        return
+    if step is not None:
+        raise UserError("--step goes with JSON lines; give an --output that ends in .jsonl")
     counts = export_dataset(source, output, license)
     print(", ".join(f"{count:,} {split}" for split, count in counts.documents.items()))
     print(f"dataset: {output}")

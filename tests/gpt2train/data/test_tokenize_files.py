@@ -263,6 +263,9 @@ def test_refusals_are_one_line(
     error = capfd.readouterr().err
     assert error.count("\n") == 1 and message in error
     assert not (tmp_path / "t.bin").exists()
+    if name is None:  # before a tokenizer is downloaded
+        assert run_command(app, ["data", "tokenize", str(tmp_path / "none"), "--output", str(tmp_path / "t")]) == 2
+        assert message in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, zstd])
@@ -318,9 +321,9 @@ def test_existing_tokens_and_another_tokenizer_are_refused(
         text_files.expand([tmp_path / "none"])
 
 
-def test_the_command_imports_neither_torch_nor_transformers() -> None:
+def test_the_commands_import_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, gpt2train.cli, gpt2train.data.tokenize_files;"
+        "import sys, gpt2train.cli, gpt2train.data.tokenize_files, gpt2train.convert.dataset;"
         "print([name for name in ('torch', 'transformers', 'prefect', 'pyarrow') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
