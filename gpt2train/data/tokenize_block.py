@@ -1,6 +1,7 @@
 """Encoding of a block of documents to tokens, in a worker process or not."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import threading
@@ -65,10 +66,8 @@ class BlockEncoder:
         self._key, self._dtype = json_key, np.dtype(dtype)
         self._end = end_of_text_id(tokenizer) if append_end else None
         self._prefix = prefix_ids(tokenizer) if prepend_bos else []
+        self._tokenizer = tokenizer
         self._plain: Encoder = PlainEncoder(tokenizer)
-        self._fast: Encoder | None = None
-        with contextlib.suppress(ImportError, ValueError):  # not installed, or not for this tokenizer
-            self._fast = FastEncoder(tokenizer)
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBlock:
         """Encode the documents; those without text or tokens are rejected."""
@@ -92,9 +91,15 @@ class BlockEncoder:
         ids, lengths = with_end(kept, self._end, self._dtype, self._prefix)
         return EncodedBlock(ids, lengths.astype("<i4"), rejected, dict(+notes))
 
+    @functools.cached_property
+    def _fast(self) -> Encoder | None:
+        with contextlib.suppress(ImportError, ValueError):  # not installed, or not for this tokenizer
+            return FastEncoder(self._tokenizer)
+        return None
+
     def _encoder(self, texts: list[str]) -> Encoder:
         """Fast engine if it agrees with the reference on a sample of these texts."""
-        if self._fast is None or len(texts) < 2:
+        if len(texts) < 2 or self._fast is None:
             return self._plain
         sample = Texts.of([text[:SAMPLE_CHARACTERS] for text in texts[:: -(-len(texts) // SAMPLE_TEXTS)]])
         return self._plain if disagreement(self._fast, self._plain, sample) else self._fast

@@ -102,7 +102,7 @@ def _items(files: Sequence[InputFile], key: str, settings: TextsSettings) -> Ite
                 yield file, item
         except DamagedFileError as error:
             place = f"after {item.location}" if item.location else ""
-            yield file, Item(place, reason="broken_file", detail=error.fault)
+            yield file, Item(place, "", {"url": file.name}, "broken_file", error.fault)
 
 
 def document(file: InputFile, item: Item) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def test_each_compression_is_decompressed(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESSORS if suffix])
 def test_a_truncated_or_false_archive_is_named(tmp_path: Path, suffix: str) -> None:
-    whole = COMPRESSORS[suffix](bytes(range(256)) * 4000)
+    whole = COMPRESSORS[suffix](random.Random(2).randbytes(10_000))
     for content in (whole[: len(whole) // 2], b"plain text, and no archive at all\n"):
         (tmp_path / f"cut{suffix}").write_bytes(content)
         with (
@@ -151,7 +151,7 @@ def test_a_truncated_or_false_archive_is_named(tmp_path: Path, suffix: str) -> N
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("missing", [1, 9, 100_000])
 def test_a_truncated_file_is_read_to_its_end_and_then_refused(tmp_path: Path, suffix: str, missing: int) -> None:
-    data = random.Random(1).randbytes(3_000_000)
+    data = random.Random(1).randbytes(1_200_000)
     path = tmp_path / f"cut{suffix}"
     path.write_bytes(COMPRESSORS[suffix](data)[:-missing])
     found = b""

@@ -121,6 +121,8 @@ def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:
     )
     page = "<html><head><script type='application/ld+json'>{}</script></head><body><p>{}</p></body></html>"
     assert text_of(page.format(body, "Please enable JavaScript.")) == f"{(WORDS * 4).strip()}\nA < B\nend"
+    plain = body.replace("<p>A &lt; B</p><p>end</p>", "Tom &amp; Jerry&#39;s")
+    assert text_of(page.format(plain, "Please")) == f"{(WORDS * 4).strip()}\nTom & Jerry's"
     assert text_of(page.format(body, WORDS * 4)) == (WORDS * 4).strip()  # the markup has a text
     assert text_of(page.format(body[:-1], "Please")) == "Please"
     paid = body.replace('"articleBody"', '"isAccessibleForFree": "False", "articleBody"')
