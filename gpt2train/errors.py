@@ -111,6 +111,11 @@ class DamagedFileError(UserError):
         self.fault = redact(fault)
 
 
+def is_io_failure(error: Exception) -> bool:
+    """Return True if a disk or a connection failed; libraries report damaged data as an `OSError` without a number."""
+    return isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError)
+
+
 class RunError(RedactedError):
     """A failure at run time, such as a full disk or a damaged file. The command exits with code 1."""
 

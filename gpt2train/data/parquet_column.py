@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gpt2train.errors import DamagedFileError, UserError
+from gpt2train.errors import DamagedFileError, UserError, is_io_failure
 from gpt2train.io.memory_limit import memory_limit
 
 ROWS = 128  # Parquet rows at a time
@@ -67,7 +67,7 @@ def read_cells(
         yield Cell(number + 1, None, {}, fits=False)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0][:150]
-        if getattr(error, "errno", None):  # of the operating system
+        if is_io_failure(error):
             raise UserError(f"cannot read {place}: {reason}; check the path") from error
         fault = f"not a valid Parquet file after row {number:,} ({reason})"
         raise DamagedFileError(f"{place} is {fault}; write it again or rename it", fault) from error

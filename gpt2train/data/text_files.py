@@ -95,7 +95,10 @@ def read_lines(stream: IO[bytes], longest: int, end: bytes = b"\n") -> Iterator[
             number, held, size = number + 1, [], 0
         cut = max(0, len(last) - edge_bytes)
         edge, size = last[cut:], size + cut
-        held = [*held, last[:cut]] if cut and size <= longest else held if size <= longest else []
+        if size > longest:
+            held = []
+        elif cut:
+            held.append(last[:cut])
     if size + len(edge):
         yield number, None if size + len(edge) > longest else b"".join([*held, edge])
 

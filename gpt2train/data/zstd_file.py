@@ -7,6 +7,8 @@ import contextlib
 import io
 from typing import IO, Any
 
+from gpt2train.errors import is_io_failure
+
 TOO_LARGE = "too much memory"  # in pyarrow's error for a frame with a window beyond zstd's own limit, 2^27 bytes
 SKIP = 1 << 20  # bytes per read on the way back to the position
 
@@ -45,8 +47,8 @@ class ZstdFile(io.RawIOBase):
             data = bytes(self._stream.read(len(buffer)))
         except (OSError, ValueError) as error:
             self._fault = WindowError() if TOO_LARGE in str(error) else OSError(str(error))
-            if isinstance(error, OSError) and (error.errno or type(error) is not OSError):
-                self._fault = error  # the file below failed
+            if isinstance(error, OSError) and is_io_failure(error):
+                self._fault = error
             data = self._bytes_before_fault(len(buffer))
             if not data:
                 raise self._fault from error

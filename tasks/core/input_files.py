@@ -25,7 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.data.text_files import FaultLast
 from gpt2train.data.zstd_file import WindowError, ZstdFile
-from gpt2train.errors import DamagedFileError, UserError, redact
+from gpt2train.errors import DamagedFileError, UserError, is_io_failure, redact
 from tasks.core.object_stores import check_store_url
 from tasks.core.storage import Folder
 
@@ -263,8 +263,7 @@ class ErrorTranslatingFile(io.RawIOBase):
             suffix, reason = suffix_of(self._location), redact(str(error), self._location)
             if isinstance(error, WindowError):
                 raise DamagedFileError(f"{self._location} {error}", str(error)) from error
-            # A disk or a connection that fails has an error of its own type, or a number.
-            is_damage = isinstance(error, DAMAGE) or (type(error) is OSError and error.errno is None)
+            is_damage = isinstance(error, DAMAGE) or (isinstance(error, OSError) and not is_io_failure(error))
             if suffix not in PACKED or not is_damage:
                 raise UserError(f"cannot read {self._location}: {reason}; check the path") from error
             fault = f"not a complete {suffix} file ({reason})"

@@ -58,7 +58,7 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
 
 def _with_meta(files: Sequence[InputFile]) -> list[InputFile]:
     """Give each text of a crawler's tree, `data/NAME.txt`, its `meta/NAME.json`, which is no document of its own."""
-    meta = {text: file for file in files if (text := scraped_text(file.location))}
+    meta = {text: file for file in files if file.fault is None and (text := scraped_text(file.location))}
     names = {file.location for file in files}
     trees = {text.rpartition("/")[0] for text in meta if text in names}
     found: list[InputFile] = []

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from gpt2train.data.text_files import read_lines
 from gpt2train.errors import DamagedFileError, UserError
 from tasks.core.input_files import BLOCK, ErrorTranslatingFile, base_name, find_inputs, kind_of, open_input
+from tasks.sources.archive_stream import ArchiveStream, DamageError
 
 
 def zstd(data: bytes) -> bytes:
@@ -219,6 +220,9 @@ def test_a_disk_or_connection_that_fails_is_no_damage_of_the_file(error: Excepti
     with pytest.raises(UserError, match=r"a\.jsonl\.gz") as raised:
         stream.read1(100)
     assert isinstance(raised.value, DamagedFileError) == is_damage
+    archive = io.BufferedReader(ErrorTranslatingFile(Failing(error), "a.warc.zst"))
+    with pytest.raises(DamageError if is_damage else UserError):
+        ArchiveStream(archive, gzipped=False, seekable=False).skip_member()
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK), min_size=1, max_size=4), st.sampled_from([0, 10, BLOCK, 2 * BLOCK]))
