@@ -1,7 +1,8 @@
 """The texts step: the user's JSON lines, Parquet, WET and text files -> documents.
 
 `texts/part-00000-00000.parquet`, schema `shards.DOCUMENT`, in the order of the files and of their records, with a file
-of rejected rows. A record without a URL gets `<file>#<id>` or `<file>#<row>`; a text file gets its name.
+of rejected rows. A record without a URL gets `<file>#<id>` or `<file>#<row>`; a text file gets its name. A damaged file
+has the records before its first fault, and a rejected row `broken_file`.
 """
 
 import logging
