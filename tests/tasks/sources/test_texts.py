@@ -208,7 +208,7 @@ def test_texts_of_a_file_are_separated(tmp_path: Path, encoding: str, caplog: py
 META = {"url": "http://a.example/1", "word_count": 2, "elapsed": 0.1, "scraper": "newspaper", "domain": "a.example"}
 
 
-@pytest.mark.parametrize("given", ["", "data", "data/*.txt"])
+@pytest.mark.parametrize("given", ["", "data"])
 def test_a_scraped_tree_has_its_urls(tmp_path: Path, given: str) -> None:
     """`data/*.txt` and `meta/*.json` of the old crawler of OpenWebText; a text or metadata file may be missing."""
     tree = tmp_path / "scraped" / "RS_2011-01"
