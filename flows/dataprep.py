@@ -100,10 +100,11 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
             found.append(documents)
         return documents
 
+    origin = documents
     if settings.boilerplate.enabled:
         documents = runner.run_step(boilerplate, root, documents, settings.boilerplate)
         found.append(documents)
-    cleaned = runner.run_step(clean, root, documents, settings.clean, tokenizer=bpe)
+    cleaned = runner.run_step(clean, root, documents, settings.clean, tokenizer=bpe, origin=origin)
     filtered = with_added("clean", cleaned)
     lambada = settings.lambada
     if lambada is None:

@@ -1,6 +1,7 @@
 """Sources of documents: URL lists, web archives, HTML pages and text files; the embedded demo without any source."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -48,7 +49,8 @@ class Sources:
         """Number of URLs in the lists; None without lists, or if they are larger than `MAX_COUNTED_BYTES`."""
         if not self.urls or sum(item.bytes or MAX_COUNTED_BYTES for item in self.urls) > MAX_COUNTED_BYTES:
             return None
-        return sum(1 for item in self.urls for _ in read_urls(item.location))
+        head = self._settings.blacklist.head
+        return sum(1 for item in self.urls for _ in itertools.islice(read_urls(item.location), head))
 
     @cached_property
     def warcs(self) -> tuple[InputFile, ...]:

@@ -15,6 +15,7 @@ from gpt2train.compare.command import compare_data
 from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
+from gpt2train.errors import UserError
 from gpt2train.inference.command import generate
 from gpt2train.io.command_line import HELP_DEBUG, run_command
 from gpt2train.io.counts import count_of
@@ -178,6 +179,7 @@ def tokenize_data(
     tokenizer: str = "gpt2",
     append_eod: Annotated[bool, Parameter(negative=())] = False,
     prepend_bos: Annotated[bool, Parameter(negative=())] = False,
+    separator: str = "",
     workers: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
 ) -> None:
     """Encode loose texts to one MMIDIDX pair, in their order and unfiltered, as Megatron-LM's preprocess_data.py.
@@ -189,7 +191,7 @@ def tokenize_data(
     output
         Prefix of the pair to write. An interrupted run continues if it is started again.
     json_key
-        Key of the text in JSON lines; column of the texts in Parquet.
+        Key of the text in JSON lines, column of the texts in Parquet; metadata.text is the key in a nested object.
     tokenizer
         gpt2, which is downloaded, or a folder with tokenizer.json, vocab.json and merges.txt, tokenizer.model or
         vocab.txt, or one of these files.
@@ -197,42 +199,62 @@ def tokenize_data(
         Append the end-of-text token to each document.
     prepend_bos
         Begin each document with what the tokenizer's template puts before a text, as <s> of Llama 2.
+    separator
+        String between the documents of a .txt file, such as '<|endoftext|>'; without one a file is a document.
     workers
         Processes, by default one per core; the bytes do not depend on it.
     """
     from gpt2train.data.published_gpt2 import published_files
+    from gpt2train.data.text_files import END_OF_TEXT, expand
     from gpt2train.data.tokenize_files import tokenize_files
     from gpt2train.data.tokenizer_reader import read_files
 
+    expand(inputs)  # before a download
     if tokenizer == "gpt2" and not Path(tokenizer).exists():
         files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
     else:
         files = read_files(tokenizer)
     made = tokenize_files(
-        inputs, output, files, tokenizer, json_key, append_eod, workers or usable_cores(), prepend_bos
+        inputs, output, files, tokenizer, json_key, append_eod, workers or usable_cores(), prepend_bos, separator
     )
     print(f"{count_of(made.documents, 'document')}, {count_of(made.tokens, 'token')}")
     if made.reasons:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(made.reasons.items()))
         print(f"rejected: {reasons}; see {output}.rejected.jsonl")
+    if count := made.notes.get("end_of_text"):
+        print(
+            f"warning: {count_of(count, '.txt file')} with {END_OF_TEXT} as text; --separator '{END_OF_TEXT}' splits it"
+        )
+    if count := made.notes.get("blank"):
+        print(f"warning: {count_of(count, 'document')} of nothing but spaces; python -m flows.dataprep drops those")
     print(f"tokens: {output}")
 
 
 @data.command(name="export")
-def export_data(source: Path, /, *, output: Path, license: str | None = None) -> None:
-    """Write the documents of a data flow as a dataset folder for a hub: Parquet of each split, and a dataset card.
+def export_data(source: Path, /, *, output: Path, step: str | None = None, license: str | None = None) -> None:
+    """Write the documents of a data flow: a dataset folder for a hub (Parquet of each split, a card), or JSON lines.
 
     Parameters
     ----------
     source
         Output folder of a finished data flow.
     output
-        Folder to write; it must not exist.
+        Folder to write, or a file *.jsonl for JSON lines with text, url, title, date; it must not exist.
+    step
+        Folder in SOURCE of the step whose documents the JSON lines have, such as documents (the extracted pages) or
+        clean; shuffled by default.
     license
         Licence of the collection for the card, as hubs write it (mit, cc-by-4.0, odc-by); unknown by default.
     """
-    from gpt2train.convert.dataset import export_dataset
+    from gpt2train.convert.dataset import STEP, export_dataset, export_lines
+    from gpt2train.data.text_files import JSON_NAMES
 
+    if output.suffix in JSON_NAMES:
+        print(count_of(export_lines(source, output, step or STEP), "document"))
+        print(f"documents: {output}")
+        return
+    if step is not None:
+        raise UserError("--step goes with JSON lines; give an --output that ends in .jsonl")
     counts = export_dataset(source, output, license)
     print(", ".join(f"{count:,} {split}" for split, count in counts.documents.items()))
     print(f"dataset: {output}")

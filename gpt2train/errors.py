@@ -99,6 +99,23 @@ class UserError(RedactedError):
     """A mistake of the user, such as a wrong setting or a missing file. The command exits with code 2."""
 
 
+class DamagedFileError(UserError):
+    """A file whose compressed data or format is damaged or ends too soon; its contents before that were read.
+
+    Attributes:
+        fault: what is wrong, without the file's name.
+    """
+
+    def __init__(self, message: str, fault: str) -> None:
+        super().__init__(message)
+        self.fault = redact(fault)
+
+
+def is_io_failure(error: Exception) -> bool:
+    """Return True if a disk or a connection failed; libraries report damaged data as an `OSError` without a number."""
+    return isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError)
+
+
 class RunError(RedactedError):
     """A failure at run time, such as a full disk or a damaged file. The command exits with code 1."""
 

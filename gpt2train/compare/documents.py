@@ -8,7 +8,6 @@ corpus, and those of a held-out document are left out of both corpora.
 import bisect
 import hashlib
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from gpt2train.compare.near_duplicates import near_duplicate_groups
 from gpt2train.data.indexed import IndexedDataset, idx_path
 from gpt2train.data.text_files import expand, read_rows
 from gpt2train.data.text_units import ALPHABETIC, letters_in, units_of
+from gpt2train.data.tokenize_block import Rejected, read_text
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.counts import count_of
@@ -206,12 +206,8 @@ def _texts(path: Path, key: str) -> Iterator[str]:
         return
     for file in expand([path]):
         for row in read_rows(file, key):
-            try:
-                text = json.loads(row.content)[key] if row.kind == "json" else row.content.decode()
-            except (ValueError, KeyError, TypeError, RecursionError):
-                text = None
-            usable = isinstance(text, str) and row.kind in ("json", "text", "cell")
-            yield str(text).encode("utf-8", "replace").decode() if usable else ""
+            text = read_text(row, key)
+            yield "" if isinstance(text, Rejected) else text
 
 
 def _decoded(prefix: Path) -> Iterator[str]:

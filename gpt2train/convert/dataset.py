@@ -1,7 +1,7 @@
-"""Documents of a data flow as a dataset folder for a hub: Parquet files of each split, and a dataset card.
+"""Documents of a data flow as a dataset folder for a hub (Parquet files of each split, a dataset card), or JSON lines.
 
 `datasets.load_dataset(FOLDER)` loads it, and so do pandas and every reader of Parquet. The documents are those that the
-tokens were made of, in the same order.
+tokens were made of, in the same order; JSON lines may be those of another step.
 """
 
 import json
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpt2train.convert.markdown import table
-from gpt2train.convert.model_card import data_steps
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_folder, check_folder
+from gpt2train.io.files import atomic_file, atomic_folder, check_folder
 
 STEP, MANIFEST = "shuffled", "_manifest.json"
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our names -> those of the datasets library
@@ -58,10 +57,45 @@ def export_dataset(source: Path, target: Path, license: str | None = None, file_
         raise UserError(f"{target} exists already; give --output another folder, or remove it")
     parts = _parts(source)
     check_folder(target.parent)
+    from gpt2train.convert.model_card import data_steps  # torch, 6 s
+
     with atomic_folder(target) as draft:
         counts = write_splits(parts, draft / "data", file_bytes)
         (draft / CARD).write_text(dataset_card(counts, data_steps(source, "tokenize"), license), encoding="utf-8")
     return counts
+
+
+def export_lines(source: Path, target: Path, step: str = STEP) -> int:
+    """Write the documents of a step as JSON lines with the known ones of `COLUMNS`, atomically; return their number.
+
+    Args:
+        source: output folder of a data flow, local.
+        target: file to write; it must not exist.
+        step: folder of the step in the output folder.
+
+    Raises:
+        UserError: the step is not finished or has no documents, or the target exists.
+    """
+    if target.exists():
+        raise UserError(f"{target} exists already; give --output another file, or remove it")
+    import orjson
+    import pyarrow.parquet as pq
+
+    count, parts = 0, _parts(source, step)
+    check_folder(target.parent)
+    with atomic_file(target, target.with_name(f".tmp-{target.name}")) as draft, draft.open("wb") as file:
+        for part in parts:
+            with pq.ParquetFile(part) as table:
+                names = table.schema_arrow.names
+                if not {"text", "url"} <= set(names):
+                    raise UserError(f"{source / step} has no documents; give --step another folder of {source}")
+                for group in table.iter_batches(1024, columns=[name for name in COLUMNS if name in names]):
+                    rows = (
+                        {name: row[name] for name in COLUMNS if row.get(name) is not None} for row in group.to_pylist()
+                    )
+                    file.writelines(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+                    count += len(group)
+    return count
 
 
 def dataset_card(
@@ -119,15 +153,15 @@ print(documents[0]["text"])
 `DATASET` is this folder, or its name on a hub. With gpt2train: `python -m flows.dataprep --documents DATASET/data`."""
 
 
-def _parts(source: Path) -> list[Path]:
-    """The Parquet files of the shuffled documents, in order."""
-    folder = source / STEP
+def _parts(source: Path, step: str = STEP) -> list[Path]:
+    """The Parquet files of a step's documents, in order."""
+    folder = source / step
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         names = [str(record["name"]) for record in manifest["outcome"]["outputs"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{folder} holds no finished step shuffle; give the output folder of python -m flows.dataprep"
+            f"{folder} holds no finished step; give the output folder of python -m flows.dataprep"
         ) from error
     parts = [folder / name for name in names if name.endswith(".parquet")]
     if missing := next((part for part in parts if not part.is_file()), None):

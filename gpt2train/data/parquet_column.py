@@ -6,13 +6,18 @@ from contextlib import AbstractContextManager
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gpt2train.errors import UserError
+from gpt2train.errors import DamagedFileError, UserError, is_io_failure
 from gpt2train.io.memory_limit import memory_limit
 
 ROWS = 128  # Parquet rows at a time
 PARQUET_MB = 512  # additional address space for reading a Parquet file, beside `max_bytes`: whole pages are unpacked
+TEXT_TYPES = (
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_null),
+)
 MAX_SHOWN = 12  # columns that an error names
 
 
@@ -40,12 +45,13 @@ def read_cells(
     Args:
         place: name of the file, for error messages.
         open_file: function that opens it.
-        key: column of the texts.
-        others: further columns that are read if present.
+        key: column of the texts, or the path to it through columns of structs (`metadata.text`).
+        others: further columns that are read if present, also by paths.
         max_bytes: largest text that is wanted; the memory for reading grows with it.
 
     Raises:
-        UserError: the file is not Parquet or is damaged, or it has no text column of this name.
+        DamagedFileError: the file is not Parquet or is damaged.
+        UserError: it has no text column of this name, or cannot be read.
     """
     number = 0
     try:
@@ -61,9 +67,10 @@ def read_cells(
         yield Cell(number + 1, None, {}, fits=False)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0][:150]
-        raise UserError(
-            f"{place} is not a valid Parquet file after row {number:,} ({reason}); write it again or rename it"
-        ) from error
+        if is_io_failure(error):
+            raise UserError(f"cannot read {place}: {reason}; check the path") from error
+        fault = f"not a valid Parquet file after row {number:,} ({reason})"
+        raise DamagedFileError(f"{place} is {fault}; write it again or rename it", fault) from error
 
 
 def _cells(
@@ -80,15 +87,18 @@ def _cells(
     with contextlib.ExitStack() as stack:
         schema = pq.read_schema(raw)
         raw.seek(0)
-        columns = [key] if dictionary and key in schema.names and _is_text(schema.field(key).type) else None
+        kind = _type_of(schema, key)
+        columns = [key] if dictionary and kind is not None and _is_text(kind) else None
         file = stack.enter_context(pq.ParquetFile(raw, buffer_size=2**20, read_dictionary=columns))
-        names = file.schema_arrow.names
-        if key not in names:
-            raise UserError(f"{place} has no column {key!r}; it has {list_names(names)}; name it with --json-key")
-        kind = file.schema_arrow.field(key).type
+        schema = file.schema_arrow
+        kind = _type_of(schema, key)
+        if kind is None:
+            raise UserError(
+                f"{place} has no column {key!r}; it has {list_names(schema.names)}; name it with --json-key"
+            )
         if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by --json-key")
-        columns = [key, *(name for name in others if name in names and name != key)]
+        columns = [key, *(name for name in others if name != key and _type_of(schema, name) is not None)]
         batches = file.iter_batches(ROWS, columns=columns)
         number = 0
         while True:
@@ -96,9 +106,9 @@ def _cells(
                 batch = next(batches, None)
             if batch is None:
                 return
-            further = [(name, batch.column(name)) for name in columns[1:]]
+            further = [(name, _column(batch, name)) for name in columns[1:]]
             # As bytes, because Arrow does not check that a string is valid UTF-8.
-            for row, text in enumerate(_texts(batch.column(0))):
+            for row, text in enumerate(_texts(_column(batch, key))):
                 number += 1
                 if number > done:
                     yield Cell(number, text.as_buffer(), {name: _plain(column[row]) for name, column in further})
@@ -110,8 +120,28 @@ def list_names(names: list[str]) -> str:
     return shown + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
 
 
+def _type_of(schema: pa.Schema, path: str) -> pa.DataType | None:
+    """Type of a column or of a field in a column of structs; None if there is none."""
+    if path in schema.names:
+        return schema.field(path).type
+    first, *rest = path.split(".")
+    kind = schema.field(first).type if rest and first in schema.names else None
+    for name in rest:
+        kind = kind.field(name).type if kind and pa.types.is_struct(kind) and kind.get_field_index(name) >= 0 else None
+    return kind
+
+
+def _column(batch: pa.RecordBatch, path: str) -> pa.Array:
+    """Column of a batch, or a field in a column of structs."""
+    if path in batch.schema.names:
+        return batch.column(path)
+    first, *rest = path.split(".")
+    return pc.struct_field(batch.column(first), rest)
+
+
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind))
+    """True for strings, for bytes, and for a column of nulls, which has no other type."""
+    return any(test(kind) for test in TEXT_TYPES)
 
 
 def _texts(column: pa.Array) -> Iterable[pa.Scalar]:

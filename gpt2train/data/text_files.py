@@ -10,13 +10,15 @@ import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
+from gpt2train.data.json_lines import split_objects
 from gpt2train.data.zstd_file import ZstdFile
-from gpt2train.errors import UserError
+from gpt2train.errors import DamagedFileError, UserError
 
+BLOCK = 1 << 20  # bytes read at a time
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
 MAX_DEPTH = 3  # archives within archives, and compressions of one stream: a gzip file can contain itself
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
@@ -31,8 +33,9 @@ UNKNOWN = {
 }
 UNKNOWN_NAMES = (".zip", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz", ".lzo")
 JSON_NAMES = (".json", ".jsonl", ".ndjson")
+END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
 REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
-DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError)
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
 
 
 class Row(NamedTuple):
@@ -41,14 +44,15 @@ class Row(NamedTuple):
     place: str
     """File, and member of an archive after `!`."""
     number: int
-    """Line in JSON lines or row in Parquet, from 1; 0 for a text of its own."""
-    kind: Literal["json", "text", "cell", "too_large", "null", "not_text"]
-    """The last three have no content."""
+    """Line in JSON lines, row in Parquet or text between separators, from 1; 0 for a file that is one text."""
+    kind: Literal["json", "text", "cell", "too_large", "null", "not_text", "broken_file"]
+    """The last four have no text. After a broken file's row its file has no more rows."""
     content: bytes
+    """Text or JSON object; the fault of a broken file."""
 
 
 def expand(inputs: list[Path]) -> list[Path]:
-    """List the files of the inputs: a folder has all of its files, by name.
+    """List the files of the inputs: a folder has all of its files, by name, but for the metadata of scraped texts.
 
     Raises:
         UserError: an input does not exist, or a folder has no file.
@@ -59,7 +63,8 @@ def expand(inputs: list[Path]) -> list[Path]:
             files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
             if not files:
                 raise UserError(f"{path} has no files; {REMEDY}")
-            found += files
+            names = {str(file) for file in files}
+            found += [file for file in files if scraped_text(str(file)) not in names]
         elif path.is_file():
             found.append(path)
         else:
@@ -67,29 +72,73 @@ def expand(inputs: list[Path]) -> list[Path]:
     return found
 
 
-def read_rows(path: Path, key: str) -> Iterator[Row]:
-    """Read the documents of a file in their order; `key` is the column of the texts in Parquet.
+def scraped_text(location: str) -> str | None:
+    """Path or URL of the text that a crawler's `meta/NAME.json` describes, `data/NAME.txt`; None for other files."""
+    folder, _, name = location.rpartition("/")
+    if folder.rpartition("/")[2] != "meta" or not name.endswith(".json"):
+        return None
+    return f"{folder.removesuffix('meta')}data/{name.removesuffix('.json')}.txt"
+
+
+def read_lines(stream: IO[bytes], longest: int, end: bytes = b"\n") -> Iterator[tuple[int, bytes | None]]:
+    """Yield lines with their numbers, from 1, without the line end; None for a line of more than `longest` bytes.
+
+    Such a line is never completely in memory. Lines before a fault of the stream come before its error.
+    """
+    edge_bytes = len(end) - 1  # after the last line of a block, they may begin an `end`
+    number, held, size, edge = 1, list[bytes](), 0, b""  # the current line
+    while block := stream.read1(BLOCK):  # type: ignore[attr-defined]
+        *whole, last = (edge + block).split(end)
+        for line in whole:
+            size += len(line)
+            yield number, None if size > longest else b"".join([*held, line]) if held else line
+            number, held, size = number + 1, [], 0
+        cut = max(0, len(last) - edge_bytes)
+        edge, size = last[cut:], size + cut
+        if size > longest:
+            held = []
+        elif cut:
+            held.append(last[:cut])
+    if size + len(edge):
+        yield number, None if size + len(edge) > longest else b"".join([*held, edge])
+
+
+def read_rows(path: Path, key: str, separator: str = "") -> Iterator[Row]:
+    """Read the documents of a file in their order; of a damaged file those before its first fault, and then the fault.
+
+    Args:
+        path: file.
+        key: column of the texts in Parquet.
+        separator: string between the documents of a .txt file; without one the file is a document.
 
     Raises:
-        UserError: the file cannot be read, is damaged, or is of an unknown kind or compression.
+        UserError: the file cannot be read, or is of an unknown kind or compression.
     """
     if path.suffix.lower() in UNKNOWN_NAMES:
         raise UserError(f"{path} has an unknown compression ({path.suffix}); {REMEDY}")
+    row = Row(str(path), 0, "null", b"")
     try:
-        with path.open("rb") as file:
-            if file.read(4) == PARQUET_MAGIC:
-                yield from _cells(path, key)
-                return
-            file.seek(0)
-            yield from _rows(file, str(path), depth=0)
+        for row in _file_rows(path, key, separator.encode()):
+            yield row
     except DAMAGE as error:
-        if isinstance(error, UserError):
+        if isinstance(error, UserError) and not isinstance(error, DamagedFileError):
             raise
-        reason = getattr(error, "strerror", None) or error or type(error).__name__
-        raise UserError(f"cannot read {path}: {reason}; copy the file again") from error
+        if getattr(error, "errno", None):  # the disk failed, not the format
+            raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}; copy the file again") from error
+        fault = error.fault if isinstance(error, DamagedFileError) else str(error) or type(error).__name__
+        yield Row(row.place, row.number + 1, "broken_file", fault.encode(errors="replace"))
 
 
-def _rows(file: IO[bytes], place: str, depth: int) -> Iterator[Row]:
+def _file_rows(path: Path, key: str, separator: bytes) -> Iterator[Row]:
+    with path.open("rb", buffering=BLOCK) as file:
+        if file.read(4) == PARQUET_MAGIC:
+            yield from _cells(path, key)
+            return
+        file.seek(0)
+        yield from _rows(file, str(path), separator, depth=0)
+
+
+def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator[Row]:
     """Documents of a stream, unpacked as its first bytes require."""
     head, stream = _peek(file)
     name = place.lower()
@@ -100,7 +149,11 @@ def _rows(file: IO[bytes], place: str, depth: int) -> Iterator[Row]:
         head, stream = _peek(packed)
         name = name.removesuffix(PurePosixPath(name).suffix) if name.endswith(PACKED) else name
     if head[257:262] == b"ustar":
-        yield from _members(stream, place, depth)
+        yield from _members(stream, place, separator, depth)
+    elif name.endswith(".txt") and separator:
+        for number, text in read_lines(stream, MAX_DOCUMENT, separator):
+            if text is None or text.strip():
+                yield Row(place, number, "too_large" if text is None else "text", (text or b"").strip(b"\r\n"))
     elif name.endswith(".txt"):
         content = stream.read(MAX_DOCUMENT + 1)
         yield Row(place, 0, "text", content) if len(content) <= MAX_DOCUMENT else Row(place, 0, "too_large", b"")
@@ -130,18 +183,14 @@ def _cells(path: Path, key: str) -> Iterator[Row]:
 
 def _lines(stream: IO[bytes], place: str) -> Iterator[Row]:
     """Lines that are not blank; one that is too long is skipped to its end."""
-    number = 0
-    while line := stream.readline(MAX_DOCUMENT + 1):
-        number += 1
-        if len(line) > MAX_DOCUMENT and not line.endswith(b"\n"):
-            while (rest := stream.readline(MAX_DOCUMENT)) and not rest.endswith(b"\n"):
-                pass
+    for number, line in read_lines(stream, MAX_DOCUMENT):
+        if line is None:
             yield Row(place, number, "too_large", b"")
-        elif not line.isspace():
-            yield Row(place, number, "json", line)
+        elif line and not line.isspace():
+            yield from (Row(place, number, "json", part) for part in split_objects(line))
 
 
-def _members(stream: IO[bytes], place: str, depth: int) -> Iterator[Row]:
+def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator[Row]:
     """Documents of a tar archive, in its order; other members are named as rejected."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
@@ -153,7 +202,7 @@ def _members(stream: IO[bytes], place: str, depth: int) -> Iterator[Row]:
             if content is None:
                 yield Row(where, 0, "not_text", b"")
             else:
-                yield from _rows(content, where, depth + 1)
+                yield from _rows(content, where, separator, depth + 1)
 
 
 def _unpacked(head: bytes, stream: IO[bytes], place: str) -> IO[bytes] | None:
@@ -174,27 +223,39 @@ def _unpacked(head: bytes, stream: IO[bytes], place: str) -> IO[bytes] | None:
 
 def _peek(file: IO[bytes]) -> tuple[bytes, IO[bytes]]:
     """First bytes of a stream, and the whole stream."""
-    head = b""
-    while len(head) < HEAD and (more := file.read(HEAD - len(head))):
-        head += more
-    return head, io.BufferedReader(_Prepended(head, file), 1 << 20)
+    # A file itself stays seekable, which costs no bytes before a fault of zstd.
+    stream = file if type(file) is io.BufferedReader else io.BufferedReader(FaultLast(file), BLOCK)
+    return stream.peek()[:HEAD], stream
 
 
-class _Prepended(io.RawIOBase):
-    """Bytes that were read already, and the rest of their stream."""
+class FaultLast(io.RawIOBase):
+    """Stream whose bytes before a fault are all read before its error is raised.
 
-    def __init__(self, head: bytes, file: IO[bytes]) -> None:
-        self._head, self._file = head, file
+    A buffered stream loses the bytes that a failing read had already.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        # `read1` stops before a fault, `read` loses the bytes before it.
+        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+        self._fault: Exception | None = None
 
     def readable(self) -> bool:
         """Return True."""
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into a buffer."""
-        if self._head:
-            data, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
-        else:
-            data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; before a fault and at the end, a part of it."""
+        count = 0
+        while count < len(buffer) and self._fault is None:
+            try:
+                data = self._read(len(buffer) - count)
+            except Exception as error:  # noqa: BLE001 (it is raised below)
+                self._fault = error
+                break
+            if not data:
+                break
+            buffer[count : count + len(data)] = data
+            count += len(data)
+        if self._fault and not count:
+            raise self._fault
+        return count

@@ -53,6 +53,8 @@ def letters_in(blocks: Sequence[tuple[int, int]]) -> re.Pattern[str]:
 
 UNSPACED = letters_in(BLOCKS)
 SYLLABLE_LETTER = letters_in(SYLLABIC)
+_INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]+")  # soft hyphen, zero-width space, word joiner, byte order mark
+_SEPARATED = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in (*ALPHABETIC, *SYLLABIC))}]")
 _TIBETAN_MARK = (
     "[\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e\u0f3f\u0f71-\u0f84\u0f86\u0f87\u0f8d-\u0fbc\u0fc6]"  # within a syllable
 )
@@ -85,3 +87,14 @@ def units_of(text: str) -> list[str]:
     if not has_unspaced(text):
         return text.split()
     return [unit for word in text.split() for unit in ([word] if word.isascii() else _UNIT.findall(word))]
+
+
+def without_invisible(text: str) -> str:
+    """Remove characters that no reader sees, but for zero-width spaces that separate words (Khmer, Thai, Burmese)."""
+    return _INVISIBLE.sub(_separator, text)
+
+
+def _separator(found: re.Match[str]) -> str:
+    (start, end), text = found.span(), found.string
+    is_between = bool(start and _SEPARATED.match(text, start - 1) and _SEPARATED.match(text, end))
+    return "\u200b" if is_between and "\u200b" in found[0] else ""

@@ -1,19 +1,20 @@
 """Encoding of a block of documents to tokens, in a worker process or not."""
 
 import contextlib
-import json
+import functools
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from gpt2train.data.encoder import Encoded, Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
+from gpt2train.data.json_lines import PYTHON_REMEDY, PYTHON_ROW, find_value, parse
 from gpt2train.data.template import prefix_ids
-from gpt2train.data.text_files import MAX_DOCUMENT, Row
+from gpt2train.data.text_files import END_OF_TEXT, MAX_DOCUMENT, Row
 from gpt2train.data.tokenizer import end_of_text_id, open_tokenizer
 
 SAMPLE_TEXTS, SAMPLE_CHARACTERS = 8, 2000  # of each block, encoded by both engines
@@ -36,6 +37,8 @@ class EncodedBlock(NamedTuple):
     lengths: np.ndarray
     """int32 [documents]."""
     rejected: list[Rejected]
+    notes: dict[str, int]
+    """Documents of `blank` texts, white space alone, and of `.txt` files that contain `END_OF_TEXT`."""
 
 
 class BlockEncoder:
@@ -63,16 +66,15 @@ class BlockEncoder:
         self._key, self._dtype = json_key, np.dtype(dtype)
         self._end = end_of_text_id(tokenizer) if append_end else None
         self._prefix = prefix_ids(tokenizer) if prepend_bos else []
+        self._tokenizer = tokenizer
         self._plain: Encoder = PlainEncoder(tokenizer)
-        self._fast: Encoder | None = None
-        with contextlib.suppress(ImportError, ValueError):  # not installed, or not for this tokenizer
-            self._fast = FastEncoder(tokenizer)
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBlock:
         """Encode the documents; those without text or tokens are rejected."""
         texts: list[str] = []
         origins: list[Row] = []
         rejected: list[Rejected] = []
+        notes = Counter[str]()
         for row in rows:
             found = read_text(row, self._key)
             if isinstance(found, Rejected):
@@ -80,16 +82,24 @@ class BlockEncoder:
             else:
                 texts.append(found)
                 origins.append(row)
+                notes["blank"] += found.isspace()
+                notes["end_of_text"] += row.kind == "text" and END_OF_TEXT in found
         encoded = self._encoder(texts)(Texts.of(texts))
         for index in np.flatnonzero(encoded.lengths == 0).tolist():
             rejected.append(_rejected(origins[index], "no_tokens", "the tokenizer gives no token for this text"))
         kept = Encoded(encoded.ids, encoded.lengths[encoded.lengths > 0])
         ids, lengths = with_end(kept, self._end, self._dtype, self._prefix)
-        return EncodedBlock(ids, lengths.astype("<i4"), rejected)
+        return EncodedBlock(ids, lengths.astype("<i4"), rejected, dict(+notes))
+
+    @functools.cached_property
+    def _fast(self) -> Encoder | None:
+        with contextlib.suppress(ImportError, ValueError):  # not installed, or not for this tokenizer
+            return FastEncoder(self._tokenizer)
+        return None
 
     def _encoder(self, texts: list[str]) -> Encoder:
         """Fast engine if it agrees with the reference on a sample of these texts."""
-        if self._fast is None or len(texts) < 2:
+        if len(texts) < 2 or self._fast is None:
             return self._plain
         sample = Texts.of([text[:SAMPLE_CHARACTERS] for text in texts[:: -(-len(texts) // SAMPLE_TEXTS)]])
         return self._plain if disagreement(self._fast, self._plain, sample) else self._fast
@@ -103,16 +113,19 @@ def read_text(row: Row, key: str) -> str | Rejected:
         return _rejected(row, "not_text", f"{key} is null")
     if row.kind == "not_text":
         return _rejected(row, "not_text", "a member of an archive that is no text")
+    if row.kind == "broken_file":
+        return _rejected(row, "broken_file", f"cannot read on: {row.content.decode()}; copy the file again")
     if row.kind == "json":
         try:
-            value = _json(row.content)
+            value = parse(row.content)
         except (ValueError, RecursionError) as error:
-            return _rejected(row, "not_json", str(error))
+            return _rejected(row, "not_json", PYTHON_REMEDY if PYTHON_ROW.match(row.content) else str(error))
         if not isinstance(value, dict):
             return _rejected(row, "not_json", "not a JSON object")
-        if key not in value:
+        try:
+            text = find_value(value, key)
+        except KeyError:
             return _rejected(row, "no_key", f"keys: {', '.join(sorted(value))}")
-        text = value[key]
         if not isinstance(text, str):
             return _rejected(row, "not_text", f"{key} is not a string")
     else:
@@ -129,15 +142,8 @@ def read_text(row: Row, key: str) -> str | Rejected:
     return text
 
 
-def _json(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except ValueError:
-        return json.loads(line)  # also takes NaN and lone surrogates
-
-
 def _rejected(row: Row, reason: str, detail: str) -> Rejected:
-    return Rejected(row.place, row.number, reason, " ".join(detail.split())[:200])
+    return Rejected(row.place, row.number, reason, " ".join(detail.split())[:300])
 
 
 _encoder: BlockEncoder | None = None

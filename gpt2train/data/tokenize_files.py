@@ -32,7 +32,7 @@ from gpt2train.data.tokenizer import canonical_files, end_of_text_id, open_token
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_file, atomic_folder, make_folder, write_error
 
-FORMAT = 1  # of the partial files
+FORMAT = 2  # of the partial files
 BLOCK_BYTES = 1 << 22  # of stored documents; about a second of the reference encoder
 SAVE_SECONDS = 10.0  # between two records of the progress
 BLOCKS_AHEAD = 2  # blocks in flight per worker
@@ -52,6 +52,8 @@ class Progress:
     """Size of the file of rejected documents."""
     reasons: dict[str, int] = field(default_factory=dict)
     """Rejected documents by reason."""
+    notes: dict[str, int] = field(default_factory=dict)
+    """Documents with tokens that may not be what was meant: see `EncodedBlock.notes`."""
 
 
 def tokenize_files(
@@ -63,6 +65,7 @@ def tokenize_files(
     append_end: bool,
     workers: int,
     prepend_bos: bool = False,
+    separator: str = "",
 ) -> Progress:
     """Encode all documents of the inputs, in their order, to `<output>.bin` and `<output>.idx`.
 
@@ -78,6 +81,7 @@ def tokenize_files(
         append_end: append the end-of-text token to each document.
         workers: processes; the bytes do not depend on it.
         prepend_bos: begin each document with the tokens that the tokenizer's template puts before a text.
+        separator: string between the documents of a .txt file.
 
     Returns:
         Numbers of documents, tokens and rejected documents.
@@ -107,13 +111,14 @@ def tokenize_files(
         _put_tokenizer(output.parent / "tokenizer", canonical)
         make_folder(partial)
         with filelock.FileLock(partial / "lock", timeout=0):
-            identity = _identity(documents, canonical, json_key, append_end, prepend_bos)
+            identity = _identity(documents, canonical, json_key, append_end, prepend_bos, separator)
             progress = _encode_all(
                 partial,
                 documents,
                 (canonical, source, json_key, append_end, prepend_bos, dtype.name),
                 identity,
                 workers,
+                separator,
             )
             if not progress.documents:
                 raise UserError(_nothing(progress, partial, json_key))
@@ -131,12 +136,12 @@ def rejected_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.rejected.jsonl")
 
 
-def blocks_of(files: list[Path], key: str) -> Iterator[list[Row]]:
+def blocks_of(files: list[Path], key: str, separator: str = "") -> Iterator[list[Row]]:
     """Cut the documents of files into blocks of about `BLOCK_BYTES`; `key` is the column of the texts in Parquet."""
     block: list[Row] = []
     size = 0
     for file in files:
-        for row in read_rows(file, key):
+        for row in read_rows(file, key, separator):
             block.append(row)
             size += len(row.content)
             if size >= BLOCK_BYTES:
@@ -146,10 +151,12 @@ def blocks_of(files: list[Path], key: str) -> Iterator[list[Row]]:
         yield block
 
 
-def _encode_all(partial: Path, files: list[Path], arguments: tuple[Any, ...], identity: str, workers: int) -> Progress:
+def _encode_all(
+    partial: Path, files: list[Path], arguments: tuple[Any, ...], identity: str, workers: int, separator: str
+) -> Progress:
     """Append the tokens of all blocks that are not yet on disk."""
     progress, json_key = _restore(partial, identity, np.dtype(arguments[-1]).itemsize), arguments[2]
-    remaining = islice(blocks_of(files, json_key), progress.blocks, None)
+    remaining = islice(blocks_of(files, json_key, separator), progress.blocks, None)
     saved = time.monotonic()
     with (
         (partial / "tokens").open("ab") as tokens,
@@ -165,6 +172,7 @@ def _encode_all(partial: Path, files: list[Path], arguments: tuple[Any, ...], id
             progress.blocks += 1
             progress.documents += len(block.lengths)
             progress.tokens += len(block.ids)
+            progress.notes = dict(Counter(progress.notes) + Counter(block.notes))
             progress.reasons = dict(Counter(progress.reasons) + Counter(one.reason for one in block.rejected))
             if not progress.documents and set(progress.reasons) == {"no_key"}:
                 rejected.flush()
@@ -195,11 +203,11 @@ def _encoded(blocks: Iterator[list[Row]], arguments: tuple[Any, ...], workers: i
         pool.shutdown(cancel_futures=True)
 
 
-def _identity(files: list[Path], tokenizer: dict[str, bytes], json_key: str, append_end: bool, bos: bool) -> str:
+def _identity(files: list[Path], tokenizer: dict[str, bytes], *options: Any) -> str:
     """Hash of what the tokens depend on; of the inputs their names, sizes and times."""
     inputs = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     contents = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(tokenizer.items())}
-    parts = [FORMAT, BLOCK_BYTES, inputs, contents, json_key, append_end, bos, [_version(name) for name in LIBRARIES]]
+    parts = [FORMAT, BLOCK_BYTES, inputs, contents, options, [_version(name) for name in LIBRARIES]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -266,9 +274,12 @@ def _put_tokenizer(folder: Path, files: dict[str, bytes]) -> None:
 
 def _nothing(progress: Progress, partial: Path, json_key: str) -> str:
     """Message for inputs without a single document."""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(progress.reasons.items()))
+    if not progress.reasons:
+        return "no document has a text (the inputs are empty); check the inputs and --json-key"
+    with (partial / "rejected").open("rb") as file:
+        first = json.loads(file.readline())
     if set(progress.reasons) == {"no_key"}:
-        with (partial / "rejected").open("rb") as file:
-            first = json.loads(file.readline())
         return f"no document has the key {json_key!r} ({first['detail']}); give --json-key"
-    return f"no document has a text ({reasons or 'the inputs are empty'}); check the inputs and --json-key"
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(progress.reasons.items()))
+    place = f"{first['file']}, line {first['line']}" if first["line"] else first["file"]
+    return f"no document has a text ({reasons}); {place}: {first['detail']}; check the inputs and --json-key"

@@ -7,7 +7,17 @@ import contextlib
 import io
 from typing import IO, Any
 
+from gpt2train.errors import is_io_failure
+
+TOO_LARGE = "too much memory"  # in pyarrow's error for a frame with a window beyond zstd's own limit, 2^27 bytes
 SKIP = 1 << 20  # bytes per read on the way back to the position
+
+
+class WindowError(OSError):
+    """A stream that was compressed with a larger window than is read, as by `zstd --long=28`."""
+
+    def __init__(self) -> None:
+        super().__init__("needs a window of more than 128 MiB; unpack it with zstd -d --long=31")
 
 
 class ZstdFile(io.RawIOBase):
@@ -36,7 +46,9 @@ class ZstdFile(io.RawIOBase):
         try:
             data = bytes(self._stream.read(len(buffer)))
         except (OSError, ValueError) as error:
-            self._fault = OSError(str(error))
+            self._fault = WindowError() if TOO_LARGE in str(error) else OSError(str(error))
+            if isinstance(error, OSError) and is_io_failure(error):
+                self._fault = error
             data = self._bytes_before_fault(len(buffer))
             if not data:
                 raise self._fault from error

@@ -185,6 +185,8 @@ def _cells(path: Path, key: str | None) -> Iterator[Any]:
 
 
 def _values(row: Row) -> Iterator[Any]:
+    if row.kind == "broken_file":
+        raise UserError(f"{row.place} is damaged after row {row.number - 1:,}: {row.content.decode()}; copy it again")
     if row.kind == "json":
         try:
             yield json.loads(row.content)

@@ -14,8 +14,9 @@ from pathlib import PurePosixPath
 
 import fsspec
 
+from gpt2train.data.text_files import read_lines
 from gpt2train.errors import UserError
-from tasks.core.input_files import PACKED, open_input, read_lines
+from tasks.core.input_files import PACKED, open_input
 from tasks.core.object_stores import check_store_url
 
 LONGEST = 8192  # bytes of a line; no host name or URL is longer

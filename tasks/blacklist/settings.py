@@ -10,6 +10,8 @@ from gpt2train.settings import Settings
 class BlacklistSettings(Settings):
     """Settings of the blacklist: rules that drop URLs before any request."""
 
+    head: int | None = Field(None, ge=1)
+    """Rows that are read of each list, for a trial; all by default."""
     min_length: int = Field(9, ge=0)
     """Minimum length of a URL, in characters."""
     block_names: bool = True

@@ -60,7 +60,9 @@ def blacklist(
         "names": digest(sorted(rules.names)),
         **read_forgotten(root).inputs,
     }
-    parameters = settings.model_dump(mode="json", exclude={"domain_lists"})  # the fingerprint has their content
+    # The fingerprint has the content of `domain_lists`; without `head` it is that of earlier releases.
+    left_out = {"domain_lists"} if settings.head else {"domain_lists", "head"}
+    parameters = settings.model_dump(mode="json", exclude=left_out)
     found_by = (discovered,) if discovered else ()  # its lists are in `lists`; other captures are no other URLs
     # No `packages`: a crawl continues with its list if tld has a new list of public suffixes, or idna new tables.
     step = Step(root, "blacklist", version=3, parameters=parameters, inputs=inputs, folder="urls", read=found_by)
@@ -107,7 +109,7 @@ def read_list(
         pq.ParquetWriter(rows_draft, CLASSIFIED_ROWS, compression="lz4", use_dictionary=["reason"]) as writer,
         KeyWriter(keys_draft, cells) as key_writer,
     ):
-        rows = read_urls(item.location)
+        rows = itertools.islice(read_urls(item.location), settings.head)
         while read := list(itertools.islice(rows, BLOCK_ROWS)):
             block = [(number, None if url is None else without_credentials(url)) for number, url in read]
             verdicts = [classify(*row, url) for row, (_, url) in zip(read, block, strict=True)]

@@ -37,49 +37,58 @@ REPLACED_BUT_WIDTH = _replaced(chardata.LIGATURES, chardata.CONTROL_CHARS)
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
-def repair(text: str, *, straight_quotes: bool = True) -> str:
-    """Fix mojibake (`ftfy.fix_text`), remove NUL, lone surrogates and white space at line ends."""
+def repair(text: str, *, straight_quotes: bool = True, entities: bool = True) -> str:
+    """Fix mojibake (`ftfy.fix_text`), remove NUL, lone surrogates and white space at line ends.
+
+    `entities`: replace `&lt;` and the like, which are wanted in a text that an HTML parser has read already.
+    """
     if is_mostly_unspaced(text):
-        fixed = fix_text(text, straight_quotes=False, keep_width=True)
+        fixed = fix_text(text, straight_quotes=False, keep_width=True, entities=entities)
     else:
-        fixed = fix_text(text, straight_quotes=straight_quotes)
+        fixed = fix_text(text, straight_quotes=straight_quotes, entities=entities)
     return "\n".join([line.rstrip(" \t\u00a0") for line in strip_unstorable(fixed).split("\n")]).strip()
 
 
-def fix_text(text: str, *, straight_quotes: bool = True, keep_width: bool = False) -> str:
+def fix_text(text: str, *, straight_quotes: bool = True, keep_width: bool = False, entities: bool = True) -> str:
     """Faster equivalent of `ftfy.fix_text`, which fixes line by line.
 
     Args:
         text: any text.
         straight_quotes: ftfy's `uncurl_quotes`.
         keep_width: the opposite of ftfy's `fix_character_width`.
+        entities: ftfy's `unescape_html`, "auto" or off.
     """
-    fixed = fix_simple_text(text, straight_quotes)
+    fixed = fix_simple_text(text, straight_quotes, entities)
     if fixed is not None:
         return fixed
-    config = TextFixerConfig(uncurl_quotes=straight_quotes, fix_character_width=not keep_width, explain=False)
+    config = TextFixerConfig(
+        unescape_html="auto" if entities else False,
+        uncurl_quotes=straight_quotes,
+        fix_character_width=not keep_width,
+        explain=False,
+    )
     lines = []
     for line in LINE.findall(text):
-        fixed = fix_simple_text(line, straight_quotes)
+        fixed = fix_simple_text(line, straight_quotes, entities)
         if fixed is None:
-            fixed = fix_clean_line(line, straight_quotes, keep_width)
+            fixed = fix_clean_line(line, straight_quotes, keep_width, entities)
         lines.append(ftfy.fix_text(line, config) if fixed is None else fixed)
         if config.unescape_html and "<" in line:  # from the first tag on, ftfy leaves entities as they are
             config = config._replace(unescape_html=False)
     return "".join(lines)
 
 
-def fix_simple_text(text: str, straight_quotes: bool) -> str | None:
+def fix_simple_text(text: str, straight_quotes: bool, entities: bool = True) -> str | None:
     """Result of ftfy for a text of characters that it never changes; None for other texts."""
-    if ODD.search(text) or ("&" in text and ENTITY.search(text)):
+    if ODD.search(text) or (entities and "&" in text and ENTITY.search(text)):
         return None
     return text.translate(STRAIGHT_QUOTES) if straight_quotes and not text.isascii() else text
 
 
-def fix_clean_line(line: str, straight_quotes: bool, keep_width: bool = False) -> str | None:
+def fix_clean_line(line: str, straight_quotes: bool, keep_width: bool = False, entities: bool = True) -> str | None:
     """Result of ftfy for a line without mojibake and without characters to replace; None for other lines."""
     replaced = REPLACED_BUT_WIDTH if keep_width else REPLACED
-    if replaced.search(line) or ("&" in line and ENTITY.search(line)) or ftfy.is_bad(line):
+    if replaced.search(line) or (entities and "&" in line and ENTITY.search(line)) or ftfy.is_bad(line):
         return None
     fixed = line.translate(STRAIGHT_QUOTES) if straight_quotes else line
     if not unicodedata.is_normalized("NFC", fixed) or (fixed != line and ftfy.is_bad(fixed)):

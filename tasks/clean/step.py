@@ -26,23 +26,31 @@ from tasks.clean.language_share import TextLanguage, cut_foreign, detect
 from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.core.input_files import kind_of
 from tasks.core.manifest import Manifest, Outcome
-from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, bytes_key, commit_results, text_key
+from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, bytes_key, commit_results
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_table, rejected_row
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 
+EXTRACTED = "documents"  # folder of the step extract
 COMPUTED = ("text", "language", "language_share", "tokens", "split")  # columns that depend on the text alone
 
 
 def clean(
-    root: Folder, documents: Manifest, settings: CleanSettings, runner: Runner, tokenizer: Manifest | None = None
+    root: Folder,
+    documents: Manifest,
+    settings: CleanSettings,
+    runner: Runner,
+    tokenizer: Manifest | None = None,
+    origin: Manifest | None = None,
 ) -> Manifest:
     """Repair, test and split every document into `clean/`; one batch per part.
 
     The documents have schema `shards.DOCUMENT`. Without a tokenizer, the pieces of the pre-tokenizer are counted in
-    place of the tokens.
+    place of the tokens. `origin` has the same parts as the documents as their sources wrote them, by default these
+    themselves: entities of HTML stay in the texts that the extraction wrote.
     """
     files = filter_files(settings.filters)
     inputs: dict[str, Manifest | str] = {"extract": documents}
@@ -52,7 +60,7 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=11,
+        version=12,
         parameters=settings.model_dump(mode="json", exclude={"filters": not_in_fingerprint(settings.filters)}),
         inputs=inputs,
         packages=(
@@ -66,9 +74,18 @@ def clean(
     source, counter = root / documents.folder, tokenizer_file(root, tokenizer)
     names = [record.name for record in documents.outputs]
     outcomes = runner.batches(
-        step, "part", names, clean_part, *(source, settings, counter, files, step.previous_rows())
+        step,
+        *("part", names, clean_part),
+        *(source, settings, counter, files, step.previous_rows(), extracted_parts(documents, origin or documents)),
     )
     return step.commit(Outcome.total(outcomes))
+
+
+def extracted_parts(documents: Manifest, origin: Manifest) -> frozenset[str]:
+    """Names of the parts of documents that the extraction wrote, also if a step has changed them since."""
+    sources = [f"{origin.folder}/{record.name}".lstrip("/") for record in origin.outputs]
+    parts = zip(documents.outputs, sources, strict=True)
+    return frozenset(part.name for part, source in parts if source.startswith(f"{EXTRACTED}/"))
 
 
 def clean_part(
@@ -80,14 +97,21 @@ def clean_part(
     tokenizer: TokenizerFile | None,
     files: Mapping[str, bytes | LocalModel],
     previous: PreviousRows | None = None,
+    extracted: frozenset[str] = frozenset(),
 ) -> Outcome:
-    """Clean one part; runs in a worker. `files` has the filters' files and models by the filter's name."""
+    """Clean one part; runs in a worker.
+
+    `files` has the filters' files and models by the filter's name, `extracted` the parts with texts of HTML pages.
+    """
     table, earlier = read_table(source, part), RowFinder(previous, name)
-    keys = [bytes_key(text) for text in table["text"].cast(pa.large_binary()).to_pylist()]
+    is_html = [part in extracted or kind_of(name or "") == ".wet" for name in table["source"].to_pylist()]
+    texts = zip(table["text"].cast(pa.large_binary()).to_pylist(), is_html, strict=True)
+    keys = [bytes_key(b"\0" * html + text) for text, html in texts]
     taken = [earlier.find(key) for key in keys]
     changed = pa.array([number for number, result in enumerate(taken) if result is None], pa.int64())
-    computed = clean_rows(table.take(changed).to_pylist(), settings, tokenizer, files)
-    results = [result or next(computed) for result in taken]
+    rows = table.append_column("is_html", pa.array(is_html, pa.bool_())).take(changed).to_pylist()
+    computed = clean_rows(rows, settings, tokenizer, files)
+    results = [result or next(computed)._replace(key=key) for result, key in zip(taken, keys, strict=True)]
     given = table.select([name for name in table.column_names if name not in COMPUTED])
     return commit_results(folder, f"{name}.parquet", results, CLEAN, _facts, given)
 
@@ -103,13 +127,14 @@ def clean_rows(
     tokenizer: TokenizerFile | None,
     files: Mapping[str, bytes | LocalModel],
 ) -> Iterator[RowResult]:
-    """Yield the cleaned or rejected row of each document."""
+    """Yield the cleaned or rejected row of each document, without its key; `is_html` says that a parser has read it."""
     from tasks.clean.repair import is_repaired, repair  # ftfy, 0.1 s, which only this step needs
 
     keeps_any = "any" in settings.language.keep  # a filter may ask for the language all the same
-    texts = [repair(row["text"], straight_quotes=settings.straight_quotes) for row in rows]
+    quotes = settings.straight_quotes
+    texts = [repair(row["text"], straight_quotes=quotes, entities=not row.pop("is_html", False)) for row in rows]
     for row, text, tokens in zip(rows, texts, count_tokens(texts, tokenizer), strict=True):
-        key, facts = text_key(row["text"]), {"repaired": 1} if is_repaired(row["text"], text) else {}
+        facts = {"repaired": 1} if is_repaired(row["text"], text) else {}
         language, found = check_text(text, tokens, settings)
         changes: dict[str, int] = {}
         if not found and language and language.share < 1 and settings.language.cut_foreign and not keeps_any:
@@ -127,13 +152,13 @@ def clean_rows(
                 found = too_short(tokens, settings)
         if found:
             rejected = rejected_row({**row, "text": text}, found.reason, found.detail)
-            yield RowResult(key, rejected, kept=False, facts=facts)
+            yield RowResult(None, rejected, kept=False, facts=facts)
             continue
         share = None if language is None or keeps_any else language.share
         found_language = {"language": language and language.language, "language_share": share}
         split = split_of(text, settings.split)
         cleaned = {**row, "text": text, **found_language, "tokens": tokens, "split": split}
-        yield RowResult(key, cleaned, kept=True, facts=facts | changes)
+        yield RowResult(None, cleaned, kept=True, facts=facts | changes)
 
 
 def check_text(text: str, tokens: int, settings: CleanSettings) -> tuple[TextLanguage | None, Rejection | None]:

@@ -14,7 +14,8 @@ import lzma
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
@@ -22,13 +23,15 @@ from typing import IO, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.data.zstd_file import ZstdFile
-from gpt2train.errors import UserError, redact
+from gpt2train.data.text_files import FaultLast
+from gpt2train.data.zstd_file import WindowError, ZstdFile
+from gpt2train.errors import DamagedFileError, UserError, is_io_failure, redact
 from tasks.core.object_stores import check_store_url
 from tasks.core.storage import Folder
 
 BLOCK = 2**20  # bytes read at a time
 PACKED = (".gz", ".bz2", ".xz", ".zst")
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)  # and bare `OSError`s of bz2 and zstd
 TAGS = ("ETag", "etag", "md5Hash", "content_md5", "crc32c", "generation", "Content-MD5", "Digest", "checksum")
 
 
@@ -43,6 +46,7 @@ class InputFile:
         identity: Identity for fingerprints: the hash of the content, or size and tag if a store reports them. It does
             not depend on the path of a local file.
         fault: Reason for which a file of a folder or glob cannot be read, else None. It is then also the `identity`.
+        meta: Path or URL of a JSON file with the URL of a crawler's text, else None; `identity` includes it.
     """
 
     location: str
@@ -50,6 +54,7 @@ class InputFile:
     bytes: int | None
     identity: str
     fault: str | None = None
+    meta: str | None = None
 
 
 def find_inputs(
@@ -110,14 +115,14 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
     """Open a file for reading, decompressed according to its suffix (.gz .bz2 .xz .zst).
 
     Raises:
-        UserError: On opening or while reading, the file cannot be read, or its compressed data are damaged or
-            truncated. The message names the file.
+        UserError: On opening or while reading, the file cannot be read; the message names the file.
+        DamagedFileError: Its compressed data are damaged or truncated; all bytes before that were read.
     """
     with contextlib.ExitStack() as stack:
         with _translate_errors(location):
             raw: IO[bytes] = stack.enter_context(fsspec.open(location, "rb"))
             unpacked = _unpack(raw, suffix_of(location))
-        yield stack.enter_context(io.BufferedReader(_ErrorTranslatingFile(unpacked, location), BLOCK))
+        yield stack.enter_context(io.BufferedReader(ErrorTranslatingFile(unpacked, location), BLOCK))
 
 
 def read_any(location: str) -> bytes:
@@ -130,24 +135,6 @@ def read_any(location: str) -> bytes:
         check_store_url(location)
         with fsspec.open(location, "rb") as file:
             return bytes(file.read())
-
-
-def read_lines(stream: IO[bytes], longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield lines with their numbers, from 1, without the newline; None for a line of more than `longest` bytes.
-
-    Such a line is never completely in memory.
-    """
-    number, kept, over = 1, b"", False  # the current line: its number, its bytes so far, True if it is too long
-    while block := stream.read(BLOCK):
-        head, *rest = block.split(b"\n")
-        over = over or len(kept) + len(head) > longest
-        kept = b"" if over else kept + head
-        for line in rest:
-            yield number, None if over else kept
-            number, kept, over = number + 1, line, len(line) > longest
-        kept = b"" if over else kept
-    if kept or over:
-        yield number, None if over else kept
 
 
 def base_name(location: str) -> str:
@@ -258,30 +245,29 @@ def _translate_errors(location: str, remedy: str = "check the path") -> Iterator
         raise UserError(f"cannot read {location}: {redact(reason, location)}; {remedy}") from error
 
 
-class _ErrorTranslatingFile(io.RawIOBase):
+class ErrorTranslatingFile(io.RawIOBase):
     """Stream whose read errors become a `UserError` that names the file."""
 
     def __init__(self, stream: Any, location: str) -> None:
-        self._location = location
-        # `read1` stops before a fault, `read` loses the bytes before it.
-        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+        self._location, self._stream = location, FaultLast(stream)
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        suffix = suffix_of(self._location)
+        """Read into a buffer."""
         try:
-            data = self._read(len(buffer))
+            return self._stream.readinto(buffer)
         except Exception as error:
-            if suffix not in PACKED:
-                reason = redact(str(error), self._location)
+            suffix, reason = suffix_of(self._location), redact(str(error), self._location)
+            if isinstance(error, WindowError):
+                raise DamagedFileError(f"{self._location} {error}", str(error)) from error
+            is_damage = isinstance(error, DAMAGE) or (isinstance(error, OSError) and not is_io_failure(error))
+            if suffix not in PACKED or not is_damage:
                 raise UserError(f"cannot read {self._location}: {reason}; check the path") from error
-            raise UserError(
-                f"{self._location} is not a complete {suffix} file ({error}); fetch it again or rename it"
-            ) from error
-        buffer[: len(data)] = data
-        return len(data)
+            fault = f"not a complete {suffix} file ({reason})"
+            raise DamagedFileError(f"{self._location} is {fault}; fetch it again or rename it", fault) from error
 
 
 def _unpack(raw: IO[bytes], suffix: str) -> Any:

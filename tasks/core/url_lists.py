@@ -13,8 +13,9 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpt2train.data.text_files import read_lines
 from gpt2train.errors import UserError
-from tasks.core.input_files import InputFile, find_inputs, kind_of, open_input, read_lines
+from tasks.core.input_files import BLOCK, InputFile, find_inputs, kind_of, open_input
 
 SUFFIXES = (".txt", ".lst", ".parquet")
 LONGEST = 8192  # bytes of a URL; longer ones are crawler traps or not URLs
@@ -57,7 +58,8 @@ def _check_start(location: str) -> None:
     if kind_of(location) == ".parquet":
         return
     with open_input(location) as stream:
-        _check_kind(location, stream.read(256).removeprefix(b"\xef\xbb\xbf").lstrip())
+        head = stream.read(BLOCK)  # so much that a truncated list of some thousand URLs is found here
+        _check_kind(location, head[:256].removeprefix(b"\xef\xbb\xbf").lstrip())
 
 
 def _check_kind(location: str, head: bytes) -> None:

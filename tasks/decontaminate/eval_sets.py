@@ -13,8 +13,9 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpt2train.data.text_files import read_lines
 from gpt2train.errors import UserError
-from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input, read_lines
+from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input
 
 JSON = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet",)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from yarl import URL
 
+from gpt2train.data.text_files import read_lines
 from gpt2train.errors import UserError
-from tasks.core.input_files import open_input, read_lines
+from tasks.core.input_files import open_input
 
 LONGEST = 300  # bytes of a line
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.?", re.ASCII)

@@ -1,12 +1,12 @@
 """Blocks of a page: one walk over the tree; each paragraph, heading, list item, table row and code block once."""
 
-import re
 import sys
 from collections import defaultdict
 from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
+from gpt2train.data.text_units import without_invisible
 from tasks.extract.attribute_names import DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.mathml import formula_text
@@ -74,7 +74,6 @@ WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header",
 
 LISTS = frozenset(["ul", "ol"])
 PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
-INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 KEPT, LINKS, MARKED, COMMENT, TOC, HIDDEN = range(6)  # reasons for which a block is dropped
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
@@ -183,7 +182,7 @@ class Walk:
         text = "".join(self._pieces)
         self._pieces.clear()
         if not text.isascii():
-            text = INVISIBLE.sub("", text)
+            text = without_invisible(text)
         if text := " ".join(text.split()).removesuffix(" |"):
             if kind == "h" and self.page == FORUM:  # posts are the items of a list in some templates
                 self._marker = ""

@@ -1,5 +1,6 @@
 """Text of an article in JSON-LD (schema.org), for pages whose markup is filled in by a script."""
 
+import html
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,8 @@ def article_body(tree: HtmlElement) -> str:
     text = max(found, key=len, default="")
     if "<" in text and ">" in text:
         text = _without_tags(text)
+    else:  # a string of JSON has no entities, but those of a template that escapes for HTML
+        text = html.unescape(text)
     lines = (" ".join(line.split()) for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
@@ -45,9 +48,9 @@ def _is_free(article: dict[str, Any]) -> bool:
     return str(article.get("isAccessibleForFree", True)).rpartition("/")[2].lower() != "false"
 
 
-def _without_tags(html: str) -> str:
+def _without_tags(markup: str) -> str:
     try:
-        tree = document_fromstring(html)
+        tree = document_fromstring(markup)
     except ParserError:  # nothing but tags
         return ""
     for element in tree.iter(*BREAKS):

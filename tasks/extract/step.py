@@ -55,7 +55,7 @@ IRRELEVANT = {"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_
 IRRELEVANT_TO = {"structure": {"fallbacks"}, "trafilatura": {"engine"}}
 
 # Raised when the text of one engine changes, so that the outputs of the other one stay valid.
-ENGINE_VERSIONS = {"structure": {"engine_version": 4}}
+ENGINE_VERSIONS = {"structure": {"engine_version": 5}}
 
 Answer = concurrent.futures.Future[list[ExtractResult]]
 

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import fsspec
 
-from gpt2train.errors import UserError
+from gpt2train.errors import DamagedFileError
 from tasks.core.input_files import open_input
 
 if TYPE_CHECKING:
@@ -199,9 +199,7 @@ class ArchiveStream:
     def _block(self) -> bytes:
         try:
             data = b"" if self._broken else self._read_file(BLOCK)
-        except UserError as error:
-            if self.seekable:
-                raise
+        except DamagedFileError as error:
             raise self._damage("the packed data are broken or end too soon", truncated=True) from error
         self._read += len(data)
         return data

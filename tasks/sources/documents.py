@@ -1,12 +1,14 @@
 """Files of `--documents`: classified by their suffixes and checked before anything starts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from gpt2train.errors import UserError
+from gpt2train.data.text_files import scraped_text
+from gpt2train.errors import DamagedFileError, UserError
 from tasks.core.input_files import InputFile, find_inputs, kind_of
+from tasks.core.manifest import digest
 from tasks.sources import text_records, webpages
 
 CHECKED_FILES = 32  # files whose first record is read before the run starts; the others are checked while they are read
@@ -36,7 +38,7 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
     for pattern in patterns:
         if "://" not in pattern and Path(pattern).is_file():
             check(pattern)  # before a large file is read for its hash
-    files = find_inputs(patterns, "--documents", known, faults=True)
+    files = _with_meta(find_inputs(patterns, "--documents", known, faults=True))
     for file in files:
         check(file.location)
     texts = tuple(file for file in files if kind_of(file.location) in text_records.ENDINGS)
@@ -46,5 +48,34 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
         if file.fault is None and kind_of(file.location) in (*text_records.JSON, *text_records.PARQUET)
     )
     for file in islice(keyed, CHECKED_FILES):
-        next(text_records.read_items(file, key, max_bytes), None)
+        try:
+            next(text_records.read_items(file, key, max_bytes), None)
+        except DamagedFileError:
+            if file.location in patterns:  # one of a folder is a rejected row
+                raise
     return Documents(tuple(file for file in files if kind_of(file.location) in webpages.ENDINGS), texts)
+
+
+def _with_meta(files: Sequence[InputFile]) -> list[InputFile]:
+    """Give each text of a crawler's tree, `data/NAME.txt`, its `meta/NAME.json`, which is no document of its own."""
+    meta = {text: file for file in files if file.fault is None and (text := scraped_text(file.location))}
+    names = {file.location for file in files}
+    trees = {text.rpartition("/")[0] for text in meta if text in names}
+    found: list[InputFile] = []
+    for file in files:
+        if (text := scraped_text(file.location)) and text.rpartition("/")[0] in trees:
+            found += [] if text in names else [replace(file, fault="its text is missing in data/")]
+            continue
+        if pair := meta.get(file.location) or _meta_beside(file):
+            file = replace(file, meta=pair.location, identity=digest([file.identity, pair.identity]))
+        found.append(file)
+    return found
+
+
+def _meta_beside(file: InputFile) -> InputFile | None:
+    """Return the metadata of a text if a local folder `data/` was given without the `meta/` beside it, else None."""
+    path = Path(file.location)
+    if file.fault or "://" in file.location or path.parent.name != "data" or path.suffix != ".txt":
+        return None
+    beside = path.parent.parent / "meta" / f"{path.stem}.json"
+    return find_inputs([str(beside)], "--documents", ())[0] if beside.is_file() else None

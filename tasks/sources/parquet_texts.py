@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import fsspec
 
 from gpt2train.data.parquet_column import PARQUET_MB, Cell, read_cells
-from tasks.sources.text_item import KEYS, Item, make_item
+from tasks.sources.text_item import PATHS, Item, make_item
 
 
 def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
@@ -14,7 +14,8 @@ def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
     Raises:
         UserError: The file is not Parquet or is damaged, or it has no text column of this name.
     """
-    for cell in read_cells(location, lambda: fsspec.open(location, "rb"), key, KEYS, max_bytes):
+    others = [path for paths in PATHS.values() for path in paths]
+    for cell in read_cells(location, lambda: fsspec.open(location, "rb"), key, others, max_bytes):
         yield _item(cell, key, max_bytes)
 
 

@@ -3,13 +3,17 @@
 Reasons of unusable records: `invalid_utf8`, `wrong_type`, `no_text`, `empty`, `nul`, `lone_surrogate`, `too_large`.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from gpt2train.data.json_lines import find_value
 from tasks.core.document import strip_unstorable
 
 KEYS = ("url", "id", "title", "date")  # further keys that are read if present
+# The same in the nested objects of dolma's and RedPajama's rows, which count where the row itself has none.
+PATHS = {key: (key, f"metadata.{key}", f"meta.{key}") for key in KEYS}
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -25,15 +29,27 @@ class Item(NamedTuple):
 
 def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int) -> Item:
     """Make a record from parsed fields."""
-    text = record.get(key)
+    try:
+        text = find_value(record, key)
+    except KeyError:
+        return Item(location, reason="no_text", detail=f"no key {key!r}")
     if text is None:
-        return Item(location, reason="no_text", detail=f"no key {key!r}" if key not in record else f"{key!r} is null")
+        return Item(location, reason="no_text", detail=f"{key!r} is null")
     if not isinstance(text, str):
         return Item(location, reason="wrong_type", detail=f"{key!r} is {type(text).__name__}, a string expected")
-    fields = {
-        name: strip_unstorable(str(record[name])) for name in KEYS if isinstance(record.get(name), str | int | float)
-    }
-    return checked(location, text, fields, max_bytes)
+    return checked(location, text, fields_of(record), max_bytes)
+
+
+def fields_of(record: Any) -> dict[str, str]:
+    """Return the values of `KEYS` that a record has."""
+    found: dict[str, str] = {}
+    for key, paths in PATHS.items():
+        for path in paths:
+            with contextlib.suppress(KeyError):
+                if isinstance(value := find_value(record, path), str | int | float):
+                    found[key] = strip_unstorable(str(value))
+                    break
+    return found
 
 
 def checked(location: str, text: str, fields: Mapping[str, str], max_bytes: int) -> Item:

@@ -5,18 +5,21 @@ A *file* that does not have the format of its suffix is a user error.
 """
 
 import codecs
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
+from gpt2train.data.json_lines import PYTHON_REMEDY, PYTHON_ROW, parse, split_objects
 from gpt2train.data.parquet_column import list_names
+from gpt2train.data.text_files import END_OF_TEXT, read_lines
 from gpt2train.errors import UserError
 from tasks.core.document import strip_unstorable
-from tasks.core.input_files import InputFile, kind_of, open_input, read_lines
+from tasks.core.input_files import InputFile, kind_of, open_input, read_any
 from tasks.sources.archive_stream import open_archive
 from tasks.sources.parquet_texts import parquet_items
-from tasks.sources.text_item import Item, checked, make_item
+from tasks.sources.text_item import Item, checked, fields_of, make_item
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 JSON = (".jsonl", ".json", ".ndjson")
@@ -25,15 +28,19 @@ TEXT = (".txt", ".md", ".text")
 WET = (".wet",)
 ENDINGS = (*JSON, *PARQUET, *TEXT, *WET)
 HEAD = 10  # rows by which the format of a file is checked
+BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
 
 
-def read_items(file: InputFile, key: str, max_bytes: int) -> Iterator[Item]:
+def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "") -> Iterator[Item]:
     """Yield every record of a file, in order; the suffix, one of `ENDINGS`, determines the format.
 
-    A JSON line, a text or a text file has at most `max_bytes`; `key` is that of the text in JSON and Parquet.
+    A JSON line, a text or a text file has at most `max_bytes`; `key` is that of the text in JSON and Parquet, and
+    `separator` stands between the texts of a text file.
 
     Raises:
+        DamagedFileError: The file is damaged; all records before that were yielded.
         UserError: The file does not have the format of its suffix, or lacks the key; the message names its keys.
     """
     kind = kind_of(file.location)
@@ -41,7 +48,7 @@ def read_items(file: InputFile, key: str, max_bytes: int) -> Iterator[Item]:
         return json_items(file.location, key, max_bytes)
     if kind in PARQUET:
         return parquet_items(file.location, key, max_bytes)
-    return wet_items(file.location, max_bytes) if kind in WET else text_items(file.location, max_bytes)
+    return wet_items(file.location, max_bytes) if kind in WET else text_items(file, max_bytes, separator)
 
 
 def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
@@ -53,9 +60,8 @@ def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
     head: list[Item] = []
     keys: dict[str, None] = {}
     with open_input(location) as stream:
-        lines = ((number, line) for number, line in read_lines(stream, max_bytes) if line is None or line.strip())
-        for number, line in lines:
-            record, item = json_item(number, line, key, max_bytes)
+        items = _json_items(stream, key, max_bytes)
+        for line, record, item in items:
             head.append(item)
             if isinstance(record, dict):
                 keys.update(dict.fromkeys(itertools.islice(record, MAX_KEYS)))
@@ -66,8 +72,17 @@ def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
         if head:
             _check_head(location, key, head, list(keys))
         yield from head
-        for number, line in lines:
-            yield json_item(number, line, key, max_bytes)[1]
+        for _, _, item in items:
+            yield item
+
+
+def _json_items(stream: IO[bytes], key: str, max_bytes: int) -> Iterator[tuple[bytes | None, Any, Item]]:
+    """Yield the lines, JSON values and records of a stream; a line where files were concatenated has several."""
+    for number, line in read_lines(stream, max_bytes):
+        parts = [None] if line is None else split_objects(line) if line.strip() else []
+        for place, part in enumerate(parts, 1):
+            record, item = json_item(number, part, key, max_bytes)
+            yield part, record, item if place == 1 else item._replace(location=f"{item.location}.{place}")
 
 
 def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tuple[Any, Item]:
@@ -88,25 +103,49 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tupl
         except UnicodeDecodeError as fault:
             return None, Item(location, reason="invalid_utf8", detail=f"byte {fault.start:,} of the line is no UTF-8")
         except (ValueError, RecursionError):
-            return None, Item(location, reason="broken_json", detail=f"{error.msg[:100]}, column {error.colno}")
+            detail = f"{error.msg[:100]}, column {error.colno}"
+            if PYTHON_ROW.match(line):
+                detail = PYTHON_REMEDY
+            return None, Item(location, reason="broken_json", detail=detail)
     if not isinstance(record, dict):
         found = type(record).__name__
         return record, Item(location, reason="wrong_type", detail=f"a JSON {found}, an object expected")
     return record, make_item(location, record, key, max_bytes)
 
 
-def text_items(location: str, max_bytes: int) -> Iterator[Item]:
-    """Yield the single record of a text file: UTF-8, or UTF-16 with a byte order mark."""
-    with open_input(location) as stream:
+def text_items(file: InputFile, max_bytes: int, separator: str = "") -> Iterator[Item]:
+    """Yield the texts of a text file, UTF-8 or UTF-16 with a byte order mark: one, or those between the separators."""
+    fields = _meta_fields(file.meta)
+    with open_input(file.location) as stream:
+        encoding = BYTE_ORDERS.get(stream.peek()[:2], "utf-8")  # type: ignore[attr-defined]
+        if separator:
+            for number, data in read_lines(stream, max_bytes, separator.encode(encoding)):
+                item = _text_item(f"text {number:,}", data, encoding, fields, max_bytes)
+                if item.reason != "empty":
+                    yield item._replace(text=item.text.strip("\r\n"))
+            return
         data = stream.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        yield Item("", reason="too_large", detail=f"more than {max_bytes:,} bytes")
-        return
-    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    item = _text_item("", data if len(data) <= max_bytes else None, encoding, fields, max_bytes)
+    is_joined = item.reason == "too_large" and END_OF_TEXT.encode(encoding) in data
+    yield item._replace(detail=f"{item.detail}; {SEPARATE}") if is_joined else item
+
+
+def _text_item(location: str, data: bytes | None, encoding: str, fields: dict[str, str], max_bytes: int) -> Item:
+    if data is None:
+        return Item(location, "", fields, "too_large", f"more than {max_bytes:,} bytes")
     try:
-        yield checked("", data.decode(encoding), {}, max_bytes)
+        return checked(location, data.decode(encoding).removeprefix("\ufeff"), fields, max_bytes)
     except UnicodeDecodeError as fault:
-        yield Item("", reason="invalid_utf8", detail=f"byte {fault.start:,} is no {encoding.removesuffix('-sig')}")
+        return Item(location, "", fields, "invalid_utf8", f"byte {fault.start:,} is no {encoding}")
+
+
+def _meta_fields(location: str | None) -> dict[str, str]:
+    """Return what a crawler's metadata file says of its text; nothing if it is damaged."""
+    if location is None:
+        return {}
+    with contextlib.suppress(ValueError, RecursionError):
+        return fields_of(parse(read_any(location)))
+    return {}
 
 
 def wet_items(location: str, max_bytes: int) -> Iterator[Item]:
@@ -137,4 +176,6 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> N
         raise UserError(f"{location}, {first.location}: {fault}; name the text by --json-key")
     if reasons <= {"broken_json", "wrong_type", "invalid_utf8"} and not keys:
         remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array; or rename the file"
+        if first.detail == PYTHON_REMEDY:
+            raise UserError(f"{location}, {first.location}: {PYTHON_REMEDY}")
         raise UserError(f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}")

@@ -1,26 +1,33 @@
 """The texts step: the user's JSON lines, Parquet, WET and text files -> documents.
 
 `texts/part-00000-00000.parquet`, schema `shards.DOCUMENT`, in the order of the files and of their records, with a file
-of rejected rows. A record without a URL gets `<file>#<id>` or `<file>#<row>`; a text file gets its name.
+of rejected rows. A record without a URL gets `<file>#<id>` or `<file>#<row>`; a text file gets its name. A damaged file
+has the records before its first fault, and a rejected row `broken_file`.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import Field
 
+from gpt2train.data.text_files import END_OF_TEXT
+from gpt2train.errors import DamagedFileError
+from gpt2train.io.counts import count_of
 from gpt2train.settings import Settings
 from tasks.core.document import document_id
 from tasks.core.forgotten import read_forgotten
-from tasks.core.input_files import InputFile, where_to_read
+from tasks.core.input_files import InputFile, kind_of, where_to_read
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.sources.text_item import Item
-from tasks.sources.text_records import read_items
+from tasks.sources.text_records import SEPARATE, TEXT, read_items
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
+
+log = logging.getLogger("gpt2train")
 
 
 class TextsSettings(Settings):
@@ -32,6 +39,8 @@ class TextsSettings(Settings):
     """Documents per shard. A shard is one batch of the cleaning, and is repeated after a kill."""
     shard_bytes: int = Field(64 * 2**20, ge=1)
     """Characters of text after which a shard ends early, because it is held in memory."""
+    separator: str = ""
+    """String between the documents of a text file, such as <|endoftext|>; without one a file is a document."""
 
 
 def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSettings, runner: Runner) -> Manifest:
@@ -44,7 +53,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
     step = Step(
         root,
         "texts",
-        version=1,
+        version=2,
         parameters=settings.model_dump(mode="json") | {"key": key},
         inputs={"files": identity_of(files), **read_forgotten(root).inputs},
         packages=("orjson",),
@@ -54,13 +63,19 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
     where = where_to_read(files, root)
     outcomes = runner.batches(step, "part", batches, texts_part, key, settings, where=where)
+    if count := Outcome.total(outcomes).facts.get("unseparated"):
+        log.warning(
+            f"texts: {END_OF_TEXT} stays text in {count_of(count, 'text file')}; "
+            f"--texts.separator '{END_OF_TEXT}' makes what stands between documents of their own"
+        )
     return commit_some(step, outcomes, "the files given with --documents hold no text that can be used", "no records")
 
 
 def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, settings: TextsSettings) -> Outcome:
     """Read the files of one batch; runs in a worker."""
     shards = ShardWriter(folder, name, DOCUMENT, "characters", lambda row: len(row["text"]))
-    for file, item in _items(files, key, settings.max_bytes):
+    unseparated = 0
+    for file, item in _items(files, key, settings):
         if shards.rows >= settings.shard_rows or shards.size >= settings.shard_bytes:
             shards.end_shard()
         row = document(file, item)
@@ -69,16 +84,26 @@ def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, 
         else:
             where = ", ".join(filter(None, (file.name, item.location)))
             shards.reject(row, item.reason, f"{where}: {item.detail}")
-    return shards.close()
+        if kind_of(file.location) in TEXT and (END_OF_TEXT in item.text or item.detail.endswith(SEPARATE)):
+            unseparated += 1
+    outcome = shards.close()
+    facts = {"unseparated": unseparated} if unseparated else {}
+    return outcome.model_copy(update={"facts": outcome.facts | facts})
 
 
-def _items(files: Sequence[InputFile], key: str, max_bytes: int) -> Iterator[tuple[InputFile, Item]]:
+def _items(files: Sequence[InputFile], key: str, settings: TextsSettings) -> Iterator[tuple[InputFile, Item]]:
+    """Yield the records of files; a damaged file has those before its first fault, and one that says so."""
     for file in files:
         if fault := fault_of(file):
             yield file, Item("", reason="unreadable", detail=fault)
             continue
-        for item in read_items(file, key, max_bytes):
-            yield file, item
+        item = Item("")
+        try:
+            for item in read_items(file, key, settings.max_bytes, settings.separator):
+                yield file, item
+        except DamagedFileError as error:
+            place = f"after {item.location}" if item.location else ""
+            yield file, Item(place, "", {"url": file.name}, "broken_file", error.fault)
 
 
 def document(file: InputFile, item: Item) -> dict[str, Any]:

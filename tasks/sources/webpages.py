@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from gpt2train.errors import DamagedFileError
 from gpt2train.settings import Settings
 from tasks.core.forgotten import read_forgotten
 from tasks.core.input_files import InputFile, open_input, where_to_read
@@ -62,8 +63,12 @@ def webpages_part(folder: Folder, name: str, files: Sequence[InputFile], setting
         if fault := fault_of(file):
             shards.reject(row, "unreadable", f"{file.name}: {fault}")
             continue
-        with open_input(file.location) as stream:
-            body = stream.read(settings.max_bytes + 1)
+        try:
+            with open_input(file.location) as stream:
+                body = stream.read(settings.max_bytes + 1)
+        except DamagedFileError as error:
+            shards.reject(row, "broken_file", f"{file.name}: {error.fault}")
+            continue
         if len(body) > settings.max_bytes:
             shards.reject(row, "too_large", f"{file.name}: more than {settings.max_bytes:,} bytes")
         elif not body.strip():

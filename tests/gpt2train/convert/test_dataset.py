@@ -1,5 +1,6 @@
 """The dataset folder for hubs: every document once, in the order of its split, as `datasets` loads it."""
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from tasks.core.storage import Folder
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
 from tests.tasks.corpus import Inline, documents_of, row, rows_of
+from tests.tasks.sources.text_files import read
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,27 @@ def test_the_library_datasets_loads_the_folder(
     assert loaded["train"].column_names == list(COLUMNS)
 
 
+def test_json_lines_are_read_again_as_the_same_documents(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the tools of Megatron-LM and ColossalAI take them: `{"text": …, "url": …}`."""
+    target = tmp_path / "raw.jsonl"
+    assert run_command(app, ["data", "export", str(prepared), "--output", str(target), "--step", "shuffled"]) == 0
+    assert capsys.readouterr().out.startswith("90 documents\n")
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    wanted = [{key: one[key] for key in COLUMNS if one[key] is not None} for one in shuffled(prepared)]
+    assert rows == wanted
+    again = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", target))
+    assert [(one["text"], one["url"]) for one in again] == [(one["text"], one["url"]) for one in wanted]
+    for output, step, message in (
+        (target, "shuffled", "exists already"),
+        (tmp_path / "b.jsonl", "documents", "documents holds no finished step"),
+        (tmp_path / "folder", "clean", "--step goes with JSON lines"),
+    ):
+        assert run_command(app, ["data", "export", str(prepared), "--output", str(output), "--step", step]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "b.jsonl").exists()
+
+
 @given(
     documents=st.dictionaries(st.sampled_from(list(SPLITS.values())), st.integers(1, 10**9), min_size=1),
     languages=st.lists(st.sampled_from(["en", "no", "zh", "und"])),
@@ -73,7 +96,7 @@ def test_the_front_matter_is_yaml(documents: dict[str, int], languages: list[str
 
 
 def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no finished step shuffle; give the output folder"):
+    with pytest.raises(UserError, match="shuffled holds no finished step; give the output folder"):
         export_dataset(tmp_path, tmp_path / "set")
     (tmp_path / "taken").mkdir()
     with pytest.raises(UserError, match="taken exists already"):

@@ -15,6 +15,7 @@ from gpt2train.data.text_units import (
     has_unspaced,
     is_mostly_unspaced,
     units_of,
+    without_invisible,
 )
 
 UNSPACED_LETTERS = [chr(code) for first, last in BLOCKS for code in range(first, last + 1) if chr(code).isalnum()]
@@ -98,3 +99,18 @@ def test_the_blocks_are_in_order_and_of_the_named_scripts() -> None:
     names = {unicodedata.name(letter, "?").split()[0] for letter in UNSPACED_LETTERS}
     assert {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR"} <= names
     assert not names & {"LATIN", "GREEK", "CYRILLIC", "HANGUL", "ARABIC", "DEVANAGARI", "TIBETAN", "FULLWIDTH"}
+
+
+@pytest.mark.parametrize("separated", ["ភាសា|ខ្មែរ|គឺ", "ภาษา|ไทย", "ພາສາ|ລາວ", "မြန်မာ|ဘာသာ", "བོད་|སྐད་|ནི"])
+def test_only_separators_of_words_are_kept_of_what_is_invisible(separated: str) -> None:
+    text = separated.replace("|", "\u200b")
+    assert without_invisible(text) == text
+    noisy = separated.replace("|", "\u200b\ufeff\u200b")
+    assert without_invisible(f"\ufeff\u200b{noisy}\u200b, a\u200bb, 漢\u200b字\u00ad") == f"{text}, ab, 漢字"
+
+
+@given(MIXED | st.text("aက\u200b\u00ad\ufeff "))
+def test_nothing_visible_is_removed(text: str) -> None:
+    found = without_invisible(text)
+    plain = re.sub("[\u00ad\u200b\u2060\ufeff]", "", text)
+    assert found.replace("\u200b", "") == plain and without_invisible(found) == found

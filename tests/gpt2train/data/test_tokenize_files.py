@@ -202,17 +202,21 @@ BAD = [
     (b'{"text": null}', "not_text"),
     (b'{"text": ""}', "empty"),
     (b'{"body": "x"}', "no_key"),
+    (b"{'text': 'x'}", "not_json"),
 ]
 
 
 def test_bad_rows_are_named_and_counted(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = [b'{"text": "good"}', *(line for line, _ in BAD), b'{"text": "end", "x": NaN}']
+    lines = [b'{"text": "good"}', *(line for line, _ in BAD), b'{"text": "end", "x": NaN}', b'{"text": " \\n"}']
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.jsonl", "--workers", 1) == 0
     rows = [json.loads(line) for line in (tmp_path / "t.rejected.jsonl").read_text().splitlines()]
     assert [(row["line"], row["reason"]) for row in rows] == [(n, reason) for n, (_, reason) in enumerate(BAD, 2)]
-    assert texts_of(bpe, tmp_path / "t") == ["good", "end"]
-    assert "rejected: 1 empty, 1 no_key, 4 not_json, 2 not_text, 1 not_utf8" in capfd.readouterr().out
+    assert "a dict as Python prints it" in rows[-1]["detail"] and "ast.literal_eval" in rows[-1]["detail"]
+    assert texts_of(bpe, tmp_path / "t") == ["good", "end", " \n"]
+    out = capfd.readouterr().out
+    assert "warning: 1 document of nothing but spaces" in out
+    assert "rejected: 1 empty, 1 no_key, 5 not_json, 2 not_text, 1 not_utf8" in out
 
 
 @given(st.binary(max_size=60) | st.text(max_size=30).map(lambda text: json.dumps({"text": text}).encode()))
@@ -240,10 +244,10 @@ def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: p
         ("a.json", b"PK\x03\x04zip", "unknown compression (zip)"),
         ("a.bin", b"x", "unknown kind"),
         ("a.json", b'[{"text": "x"}]', "a JSON array"),
-        ("a.json.gz", gzip.compress(b"x" * 10_000)[:-12], "cannot read"),
-        ("a.json.zst", zstd(b"x" * 10_000)[:-3], "cannot read"),
-        ("a.json.xz", lzma.compress(b"x" * 10_000)[:60], "cannot read"),
-        ("a.tar", tar_of({"a.txt": b"x" * 5000})[:2000], "cannot read"),
+        ("a.json.gz", gzip.compress(b"x" * 10_000)[:-12], "cannot read on: Compressed"),
+        ("a.json.zst", zstd(b"x" * 10_000)[:-3], "cannot read on: "),
+        ("a.json.xz", lzma.compress(b"x" * 10_000)[:60], "(1 broken_file)"),
+        ("a.tar", tar_of({"a.txt": b"x" * 5000})[:2000], "a.tar, line 1: cannot read on: "),
         ("a.json", b'{"body": "x", "id": 1}\n', "no document has the key 'text' (keys: body, id)"),
         ("a.json", b"{broken", "no document has a text (1 not_json)"),
         ("a.json", b"", "the inputs are empty"),
@@ -259,6 +263,44 @@ def test_refusals_are_one_line(
     error = capfd.readouterr().err
     assert error.count("\n") == 1 and message in error
     assert not (tmp_path / "t.bin").exists()
+    if name is None:  # before a tokenizer is downloaded
+        assert run_command(app, ["data", "tokenize", str(tmp_path / "none"), "--output", str(tmp_path / "t")]) == 2
+        assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+def test_the_rows_before_a_break_are_kept(
+    bpe: Path, tmp_path: Path, pack: Callable[[bytes], bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    noise = np.random.default_rng(1)
+    texts = [noise.bytes(400).hex() for _ in range(300)]
+    whole = pack(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
+    (tmp_path / "a.json.pack").write_bytes(whole[: len(whole) * 9 // 10])
+    (tmp_path / "b.json").write_bytes(SAMPLE.encode() + b'{"text": "x"}{"text": "y"}\n')
+    assert tokenize(bpe, tmp_path / "t", tmp_path / "a.json.pack", tmp_path / "b.json", "--workers", 1) == 0
+    found = texts_of(bpe, tmp_path / "t")
+    assert found == [*texts[: len(found) - 4], "The quick brown fox", "jumps over the lazy dog", "x", "y"]
+    assert len(found) > 100 and "rejected: 1 broken_file" in capfd.readouterr().out
+    (row,) = map(json.loads, (tmp_path / "t.rejected.jsonl").read_text().splitlines())
+    assert row["file"].endswith("a.json.pack") and row["line"] == len(found) - 4 + 1
+
+
+def test_texts_are_separated(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tree = {
+        "data/a.txt": "one<|endoftext|>\ntwo\n\n<|endoftext|>\n",
+        "meta/a.json": '{"url": "u"}',
+        "meta/b.json": "{}",
+    }
+    for name, content in tree.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(content)
+    assert tokenize(bpe, tmp_path / "t", tmp_path / "in", "--workers", 1) == 0
+    out = capfd.readouterr().out
+    assert "1 .txt file with <|endoftext|> as text; --separator '<|endoftext|>'" in out
+    assert "rejected: 1 no_key" in out  # of metadata without a text
+    assert texts_of(bpe, tmp_path / "t") == [tree["data/a.txt"]]
+    assert tokenize(bpe, tmp_path / "u", tmp_path / "in", "--workers", 1, "--separator", "<|endoftext|>") == 0
+    assert texts_of(bpe, tmp_path / "u") == ["one", "two"] and "warning" not in capfd.readouterr().out
 
 
 def test_existing_tokens_and_another_tokenizer_are_refused(
@@ -279,9 +321,9 @@ def test_existing_tokens_and_another_tokenizer_are_refused(
         text_files.expand([tmp_path / "none"])
 
 
-def test_the_command_imports_neither_torch_nor_transformers() -> None:
+def test_the_commands_import_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, gpt2train.cli, gpt2train.data.tokenize_files;"
+        "import sys, gpt2train.cli, gpt2train.data.tokenize_files, gpt2train.convert.dataset;"
         "print([name for name in ('torch', 'transformers', 'prefect', 'pyarrow') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

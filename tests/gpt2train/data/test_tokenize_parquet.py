@@ -35,10 +35,13 @@ def test_the_bytes_are_those_of_json_lines(
 
 def test_rows_without_text_are_named(bpe: Path, tmp_path: Path) -> None:
     texts = pa.array([b"one", None, b"", b"\xff", b"two"], pa.binary())
-    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    nested = pa.array([{"text": "nested"}, {"text": None}, None, {"text": ""}, {"text": "x"}])
+    pq.write_table(pa.table({"text": texts, "in": nested}), tmp_path / "a.parquet")
     assert tokenize(bpe, tmp_path / "out/a", tmp_path / "a.parquet", "--workers", 1) == 0
     rejected = [json.loads(line) for line in (tmp_path / "out/a.rejected.jsonl").read_text().splitlines()]
     assert [(row["line"], row["reason"]) for row in rejected] == [(2, "not_text"), (3, "empty"), (4, "not_utf8")]
+    assert tokenize(bpe, tmp_path / "nulls/a", tmp_path / "a.parquet", "--workers", 1, "--json-key", "in.text") == 0
+    assert [one.name for one in (tmp_path / "nulls").glob("a.b*")] == ["a.bin"]
     assert rejected[0]["detail"] == "text is null" and rejected[0]["file"] == str(tmp_path / "a.parquet")
 
 
@@ -47,7 +50,7 @@ def test_rows_without_text_are_named(bpe: Path, tmp_path: Path) -> None:
     [
         ("body", "a.parquet has no column 'text'; it has 'body'; name it with --json-key"),
         ("text", "column 'text' of {folder}/a.parquet holds int64, strings expected; name another by --json-key"),
-        ("", "a.parquet is not a valid Parquet file after row 0"),
+        ("", "a.parquet, line 1: cannot read on: not a valid Parquet file after row 0"),
     ],
 )
 def test_a_file_without_texts_is_refused_in_one_line(

@@ -139,6 +139,16 @@ def test_order_is_kept_and_shards_are_full(
     assert not [name for name in (root / "urls").files() if name.startswith("work")]
 
 
+def test_a_trial_reads_the_first_rows_of_each_list(tmp_path: Path) -> None:
+    names = [write(tmp_path / f"{n}.txt", [f"http://a{n}.example/{i}" for i in range(5)]) for n in range(2)]
+    trial = run(Folder(tmp_path / "trial"), names, head=2)
+    assert urls_of(Folder(tmp_path / "trial"), trial) == [
+        f"http://a{n}.example/{i}" for n in range(2) for i in range(2)
+    ]
+    whole = run(Folder(tmp_path / "whole"), names)
+    assert whole.outcome.kept == 10 and "head" not in whole.parameters  # the fingerprint is that of earlier releases
+
+
 def test_rejected_rows_have_reason_and_source_line(tmp_path: Path) -> None:
     lines = [
         "http://a.example/1",

@@ -19,6 +19,7 @@ from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, read_rows, write_rows
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tests.tasks.corpus import Inline
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time. " * 8
 GERMAN = "Die Bibliothek wartet auf die Antwort des Servers und gibt auf, wenn sie nicht rechtzeitig eintrifft. " * 12
@@ -64,6 +65,35 @@ def test_each_reject_reason_is_given(tmp_path: Path, runner: Runner) -> None:
     ]
     assert manifest.outcome.facts["repaired"] == 1
     assert manifest.outcome.facts["tokens"] == sum(row["tokens"] for row in kept)
+
+
+ENTITIES = f"Use &lt; to write a less-than sign, and &amp; for an ampersand. {ENGLISH}"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_entities_stay_in_texts_that_a_parser_has_read(tmp_path: Path, changed: bool) -> None:
+    """Pages, and the texts of Common Crawl's WET files; texts of other files may still have those of their source."""
+    root = Folder(tmp_path)
+    records = {}
+    for folder, source in (("documents", "urls.txt"), ("texts", "reddit.jsonl"), ("texts", "a.warc.wet.gz")):
+        rows = [{"id": source, "url": "u", "text": ENTITIES, "source": source}]
+        records[f"{folder}/{source}"] = write_rows(root, f"{folder}/{source}.parquet", rows, DOCUMENT)
+    origin = Manifest(
+        **{"step": "extract+texts", "version": 1, "fingerprint": "f", "content": "c", "folder": "", "parameters": {}},
+        **{"inputs": {}, "outcome": Outcome(outputs=tuple(records.values())), "versions": {}},
+    )
+    given = origin
+    if changed:  # by a step in between, which names its parts by numbers
+        step = Step(root, "boilerplate", version=1, parameters={}, inputs={})
+        parts = [list(read_rows(root, record.name)) for record in records.values()]
+        written = [write_rows(step.folder, f"part-{n:05d}.parquet", rows, DOCUMENT) for n, rows in enumerate(parts)]
+        given = step.commit(Outcome(outputs=tuple(written), seen=3, kept=3))
+    with Inline(workers=1) as inline:
+        manifest = clean(root, given, CleanSettings(), inline, origin=origin)
+    found = {row["id"]: row["text"] for row in rows_of(root, manifest)}
+    whole = ENTITIES.strip()
+    raw = whole.replace("&lt;", "<").replace("&amp;", "&")
+    assert found == {"urls.txt": whole, "a.warc.wet.gz": whole, "reddit.jsonl": raw}
 
 
 def test_any_language_can_be_kept(tmp_path: Path, runner: Runner) -> None:

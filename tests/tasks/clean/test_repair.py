@@ -21,10 +21,23 @@ TRICKY = st.sampled_from(
 )
 
 
-@given(st.text(max_size=100) | st.lists(TRICKY, max_size=30).map("".join), st.booleans(), st.booleans())
-def test_the_fast_path_equals_ftfy(text: str, straight: bool, keep_width: bool) -> None:
-    theirs = ftfy.fix_text(text, uncurl_quotes=straight, fix_character_width=not keep_width)
-    assert fix_text(text, straight_quotes=straight, keep_width=keep_width) == theirs
+@given(st.text(max_size=100) | st.lists(TRICKY, max_size=30).map("".join), st.booleans(), st.booleans(), st.booleans())
+def test_the_fast_path_equals_ftfy(text: str, straight: bool, keep_width: bool, entities: bool) -> None:
+    html = "auto" if entities else False
+    theirs = ftfy.fix_text(text, unescape_html=html, uncurl_quotes=straight, fix_character_width=not keep_width)
+    assert fix_text(text, straight_quotes=straight, keep_width=keep_width, entities=entities) == theirs
+
+
+@pytest.mark.parametrize("entities", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ភាសា\u200bខ្មែរ\u200bគឺ", "ภาษา\u200bไทย", "ພາສາ\u200bລາວ", "မြန်မာ\u200bဘာသာ", "བོད་སྐད་ནི།"),
+        *("می\u200cخواهم", "क्\u200dष", "👩\u200d🔬"),
+    ],
+)
+def test_separators_and_joiners_of_words_are_kept(text: str, entities: bool) -> None:
+    assert repair(text, entities=entities) == text
 
 
 def test_chinese_and_japanese_punctuation_is_kept() -> None:

@@ -38,6 +38,7 @@ from tests.tasks.extract.made_pages import PARAGRAPH, WORDS, article, text_of
             "so x_1, done",
         ),
         ("<p>soft\u00adhyphen &amp; <b>bold</b>face</p>", "softhyphen & boldface"),
+        ("<p>Zero\u200bwidth, ภาษา&#8203;<b>ไทย</b>\u200b. ខ្មែរ\u200b\n គឺ</p>", "Zerowidth, ภาษา\u200bไทย. ខ្មែរ គឺ"),
     ],
 )
 def test_parts_of_a_text_are_kept_as_they_are(inside: str, expected: str) -> None:
@@ -120,6 +121,8 @@ def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:
     )
     page = "<html><head><script type='application/ld+json'>{}</script></head><body><p>{}</p></body></html>"
     assert text_of(page.format(body, "Please enable JavaScript.")) == f"{(WORDS * 4).strip()}\nA < B\nend"
+    plain = body.replace("<p>A &lt; B</p><p>end</p>", "Tom &amp; Jerry&#39;s")
+    assert text_of(page.format(plain, "Please")) == f"{(WORDS * 4).strip()}\nTom & Jerry's"
     assert text_of(page.format(body, WORDS * 4)) == (WORDS * 4).strip()  # the markup has a text
     assert text_of(page.format(body[:-1], "Please")) == "Please"
     paid = body.replace('"articleBody"', '"isAccessibleForFree": "False", "articleBody"')

@@ -1,25 +1,37 @@
 """Files of texts that the user names: refusals, unreadable files, and their batches."""
 
+import bz2
 import gzip
+import json
+import lzma
 import os
+import random
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gpt2train.data.text_files import read_rows
 from gpt2train.errors import UserError
 from tasks.core.storage import Folder
 from tasks.sources.documents import find_documents
 from tasks.sources.texts import TextsSettings, texts
 from tasks.sources.user_files import grouped
+from tasks.sources.webpages import WebpagesSettings, webpages
 from tests.tasks.corpus import Inline, rejected_of, rows_of
-from tests.tasks.sources.text_files import read, write
+from tests.tasks.sources.text_files import COMPRESSORS, read, write
 
 NO_SUCH = {
     "an array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', "x.json", r"x\.json, row 1: .*one JSON object per line.*jq"),
     "a page": (b"<html>\n<p>hello\n", "x.jsonl", r"x\.jsonl, row 1: broken_json .*one JSON object per line"),
     "packed": (gzip.compress(b'{"text": "a"}'), "x.jsonl", r"x\.jsonl, row 1: invalid_utf8 .*rename the file"),
+    "a dict of Python": (
+        b"{'text': 'a'}\n",
+        "x.json",
+        r"x\.json, row 1: it is a dict as Python prints it, .*json\.dumps",
+    ),
     "another key": (b'{"body": "a", "u": 1}\n', "x.jsonl", r"row 1: no key 'text'; it has 'body', 'u'; .*--json-key"),
     "a wrong type": (b'{"text": {"a": 1}}\n', "x.jsonl", r"row 1: 'text' is dict, .*--json-key"),
     "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a complete \.gz file .*rename"),
@@ -45,13 +57,70 @@ def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path) -> None:
         find_documents([str(tmp_path)], "n", 2**20)
 
 
-def test_a_truncated_parquet_file_is_named_by_the_step(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_if_it_is_named_itself(tmp_path: Path) -> None:
+    """One of a folder is a rejected row, as an unreadable one."""
     pq.write_table(pa.table({"text": ["words " * 50] * 1000}), tmp_path / "a.parquet", compression="none")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[4:60] = b"\xff" * 56  # the first page's header
     (tmp_path / "a.parquet").write_bytes(bytes(data))
     with pytest.raises(UserError, match=r"a\.parquet is not a valid Parquet file after row 0 "):
-        find_documents([str(tmp_path)], "text", 2**20)
+        find_documents([str(tmp_path / "a.parquet")], "text", 2**20)
+    (tmp_path / "b.parquet").write_bytes(bytes(data[:-9]))  # no footer
+    write(tmp_path / "c.jsonl", {"text": "whole"})
+    manifest = read(tmp_path / "out", tmp_path)
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_file": 2})
+
+
+SMALL_BLOCKS = COMPRESSORS | {".bz2": partial(bz2.compress, compresslevel=1), ".xz": partial(lzma.compress, preset=0)}
+
+
+@pytest.mark.parametrize("pack", [pack for pack in COMPRESSORS if pack])
+def test_the_rows_before_a_break_are_kept(tmp_path: Path, pack: str) -> None:
+    """As those of a truncated WARC; the place of the break is a rejected row, and the other files are read."""
+    noise = random.Random(1)
+    rows = [{"text": noise.randbytes(2000).hex()} for _ in range(100)]
+    whole = SMALL_BLOCKS[pack](b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / f"a.jsonl{pack}").write_bytes(whole[: len(whole) * 9 // 10])
+    for name in ("b.txt", "c.html"):
+        (tmp_path / "in" / f"{name}{pack}").write_bytes(SMALL_BLOCKS[pack](b"A text of its own.")[:-5])
+    write(tmp_path / "in" / "d.jsonl", {"text": "whole"})
+    found = find_documents([str(tmp_path / "in")], "text", 2**20)
+    root = Folder(tmp_path / "out")
+    manifest = texts(root, found.texts, "text", TextsSettings(), Inline())
+    kept = [row["text"] for row in rows_of(root, manifest)]
+    assert kept == [row["text"] for row in rows[: len(kept) - 1]] + ["whole"] and len(kept) > 20
+    assert manifest.outcome.reasons == {"broken_file": 2}
+    details = [row["detail"] for row in rejected_of(root, manifest)]
+    assert details[0].startswith(f"a.jsonl{pack}, after row {len(kept) - 1}: not a complete {pack} file")
+    assert details[1].startswith(f"b.txt{pack}: not a complete {pack} file")
+    with pytest.raises(UserError, match="broken_file 1"):
+        webpages(root, found.pages, WebpagesSettings(), Inline())
+
+
+def test_the_rows_before_a_damaged_page_of_parquet_are_kept(tmp_path: Path) -> None:
+    rows = [f"{n} {'words ' * 50}" for n in range(1000)]
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", compression="none", row_group_size=250)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    place = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(3).column(0).dictionary_page_offset
+    data[place : place + 56] = b"\xff" * 56
+    (tmp_path / "a.parquet").write_bytes(bytes(data))
+    manifest = read(tmp_path / "out", tmp_path)
+    kept = [row["text"] for row in rows_of(Folder(tmp_path / "out"), manifest)]
+    assert kept == rows[: len(kept)] and len(kept) >= 600
+    (bad,) = rejected_of(Folder(tmp_path / "out"), manifest)
+    assert bad["reason"] == "broken_file" and f"a.parquet, after row {len(kept)}: not a valid Parquet" in bad["detail"]
+
+
+def test_a_zstd_window_that_is_too_large_is_named(tmp_path: Path) -> None:
+    """As in files of `zstd --long=28`: the window of the frame is 2^28 bytes."""
+    frame = b"\x28\xb5\x2f\xfd\x00" + bytes([(28 - 10) << 3]) + (14 << 3 | 1).to_bytes(3, "little") + b'{"text": "a"}\n'
+    (tmp_path / "a.jsonl.zst").write_bytes(frame)
+    remedy = r"a\.jsonl\.zst needs a window of more than 128 MiB; unpack it with zstd -d --long=31"
+    with pytest.raises(UserError, match=remedy):
+        find_documents([str(tmp_path / "a.jsonl.zst")], "text", 2**20)
+    (row,) = read_rows(tmp_path / "a.jsonl.zst", "text")
+    assert row.kind == "broken_file" and b"zstd -d --long=31" in row.content
 
 
 def test_a_later_file_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

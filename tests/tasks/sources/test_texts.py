@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2train.data.json_lines import split_objects
 from tasks.core.merge_manifests import merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
@@ -130,14 +131,102 @@ def test_parquet_is_read(tmp_path: Path) -> None:
     ]
 
 
+TEXT_TYPES = [
+    *(pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
+    *(pa.dictionary(pa.int32(), pa.string()), pa.dictionary(pa.int8(), pa.binary())),
+]
+
+
 def test_parquet_columns_of_other_types_are_read(tmp_path: Path) -> None:
-    for number, kind in enumerate([pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.binary()]):
-        array = (
-            pa.array(["a b", "c", "a b"]).cast(pa.binary()) if kind == pa.binary() else pa.array(["a b", "c", "a b"])
-        )
-        pq.write_table(pa.table({"text": array.cast(kind)}), tmp_path / f"{number}.parquet")
-        rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", tmp_path / f"{number}.parquet"))
-        assert [row["text"] for row in rows] == ["a b", "c", "a b"], kind
+    """A column of nothing but nulls has no type of its own; a shard with one is a shard without texts."""
+    for number, kind in enumerate(TEXT_TYPES):
+        values = kind.value_type if pa.types.is_dictionary(kind) else kind
+        array = pa.array([b"a b", None, b"a b"]).cast(values)
+        array = array.dictionary_encode() if pa.types.is_dictionary(kind) else array
+        pq.write_table(pa.table({"text": array}), tmp_path / f"{number}.parquet")
+    pq.write_table(pa.table({"text": pa.nulls(2), "url": ["u", "v"]}), tmp_path / "null.parquet")
+    manifest = read(tmp_path / "out", tmp_path)
+    assert [row["text"] for row in rows_of(Folder(tmp_path / "out"), manifest)] == ["a b", "a b"] * len(TEXT_TYPES)
+    assert manifest.outcome.reasons == {"no_text": len(TEXT_TYPES) + 2}
+
+
+DOLMA = {"id": "x1", "text": "", "source": "wiki", "metadata": {"url": "http://a.example/x", "body": {"en": "nested"}}}
+
+
+def test_nested_keys_are_read(tmp_path: Path) -> None:
+    """`url`, `title` and `date` in `metadata`, as dolma has them, or `meta`, as RedPajama; a text by its path."""
+    rows = [DOLMA, DOLMA | {"metadata": {"body": {"de": "other"}}}, DOLMA | {"metadata": None}]
+    write(tmp_path / "a.jsonl", *rows, {"metadata.body.en": "flat", "meta": {"url": "u", "date": 2020}})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    manifest = read(tmp_path / "out", tmp_path, key="metadata.body.en")
+    found = [(row["text"], row["url"], row["date"]) for row in rows_of(Folder(tmp_path / "out"), manifest)]
+    nested = ("nested", "http://a.example/x", None)
+    assert found == [nested, ("flat", "u", "2020"), nested]
+    assert manifest.outcome.reasons == {"no_text": 4}
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["text", "}{", "n"]), st.text('ab}{"\\ \n', max_size=6)), max_size=5))
+def test_a_line_of_concatenated_files_is_its_objects(rows: list[dict[str, str]]) -> None:
+    """`cat` of files without a last newline; braces within a text are none of its seams."""
+    lines = [json.dumps(row).encode() for row in rows]
+    for glue in (b"", b" "):
+        assert split_objects(glue.join(lines)) == (lines or [b""])
+    assert split_objects(b"".join(lines) + b'{"text": "cut') == [*lines, b'{"text": "cut']
+
+
+def test_concatenated_objects_have_places_of_their_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", b'{"text": "a"}{"text": "b"} {"text": 3}', {"text": "d"})
+    manifest = read(tmp_path / "out", path)
+    found = [(row["text"], row["url"]) for row in rows_of(Folder(tmp_path / "out"), manifest)]
+    assert found == [("a", "c.jsonl#1"), ("b", "c.jsonl#1.2"), ("d", "c.jsonl#2")]
+    (bad,) = rejected_of(Folder(tmp_path / "out"), manifest)
+    assert bad["detail"].startswith("c.jsonl, row 1.3: 'text' is int")
+
+
+JOINED = (
+    "Once upon a time.\n<|endoftext|>\n\nThe end, \nagain.<|endoftext|>\n<|endoftext|>Schöne Worte.\n<|endoftext|>\n"
+)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_texts_of_a_file_are_separated(tmp_path: Path, encoding: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(JOINED.encode(encoding))
+    chosen = {"separator": "<|endoftext|>", "max_bytes": 40}
+    rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", tmp_path / "in", **chosen))
+    assert [row["text"] for row in rows] == ["Once upon a time.", "The end, \nagain.", "Schöne Worte."]
+    assert [row["url"] for row in rows] == ["a.txt#1", "a.txt#2", "a.txt#4"]
+    assert not caplog.records
+    (tmp_path / "in" / "b.txt").write_bytes(b"plain")
+    for size, reasons in ((1000, {}), (70, {"too_large": 1})):
+        manifest = read(tmp_path / f"out{size}", tmp_path / "in", max_bytes=size)
+        assert manifest.outcome.reasons == reasons
+        assert "<|endoftext|> stays text in 1 text file; --texts.separator '<|endoftext|>'" in caplog.text
+        caplog.clear()
+
+
+META = {"url": "http://a.example/1", "word_count": 2, "elapsed": 0.1, "scraper": "newspaper", "domain": "a.example"}
+
+
+@pytest.mark.parametrize("given", ["", "data"])
+def test_a_scraped_tree_has_its_urls(tmp_path: Path, given: str) -> None:
+    """`data/*.txt` and `meta/*.json` of the old crawler of OpenWebText; a text or metadata file may be missing."""
+    tree = tmp_path / "scraped" / "RS_2011-01"
+    for name, meta in {"0-12": json.dumps(META), "1--7": '{"url": "cut'}.items():
+        write(tree / "data" / f"{name}.txt", f"Text {name}".encode())
+        (tree / "meta").mkdir(exist_ok=True)
+        (tree / "meta" / f"{name}.json").write_text(meta)
+    write(tree / "data" / "2-3.txt", b"No metadata.")
+    (tree / "meta" / "3-4.json").write_text(json.dumps(META))
+    place = tree / given if given else tmp_path / "scraped"
+    manifest = read(tmp_path / "out", place)
+    rows = rows_of(Folder(tmp_path / "out"), manifest)
+    assert [row["text"].strip() for row in rows] == ["Text 0-12", "Text 1--7", "No metadata."]
+    assert rows[0]["url"] == META["url"] and rows[1]["url"].endswith("1--7.txt")
+    assert manifest.outcome.reasons == ({} if given else {"unreadable": 1})
+    (tree / "meta" / "0-12.json").write_text(json.dumps(META | {"url": "http://b.example/"}))
+    again = read(tmp_path / "out", place)
+    assert rows_of(Folder(tmp_path / "out"), again)[0]["url"] == "http://b.example/"
 
 
 def test_each_file_of_a_folder_is_a_record_and_html_is_extracted(tmp_path: Path) -> None:
