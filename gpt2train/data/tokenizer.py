@@ -13,7 +13,7 @@ produces the special id.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +67,7 @@ __all__ = [
     "end_of_text_id",
     "end_token",
     "kind_of",
+    "known_ids",
     "load_model_tokenizer",
     "load_tokenizer",
     "open_tokenizer",
@@ -261,6 +262,13 @@ def vocab_size(tokenizer: Tokenizer) -> int:
     if isinstance(tokenizer, tokenizers.Tokenizer):
         return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return tokenizer.get_vocab_size()
+
+
+def known_ids(tokenizer: Tokenizer) -> Collection[int]:
+    """Return the ids that have a token."""
+    if isinstance(tokenizer, tokenizers.Tokenizer):
+        return tokenizer.get_vocab(with_added_tokens=True).values()
+    return range(tokenizer.get_vocab_size())
 
 
 def kind_of(tokenizer: Tokenizer) -> str:

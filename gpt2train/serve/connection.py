@@ -16,7 +16,7 @@ from gpt2train.io.heartbeat import LastChange
 from gpt2train.serve.errors import error_body
 from gpt2train.serve.settings import ServeSettings
 
-CHECK_SECONDS = 1.0
+CHECK_SECONDS, MIN_CHECK_SECONDS = 1.0, 0.01
 
 
 class LimitedConnection(H11Protocol):
@@ -30,7 +30,7 @@ class LimitedConnection(H11Protocol):
         super().__init__(*args, **kwargs)
         self.head_seconds, self.body_seconds = settings.head_seconds, settings.body_seconds
         self.unread_seconds = settings.deadline + settings.body_seconds
-        self._interval = min(CHECK_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
+        self._interval = max(MIN_CHECK_SECONDS, min(CHECK_SECONDS, self.head_seconds / 4, self.body_seconds / 4))
         self._timer: asyncio.TimerHandle | None = None
         self._progress = LastChange()
 

@@ -1,11 +1,17 @@
 """Errors of requests, in the formats of both APIs."""
 
+import logging
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+
+from gpt2train.errors import RunError, UserError
+
+log = logging.getLogger(__name__)
 
 RETRY = {"Retry-After": "1"}
 OPENAI_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
@@ -56,6 +62,14 @@ def from_validation_error(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"{path} is required", field)
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{path}: {message[:1].lower()}{message[1:]}", field)
+
+
+def from_job_error(error: Exception) -> ApiError:
+    """Convert an error with which a job ended; only our own messages, which repeat no prompt, are sent or logged."""
+    if isinstance(error, UserError | RunError):
+        return ApiError(400 if isinstance(error, UserError) else 500, str(error))
+    log.error("request failed: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+    return ApiError(500, "internal server error; see the server's log")
 
 
 def from_http_exception(error: HTTPException, path: str) -> ApiError:
