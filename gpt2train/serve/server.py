@@ -13,12 +13,10 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.inference.decoder import Decoder
 from gpt2train.serve.app import make_app
 from gpt2train.serve.batcher import Batcher
-from gpt2train.serve.connection import LimitedConnection
+from gpt2train.serve.connection import BACKLOG, ConnectionServer, LimitedConnection, connection_limits
 from gpt2train.serve.hosts import allowed_hosts
 from gpt2train.serve.service import Service, open_tracer
 from gpt2train.serve.settings import KEY_VARIABLE, ServeSettings
-
-BACKLOG = 2048  # uvicorn's default
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,9 @@ def prepare(
     service = Service(
         batcher, tokenizer, settings, settings.name or name, key, hosts, tracer=tracer, stop_tokens=stop_tokens
     )
-    connection = functools.partial(LimitedConnection, settings=settings)
-    http = uvicorn.Server(
+    maximum, backlog = connection_limits(settings.max_connections)
+    connection = functools.partial(LimitedConnection, settings=settings, maximum=maximum)
+    http = ConnectionServer(
         uvicorn.Config(
             make_app(service),
             http=connection,  # type: ignore[arg-type] # called, as a class would be
@@ -89,10 +88,10 @@ def prepare(
             access_log=False,
             server_header=False,
             lifespan="off",
+            backlog=backlog,
             timeout_graceful_shutdown=round(settings.shutdown_timeout),
         )
     )
-
     batcher.on_failure = functools.partial(setattr, http, "should_exit", True)
     return Server(service, http, listener)
 

@@ -50,6 +50,9 @@ class ServeSettings(Settings):
     """Time limit in seconds for the arrival of a body."""
     max_buffered: int = Field(64 * 2**20, ge=1)
     """Maximum size in bytes of all bodies in memory; beyond that the answer is 503 with Retry-After."""
+    max_connections: int = Field(1000, ge=1)
+    """Maximum number of open connections, less where the process may open fewer files (`ulimit -n`). Beyond that the
+    one that has waited longest for its client is closed."""
     head_seconds: float = Field(20.0, gt=0)
     """Time limit in seconds for the arrival of a request's head, and for the first bytes of a connection."""
     key_file: Path | None = None
