@@ -89,7 +89,10 @@ class Guard:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(b" "), key.encode()):
             raise ApiError(
-                401, "send the key of this server as Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"}
+                401,
+                "send the key of this server as Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+                code="invalid_api_key",
             )
 
     @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ from gpt2train.inference.settings import SamplingSettings
 from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.serve.batcher import Batcher, Ticket
 from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta
-from gpt2train.serve.errors import ApiError
+from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError
 from gpt2train.serve.hosts import AllowedHosts
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.serve.sse import unless_disconnected
@@ -120,6 +120,7 @@ class Service:
                     f"{field}: a text of {len(text)} characters is longer than the model's context of {self.context} "
                     "tokens",
                     field,
+                    code=CONTEXT_EXCEEDED,
                 )
         try:
             if sum(map(len, texts)) < LONG_TEXT:
