@@ -1,4 +1,4 @@
-"""Request model of `/v1/completions`: OpenAI's fields and `top_k`; further fields of clients where they have no effect."""
+"""Request model of `/v1/completions`: OpenAI's fields and `top_k`, and others of clients where they have no effect."""
 
 import json
 from typing import Annotated, Any, Literal, Self
@@ -53,8 +53,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     raise ValueError("give a text or a list of up to 16 texts, each of 1 to 1,000 characters")
 
 
-# Fields of OpenAI, vLLM, SGLang, TGI and llama.cpp that this server does not support, with the value without effect, which
-# clients send by default.
+# Fields of OpenAI, vLLM, SGLang, TGI and llama.cpp that this server does not support, with the value without effect,
+# which clients send by default.
 NEUTRAL: dict[str, Any] = {
     "suffix": "",
     "presence_penalty": 0,

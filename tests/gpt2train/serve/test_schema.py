@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpt2train.serve.middleware import BODIES
 from gpt2train.serve.completions import IGNORED, NEUTRAL
+from gpt2train.serve.middleware import BODIES
 from gpt2train.serve.settings import ServeSettings
 from tests.gpt2train.serve.local_server import SHAPE, Running, running
 
@@ -130,7 +130,7 @@ def test_unsupported_fields_and_routes_are_named(server: Running) -> None:
     asked = {"prompt": "Once", "max_tokens": 20, "seed": 3}
     plain, silent = (
         server.client.post("/v1/completions", json=asked | more).json()["choices"]
-        for more in ({}, NEUTRAL | {name: "x" for name in IGNORED} | {"top_k": -1, "logprobs": False})
+        for more in ({}, NEUTRAL | dict.fromkeys(IGNORED, "x") | {"top_k": -1, "logprobs": False})
     )
     assert silent == plain
     scored = [server.client.post("/v1/completions", json=asked | {"logprobs": one}).json() for one in (True, 1)]
