@@ -48,7 +48,7 @@ from gpt2train.data.tokenizer_reader import (
     text_of,
 )
 from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, is_failure
 
 __all__ = [
     "END_OF_TEXT",
@@ -149,6 +149,12 @@ def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
     Raises:
         UserError: files are missing or damaged.
     """
+    tokenizer = _open(files, source)
+    tokenizer.source = source  # type: ignore[attr-defined] # for messages; the library's objects take attributes
+    return tokenizer
+
+
+def _open(files: Mapping[str, bytes], source: str) -> Tokenizer:
     if TOKENIZER in files:
         return parse_tokenizer(text_of(files, TOKENIZER, source), f"{source}/{TOKENIZER}")
     if VOCAB in files or MERGES in files:
@@ -181,7 +187,9 @@ def parse_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception for a bad file
+    except BaseException as error:  # the library raises bare Exception for a bad file, or panics
+        if not is_failure(error):
+            raise
         raise UserError(f"{source} is not a tokenizer: {error}; make the folder again") from error
     if all(tokenizer.token_to_id(token) is None for token in END_TOKENS):
         raise UserError(
@@ -313,7 +321,8 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
     """Encode texts; `<|endoftext|>` inside a text is ordinary text, whatever the tokenizer's own setting.
 
     Raises:
-        UserError: a text contains a lone surrogate, which UTF-8 cannot represent.
+        UserError: a text contains a lone surrogate, which UTF-8 cannot represent, or the tokenizer fails: for example a
+            pattern of its `tokenizer.json` backtracks without end.
     """
     try:
         if isinstance(tokenizer, SentencePieceTokenizer):
@@ -322,8 +331,13 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
         encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError as error:
         raise UserError("a text contains a lone surrogate, which UTF-8 cannot encode; replace it first") from error
-    except Exception as error:  # the library raises bare Exception, for a vocabulary without the unknown token
-        raise UserError(f"the tokenizer cannot encode a text: {error}; give another tokenizer") from error
+    except BaseException as error:
+        # The library raises bare Exception for a vocabulary without the unknown token, and panics where a regular
+        # expression reaches the limit of its library.
+        if not is_failure(error):
+            raise
+        named = f"the tokenizer {getattr(tokenizer, 'source', '')}".rstrip()
+        raise UserError(f"{named} cannot encode a text: {error}; give another tokenizer") from error
     ids = [encoding.ids for encoding in encoded]
     # Merges never give a special token; the other models look up whole words.
     by_merges = isinstance(tokenizer.model, models.BPE) and not tokenizer.model.ignore_merges

@@ -72,7 +72,7 @@ def from_validation_error(error: RequestValidationError) -> ApiError:
     return ApiError(400, f"{path}: {message[:1].lower()}{message[1:]}", field)
 
 
-def from_job_error(error: Exception) -> ApiError:
+def from_job_error(error: BaseException) -> ApiError:
     """Convert an error with which a job ended; only our own messages, which repeat no prompt, are sent or logged."""
     if isinstance(error, UserError | RunError):
         return ApiError(400 if isinstance(error, UserError) else 500, str(error))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gpt2train.errors import is_failure
 from gpt2train.serve.errors import RETRY, ApiError, error_response, from_job_error
 from gpt2train.serve.service import Service
 from gpt2train.serve.sse import ClientDisconnectedError
@@ -61,7 +62,9 @@ class Guard:
         except ClientDisconnectedError:
             metrics.disconnects.inc()
             status = 499  # nginx's status for it; never sent
-        except Exception as error:  # noqa: BLE001 - its message is not logged, as it may contain a part of a prompt
+        except BaseException as error:  # its message is not logged, as it may contain a part of a prompt
+            if not is_failure(error):
+                raise
             failure = from_job_error(error)
             if status:
                 raise RuntimeError("the response is incomplete") from None  # the connection is closed

@@ -76,6 +76,7 @@ def prepare(
     service = Service(
         batcher, tokenizer, settings, settings.name or name, key, hosts, tracer=tracer, stop_tokens=stop_tokens
     )
+    tokenizer.source = service.name  # type: ignore[attr-defined] # its errors reach clients, which see no paths
     maximum, backlog = connection_limits(settings.max_connections)
     listener.listen(backlog)  # clients can connect before the server answers
     connection = functools.partial(LimitedConnection, settings=settings, maximum=maximum)
