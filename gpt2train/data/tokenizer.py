@@ -79,6 +79,7 @@ __all__ = [
     "tables_of_json",
     "tokenizer_files",
     "tokenizer_hash",
+    "unknown_id",
     "vocab_size",
 ]
 
@@ -344,6 +345,15 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
     return ids if by_merges else _spell_out(tokenizer, ids)
 
 
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """Id that stands for characters without a token; None if there is none, as in byte-level BPE."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer.token_to_id(tokenizer.unknown)
+    assert isinstance(tokenizer, tokenizers.Tokenizer)
+    model = json.loads(tokenizer.to_str())["model"]
+    return model["unk_id"] if "unk_id" in model else tokenizer.token_to_id(model.get("unk_token") or "")
+
+
 def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> list[list[int]]:
     """Replace special tokens by their letters: a model of whole words or pieces finds `</s>` in a text by itself."""
     special = {
@@ -354,8 +364,7 @@ def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> lis
     if all(special.keys().isdisjoint(ids) for ids in encoded):
         return encoded
 
-    model = json.loads(tokenizer.to_str())["model"]
-    unknown = model["unk_id"] if "unk_id" in model else tokenizer.token_to_id(model.get("unk_token") or "")
+    unknown = unknown_id(tokenizer)
 
     def letters(token: str) -> list[int]:
         found = [tokenizer.token_to_id(letter) for letter in token]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gpt2train.data.sentinels import SENTINEL
 from gpt2train.data.template import encode_prompts
-from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, known_ids
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, known_ids, unknown_id
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 
@@ -21,6 +21,13 @@ def encode_for(shape: Shape, tokenizer: Tokenizer, prompts: Sequence[str]) -> li
     if _is_decoder_alone(shape):
         return encode_prompts(tokenizer, prompts)
     return [[*_with_sentinels(tokenizer, prompt), end_of_text_id(tokenizer)] for prompt in prompts]
+
+
+def unknown_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[str]:
+    """Return the prompts of which the tokenizer knows no part, so that a model reads nothing of them."""
+    unknown = unknown_id(tokenizer)
+    encoded = encode_ordinary(tokenizer, prompts)
+    return [prompt for prompt, ids in zip(prompts, encoded, strict=True) if set(ids) == {unknown}]
 
 
 def ids_without_token(shape: Shape, tokenizer: Tokenizer, ends: Sequence[int] = ()) -> Tensor | None:
