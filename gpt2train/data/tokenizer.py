@@ -351,7 +351,8 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
         return tokenizer.token_to_id(tokenizer.unknown)
     assert isinstance(tokenizer, tokenizers.Tokenizer)
     model = json.loads(tokenizer.to_str())["model"]
-    return model["unk_id"] if "unk_id" in model else tokenizer.token_to_id(model.get("unk_token") or "")
+    found: int | None = model["unk_id"] if "unk_id" in model else tokenizer.token_to_id(model.get("unk_token") or "")
+    return found
 
 
 def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> list[list[int]]:

@@ -86,7 +86,7 @@ def table_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 def _scored(run: Run) -> dict[str, str]:
     """Return the cells of a run's scores, by column: scores on different data have different columns."""
-    cells = {}
+    cells: dict[str, str] = {}
     if run.cloze_set and run.cloze_accuracy is not None:
         cells |= {run.cloze_set: f"{run.cloze_accuracy:.2%}", f"{run.cloze_set} ppl": perplexity(run.cloze_perplexity)}
     if run.wikitext_perplexity is not None:

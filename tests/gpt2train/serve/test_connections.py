@@ -3,8 +3,6 @@
 import http.client
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -359,32 +357,6 @@ def test_connections_and_backlog_fit_the_files_of_the_process(
     limit, backlog = connection_limits(maximum)
     assert limit in expected and 1 <= backlog <= 128
     assert limit + backlog + 12 + RESERVED_FILES <= max(files, 30)
-
-
-@pytest.mark.exhaustive
-def test_a_server_of_64_files_answers_beside_200_half_heads(tmp_path: Path) -> None:
-    from tests.gpt2train.serve.fixed_text_model import write_reciting_model
-
-    write_reciting_model(tmp_path / "model", "abc")
-    command = [sys.executable, "-m", "gpt2train", "serve", "--model", str(tmp_path / "model"), "--port", "0"]
-    with (tmp_path / "log").open("w+b") as log, subprocess.Popen(
-        ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", *command], stdout=subprocess.PIPE, stderr=log
-    ) as process:  # fmt: skip
-        try:
-            assert process.stdout
-            address = process.stdout.readline().decode().split()[-1].removeprefix("http://")
-            half = []
-            for _ in range(200):
-                half.append(socket.create_connection(address.split(":"), timeout=60))  # type: ignore[arg-type]
-                half[-1].sendall(b"POST /api HTTP/1.1\r\nX: ")
-            for _ in range(5):
-                answer = http.client.HTTPConnection(address, timeout=30)
-                answer.request("GET", "/health")
-                assert answer.getresponse().status == 200
-        finally:
-            process.terminate()
-        log.seek(0)
-        assert len(log.read().splitlines()) <= 2
 
 
 def test_websockets_are_refused(server: Running) -> None:
