@@ -88,6 +88,11 @@ def _secrets(address: str) -> Iterator[str]:
                 yield form
 
 
+def is_failure(error: BaseException) -> bool:
+    """Return True for an error of a program: any `Exception`, and what libraries in Rust raise for a panic."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 class RedactedError(Exception):
     """Base of the package's errors: the secrets of URLs in the message are redacted."""
 

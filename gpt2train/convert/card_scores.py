@@ -1,9 +1,9 @@
-"""Scores of a run's model for its card, each with its error and what it was measured on."""
+"""Scores of a run's model for its card, each with its error and what it was measured on, and names of cloze sets."""
 
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,10 @@ from typing import Any
 from gpt2train.io.counts import count_of
 
 STEP_MANIFEST = "_manifest.json"  # manifest of a finished step
+# OpenAI's file of LAMBADA's test set; other copies have its number of passages and its name.
+LAMBADA_SHA256, LAMBADA_PASSAGES = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226", 5153
+OWN_CLOZE = "cloze.jsonl"  # file that the data flow draws from held-out documents
+HASH_CHARS = 8  # characters of a file's hash that name a set
 NORMAL_95 = 1.96  # standard errors of half a 95 % interval
 
 
@@ -59,6 +63,28 @@ class Score:
         return f"{self.value:,.4g}" + (f" ({found[0]:,.3g} to {found[1]:,.3g})" if found else "")
 
 
+def is_lambada(result: Mapping[str, Any]) -> bool:
+    """Return True for a result on LAMBADA's test set, False for one on any other passages in its format."""
+    named = result.get("passages") == LAMBADA_PASSAGES and "lambada" in str(result.get("data")).lower()
+    return result.get("data_sha256") == LAMBADA_SHA256 or named
+
+
+def cloze_set(result: Mapping[str, Any]) -> str:
+    """Return a name of the passages of a result that no other passages have: `LAMBADA`, or one with the file's hash."""
+    digest = str(result.get("data_sha256", ""))
+    if digest == LAMBADA_SHA256:
+        return "LAMBADA"
+    return f"{'LAMBADA' if is_lambada(result) else 'cloze'} {digest[:HASH_CHARS]}".rstrip()
+
+
+def cloze_title(result: Mapping[str, Any], measure: str) -> str:
+    """Return a measure with its passages in words, as `cloze accuracy (own held-out text)`."""
+    if is_lambada(result):
+        return f"LAMBADA {measure}"
+    data = str(result.get("data", "unknown set"))
+    return f"cloze {measure} ({'own held-out text' if data == OWN_CLOZE else data})"
+
+
 def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
     """Return the scores in a run's `eval/` and `task/`; empty if they belong to other weights.
 
@@ -83,10 +109,12 @@ def _evaluations(folder: Path) -> Iterator[Score]:
         for name, found in lambada["definitions"].items():
             if name == lambada.get("headline", "lambada_openai"):
                 count, error = int(lambada["passages"]), _number(found.get("standard_error"))
-                data = str(lambada.get("data", "unknown set"))
+                by, data = f" by {name}", str(lambada.get("data"))
+                if not is_lambada(lambada):
+                    by, data = "", cloze_title(lambada, "set")
                 accuracy, perplexity = float(found["accuracy"]), float(found["perplexity"])
-                yield Score(data, "accuracy", f"last word by {name}, accuracy", accuracy, error, count)
-                yield Score(data, "perplexity", f"last word by {name}, perplexity", perplexity, None, count)
+                yield Score(data, "accuracy", f"last word{by}, accuracy", accuracy, error, count)
+                yield Score(data, "perplexity", f"last word{by}, perplexity", perplexity, None, count)
     if held_out := _read(folder / "perplexity.json"):
         count = int(held_out["documents"])
         for metric in ("word_perplexity", "bits_per_byte"):

@@ -17,7 +17,7 @@ from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.tokenizer import TOKENIZER, Tokenizer, end_of_text_id, end_token, padding_id
 from gpt2train.data.tokenizer_reader import SOURCE_KEY
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder
+from gpt2train.io.files import check_model_folder
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 
@@ -104,13 +104,8 @@ def read_label_names(folder: Path) -> tuple[str, ...]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    check_folder(folder)
-    file = folder / "config.json"
-    if not file.is_file():
-        raise UserError(
-            f"{folder} is not a model folder (no config.json); create one: gpt2train merge RUN --output {folder}"
-        )
-    return read_object(file)
+    check_model_folder(folder)
+    return read_object(folder / "config.json")
 
 
 def read_object(file: Path) -> dict[str, Any]:

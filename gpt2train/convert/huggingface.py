@@ -141,8 +141,11 @@ def fill_folder(
 
 def card_text(shape: Shape, dtype: Dtype, tokenizer: Tokenizer, facts: CardFacts) -> str:
     """Return the model card of a model folder."""
-    count = sum(math.prod(size) for size in layout_of(shape.family).sizes(shape).values())
-    return model_card(shape, count, dtype, kind_of(tokenizer), facts)
+    layout = layout_of(shape.family)
+    count = sum(math.prod(size) for size in layout.sizes(shape).values())
+    return model_card(
+        shape, count, dtype, kind_of(tokenizer), facts, str(layout.config(shape, tokenizer)["model_type"])
+    )
 
 
 def open_model(folder: Path) -> LazyWeights:

@@ -24,6 +24,8 @@ from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.run_record import tokenize_manifest
 
+# Names of architectures by `model_type`; a plug-in's is its own.
+TITLES = {"gpt2": "GPT-2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "arcee": "Arcee", "t5": "T5"}
 MAX_MANIFESTS = 64  # manifests that are read next to the data
 
 
@@ -51,7 +53,9 @@ class CardFacts:
 NO_FACTS = CardFacts()
 
 
-def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, facts: CardFacts) -> str:
+def model_card(
+    shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, facts: CardFacts, model_type: str | None = None
+) -> str:
     """Return the text of the card, in Markdown, with the front matter that model hubs read.
 
     Args:
@@ -60,6 +64,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
         dtype: data type of the stored weights.
         tokenizer: kind of the tokenizer, such as "byte-level BPE".
         facts: further contents.
+        model_type: `model_type` of the folder's `config.json`; by default that of the shape.
     """
     front = [f"license: {facts.license or 'unknown'}"]
     if facts.languages:
@@ -69,8 +74,9 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
     encodes = len(MODELS[shape.family].lengths(shape)) > 1
     purpose = "text2text-generation" if encodes else "text-classification" if shape.labels else "text-generation"
     front += [f"pipeline_tag: {purpose}", "tags:"]
-    front += [f"- {tag}" for tag in (shape.family, purpose, "gpt2train")]
-    title = f"{'GPT-2' if shape.family == 'gpt2' else shape.family} trained with gpt2train"
+    kind = model_type or str(layout.config(shape)["model_type"])
+    front += [f"- {tag}" for tag in (kind, purpose, "gpt2train")]
+    title = f"{TITLES.get(kind.removeprefix('gpt2train_'), kind)} trained with gpt2train"
     front += _model_index(title, purpose, facts.scores)
     sizes = [
         ("parameters", f"{parameters:,}"),

@@ -13,7 +13,7 @@ produces the special id.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -48,7 +48,7 @@ from gpt2train.data.tokenizer_reader import (
     text_of,
 )
 from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, is_failure
 
 __all__ = [
     "END_OF_TEXT",
@@ -67,6 +67,7 @@ __all__ = [
     "end_of_text_id",
     "end_token",
     "kind_of",
+    "known_ids",
     "load_model_tokenizer",
     "load_tokenizer",
     "open_tokenizer",
@@ -78,6 +79,7 @@ __all__ = [
     "tables_of_json",
     "tokenizer_files",
     "tokenizer_hash",
+    "unknown_id",
     "vocab_size",
 ]
 
@@ -148,6 +150,12 @@ def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
     Raises:
         UserError: files are missing or damaged.
     """
+    tokenizer = _open(files, source)
+    tokenizer.source = source  # type: ignore[attr-defined] # for messages; the library's objects take attributes
+    return tokenizer
+
+
+def _open(files: Mapping[str, bytes], source: str) -> Tokenizer:
     if TOKENIZER in files:
         return parse_tokenizer(text_of(files, TOKENIZER, source), f"{source}/{TOKENIZER}")
     if VOCAB in files or MERGES in files:
@@ -180,7 +188,9 @@ def parse_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception for a bad file
+    except BaseException as error:  # the library raises bare Exception for a bad file, or panics
+        if not is_failure(error):
+            raise
         raise UserError(f"{source} is not a tokenizer: {error}; make the folder again") from error
     if all(tokenizer.token_to_id(token) is None for token in END_TOKENS):
         raise UserError(
@@ -263,6 +273,13 @@ def vocab_size(tokenizer: Tokenizer) -> int:
     return tokenizer.get_vocab_size()
 
 
+def known_ids(tokenizer: Tokenizer) -> Collection[int]:
+    """Return the ids that have a token."""
+    if isinstance(tokenizer, tokenizers.Tokenizer):
+        return tokenizer.get_vocab(with_added_tokens=True).values()
+    return range(tokenizer.get_vocab_size())
+
+
 def kind_of(tokenizer: Tokenizer) -> str:
     """Kind of a tokenizer in the field's terms, such as "byte-level BPE"."""
     if isinstance(tokenizer, SentencePieceTokenizer):
@@ -305,7 +322,8 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
     """Encode texts; `<|endoftext|>` inside a text is ordinary text, whatever the tokenizer's own setting.
 
     Raises:
-        UserError: a text contains a lone surrogate, which UTF-8 cannot represent.
+        UserError: a text contains a lone surrogate, which UTF-8 cannot represent, or the tokenizer fails: for example a
+            pattern of its `tokenizer.json` backtracks without end.
     """
     try:
         if isinstance(tokenizer, SentencePieceTokenizer):
@@ -314,12 +332,27 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
         encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError as error:
         raise UserError("a text contains a lone surrogate, which UTF-8 cannot encode; replace it first") from error
-    except Exception as error:  # the library raises bare Exception, for a vocabulary without the unknown token
-        raise UserError(f"the tokenizer cannot encode a text: {error}; give another tokenizer") from error
+    except BaseException as error:
+        # The library raises bare Exception for a vocabulary without the unknown token, and panics where a regular
+        # expression reaches the limit of its library.
+        if not is_failure(error):
+            raise
+        named = f"the tokenizer {getattr(tokenizer, 'source', '')}".rstrip()
+        raise UserError(f"{named} cannot encode a text: {error}; give another tokenizer") from error
     ids = [encoding.ids for encoding in encoded]
     # Merges never give a special token; the other models look up whole words.
     by_merges = isinstance(tokenizer.model, models.BPE) and not tokenizer.model.ignore_merges
     return ids if by_merges else _spell_out(tokenizer, ids)
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """Id that stands for characters without a token; None if there is none, as in byte-level BPE."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer.token_to_id(tokenizer.unknown)
+    assert isinstance(tokenizer, tokenizers.Tokenizer)
+    model = json.loads(tokenizer.to_str())["model"]
+    found: int | None = model["unk_id"] if "unk_id" in model else tokenizer.token_to_id(model.get("unk_token") or "")
+    return found
 
 
 def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> list[list[int]]:
@@ -332,8 +365,7 @@ def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> lis
     if all(special.keys().isdisjoint(ids) for ids in encoded):
         return encoded
 
-    model = json.loads(tokenizer.to_str())["model"]
-    unknown = model["unk_id"] if "unk_id" in model else tokenizer.token_to_id(model.get("unk_token") or "")
+    unknown = unknown_id(tokenizer)
 
     def letters(token: str) -> list[int]:
         found = [tokenizer.token_to_id(letter) for letter in token]

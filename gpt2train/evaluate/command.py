@@ -14,7 +14,15 @@ from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.evaluate.curve_table import curve_lines
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
-from gpt2train.evaluate.files import check_output, data_fields, read_input, write_result
+from gpt2train.evaluate.files import (
+    ONE_MODEL,
+    check_models,
+    check_output,
+    check_run,
+    data_fields,
+    read_input,
+    write_result,
+)
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
@@ -201,6 +209,7 @@ def curve(
     device
         auto uses a GPU if there is one.
     """
+    check_run(run)
     given = {"lambada": data, "wikitext": wikitext}
     if twice := [name for name in given if name in (evals or {})]:
         raise UserError(f"--evals.{twice[0]}: give --{'data' if twice[0] == 'lambada' else twice[0]} instead")
@@ -241,15 +250,12 @@ def _evaluate(
     device: Device,
 ) -> None:
     """Score each model, print a table of all, and write the results."""
-    if len(set(models)) < len(models):
-        raise UserError(f"--model: {next(m for m in models if models.count(m) > 1)} is given twice")
-    if output is not None:
-        check_output(output)
+    check_models(models, output, layout.processes)
     from gpt2train.evaluate.eval_model import open_eval_model
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
-    if layout.processes > 1 and (len(models) > 1 or group()):
-        raise UserError("--tp and --pp need one --model, in a command started without torchrun")
+    if layout.processes > 1 and group():
+        raise UserError(ONE_MODEL)
 
     results: dict[str, Result] = {}
     files = {}

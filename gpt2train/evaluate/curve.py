@@ -15,14 +15,13 @@ from typing import Any
 import torch.distributed as dist
 
 from gpt2train.checkpoint.store import read_manifest, sha256
-from gpt2train.config import CONFIG_FILE
 from gpt2train.convert.merge import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.evaluate.eval_model import SCORES, EvalModel, read_checkpoint
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields, to_json
+from gpt2train.evaluate.files import DATA_HASH_KEY, check_run, data_fields, to_json
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.evaluate.tasks.suite import Work, score_work
@@ -119,8 +118,7 @@ def score_run(
         UserError: the folder is not a run, has no checkpoint, or the tokenizer is not found.
         RunError: a checkpoint is damaged.
     """
-    if not (run / CONFIG_FILE).is_file():
-        raise UserError(f"{run} is not a run folder (no {CONFIG_FILE}); a curve needs the checkpoints of one run")
+    check_run(run)
     # Rank 0's list for all ranks: a run in progress adds and removes checkpoints.
     names = _from_rank0(lambda: [path.name for path in list_checkpoints(run)], group)
     if not names:

@@ -1,8 +1,10 @@
 """Text table of a run's curve, and the metrics that a curve shows."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from gpt2train.convert.card_scores import cloze_set
 from gpt2train.evaluate.files import DATA_HASH_KEY
 from gpt2train.evaluate.metrics import Metric
 from gpt2train.evaluate.registry import EVALUATIONS
@@ -12,7 +14,7 @@ LAST = "last checkpoint"
 
 
 def curve_metrics(curve: Mapping[str, Any]) -> list[tuple[str, Metric]]:
-    """Return the evaluations of a curve with each of their main metrics.
+    """Return the evaluations of a curve with each of their main metrics; passages are LAMBADA's or named by their hash.
 
     Args:
         curve: result of `gpt2train.evaluate.curve.score_run`.
@@ -21,8 +23,16 @@ def curve_metrics(curve: Mapping[str, Any]) -> list[tuple[str, Metric]]:
     for name in curve[DATA_HASH_KEY]:
         result = curve["points"][-1][name]
         metrics = task_metrics(result) if is_of_tasks(result) else EVALUATIONS[name].metrics
-        found += [(name, metric) for metric in metrics if metric.main]
+        found += [(name, _on_set(name, metric, result)) for metric in metrics if metric.main]
     return found
+
+
+def _on_set(name: str, metric: Metric, result: Mapping[str, Any]) -> Metric:
+    """Return a metric of cloze passages with their name in its head and label."""
+    if name != "lambada" or (passages := cloze_set(result)) == "LAMBADA":
+        return metric
+    column = f"{passages} {metric.name.partition(' ')[2]}"
+    return replace(metric, column=column, axis=(metric.axis or "").replace("LAMBADA", passages))
 
 
 def curve_lines(curve: Mapping[str, Any]) -> list[str]:

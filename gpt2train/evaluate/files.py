@@ -2,13 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpt2train.config import CONFIG_FILE
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_atomic
+from gpt2train.io.files import check_folder, write_atomic
+from gpt2train.io.run_folder import MANIFEST
 
+ONE_MODEL = "--tp and --pp need one --model, in a command started without torchrun"
 DATA_HASH_KEY = "data_sha256"  # key of every result; marks a file as a result
 
 
@@ -48,6 +51,36 @@ def data_fields(data: str, raw: bytes) -> dict[str, str]:
         raw: content of the file.
     """
     return {"data": data, DATA_HASH_KEY: hashlib.sha256(raw).hexdigest()}
+
+
+def check_run(run: Path) -> None:
+    """Check that a path is a run folder.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not (run / CONFIG_FILE).is_file():
+        raise UserError(f"{run} is not a run folder (no {CONFIG_FILE}); a curve needs the checkpoints of one run")
+
+
+def check_models(models: Sequence[Path], output: Path | None, processes: int) -> None:
+    """Check the models of a command before torch is imported, which takes 2 s of CPU.
+
+    Raises:
+        UserError: a model is given twice, is neither a model folder nor a run or a checkpoint, or one of several and
+            distributed over `processes`, or a result cannot be written to `output`.
+    """
+    if processes > 1 and len(models) > 1:
+        raise UserError(ONE_MODEL)
+    if twice := [path for path in models if models.count(path) > 1]:
+        raise UserError(f"--model: {twice[0]} is given twice")
+    if output is not None:
+        check_output(output)
+    for path in models:
+        check_folder(path)
+        files = (path / "config.json", path / CONFIG_FILE, path / MANIFEST, path.parent.parent / CONFIG_FILE)
+        if not any(map(Path.is_file, files)):
+            raise UserError(f"{path} is neither a model folder (no config.json) nor a run or a checkpoint")
 
 
 def check_output(path: Path) -> None:

@@ -19,12 +19,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from gpt2train.convert.card_scores import LAMBADA_PASSAGES
 from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.metrics import Metric, Result, perplexity, significant
-from gpt2train.evaluate.passages import LAMBADA, last_unit, read_passages, unigram_perplexity
+from gpt2train.evaluate.passages import last_unit, read_passages, unigram_perplexity
 from gpt2train.evaluate.scoring_request import Pair, Score, ScoringRequest
 
 DEFINITIONS = {
@@ -133,9 +134,9 @@ def evaluate_lambada(scorer: Scorer, passages: Sequence[str]) -> Result:
 def notes(result: Result) -> list[str]:
     """Return notes for the reader: an unusual number of passages, and likely causes of implausible scores."""
     found_notes = []
-    if result["passages"] != LAMBADA:
+    if result["passages"] != LAMBADA_PASSAGES:
         found_notes.append(
-            f"{result['passages']:,} passages, LAMBADA's test set has {LAMBADA:,}: compare these figures with "
+            f"{result['passages']:,} passages, LAMBADA's test set has {LAMBADA_PASSAGES:,}: compare these figures with "
             "others of this file only"
         )
     headline = result["definitions"]["lambada_openai"]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from gpt2train.data.text_units import has_unspaced, units_of
 from gpt2train.errors import UserError
 
-LAMBADA = 5153  # number of passages in LAMBADA's test set
 MAX_LETTERS = 20  # of a last word in a script without spaces between words; no word is as long
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.files import DATA_HASH_KEY, check_output, write_result
+from gpt2train.evaluate.files import DATA_HASH_KEY, ONE_MODEL, check_models, write_result
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import BUILT_IN
@@ -48,15 +48,12 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
         raise UserError("--fetch: fetch the data in one process first, without torchrun")
     fetched = functools.partial(print, flush=True) if options.fetch else None
     works = read_works(names, options.data, options.partial, options.limit, tuple(BUILT_IN), fetched)
-    if len(set(models)) < len(models):
-        raise UserError(f"--model: {next(m for m in models if list(models).count(m) > 1)} is given twice")
-    if options.output is not None:
-        check_output(options.output)
+    check_models(models, options.output, options.layout.processes)
     from gpt2train.evaluate.eval_model import open_eval_model
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
-    if options.layout.processes > 1 and (len(models) > 1 or group()):
-        raise UserError("--tp and --pp need one --model, in a command started without torchrun")
+    if options.layout.processes > 1 and group():
+        raise UserError(ONE_MODEL)
     results: dict[str, dict[str, Result]] = {work.name: {} for work in works}
     written: list[tuple[str, Path]] = []
     for path in models:

@@ -5,6 +5,7 @@ also compares finished candidates when it decides whether an unfinished one can 
 accepts unfinished candidates of a lower rank, and it accepts the padding rows of the vocabulary as tokens.
 """
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.decoder import Decoder
+from gpt2train.inference.prompts import ids_without_token
 from gpt2train.inference.sequence import Stop
 from gpt2train.inference.settings import BeamSettings
 from gpt2train.inference.text_stream import TextStream
@@ -54,7 +56,8 @@ def beam_search(
         raise UserError(f"the prompt has {len(prompt)} tokens, the context is {decoder.context}; give fewer")
     if settings.beams > decoder.rows:
         raise UserError(f"{settings.beams} beams are too many, at most {decoder.rows} can run together; give fewer")
-    steps = beam_steps(decoder.context - len(prompt), settings, tokenizer, end)
+    excluded = None if tokenizer is None else ids_without_token(decoder.shape, tokenizer, settings.stop_tokens)
+    steps = beam_steps(decoder.context - len(prompt), settings, tokenizer, end, excluded)
     next(steps)
     logits = decoder.add([prompt])
     try:
@@ -69,7 +72,11 @@ def beam_search(
 
 
 def beam_steps(
-    max_tokens: int, settings: BeamSettings, tokenizer: Tokenizer | None = None, end: int | None = None
+    max_tokens: int,
+    settings: BeamSettings,
+    tokenizer: Tokenizer | None = None,
+    end: int | None = None,
+    excluded: Tensor | None = None,
 ) -> Generator[tuple[list[int], list[int]], Tensor, list[Beam]]:
     """Beam search as a coroutine, independent of the decoder, so that a search can share a decoder with others.
 
@@ -80,6 +87,7 @@ def beam_steps(
         settings: number of beams, length and scoring.
         tokenizer: decodes the texts; without `end`, its `<|endoftext|>` ends a beam.
         end: id of the token that ends a beam.
+        excluded: ids that no beam takes, int64.
 
     Yields:
         The rows that continue, in the order of the next logits, and their next tokens.
@@ -99,12 +107,16 @@ def beam_steps(
     logits = yield [], []
     for length in range(1, limit + 1):
         sums = logits.log_softmax(1) + torch.tensor([total for _, total in unfinished])[:, None]
+        if excluded is not None:
+            sums[:, excluded] = -torch.inf
         best = sums.view(-1).topk(min(num_candidates, sums.numel()))
         if not torch.isfinite(best.values[0]):
             raise RunError("the model gives numbers that are not finite: its weights are damaged")
         rows: list[int] = []
         following: list[tuple[tuple[int, ...], float]] = []
         for rank, (total, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            if total == -math.inf:  # fewer tokens are allowed than candidates are wanted
+                break
             row, token = divmod(index, sums.shape[1])
             tokens = (*unfinished[row][0], token)
             if token in stops or length == limit:

@@ -1,6 +1,7 @@
 """The command `gpt2train generate`, which continues prompts."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -80,11 +81,15 @@ def generate(
         from gpt2train.convert.generation_config import read_end_tokens
         from gpt2train.convert.tensor_files import DTYPES
         from gpt2train.data.tokenizer import load_model_tokenizer
+        from gpt2train.inference.prompts import unknown_prompts
         from gpt2train.model.causal_lm import CausalLM
 
         if isinstance(opened, CausalLM):
             opened.to(dtype=DTYPES[dtype])
         tokenizer = load_model_tokenizer(model, opened.shape.vocab)
+        for text in unknown_prompts(tokenizer, prompt):
+            stated = f"every token of the prompt {text[:EXCERPT]!r} is the unknown one: the model reads nothing of it"
+            print(f"note: {stated}; check its letters, their case and the tokenizer", file=sys.stderr)
         ends = read_end_tokens(model, opened.shape.vocab)
         if beam_settings is None:
             answers = _sampled(opened, tokenizer, prompt, _with_ends(sampling, ends))

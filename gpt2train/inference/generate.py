@@ -11,7 +11,7 @@ from gpt2train.data.tokenizer import Tokenizer, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.inference.batch import Batch
 from gpt2train.inference.decoder import OpenedModel, decoder_of
-from gpt2train.inference.prompts import encode_for
+from gpt2train.inference.prompts import encode_for, ids_without_token
 from gpt2train.inference.sequence import Stop, TokenScore, TokenSequence, check_prompt
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.causal_lm import CausalLM
@@ -94,8 +94,9 @@ def continue_tokens(
     Sequences of similar length start together; a waiting sequence joins as soon as a running one ends.
     """
     context = context_length(model.shape)
+    excluded = None if tokenizer is None else ids_without_token(model.shape, tokenizer, settings.stop_tokens)
     sequences = [
-        TokenSequence(prompt, settings, context, tokenizer, end, index, sample)
+        TokenSequence(prompt, settings, context, tokenizer, end, index, sample, excluded)
         for index, prompt in enumerate(prompts)
         for sample in range(settings.samples)
     ]

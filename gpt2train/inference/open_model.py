@@ -1,4 +1,7 @@
-"""Opening of a model for a command, in one process or distributed over several; torch is imported only then."""
+"""Opening of a model for a command, in one process or distributed over several.
+
+A wrong path is named before torch is imported (2 s of CPU), and a wrong layout before processes are started.
+"""
 
 import contextlib
 import os
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpt2train.convert.settings import Device
 from gpt2train.inference.settings import ServingLayout
+from gpt2train.io.files import check_model_folder
 
 if TYPE_CHECKING:
     from gpt2train.inference.distributed_decoder import DistributedModel
@@ -25,12 +29,18 @@ def open_model(model: Path, layout: ServingLayout, device: Device = "auto") -> "
         UserError: the model or the device does not exist, or the layout does not fit the model.
         gpt2train.inference.distributed_decoder.PeerLostError: inside the block, a process of the model was lost.
     """
+    check_model_folder(model)
     if layout.processes == 1:
         from gpt2train.convert.huggingface import read_model
 
         yield read_model(model, device)
         return
-    exec_torchrun(layout.processes)
+    if "RANK" not in os.environ:
+        from gpt2train.convert.hf_config import read_shape
+        from gpt2train.parallel.layout import Layout
+
+        Layout.of_model(read_shape(model), layout.tp, layout.pp, layout.processes)
+        exec_torchrun(layout.processes)
     from gpt2train.inference.distributed_job import open_distributed_model
 
     with open_distributed_model(model, layout, device) as distributed:
@@ -38,15 +48,14 @@ def open_model(model: Path, layout: ServingLayout, device: Device = "auto") -> "
 
 
 def exec_torchrun(processes: int) -> None:
-    """Outside of a torchrun job, replace this process by a launcher that runs the command line on several processes.
+    """Replace this process by a launcher that runs the command line on several processes.
 
-    Does not return in that case: the launcher inherits the process id, and with it the signals and the exit code.
+    The launcher inherits the process id, and with it the signals and the exit code.
 
     Args:
         processes: number of processes to start on this machine.
     """
-    if "RANK" not in os.environ:
-        arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "gpt2train.inference", *sys.argv[1:]]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "gpt2train.launch", "--", *arguments])
+    arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "gpt2train.inference", *sys.argv[1:]]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "gpt2train.launch", "--", *arguments])

@@ -17,12 +17,15 @@ def sample(
 
     Args:
         logits: logits [rows, vocab].
-        temperatures: temperature of each row.
+        temperatures: temperature of each row, above 0; the limit of a small one is the most likely token.
         top_k: number of most likely tokens to sample from; 0 for all.
         top_p: nucleus probability of each row.
         uniforms: random number of each row, uniform in [0, 1).
     """
-    scaled = logits / torch.tensor(temperatures, dtype=logits.dtype)[:, None]
+    # Below 1e-38 the logits divided by it would be infinite, and their probabilities NaN: the largest is 0 at any
+    # temperature, and the others become -inf. A divisor that float32 rounds to 0 would give 0 / 0.
+    divisors = torch.tensor(temperatures, dtype=logits.dtype).clamp(min=torch.finfo(logits.dtype).tiny)
+    scaled = (logits - logits.amax(1, keepdim=True)) / divisors[:, None]
     probabilities = restrict(scaled, top_k, top_p).double().softmax(1)
     ends = probabilities.cumsum(1)
     total = ends[:, -1:]

@@ -42,6 +42,7 @@ class TokenSequence:
         end: id of `<|endoftext|>`; None continues past it.
         prompt_index: index of the prompt in its list; with `sample` and the seed it selects the random stream.
         sample: index of this continuation among those of the prompt.
+        excluded: ids that are never sampled, int64.
 
     Raises:
         ValueError: the prompt is empty, it fills the context and no window is set, or the window is not smaller than
@@ -57,10 +58,11 @@ class TokenSequence:
         end: int | None = None,
         prompt_index: int = 0,
         sample: int = 0,
+        excluded: Tensor | None = None,
     ) -> None:
         self.prompt, self.settings, self.context = list(prompt), settings, context
         check_prompt(len(self.prompt), settings, context)
-        self.end, self.prompt_index, self.sample = end, prompt_index, sample
+        self.end, self.prompt_index, self.sample, self.excluded = end, prompt_index, sample, excluded
         self.tokens: list[int] = []
         """Generated tokens, including the one that ended the sequence."""
         self.scores: list[TokenScore] = []
@@ -70,6 +72,7 @@ class TokenSequence:
         self.finished: Stop | None = None if settings.max_new_tokens else "length"
         self._stream = None if tokenizer is None else TextStream(tokenizer, settings.stop)
         self._rng = rng_for(settings.seed, prompt_index, sample)
+        self._uniform: float | None = None
         self._top_p = settings.top_p
         self._colon = self._newline = -1
         if settings.prevent_newline_after_colon and tokenizer is not None:
@@ -115,24 +118,29 @@ class TokenSequence:
         """End the sequence because the client has left."""
         self._finish("left")
 
+    def _next_uniform(self) -> float:
+        """Return the random number of the next token: the same one until a token is accepted."""
+        if self._uniform is None:
+            self._uniform = self._rng.random()
+        return self._uniform
+
     def _accept(self, token: int, score: TokenScore | None) -> None:
+        ends = token == self.end or token in self.settings.stop_tokens
+        if self._stream is not None and not ends:
+            self._stream.add(token)  # first: if it fails, the sequence has no new token
         self.tokens.append(token)
+        self._uniform = None
         self._top_p = max(self._top_p * self.settings.top_p_decay, self.settings.top_p_bound)
         if score is not None:
             self.scores.append(score)
-        if token == self.end:
-            self._finish("end")
-        elif token in self.settings.stop_tokens:
+        if ends:
+            self._finish("end" if token == self.end else "stop")
+        elif self._stream is not None and self._stream.stopped:
             self._finish("stop")
-        else:
-            if self._stream is not None:
-                self._stream.add(token)
-            if self._stream is not None and self._stream.stopped:
-                self._finish("stop")
-            elif len(self.tokens) >= self.settings.max_new_tokens:
-                self._finish("length")
-            elif self.length >= self.context and not self.settings.window:
-                self._finish("context")
+        elif len(self.tokens) >= self.settings.max_new_tokens:
+            self._finish("length")
+        elif self.length >= self.context and not self.settings.window:
+            self._finish("context")
 
     def _finish(self, reason: Stop) -> None:
         if self.finished is None:
@@ -166,7 +174,8 @@ def check_prompt(tokens: int, settings: SamplingSettings, context: int) -> None:
 def sample_next(sequences: Sequence[TokenSequence], logits: Tensor) -> list[int]:
     """Sample the next token of every sequence from its row of logits [sequences, vocab] and append it.
 
-    A sequence's token does not depend on the other sequences.
+    A sequence's token does not depend on the other sequences. After an error a sequence has its new token or is as it
+    was before, so that the call can be repeated with the others.
 
     Returns:
         The new token of each sequence.
@@ -174,7 +183,7 @@ def sample_next(sequences: Sequence[TokenSequence], logits: Tensor) -> list[int]
     Raises:
         RunError: the logits are not finite.
     """
-    allowed = _without_newlines(sequences, logits)
+    allowed = _allowed(sequences, logits)
     best = allowed.max(1)
     if not all(map(math.isfinite, best.values.tolist())):
         raise RunError("the model gives numbers that are not finite: its weights are damaged or its training diverged")
@@ -189,7 +198,7 @@ def sample_next(sequences: Sequence[TokenSequence], logits: Tensor) -> list[int]
             [sequences[row].settings.temperature for row in rows],
             top_k,
             [sequences[row]._top_p for row in rows],
-            [sequences[row]._rng.random() for row in rows],
+            [sequences[row]._next_uniform() for row in rows],
         )
         for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
@@ -218,12 +227,16 @@ def score_tokens(logits: Tensor, tokens: Sequence[int], top: int = 0) -> list[To
     return [TokenScore(value, top) for value, top in zip(own, pairs, strict=True)]
 
 
-def _without_newlines(sequences: Sequence[TokenSequence], logits: Tensor) -> Tensor:
-    rows = [row for row, sequence in enumerate(sequences) if _last(sequence) == sequence._colon]
-    if rows:
+def _allowed(sequences: Sequence[TokenSequence], logits: Tensor) -> Tensor:
+    """Return logits [sequences, vocab] that are -inf for what a sequence excludes, and for a newline after a colon."""
+    excluded: list[tuple[int, Tensor | int]] = [
+        (row, sequence.excluded) for row, sequence in enumerate(sequences) if sequence.excluded is not None
+    ]
+    excluded += [(row, one._newline) for row, one in enumerate(sequences) if _last(one) == one._colon]
+    if excluded:
         logits = logits.clone()
-        for row in rows:
-            logits[row, sequences[row]._newline] = -torch.inf
+        for row, ids in excluded:
+            logits[row, ids] = -torch.inf
     return logits
 
 

@@ -83,7 +83,7 @@ class ServingLayout(Settings):
     """Tensor-parallel degree, at most the attention heads; must divide 128, to which the vocabulary is padded."""
     pp: int = Field(1, ge=1)
     """Pipeline stages, each with consecutive layers."""
-    peer_timeout: float = Field(60.0, gt=0)
+    peer_timeout: float = Field(60.0, ge=0.1, le=86_400)
     """Seconds without a heartbeat after which a process counts as lost. It must exceed the longest call, which reads
     one or a few prompts. The end of a process is noticed at once, without this timeout."""
 

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError
 from pydantic import ValidationError
 
 from gpt2train.compat.cyclopts import refuse_fractions
-from gpt2train.errors import RunError, UserError, redact, redacted_traceback
+from gpt2train.errors import RunError, UserError, is_failure, redact, redacted_traceback
 
 STDOUT = 1  # file descriptor
 BROKEN_PIPE = 141  # exit code of programs that SIGPIPE ends, 128 + 13
@@ -33,6 +33,8 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
     flags = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in flags
     arguments = [flag for flag in flags if flag != "--debug"] + given[len(flags) :]
+    if not debug:
+        os.environ["RUST_BACKTRACE"] = "0"  # a panic of a library in Rust would write 40 lines of its own
     refuse_fractions()
     app.suppress_keyboard_interrupt = False  # cyclopts would exit silently
     try:
@@ -52,7 +54,9 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _drop_output_without_reader():
             return BROKEN_PIPE
         return _fail_unexpectedly(error, debug)
-    except Exception as error:  # noqa: BLE001 - the last handler of a command: one line, and the traceback on demand
+    except BaseException as error:  # the last handler of a command: one line, and the traceback on demand
+        if not is_failure(error):
+            raise
         return _fail_unexpectedly(error, debug)
     return 0
 
@@ -67,7 +71,7 @@ def _drop_output_without_reader() -> bool:
     return True
 
 
-def _fail_unexpectedly(error: Exception, debug: bool) -> int:
+def _fail_unexpectedly(error: BaseException, debug: bool) -> int:
     return fail(f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows the traceback)"), 1, debug)
 
 

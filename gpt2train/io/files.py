@@ -58,6 +58,18 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     raise UserError(f"there is no folder {path}; check the path")
 
 
+def check_model_folder(path: str | os.PathLike[str]) -> None:
+    """Check that a path is a folder with the `config.json` of a model.
+
+    Raises:
+        UserError: it is not.
+    """
+    check_folder(path)
+    if not (Path(path) / "config.json").is_file():
+        remedy = f"create one: gpt2train merge RUN --output {path}"
+        raise UserError(f"{path} is not a model folder (no config.json); {remedy}")
+
+
 def is_full(folder: Path) -> bool:
     """Return True if a folder has no space for `PROBE_BYTES`; it writes a file, since quotas are not reported."""
     try:

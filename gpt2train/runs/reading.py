@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.config import CONFIG_FILE, RunConfig
+from gpt2train.convert.card_scores import cloze_set
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import FOLDER, LATEST, RECORD, checkpoint_name, last_step
 from gpt2train.model.families import parameter_count
@@ -47,8 +48,9 @@ class Run:
         valid_loss: last validation loss, nats per token.
         best_valid_loss: lowest validation loss, nats per token.
         bits_per_byte: lowest bits per byte of the validation text.
-        lambada_accuracy: accuracy by LAMBADA's headline definition.
-        lambada_perplexity: perplexity by LAMBADA's headline definition.
+        cloze_set: name of the passages whose last words were scored, `LAMBADA` or one with the hash of the file.
+        cloze_accuracy: accuracy on them by the headline definition.
+        cloze_perplexity: perplexity on them by the headline definition.
         wikitext_perplexity: WikiText perplexity per word of the original text.
         task_scores: last score of each column of `validation.tasks`, by `<task>_<metric>`.
         hours: time of all steps; a repeated step counts each time.
@@ -79,8 +81,9 @@ class Run:
     valid_loss: float | None
     best_valid_loss: float | None
     bits_per_byte: float | None
-    lambada_accuracy: float | None
-    lambada_perplexity: float | None
+    cloze_set: str | None
+    cloze_accuracy: float | None
+    cloze_perplexity: float | None
     wikitext_perplexity: float | None
     task_scores: dict[str, float]
     hours: float
@@ -188,8 +191,9 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         valid_loss=valid[-1] if valid else None,
         best_valid_loss=min(valid, default=None),
         bits_per_byte=min(_numbers(rows, "valid_bits_per_byte"), default=None),
-        lambada_accuracy=headline.get("accuracy"),
-        lambada_perplexity=headline.get("perplexity"),
+        cloze_set=cloze_set(lambada) if headline else None,
+        cloze_accuracy=headline.get("accuracy"),
+        cloze_perplexity=headline.get("perplexity"),
         wikitext_perplexity=evaluation.get("wikitext", {}).get("adjusted_perplexity"),
         task_scores=_task_scores(rows),
         hours=(sum(_numbers(rows, "seconds")) + record.repeated_seconds) / 3600,

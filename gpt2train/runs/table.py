@@ -20,7 +20,8 @@ KEYS: dict[str, tuple[Callable[[Run], Any], bool]] = {
     "loss": (lambda run: run.loss, False),
     "valid": (lambda run: run.best_valid_loss, False),
     "bits": (lambda run: run.bits_per_byte, False),
-    "lambada": (lambda run: run.lambada_accuracy, True),
+    # Runs on one set beside each other: shares of different passages cannot be compared.
+    "lambada": (lambda run: None if run.cloze_accuracy is None else (run.cloze_set, run.cloze_accuracy), True),
     "wikitext": (lambda run: run.wikitext_perplexity, False),
     "hours": (lambda run: run.hours, True),
     "speed": (lambda run: run.tokens_per_second, True),
@@ -36,6 +37,7 @@ TASK_METRICS = {
     "bits_per_byte": "bits/byte",
     "centred": "centred",
 }
+WIKITEXT = "WikiText"
 FINGERPRINT_CHARS = 8  # characters of a fingerprint that are shown
 NONE = "–"
 MAX_COLUMNS = 8  # maximum number of runs whose differing settings are shown in columns
@@ -61,10 +63,7 @@ def columns(run: Run) -> dict[str, str]:
         "loss": number(run.loss, 4),
         "best valid": number(run.best_valid_loss, 4),
         "bits/byte": number(run.bits_per_byte, 4),
-        "LAMBADA": NONE if run.lambada_accuracy is None else f"{run.lambada_accuracy:.2%}",
-        "LAMBADA ppl": perplexity(run.lambada_perplexity),
-        "WikiText ppl": perplexity(run.wikitext_perplexity),
-        **{_task_head(name): _task_cell(name, value) for name, value in run.task_scores.items()},
+        **_scored(run),
         "hours": number(run.hours, 2 if run.hours >= 0.1 else 4),
         "tokens/s": NONE if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
         "GPU": NONE if run.gpu_utilization is None else f"{run.gpu_utilization:.0%}",
@@ -75,12 +74,25 @@ def columns(run: Run) -> dict[str, str]:
 
 
 def table_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Return the cells of several runs, by the same columns; a run has dashes for the tasks that it lacks."""
+    """Return the cells of several runs, by the same columns; a run has dashes for the sets and tasks that it lacks."""
     rows = [columns(run) for run in runs]
-    tasks = dict.fromkeys(_task_head(name) for run in runs for name in run.task_scores)
-    heads = [head for head in rows[0] if head not in tasks]
-    heads[heads.index("hours") : heads.index("hours")] = tasks
+    scored = dict.fromkeys(head for run in runs for head in _scored(run))
+    tasks = {_task_head(name) for run in runs for name in run.task_scores}
+    heads = [head for head in rows[0] if head not in scored]
+    place = heads.index("hours")
+    heads[place:place] = sorted(scored, key=lambda head: (head in tasks, head.startswith(WIKITEXT)))
     return [{head: row.get(head, NONE) for head in heads} for row in rows]
+
+
+def _scored(run: Run) -> dict[str, str]:
+    """Return the cells of a run's scores, by column: scores on different data have different columns."""
+    cells: dict[str, str] = {}
+    if run.cloze_set and run.cloze_accuracy is not None:
+        cells |= {run.cloze_set: f"{run.cloze_accuracy:.2%}", f"{run.cloze_set} ppl": perplexity(run.cloze_perplexity)}
+    if run.wikitext_perplexity is not None:
+        digest = str(run.evaluation["wikitext"].get("data_sha256", ""))[:FINGERPRINT_CHARS]
+        cells[" ".join(filter(None, (WIKITEXT, digest, "ppl")))] = perplexity(run.wikitext_perplexity)
+    return cells | {_task_head(name): _task_cell(name, value) for name, value in run.task_scores.items()}
 
 
 def _task_head(name: str) -> str:

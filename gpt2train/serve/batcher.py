@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gpt2train.inference.decoder import Decoder
 from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta, advance, row_targets
-from gpt2train.serve.errors import RETRY, ApiError
+from gpt2train.serve.errors import RETRY, ApiError, from_job_error
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,9 @@ class Batcher:
     """Scheduler that runs jobs on a decoder, as many at a time as fit.
 
     Only its thread uses the decoder, which begins without rows. At most `queue` sequences wait; at most
-    `prefill_tokens` of prompts, with padding, are read between two steps, but always one prompt. If the decoder fails,
-    `on_failure` is called from the thread, and every request is refused.
+    `prefill_tokens` of prompts, with padding, are read between two steps, but always one prompt. An error of a job,
+    outside of the decoder, ends its request alone. If the decoder fails, whose rows are then unknown, `on_failure` is
+    called from the thread, and every request is refused.
     """
 
     def __init__(
@@ -213,10 +214,13 @@ class Batcher:
                 sequence = slot.job.sequence
                 if sequence.settings.prompt_log_probs:
                     logits = self.decoder.logits(slot.job.prompt)
-                    sequence.score_prompt(logits)
-                    if sequence.settings.max_new_tokens == 1:  # clients that score texts ask for one token and drop it
-                        sequence.sample_next(logits[-1])
-                if sequence.finished:
+                    try:
+                        sequence.score_prompt(logits)
+                        if sequence.settings.max_new_tokens == 1:  # scoring clients ask for one token and drop it
+                            sequence.sample_next(logits[-1])
+                    except Exception as error:  # noqa: BLE001 - whatever it is, the other jobs go on
+                        slot.job.error = error
+                if sequence.finished or slot.job.error:
                     self._finish(slot)
                     continue
             started.append(slot)
@@ -265,6 +269,10 @@ class Batcher:
     def _finish(self, slot: Slot) -> None:
         with self._change:
             self._running.remove(slot)
+            if slot.job.error and not slot.ticket.cancelled:
+                slot.ticket.cancelled = True  # its other jobs are evicted before the next step
+                self._events.append((slot.ticket, from_job_error(slot.job.error)))
+                return
         self._stream(slot)
         self._events.append((slot.ticket, (slot.number, None)))
 

@@ -19,6 +19,7 @@ from gpt2train.serve.settings import KEY_VARIABLE
 
 ASK_PROMPT = "Enter prompt: "
 ASK_TOKENS = "Enter number of tokens to generate: "
+ANSWER = "Megatron Response: "  # the line of Megatron-LM's client, which its tutorials show
 REACH_SECONDS = 10.0
 ANSWER_SECONDS = 600.0  # the server has its own deadline; this timeout is for a dead connection
 
@@ -43,7 +44,8 @@ def talk(address: str, read: Callable[[str], str] = input, write: Callable[[str]
             prompt = read(ASK_PROMPT)
             tokens = _ask_number(read, write)
             try:
-                write(printable(complete(base, prompt, tokens, key)))
+                answer = printable(complete(base, prompt, tokens, key))
+                write(f"{ANSWER}\n{answer}")
             except RunError as error:
                 write(printable(f"error: {error}"))
     except (EOFError, KeyboardInterrupt):

@@ -35,19 +35,25 @@ def serve(
         search for spans of a text; they need an index (gpt2train data index). Without a value the run that the model
         lies in. Clients then see texts of the corpus.
     """
+    settings.read_key()  # mistakes of the command line first, before the model is read
+    settings.bind().close()
+    place = None
+    if trace is not None:
+        from gpt2train.runs.text_trace import find_source, traced_place
+
+        place = traced_place(trace, model)
+        find_source(place)
     with open_model(model, layout, device) as opened:
         from gpt2train.convert.generation_config import read_end_tokens
         from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.inference.decoder import decoder_of
         from gpt2train.model.families import check_decoder_alone
-        from gpt2train.runs.text_trace import traced_place
         from gpt2train.serve.server import prepare
         from gpt2train.serve.service import name_of
 
         check_decoder_alone(opened.shape, model)
         tokenizer = load_model_tokenizer(model, opened.shape.vocab)
         decoder = decoder_of(opened, settings.max_batch_size)
-        place = None if trace is None else traced_place(trace, model)
         ends = read_end_tokens(model, opened.shape.vocab)
         server = prepare(decoder, tokenizer, settings, name_of(model), place, ends)
         # After its shutdown uvicorn raises the signal again, and the previous handler would end the process by it.

@@ -1,8 +1,7 @@
-"""Request model of `/v1/completions`: OpenAI's fields and `top_k`."""
+"""Request model of `/v1/completions`: OpenAI's fields and `top_k`, and others of clients where they have no effect."""
 
 import json
-from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -54,20 +53,70 @@ def _stop(value: Any) -> tuple[str, ...]:
     raise ValueError("give a text or a list of up to 16 texts, each of 1 to 1,000 characters")
 
 
-def _unsupported(neutral: Any, value: Any) -> Any:
-    """Validate a field that this server does not support: only the value without effect is accepted."""
-    if isinstance(value, bool) or value != neutral:
-        raise ValueError(f"not supported; leave it out or send {json.dumps(neutral)}")
-    return value
+# Fields of OpenAI, vLLM, SGLang, TGI and llama.cpp that this server does not support, with the value without effect,
+# which clients send by default.
+NEUTRAL: dict[str, Any] = {
+    "suffix": "",
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "repeat_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "logit_bias": {},
+    "min_p": 0,
+    "typical_p": 1,
+    "top_a": 0,
+    "tfs_z": 1,
+    "mirostat": 0,
+    "xtc_probability": 0,
+    "dry_multiplier": 0,
+    "dynatemp_range": 0,
+    "do_sample": True,
+    "use_beam_search": False,
+    "num_beams": 1,
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "min_new_tokens": 0,
+    "stop_token_ids": [],
+    "bad_words": [],
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "add_special_tokens": True,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "response_format": {"type": "text"},
+    "grammar": "",
+    "watermark": False,
+}
+# Fields without effect on an answer of this server, whatever their value.
+IGNORED = (
+    "metadata",
+    "store",
+    "request_id",
+    "priority",
+    "cache_prompt",
+    "cache_salt",
+    "length_penalty",  # of beams
+    "early_stopping",
+    "repeat_last_n",  # of penalties
+    "mirostat_tau",
+    "mirostat_eta",
+    "spaces_between_special_tokens",
+)
 
 
-NoText = Annotated[Any, PlainValidator(partial(_unsupported, "")), WithJsonSchema({"enum": ["", None]})]
-NoNumber = Annotated[Any, PlainValidator(partial(_unsupported, 0)), WithJsonSchema({"enum": [0, None]})]
-NoTable = Annotated[
-    Any,
-    PlainValidator(partial(_unsupported, {})),
-    WithJsonSchema({"anyOf": [{"type": "object", "maxProperties": 0}, {"type": "null"}]}),
-]
+def _is_neutral(name: str, value: Any) -> bool:
+    neutral = NEUTRAL[name]
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _describe_others(schema: dict[str, Any]) -> None:
+    """Add the fields of `NEUTRAL` and `IGNORED` to the JSON schema."""
+    for name, value in NEUTRAL.items():
+        about = f"Not supported; only {json.dumps(value)} is accepted."
+        schema["properties"][name] = {"enum": [value, None], "default": value, "description": about}
+    for name in IGNORED:
+        schema["properties"][name] = {"description": "Accepted and ignored."}
 
 
 class StreamOptions(BaseModel):
@@ -77,12 +126,22 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     """End the stream with a chunk of token counts."""
+    continuous_usage_stats: Literal[False] = False
+    """Not supported; only false is accepted."""
+    include_obfuscation: Literal[False] = False
+    """Not supported; only false is accepted."""
 
 
 class CompletionRequest(BaseModel):
     """Request in OpenAI's format. An unsupported option that would change the answer is refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        json_schema_extra=_describe_others,
+    )
 
     model: str | None = Field(None, max_length=1000)
     """Name listed by /v1/models; optional, since there is one model."""
@@ -98,8 +157,8 @@ class CompletionRequest(BaseModel):
     top_p: float | None = Field(1.0, ge=0, le=1)
     """Sample among the smallest set of tokens whose probabilities add up to this; 0 always takes the most likely
     token."""
-    top_k: int | None = Field(0, ge=0)
-    """Sample among the k most likely tokens; 0 means all. OpenAI has no such field."""
+    top_k: int | None = Field(0, ge=-1)
+    """Sample among the k most likely tokens; 0 and -1 mean all. OpenAI has no such field."""
     n: int | None = Field(1, ge=1)
     """Continuations per prompt."""
     best_of: int | None = Field(None, ge=1)
@@ -108,8 +167,9 @@ class CompletionRequest(BaseModel):
     """Send the text while it is generated, as server-sent events."""
     stream_options: StreamOptions | None = None
     """Options of the stream; only with `stream`."""
-    logprobs: int | None = Field(None, ge=0, le=100)
-    """Return the log-probability of each token, and of this number of most likely tokens at its position."""
+    logprobs: Annotated[int, Field(ge=0, le=100)] | bool | None = None
+    """Return the log-probability of each token, and of this number of most likely tokens at its position; true for
+    one."""
     echo: bool | None = False
     """Return the prompt before the continuation."""
     stop: Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [STOP, STOPS, {"type": "null"}]})] = ()
@@ -117,23 +177,21 @@ class CompletionRequest(BaseModel):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     """Random seed. The same request with the same seed gets the same answer, whatever else is served; random by
     default."""
-    suffix: NoText = None
-    """Not supported."""
-    presence_penalty: NoNumber = 0
-    """Not supported; must be 0."""
-    frequency_penalty: NoNumber = 0
-    """Not supported; must be 0."""
-    logit_bias: NoTable = None
-    """Not supported; must be empty."""
     user: str | None = Field(None, max_length=1000)
     """Accepted and ignored."""
 
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: Any) -> Any:
-        """Replace null by the default, as OpenAI does."""
-        if isinstance(given, dict):
-            return {name: whole(value) for name, value in given.items() if value is not None}
+        """Replace null by the default, as OpenAI does, and leave out what has no effect."""
+        if not isinstance(given, dict):
+            return given
+        given = {name: whole(value) for name, value in given.items() if value is not None and name not in IGNORED}
+        for name in [name for name in given if name in NEUTRAL]:
+            if not _is_neutral(name, given.pop(name)):
+                raise ValueError(f"{name}: not supported; leave it out or send {json.dumps(NEUTRAL[name])}")
+        if isinstance(scores := given.get("logprobs"), bool):
+            given |= {"logprobs": 1 if scores else None}
         return given
 
     @model_validator(mode="after")

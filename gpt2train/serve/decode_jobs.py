@@ -27,6 +27,8 @@ class Continuation:
 
     def __init__(self, sequence: TokenSequence, streams: bool = False) -> None:
         self.sequence, self.streams = sequence, streams
+        self.error: Exception | None = None
+        """Reason for which the job ended early."""
         self.prompt = sequence.prompt
         self._sent = 0
 
@@ -49,11 +51,19 @@ class BeamSearch:
     """
 
     def __init__(
-        self, prompt: Sequence[int], settings: BeamSettings, context: int, tokenizer: Tokenizer, end: int | None = None
+        self,
+        prompt: Sequence[int],
+        settings: BeamSettings,
+        context: int,
+        tokenizer: Tokenizer,
+        end: int | None = None,
+        excluded: Tensor | None = None,
     ) -> None:
         self.prompt, self.width = prompt, settings.beams
+        self.error: Exception | None = None
+        """Reason for which the job ended early."""
         self.beams: list[Beam] = []
-        self._steps = beam_steps(context - len(prompt), settings, tokenizer, end)
+        self._steps = beam_steps(context - len(prompt), settings, tokenizer, end, excluded)
         next(self._steps)
 
     @property
@@ -82,7 +92,7 @@ Job = Continuation | BeamSearch
 
 
 def advance(jobs: Sequence[Job], rows: Sequence[Sequence[int]], logits: Tensor) -> list[list[tuple[int, int]]]:
-    """Advance every job by one token.
+    """Advance every job by one token. An error ends the job in which it occurs, and is kept as the job's `error`.
 
     Args:
         jobs: jobs to advance.
@@ -97,15 +107,35 @@ def advance(jobs: Sequence[Job], rows: Sequence[Sequence[int]], logits: Tensor) 
     if continuations:
         own_rows = [rows[number][0] for number, _ in continuations]
         part = logits if own_rows == list(range(len(logits))) else logits[own_rows]
-        tokens = sample_next([sequence for _, sequence in continuations], part)
-        for (number, sequence), row, token in zip(continuations, own_rows, tokens, strict=True):
-            if sequence.finished is None:
-                result[number] = [(row, token)]
+        for (number, sequence), row, error in zip(
+            continuations, own_rows, _sample([sequence for _, sequence in continuations], part), strict=True
+        ):
+            jobs[number].error = error
+            if sequence.finished is None and error is None:
+                result[number] = [(row, sequence.tokens[-1])]
     for number, job in enumerate(jobs):
         if not isinstance(job, Continuation):
-            sources, following = job.advance(logits[list(rows[number])])
+            try:
+                sources, following = job.advance(logits[list(rows[number])])
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other jobs go on
+                job.error, sources, following = error, [], []
             result[number] = [(rows[number][source], token) for source, token in zip(sources, following, strict=True)]
     return result
+
+
+def _sample(sequences: Sequence[TokenSequence], logits: Tensor) -> list[Exception | None]:
+    """Sample the next token of every sequence; return the error of each, None for the others."""
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    try:
+        sample_next(sequences, logits)
+    except Exception as error:  # noqa: BLE001 - of one sequence: the others take their tokens one by one
+        if len(sequences) == 1:
+            return [error]
+        return [
+            None if len(sequence.tokens) > length else _sample([sequence], logits[row : row + 1])[0]
+            for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True))
+        ]
+    return [None] * len(sequences)
 
 
 def row_targets(kept: Iterable[int]) -> list[int]:

@@ -1,5 +1,7 @@
 """Errors of requests, in the formats of both APIs."""
 
+import logging
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,31 +9,43 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from gpt2train.errors import RunError, UserError
+
+log = logging.getLogger(__name__)
+
 RETRY = {"Retry-After": "1"}
+CONTEXT_EXCEEDED = "context_length_exceeded"  # OpenAI's code, upon which clients shorten the prompt
 OPENAI_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
 
 class ApiError(Exception):
-    """Refused request: HTTP status, one line with the remedy, the wrong field if it is one, and headers."""
+    """Refused request: HTTP status, one line with the remedy, the wrong field if it is one, headers, OpenAI's code."""
 
     def __init__(
-        self, status: int, message: str, field: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.field, self.headers = status, message, field, headers
+        self.status, self.message, self.field, self.headers, self.code = status, message, field, headers, code
 
 
-def error_body(path: str, status: int, message: str, field: str | None = None) -> dict[str, Any]:
+def error_body(
+    path: str, status: int, message: str, field: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     """Return the body of an error: OpenAI's format under /v1, `{"message": …}` elsewhere."""
     if not path.startswith("/v1"):
         return {"message": message}
     kind = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": field, "code": status}}
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
 def error_response(path: str, refusal: ApiError) -> JSONResponse:
     """Return the response to a refused request."""
-    body = error_body(path, refusal.status, refusal.message, refusal.field)
+    body = error_body(path, refusal.status, refusal.message, refusal.field, refusal.code)
     return JSONResponse(body, refusal.status, headers=dict(refusal.headers or {}))
 
 
@@ -56,6 +70,14 @@ def from_validation_error(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"{path} is required", field)
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{path}: {message[:1].lower()}{message[1:]}", field)
+
+
+def from_job_error(error: BaseException) -> ApiError:
+    """Convert an error with which a job ended; only our own messages, which repeat no prompt, are sent or logged."""
+    if isinstance(error, UserError | RunError):
+        return ApiError(400 if isinstance(error, UserError) else 500, str(error))
+    log.error("request failed: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+    return ApiError(500, "internal server error; see the server's log")
 
 
 def from_http_exception(error: HTTPException, path: str) -> ApiError:

@@ -4,9 +4,14 @@ Every path begins with a random token, which only that person knows: other users
 same browser cannot read or change anything. The `Host` header is checked against DNS rebinding.
 """
 
+import contextlib
+import errno
 import hmac
 import json
 import secrets
+import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +28,8 @@ HOST = "127.0.0.1"
 NOWHERE = "?"  # name of no page: a path has no question mark
 MAX_BODY = 1 << 16  # bytes
 IDLE_SECONDS = 30  # after which a connection that sends nothing is closed
+MAX_WAITING = 64  # connections that have not sent a request yet
+RETRY_SECONDS = 0.1  # until the next try to accept a connection in a process out of files
 FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
     "style.css": ("style.css", "text/css; charset=utf-8"),
@@ -67,10 +74,13 @@ class LocalPageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = MAX_WAITING
 
     def __init__(self, routes: Routes, port: int = 0, below: Mapping[str, Routes] | None = None) -> None:
         self.pages, self.token = {"": routes, **(below or {})}, secrets.token_urlsafe(24)
         self.hosts = allowed_hosts(HOST, HOST)
+        self._waiting: dict[Any, None] = {}  # connections in the order in which they came
+        self._lock = threading.Lock()
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
@@ -82,6 +92,42 @@ class LocalPageServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Address of the page, with the token."""
         return f"http://{HOST}:{self.server_address[1]}/{self.token}/"
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; make room for it if the process has no files left."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._close_waiting(0)
+                time.sleep(RETRY_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread; of more than `MAX_WAITING` that send nothing the oldest is closed."""
+        with self._lock:
+            self._waiting[request] = None
+        self._close_waiting(MAX_WAITING)
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.stop_waiting(request)
+        super().close_request(request)
+
+    def stop_waiting(self, connection: Any) -> None:
+        """Note that a connection has sent its request."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def _close_waiting(self, maximum: int) -> None:
+        """Close the oldest of more than `maximum` waiting connections."""
+        with self._lock:
+            if len(self._waiting) > maximum:
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                with contextlib.suppress(OSError):  # its client has closed it
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads an end, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a connection that the browser closed."""
@@ -136,6 +182,7 @@ class Handler(BaseHTTPRequestHandler):
     def _route(self) -> tuple[Routes, str, str]:
         """Contents of the page, path below it, and query; `NOWHERE` for the path if the token or the host is wrong."""
         first = self.server.pages[""]
+        self.server.stop_waiting(self.connection)
         if not self.server.hosts.allows_host(self.headers.get("Host") or ""):
             return first, NOWHERE, ""
         token, slash, rest = self.path.removeprefix("/").partition("/")

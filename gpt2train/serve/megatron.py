@@ -121,7 +121,7 @@ async def _search(service: Service, body: ApiRequest, prompt: list[int], request
         max_new_tokens=length,
         stop_tokens=service.stop_tokens if body.stop_token is None else (),
     )
-    job = BeamSearch(prompt, settings, service.context, service.tokenizer, body.stop_token)
+    job = BeamSearch(prompt, settings, service.context, service.tokenizer, body.stop_token, service.excluded)
     await finish(service, [job], request)
     texts = _texts(service, [[*prompt, *beam.tokens] for beam in job.beams])
     return texts | {"scores": [beam.score for beam in job.beams]}

@@ -3,18 +3,15 @@
 import asyncio
 import contextlib
 import hmac
-import logging
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpt2train.serve.errors import RETRY, ApiError, error_response
+from gpt2train.errors import is_failure
+from gpt2train.serve.errors import RETRY, ApiError, error_response, from_job_error
 from gpt2train.serve.service import Service
 from gpt2train.serve.sse import ClientDisconnectedError
-
-log = logging.getLogger(__name__)
 
 GUARDED = ("/api", "/v1", "/metrics")
 BODIES = {"/api": ("PUT", "POST"), "/v1/completions": ("POST",)}
@@ -65,12 +62,12 @@ class Guard:
         except ClientDisconnectedError:
             metrics.disconnects.inc()
             status = 499  # nginx's status for it; never sent
-        except Exception as error:  # noqa: BLE001 - its message is not logged, as it may contain a part of a prompt
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("request failed: %s\n%s", type(error).__name__, frames)
+        except BaseException as error:  # its message is not logged, as it may contain a part of a prompt
+            if not is_failure(error):
+                raise
+            failure = from_job_error(error)
             if status:
                 raise RuntimeError("the response is incomplete") from None  # the connection is closed
-            failure = ApiError(500, "internal server error; see the server's log")
             await error_response(path, failure)(scope, receive, counted)
         finally:
             shown = path if path in COUNTED else "other"
@@ -95,7 +92,10 @@ class Guard:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(b" "), key.encode()):
             raise ApiError(
-                401, "send the key of this server as Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"}
+                401,
+                "send the key of this server as Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+                code="invalid_api_key",
             )
 
     @contextlib.asynccontextmanager

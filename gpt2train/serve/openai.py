@@ -16,7 +16,7 @@ from gpt2train.plan.parameters import Piece, parameters
 from gpt2train.serve.batcher import Ticket
 from gpt2train.serve.completions import CompletionRequest
 from gpt2train.serve.decode_jobs import Continuation, TokenDelta
-from gpt2train.serve.errors import ApiError, error_body
+from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, error_body
 from gpt2train.serve.service import Service, cancel, continuation, deltas, finish, seed_of, submit
 from gpt2train.serve.sse import EventStream
 
@@ -73,7 +73,8 @@ def _model(service: Service) -> dict[str, Any]:
 
 def _check_model(service: Service, name: str | None) -> None:
     if name is not None and name not in service.names:
-        raise ApiError(404, f"no model of that name is served here; its name is {service.name!r}", "model")
+        stated = f"no model of that name is served here; its name is {service.name!r}"
+        raise ApiError(404, stated, "model", code="model_not_found")
 
 
 async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
@@ -95,6 +96,7 @@ async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]
                 f"the model's context is {service.context} tokens, the prompt has {len(prompt)} and max_tokens is "
                 f"{max_new_tokens}; shorten one of them",
                 "prompt" if len(prompt) >= service.context else "max_tokens",
+                code=CONTEXT_EXCEEDED,
             )
     total = sum(len(prompt) + max_new_tokens for prompt in prompts) * samples
     if total > limits.max_tokens:
@@ -107,7 +109,7 @@ def _jobs(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[
     settings = SamplingSettings(
         max_new_tokens=body.max_tokens or 0,
         temperature=body.temperature,
-        top_k=1 if body.top_p == 0 else body.top_k,
+        top_k=1 if body.top_p == 0 else max(body.top_k or 0, 0),
         top_p=body.top_p or 1.0,
         stop=body.stop,
         seed=seed_of(body.seed),
@@ -155,7 +157,7 @@ class _Answer:
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
             yield "data: [DONE]\n\n"
         except ApiError as refusal:
-            yield _event(error_body("/v1", refusal.status, refusal.message))
+            yield _event(error_body("/v1", refusal.status, refusal.message, code=refusal.code))
 
     def _choice(
         self, number: int, text: str, tokens: Sequence[int], scores: Sequence[TokenScore], finished: str | None

@@ -201,13 +201,14 @@ class Message(BaseModel):
 
 
 class ErrorDetail(Answer):
-    """Error message with its type, field and status."""
+    """Error message with its type, field and code."""
 
     message: str
     type: Literal["invalid_request_error", "authentication_error", "not_found_error", "server_error"]
     param: str | None
     """Name of the wrong field; null if no single field is wrong."""
-    code: int
+    code: Literal["context_length_exceeded", "invalid_api_key", "model_not_found"] | None
+    """OpenAI's code of the error; null for any other."""
 
 
 class OpenAIError(BaseModel):

@@ -1,7 +1,6 @@
 """HTTP server of a decoder, from the listening socket to the shutdown by a signal."""
 
 import functools
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +8,14 @@ from pathlib import Path
 import uvicorn
 
 from gpt2train.data.tokenizer import Tokenizer
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import RunError
 from gpt2train.inference.decoder import Decoder
 from gpt2train.serve.app import make_app
 from gpt2train.serve.batcher import Batcher
-from gpt2train.serve.connection import LimitedConnection
+from gpt2train.serve.connection import ConnectionServer, LimitedConnection, connection_limits
 from gpt2train.serve.hosts import allowed_hosts
 from gpt2train.serve.service import Service, open_tracer
-from gpt2train.serve.settings import KEY_VARIABLE, ServeSettings
-
-BACKLOG = 2048  # uvicorn's default
+from gpt2train.serve.settings import ServeSettings
 
 
 @dataclass(frozen=True)
@@ -72,15 +69,18 @@ def prepare(
     Raises:
         UserError: the address cannot be bound, the key file cannot be read, or there is no index to trace texts in.
     """
-    key, tracer = read_key(settings), open_tracer(trace) if trace else None
-    listener = listen(settings.host, settings.port)
+    key, tracer = settings.read_key(), open_tracer(trace) if trace else None
+    listener = settings.bind()
     batcher = Batcher(decoder, settings.max_queued, settings.prefill_tokens)
     hosts = allowed_hosts(listener.getsockname()[0], settings.host, settings.allowed_host)
     service = Service(
         batcher, tokenizer, settings, settings.name or name, key, hosts, tracer=tracer, stop_tokens=stop_tokens
     )
-    connection = functools.partial(LimitedConnection, settings=settings)
-    http = uvicorn.Server(
+    tokenizer.source = service.name  # type: ignore[attr-defined] # its errors reach clients, which see no paths
+    maximum, backlog = connection_limits(settings.max_connections)
+    listener.listen(backlog)  # clients can connect before the server answers
+    connection = functools.partial(LimitedConnection, settings=settings, maximum=maximum)
+    http = ConnectionServer(
         uvicorn.Config(
             make_app(service),
             http=connection,  # type: ignore[arg-type] # called, as a class would be
@@ -89,47 +89,9 @@ def prepare(
             access_log=False,
             server_header=False,
             lifespan="off",
+            backlog=backlog,
             timeout_graceful_shutdown=round(settings.shutdown_timeout),
         )
     )
-
     batcher.on_failure = functools.partial(setattr, http, "should_exit", True)
     return Server(service, http, listener)
-
-
-def read_key(settings: ServeSettings) -> str | None:
-    """Return the key that clients must send, from the key file or the environment, if there is one.
-
-    Raises:
-        UserError: the file cannot be read or is empty.
-    """
-    if settings.key_file is None:
-        return os.environ.get(KEY_VARIABLE) or None
-    try:
-        key = Path(settings.key_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--key-file: cannot read {settings.key_file}: {error}; check the path") from error
-    if not key:
-        raise UserError(f"--key-file: {settings.key_file} is empty; write the key into it")
-    return key
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.
-
-    Raises:
-        UserError: the address is in use, or does not belong to this machine.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio disables Nagle's algorithm only if the socket's protocol is given. With it on, a small response waits
-        # 40 ms for the client's delayed acknowledgement.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)  # clients can connect before the server answers
-    except OSError as error:
-        raise UserError(
-            f"cannot listen at {host}:{port}: {error.strerror}; choose another --host or --port, 0 takes a free port"
-        ) from error
-    return listener

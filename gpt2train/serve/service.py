@@ -10,17 +10,19 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request
+from torch import Tensor
 
 from gpt2train.data.template import prefix_ids
 from gpt2train.data.token_bytes import longest_token, token_bytes
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
+from gpt2train.inference.prompts import ids_without_token
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.serve.batcher import Batcher, Ticket
 from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta
-from gpt2train.serve.errors import ApiError
+from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError
 from gpt2train.serve.hosts import AllowedHosts
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.serve.sse import unless_disconnected
@@ -92,6 +94,11 @@ class Service:
         return longest and longest * self.context
 
     @functools.cached_property
+    def excluded(self) -> Tensor | None:
+        """Ids that stand for no token and are never sampled."""
+        return ids_without_token(self.batcher.decoder.shape, self.tokenizer, self.stop_tokens)
+
+    @functools.cached_property
     def prefix(self) -> list[int]:
         """Ids that the tokenizer's template puts before a text."""
         return prefix_ids(self.tokenizer)
@@ -113,6 +120,7 @@ class Service:
                     f"{field}: a text of {len(text)} characters is longer than the model's context of {self.context} "
                     "tokens",
                     field,
+                    code=CONTEXT_EXCEEDED,
                 )
         try:
             if sum(map(len, texts)) < LONG_TEXT:
@@ -159,7 +167,9 @@ def continuation(
     the continuations of a prompt, select the random stream. With `streams` each token is an event.
     """
     settings = settings.model_copy(update={"stop_tokens": (*settings.stop_tokens, *service.stop_tokens)})
-    sequence = TokenSequence(prompt, settings, service.context, service.tokenizer, service.end, prompt_index, sample)
+    sequence = TokenSequence(
+        prompt, settings, service.context, service.tokenizer, service.end, prompt_index, sample, service.excluded
+    )
     return Continuation(sequence, streams)
 
 

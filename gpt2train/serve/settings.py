@@ -1,10 +1,13 @@
-"""Settings of the server, apart from its code so that `--help` does not load torch."""
+"""Settings of the server, apart from its code so that `--help` and the refusal of a setting do not load torch."""
 
+import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
+from gpt2train.errors import UserError
 from gpt2train.settings import Settings
 
 KEY_VARIABLE = "GPT2TRAIN_API_KEY"  # environment variable with the key, for server and client
@@ -50,6 +53,9 @@ class ServeSettings(Settings):
     """Time limit in seconds for the arrival of a body."""
     max_buffered: int = Field(64 * 2**20, ge=1)
     """Maximum size in bytes of all bodies in memory; beyond that the answer is 503 with Retry-After."""
+    max_connections: int = Field(1000, ge=1)
+    """Maximum number of open connections, less where the process may open fewer files (`ulimit -n`). Beyond that the
+    one that has waited longest for its client is closed."""
     head_seconds: float = Field(20.0, gt=0)
     """Time limit in seconds for the arrival of a request's head, and for the first bytes of a connection."""
     key_file: Path | None = None
@@ -63,3 +69,39 @@ class ServeSettings(Settings):
     """Sample among the k most likely tokens, 0 means all; default of /api."""
     top_p: float = Field(0.0, ge=0, le=1)
     """Sample among the smallest set of tokens whose probabilities add up to this, 0 means all; default of /api."""
+
+    def read_key(self) -> str | None:
+        """Return the key that clients must send, from the key file or the environment, if there is one.
+
+        Raises:
+            UserError: the file cannot be read or is empty.
+        """
+        if self.key_file is None:
+            return os.environ.get(KEY_VARIABLE) or None
+        try:
+            key = self.key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--key-file: cannot read {self.key_file}: {error}; check the path") from error
+        if not key:
+            raise UserError(f"--key-file: {self.key_file} is empty; write the key into it")
+        return key
+
+    def bind(self) -> socket.socket:
+        """Return a socket that is bound to the address, and does not listen yet.
+
+        Raises:
+            UserError: the address is in use, or does not belong to this machine.
+        """
+        try:
+            family, *_, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            # asyncio disables Nagle's algorithm only if the socket's protocol is given. With it on, a small response
+            # waits 40 ms for the client's delayed acknowledgement.
+            bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError as error:
+            raise UserError(
+                f"cannot listen at {self.host}:{self.port}: {error.strerror}; choose another --host or --port, 0 takes "
+                "a free port"
+            ) from error
+        return bound

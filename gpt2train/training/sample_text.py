@@ -60,7 +60,8 @@ def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int
     """Draw a token; logits are float64 [vocab]."""
     if temperature > 0:
         uniform = torch.rand(len(logits), dtype=torch.float64, generator=generator)
-        logits = logits / temperature - (-uniform.log()).log()
+        # The largest is 0 at any temperature: a small one gives the most likely token, not the first infinite one.
+        logits = (logits - logits.max()) / temperature - (-uniform.log()).log()
     return int(logits.argmax())
 
 

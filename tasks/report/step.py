@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 
+from gpt2train.convert.card_scores import cloze_title
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.evaluate.tasks.table import is_of_tasks, result_rows
 from gpt2train.io.files import format_bytes
@@ -77,6 +78,7 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
         "samples": _spread(read_samples((root / training.folder).path())) if training else [],
         "task": task_findings(root, by_step, metrics),
         "evaluation": results,
+        "cloze": cloze_title(results["lambada"], "accuracy") if "lambada" in results else None,
         "other_scores": _other_scores(results),
         "task_rows": [row for result in results.values() if is_of_tasks(result) for row in result_rows(result)],
         "unscored": _unscored(by_step.get("cloze"), evaluation) if evaluation else [],

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -179,10 +178,11 @@ def test_they_are_merged_and_scored_if_asked(
     assert [record.name for record in scores.outputs] == ["lambada.json", "samples.json"]
     planned_run = planned(tmp_path / "out", **flags, lambada=str(lambada))
     page = result(planned_run.root, [counted, training, model, scores])
+    assert "3 passages, cloze accuracy (lambada.jsonl), by three" in page and "LAMBADA" not in page
     assert "| lambada openai, accuracy |" in page and "gpt2train serve --model" in page
     assert all(found for _, found in planned_run.cached_steps()) and len(planned_run.cached_steps()) == 4
     card = (tmp_path / "out" / model.folder / "README.md").read_text()
-    assert re.search(r"last word by lambada\\_openai, accuracy \(\S+, 3 examples\)", card)
+    assert "last word, accuracy (cloze set (lambada.jsonl), 3 examples)" in card
 
     # Without a set, and without a tokenizer, the line says what is left out.
     assert [record.name for record in trained(planned(tmp_path / "out", **flags))[-1].outputs] == ["samples.json"]

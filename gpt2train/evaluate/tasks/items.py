@@ -16,7 +16,6 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.tasks.templates import Row, RowError, text_of, value_of
 
-MIN_VARIED = 5  # items from which on equal answers are an error; four pairs have them once in eight times
 MAX_DIGITS = 10  # of an index in a text
 ZIP_START = b"PK\x03\x04"
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # by first bytes
@@ -136,7 +135,6 @@ def read_items(task: Task, name: str, data: Sequence[DataFile]) -> list[Item]:
                 raise UserError(f"{file.name} line {number}: task {name}: {error}; {remedy}") from error
     if not items:
         raise UserError(f"{', '.join(file.name for file in data)}: no rows for the task {name}; give a file with some")
-    _check_answers(task, name, items, data)
     if task.shots >= len(items):
         raise UserError(f"task {name}: {task.shots} shots need more than {len(items)} items; give more data")
     # lm-evaluation-harness leaves out the examples that are equal to the item, nanochat the item itself.
@@ -184,20 +182,6 @@ def unpacked(data: Sequence[DataFile]) -> Iterator[DataFile]:
 def _has_rows(path: PurePosixPath) -> bool:
     """True of JSON lines, but for those that macOS puts beside each file."""
     return path.suffix == ".jsonl" and not path.name.startswith(".") and "__MACOSX" not in path.parts
-
-
-def _check_answers(task: Task, name: str, items: Sequence[Item], data: Sequence[DataFile]) -> None:
-    """Check that the right answer, where rows say it, is not the same choice in all of them.
-
-    Raises:
-        UserError: it is, so that a model that always gives this choice would seem perfect.
-    """
-    if isinstance(task.field("answer"), str) and len(items) >= MIN_VARIED and len({item.answer for item in items}) == 1:
-        right = items[0].answer
-        raise UserError(
-            f"{', '.join(file.name for file in data)}: task {name}: labels without variation, all {len(items)} answers "
-            f"are choice {right}; correct the labels, or give the description answer = {right} if they are right"
-        )
 
 
 def _labelled(file: DataFile, name: str) -> Iterator[tuple[int, Row]]:

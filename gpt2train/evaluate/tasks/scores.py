@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpt2train.data.tokenizer import Tokenizer
 
+MIN_VARIED = 5  # items from which on equal answers are noted; four pairs have them once in eight times
 FEW_ITEMS = 100  # from this number on an accuracy of 0 or 1 is within 0.03 of that of all possible items
 TAIL = 0.05  # probability of a sample in which all items agree, at the bound that a note gives
 MAX_EXPONENT = 700.0  # so that JSON can represent the result
@@ -146,7 +147,7 @@ class PlannedTask:
             result |= {"random": significant(random), "centred": centred(result["accuracy"], random)}
         if task.group:
             result["groups"] = _groups(task, self.items, verdicts)
-        result |= {"published": task.published, "notes": _notes(result, self.items)}
+        result |= {"published": task.published, "notes": _notes(task, result, self.items)}
         rows = zip(self.numbers, self.items, verdicts, strict=True)
         return TaskScores(result, [_sample(task, *row) for row in rows], resampled)
 
@@ -229,8 +230,14 @@ def _random(task: Task, items: Sequence[Item]) -> float:
     return 0.0 if task.kind == "greedy" else math.fsum(1 / item.choices for item in items) / len(items)
 
 
-def _notes(result: Mapping[str, Any], items: Sequence[Item]) -> list[str]:
+def _notes(task: Task, result: Mapping[str, Any], items: Sequence[Item]) -> list[str]:
     notes = []
+    said = isinstance(task.field("answer"), str)  # by the rows, not by the description
+    if said and len(items) >= MIN_VARIED and len({item.answer for item in items}) == 1:
+        notes.append(
+            f"{result['task']}: all {len(items)} answers are choice {items[0].answer}, so that a model that always "
+            "gives it seems perfect; check the labels"
+        )
     if result.get("accuracy") in (0, 1) and len(items) < FEW_ITEMS:
         far = 1 - TAIL ** (1 / len(items))
         bound = f"up to {far:.2f}" if result["accuracy"] == 0 else f"down to {1 - far:.2f}"

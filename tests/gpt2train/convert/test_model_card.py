@@ -11,12 +11,17 @@ import yaml
 from pydantic import ValidationError
 
 from gpt2train.cli import app
+from gpt2train.config import ModelSettings
+from gpt2train.convert.huggingface import write_model
 from gpt2train.convert.merge import merge
 from gpt2train.convert.model_card import CardFacts, model_card
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.io.command_line import run_command
 from gpt2train.io.run_folder import MANIFEST
+from gpt2train.model.causal_lm import build_model
 from gpt2train.model.shape import Shape
+from gpt2train.settings import build
+from tests.gpt2train.serve.local_server import write_tokenizer
 from tests.trained_run import TrainedRun
 
 SHAPE = Shape(50257, 12, 12, 768, 1024)
@@ -64,6 +69,28 @@ def test_the_card_has_front_matter_and_limits() -> None:
     assert "| vocabulary | 50,257 tokens, byte-level BPE |" in card
     bare = front_matter(model_card(SHAPE, 1, "float32", "WordPiece", CardFacts()))
     assert bare["license"] == "unknown" and "language" not in bare
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "model_type", "title"),
+    [
+        ("gpt2", {}, "gpt2", "GPT-2"),
+        ("llama", {}, "llama", "Llama"),
+        ("llama", {"qk_norm": True}, "qwen3", "Qwen3"),
+        ("llama", {"attention_bias": "qkv"}, None, None),  # Qwen2, or Llama where the tokenizer is not Qwen's
+        ("llama", {"logit_softcap": 15.0}, "gpt2train_llama", "Llama"),
+        ("t5", {"start_id": 256}, "t5", "T5"),
+    ],
+)
+def test_the_card_names_what_the_config_says(
+    family: str, options: dict[str, Any], model_type: str | None, title: str | None, tmp_path: Path
+) -> None:
+    settings = {"layers": 2, "heads": 2, "hidden": 32, "context": 16, "family": family, "options": options}
+    shape = build(ModelSettings, settings).shape(257)
+    write_model(tmp_path / "m", dict(build_model(shape).state_dict()), shape, write_tokenizer(tmp_path))
+    config, card = json.loads((tmp_path / "m/config.json").read_text()), (tmp_path / "m/README.md").read_text()
+    assert front_matter(card)["tags"][0] == config["model_type"] == (model_type or config["model_type"])
+    assert f"# {title or config['model_type'].title()} trained with gpt2train" in card
 
 
 def test_the_card_of_a_run_has_its_steps_tokens_and_losses(root: Path) -> None:

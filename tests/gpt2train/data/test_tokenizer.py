@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer, GPT2TokenizerFast
 
+from gpt2train.data.encoder import PlainEncoder, Texts
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
     FILES,
@@ -21,6 +23,8 @@ from gpt2train.data.tokenizer import (
     tokenizer_hash,
 )
 from gpt2train.errors import UserError
+from gpt2train.io.command_line import run_command
+from tests.gpt2train.serve.local_server import running
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 HARD = [
@@ -178,6 +182,32 @@ def test_another_tokenizer_json_is_refused_by_name(
     with pytest.raises(UserError, match=message) as caught:
         read_tables(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_pattern_that_backtracks_without_end_is_one_error_line(small: Path, tmp_path: Path) -> None:
+    """The library panics after some tenths of a second, with an exception that `except Exception` does not see."""
+    plain = json.loads((small / "tokenizer.json").read_text())
+    plain["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
+    hostile, text = load_tokenizer(tmp_path), "a" * 40 + "b"
+    with pytest.raises(UserError, match=rf"^the tokenizer {tmp_path} cannot encode a text: .*retry-limit"):
+        PlainEncoder(hostile)(Texts.of([text]))
+    with running(words=hostile) as server:
+        bad = server.client.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
+        assert bad.status_code == 400 and bad.json()["error"]["param"] == "prompt"
+        assert "the tokenizer small cannot encode" in bad.text and str(tmp_path) not in bad.text
+        assert server.client.post("/v1/completions", json={"prompt": [5], "max_tokens": 1}).status_code == 200
+
+
+def test_a_panic_of_a_library_is_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
+    app = App()
+
+    @app.default
+    def command() -> None:
+        raise type("PanicException", (BaseException,), {})("no such index")
+
+    assert run_command(app, []) == 1
+    assert capsys.readouterr().err == "error: PanicException: no such index (--debug shows the traceback)\n"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
+from gpt2train.convert.card_scores import LAMBADA_SHA256
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.errors import RunError, UserError
+from gpt2train.evaluate.curve_table import curve_lines, curve_metrics
 from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.files import DATA_HASH_KEY
 from gpt2train.evaluate.lambada import evaluate_lambada, last_token_pairs, openai_pairs, strict_pairs
 from gpt2train.evaluate.passages import last_unit, read_passages, unigram_perplexity
 from gpt2train.evaluate.scoring import score
@@ -304,3 +308,22 @@ def _cached_tokenizer(folder: str) -> Tokenizer:
     if folder not in _TOKENIZERS:
         _TOKENIZERS[folder] = load_tokenizer(folder)
     return _TOKENIZERS[folder]
+
+
+@pytest.mark.parametrize(
+    ("about", "passages"),
+    [
+        ({"data_sha256": LAMBADA_SHA256}, "LAMBADA"),
+        ({"data": "lambada_copy.jsonl", "data_sha256": "1a" * 32, "passages": 5153}, "LAMBADA 1a1a1a1a"),
+        ({"data": "cloze.jsonl", "data_sha256": "1a" * 32, "passages": 5153}, "cloze 1a1a1a1a"),
+        ({"data": "lambada_head.jsonl", "data_sha256": "2b" * 32, "passages": 500}, "cloze 2b2b2b2b"),
+    ],
+)
+def test_a_curve_names_the_passages(about: dict[str, Any], passages: str) -> None:
+    result = {**about, "definitions": {"lambada_openai": {"accuracy": 0.25, "perplexity": 40.0}}}
+    point = {"step": 1, "tokens": 2, "valid_loss": None, "lambada": result}
+    curve = {DATA_HASH_KEY: {"lambada": about["data_sha256"]}, "points": [point]}
+    accuracy, perplexity = (metric for _, metric in curve_metrics(curve))
+    assert (accuracy.axis, perplexity.axis) == (f"{passages} accuracy, %", f"{passages} perplexity")
+    head = curve_lines(curve)[0]
+    assert head.endswith(f"{passages} accuracy  {passages} perplexity") != (passages == "LAMBADA")

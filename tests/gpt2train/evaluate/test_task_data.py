@@ -14,6 +14,7 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.tasks import items
 from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.tasks.items import DataFile, Item, find_data, has_data, read_items
+from gpt2train.evaluate.tasks.scores import _notes
 from gpt2train.evaluate.tasks.suite import read_work
 from tests.gpt2train.evaluate.test_tasks import items_of, task_of
 
@@ -86,19 +87,21 @@ def test_labels_beside_the_data_are_those_of_the_rows(tmp_path: Path) -> None:
         read_work("piqa", tmp_path)
 
 
-def test_labels_without_variation_are_refused() -> None:
+def test_labels_without_variation_are_noted() -> None:
     """Unless the description says that the right answer is always there, or there are only a few rows."""
     rows = [{"query": f"{n}", "choices": ["a", "b"], "gold": 1} for n in range(6)]
     task = Task(kind="multiple_choice", data=("x.jsonl",))
-    with pytest.raises(UserError, match="labels without variation, all 6 answers are choice 1") as caught:
-        read_rows_of(task, rows)
-    assert "\n" not in str(caught.value) and "folder/dev.jsonl" in str(caught.value)
-    assert len(read_rows_of(task, rows[:4])) == 4
-    assert len(read_rows_of(task, [*rows, {**rows[0], "gold": 0}])) == 7
-    assert len(read_rows_of(task.model_copy(update={"answer": 1}), rows)) == 6
     schema = Task(kind="schema", data=("x.jsonl",))
-    with pytest.raises(UserError, match="labels without variation"):
-        read_rows_of(schema, [{"context_options": ["a", "b"], "continuation": "c", "gold": 0} for _ in range(5)])
+    options = [{"context_options": ["a", "b"], "continuation": "c", "gold": 0} for _ in range(5)]
+
+    def noted(task: Task, rows: list[dict[str, Any]]) -> list[str]:
+        return _notes(task, {"task": "t", "items": len(rows), "truncated": 0}, read_rows_of(task, rows))
+
+    [note] = noted(task, rows)
+    assert note.startswith("t: all 6 answers are choice 1, so that a model that always gives it seems perfect")
+    assert noted(task, rows[:4]) == noted(task, [*rows, {**rows[0], "gold": 0}]) == []
+    assert noted(task.model_copy(update={"answer": 1}), rows) == []
+    assert "all 5 answers are choice 0" in noted(schema, options)[0]
 
 
 @pytest.mark.parametrize("name", ["/items.jsonl", "", ".", "./", "**x"])

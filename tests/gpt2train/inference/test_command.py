@@ -53,6 +53,18 @@ def test_json_output_has_tokens_and_log_probabilities(model: Path, capsys: pytes
     assert answers[2]["prompt_scores"] == []
 
 
+def test_a_prompt_of_unknown_tokens_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two"]
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words/vocab.txt").write_text("\n".join(words))
+    shape = Shape(vocab=len(words), layers=1, heads=2, hidden=16, context=24)
+    write_model(tmp_path / "model", dict(initialise(GPT2(shape), 3).state_dict()), shape, tmp_path / "words")
+    flags = ["--model", str(tmp_path / "model"), "--max-new-tokens", "2", "--json"]
+    code, out, err = call(capsys, *flags, "--prompt", "QED VLK", "--prompt", "one VLK", "--prompt", "")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert err.count("note: ") == 1 and "every token of the prompt 'QED VLK' is the unknown one" in err
+
+
 @pytest.mark.skipif(find_spec("pydivsufsort") is None, reason="needs the extra trace")
 def test_spans_of_the_training_tokens_are_shown(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,18 +1,22 @@
 """Generation: equal to transformers, independent of the batch, and the effect of each setting."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from gpt2train.convert.huggingface import write_model
-from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.data.tokenizer import END_OF_TEXT, build_tokenizer, load_tokenizer
 from gpt2train.errors import UserError
+from gpt2train.inference.beam_search import beam_search
+from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.generate import generate
-from gpt2train.inference.settings import SamplingSettings
+from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
 from tests.gpt2train.models import generate_tokens, lively
@@ -20,6 +24,7 @@ from tests.gpt2train.models import generate_tokens, lively
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
 SMALL = Shape(vocab=100, layers=2, heads=2, hidden=16, context=24)
 GREEDY = SamplingSettings(temperature=0, max_new_tokens=20)
+SIX = {letter: number for number, letter in enumerate("abcde")} | {END_OF_TEXT: 5}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +58,44 @@ def test_equal_to_transformers(model: GPT2, tokenizer: Tokenizer, open_data: Pat
         made = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
         assert made[0, ids.shape[1] :].tolist() == list(answer.tokens)
         assert len(set(answer.tokens)) > 3
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-40, 5e-324, 100])
+def test_rows_that_pad_the_embedding_are_never_sampled(temperature: float) -> None:
+    """A model of 128 rows, none of them padding of ours, whose tokenizer has four tokens; the other rows weigh more."""
+    words = {"a": 0, "b": 1, "c": 3, END_OF_TEXT: 4}
+    tokenizer = build_tokenizer(words, [])
+    made = lively(Shape(vocab=128, layers=1, heads=2, hidden=16, context=24))
+    made.wte.weight[5:] *= 20
+    asked = SamplingSettings(temperature=temperature, max_new_tokens=20, samples=4, log_probs=True, stop_tokens=(9,))
+    drawn = {token for answer in generate(made, tokenizer, ["ab"], asked) for token in answer.tokens}
+    assert drawn <= {*words.values(), 9} and len(drawn) > (temperature > 1)
+    beams = beam_search(LocalDecoder(made, 6), [0, 1], BeamSettings(beams=6, max_new_tokens=5), tokenizer)
+    assert {token for beam in beams for token in beam.tokens} <= set(words.values())
+    assert beams and all(beam.score > -math.inf for beam in beams)
+
+
+NUMBERS = [0, 1, 1 - 2**-53, 5e-324, 1e-45, 1e-40, 1e-300, 2, 10, -10, 100, 128, 1e308, 2**31, 2**63, 10**400]
+
+
+@pytest.mark.parametrize("model", [SamplingSettings, BeamSettings])
+def test_any_number_that_a_setting_allows_generates(model: type[SamplingSettings | BeamSettings]) -> None:
+    made, tokenizer = lively(Shape(vocab=6, layers=1, heads=2, hidden=16, context=24)), build_tokenizer(SIX, [])
+    allowed = 0
+    for field in model.model_fields:
+        for number in NUMBERS:
+            scores = {"log_probs": True, "top_log_probs": 3} if model is SamplingSettings else {"beams": 5}
+            asked = {"max_new_tokens": 4, **scores, field: [number] if field == "stop_tokens" else number}
+            try:
+                one = model.model_validate(asked)
+            except ValidationError:
+                continue
+            allowed += 1
+            if isinstance(one, BeamSettings):
+                assert beam_search(LocalDecoder(made, one.beams), [0, 1], one, tokenizer)
+            elif one.window < made.shape.context:
+                assert generate(made, tokenizer, ["ab"], one.model_copy(update={"samples": min(one.samples, 9)}))
+    assert allowed > (40 if model is SamplingSettings else 20)
 
 
 @settings(max_examples=40, deadline=None)

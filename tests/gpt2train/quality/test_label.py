@@ -3,6 +3,7 @@
 import http.client
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpt2train.quality.documents import sample_documents
 from gpt2train.quality.label_server import LabelServer
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile, read_votes
+from gpt2train.serve.local_page import MAX_WAITING
 from tests.gpt2train.quality.labelled_texts import cleaned, planted
 
 
@@ -122,6 +124,18 @@ def test_only_who_has_the_token_sees_anything(client: Client) -> None:
     assert client("state", headers={"Host": f"localhost:{client.port}"})[0] == 200
     assert client("../../../etc/passwd")[0] == client("__init__.py")[0] == 404
     assert client.server.server_address[0] == "127.0.0.1"
+
+
+def test_silent_connections_do_not_lock_the_page(client: Client) -> None:
+    """As another user of the machine may open them."""
+    silent = [socket.create_connection((client.server.server_address[0], client.port)) for _ in range(MAX_WAITING + 6)]
+    assert client("state")[0] == 200
+    assert [one.recv(1) for one in silent[:6]] == [b""] * 6
+    silent[-1].settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        silent[-1].recv(1)
+    for one in silent:
+        one.close()
 
 
 def test_the_page_loads_its_own_files_alone(client: Client) -> None:

@@ -9,10 +9,11 @@ import filelock
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.convert.card_scores import LAMBADA_SHA256
 from gpt2train.io.command_line import run_command
 from gpt2train.runs.reading import find_runs, read_run, read_runs
-from gpt2train.runs.table import KEYS, differences, sort_runs
-from tests.gpt2train.runs.fake_runs import a_row, make_run, write_rows
+from gpt2train.runs.table import KEYS, differences, sort_runs, table_rows
+from tests.gpt2train.runs.fake_runs import LAMBADA, WIKITEXT, a_row, make_run, write_rows
 
 
 @pytest.fixture
@@ -103,11 +104,42 @@ def test_sorting_puts_the_best_first_and_missing_values_last(out: Path, key: str
     assert [value(run) for run in runs][: len(known)] == known and len(runs) == 3
 
 
+def test_scores_on_different_passages_have_columns_of_their_own(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LAMBADA is OpenAI's file, or another copy of all of its passages; any other set is named by its hash."""
+    sets = {
+        "tiny-1": {"data": "lambada_test.jsonl", "data_sha256": LAMBADA_SHA256, "passages": 5153},
+        "tiny-2": {"data": "cloze.jsonl", "data_sha256": "1a" * 32, "passages": 192},
+        "tiny-3": {"data": "cloze.jsonl", "data_sha256": "2b" * 32, "passages": 5153},
+        "tiny-4": {"data": "LAMBADA-test.jsonl", "data_sha256": "3c" * 32, "passages": 5153},
+        "tiny-5": {"data": "my.jsonl", "data_sha256": "1a" * 32, "passages": 192},
+    }
+    for name, about in sets.items():
+        if not (folder := out / "runs" / name).exists():
+            make_run(folder)
+        (folder / "eval").mkdir(exist_ok=True)
+        (folder / "eval" / "lambada.json").write_text(json.dumps(LAMBADA | about))
+        (folder / "eval" / "wikitext.json").write_text(json.dumps(WIKITEXT | {"data_sha256": about["data_sha256"]}))
+    assert run_command(app, ["runs", str(out), "--json", "--sort", "lambada"]) == 0
+    shown = json.loads(capsys.readouterr().out)["runs"]
+    assert {run["name"]: run["cloze_set"] for run in shown} == {
+        "tiny-1": "LAMBADA", "tiny-2": "cloze 1a1a1a1a", "tiny-3": "cloze 2b2b2b2b",
+        "tiny-4": "LAMBADA 3c3c3c3c", "tiny-5": "cloze 1a1a1a1a",
+    }  # fmt: skip
+    kept = [run["cloze_set"] for run in shown]
+    assert sorted(kept, key=kept.index) == kept, "runs on one set stand together"
+    rows = table_rows(read_runs([out])[0])
+    heads = [head for head in rows[0] if head.startswith(("LAMBADA", "cloze"))]
+    names = ["LAMBADA", "cloze 1a1a1a1a", "cloze 2b2b2b2b", "LAMBADA 3c3c3c3c"]
+    assert heads == [head for name in names for head in (name, f"{name} ppl")]
+    assert [[row[name] for name in names] for row in rows[:2]] == [["25.00%", "–", "–", "–"], ["–", "25.00%", "–", "–"]]
+    assert sum(head.startswith("WikiText") for head in rows[0]) == 4
+
+
 def test_json_has_every_setting_and_result(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(app, ["runs", str(out), "--json", "--sort", "lambada"]) == 0
     found = json.loads(capsys.readouterr().out)
     first = found["runs"][0]
-    assert first["name"] == "tiny-1" and first["lambada_accuracy"] == 0.25 and first["settings"]["steps"] == 100
+    assert first["name"] == "tiny-1" and first["cloze_accuracy"] == 0.25 and first["settings"]["steps"] == 100
     assert first["data"] == "0123456789abcdef" and first["evaluation"]["wikitext"]["token_perplexity"] == 30.0
     assert first["record"]["starts"][0]["layout"] == "tp 1 x pp 1 x dp 2"
     assert found["differences"] == {"optimizer.lr": [0.0006, 0.01, 0.0006]} and found["broken"] == []

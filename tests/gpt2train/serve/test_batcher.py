@@ -191,6 +191,7 @@ class Doubler:
     """A search that copies its row once, continues with both, and ends after some steps."""
 
     width = 2
+    error = None
 
     def __init__(self, prompt: Sequence[int], steps: int) -> None:
         self.prompt, self.steps, self.made = prompt, steps, [[], []]
@@ -223,6 +224,60 @@ async def test_a_beam_search_shares_the_batch_with_other_requests() -> None:
     for one in others:
         settings = SamplingSettings(temperature=0, max_new_tokens=one.sequence.settings.max_new_tokens)
         assert one.sequence.tokens == generate_tokens(model, [one.prompt], None, settings)[0]
+
+
+class Faulty(Doubler):
+    """A search that fails at its second token."""
+
+    def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        if self.steps == 8:
+            raise ArithmeticError("no number")
+        return super().advance(logits)
+
+
+class Unspeakable:
+    """A tokenizer whose every token fails to become text."""
+
+    decoder = None
+
+    def id_to_token(self, token: int) -> str:
+        raise OverflowError("no text")
+
+
+@runs
+async def test_an_error_of_a_job_ends_its_request_alone() -> None:
+    """Not finite logits of one row, a text that cannot be made, a search that fails: the others get their answers."""
+    model = small_model()
+    decoder = LocalDecoder(model, 8)
+    add = decoder.add
+
+    def damaged(prompts: Sequence[Sequence[int]]) -> Tensor:
+        logits = add(prompts).clone()
+        logits[[row for row, prompt in enumerate(prompts) if prompt == [66]], 5] = torch.nan
+        return logits
+
+    decoder.add = damaged  # type: ignore[method-assign]
+    batcher = Batcher(decoder)
+    drawn = {"temperature": 1.0, "seed": 4, "log_probs": True}
+    healthy = [ticket(job([1, 2], 20, **drawn)), ticket(job([3], 9), job([4], 12, **drawn)), ticket(Doubler([5], 6))]
+    settings = SamplingSettings(max_new_tokens=5)
+    speechless = Continuation(TokenSequence([7], settings, SHAPE.context, Unspeakable()))  # type: ignore[arg-type]
+    faulty = [ticket(job([66], 5), job([8], 90)), ticket(job([9], 90), speechless), ticket(Faulty([5], 9))]
+    for one in [faulty[0], healthy[0], faulty[1], healthy[1], faulty[2], healthy[2]]:
+        batcher.submit(one)
+    batcher.start()
+    for one, message in zip(faulty, ("not finite", "internal server error", "internal server error"), strict=True):
+        with pytest.raises(ApiError, match=message):
+            await ended(one)
+    for one in healthy:
+        await ended(one)
+    assert batcher.accepting
+    batcher.close()
+    assert list(decoder.lengths) == []
+    for one in healthy[:2]:
+        for own in one.jobs:
+            alone = generate_tokens(model, [own.prompt], None, own.sequence.settings)
+            assert own.sequence.tokens == alone[0]
 
 
 def test_advance_changes_only_the_given_rows() -> None:

@@ -50,7 +50,7 @@ def test_a_conversation_shows_the_answers_of_the_server(address: str, tmp_path: 
     assert not spoil.exists()
     assert out.count("is not a number of tokens; type a whole number of 1 or more") == 5
     begun = "Open" + (TEXT * 9)[4:][:33].replace("\x1b", "\ufffd")  # a terminal obeys no model
-    assert f"{ASK_TOKENS}{begun}\n{ASK_PROMPT}" in out
+    assert f"{ASK_TOKENS}Megatron Response: \n{begun}\n{ASK_PROMPT}" in out
     assert "error: tokens_to_generate: length of prompt (4 tokens) + tokens_to_generate (100000) is longer" in out
     assert "error: prompts: an empty prompt needs add_BOS (HTTP 400)" in out
     assert out.endswith(f"{ASK_PROMPT}\n")

@@ -4,7 +4,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.serve.connection import RESERVED_FILES, connection_limits
 from gpt2train.serve.hosts import allowed_hosts
 from gpt2train.serve.settings import ServeSettings
 from tests.gpt2train.serve.local_server import Gate, Running, running, small_model
@@ -22,6 +23,7 @@ from tests.processes import wait_for
 
 KEY = "a key that nobody may see"
 MiB = 2**20
+BODY = json.dumps({"prompts": ["a"], "tokens_to_generate": 1}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +221,8 @@ def test_the_total_size_of_all_bodies_is_bounded() -> None:
         wait_for(lambda: server.client.put("/api", json=body).status_code == 200, 30, "the memory to be free again")
 
 
-def _readable(connection: socket.socket) -> bool:
-    connection.settimeout(3)
+def _readable(connection: socket.socket, seconds: float = 3) -> bool:
+    connection.settimeout(seconds)
     try:
         return bool(connection.recv(1, socket.MSG_PEEK))
     except TimeoutError:
@@ -295,6 +297,66 @@ def test_conflicting_lengths_close_the_connection(server: Running) -> None:
         raw = read(connect(server, head("PUT", path, *lines) + chunked + smuggled))
         assert raw.count(b"HTTP/1.1 ") == 1
         assert status(raw) == expected and b"connection: close" in raw.lower()
+
+
+def test_more_connections_than_allowed_close_those_that_wait_longest() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    limits = ServeSettings(max_batch_size=1, max_connections=6, head_seconds=60, body_seconds=60)
+    with running(gate, limits) as server, ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 9})
+        wait_for(lambda: server.server.service.batcher.rows == 1, 30, "the request to run")
+        connections = server.server.http.server_state.connections
+        half = [connect(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ") for _ in range(20)]
+        half += [connect(server, head("PUT", "/api", "Content-Length: 9")) for _ in range(20)]
+        for _ in range(3):
+            assert status(read(connect(server, head("GET", "/health", "Connection: close")))) == 200
+        assert len(connections) <= 6
+        assert not any(_readable(one, 0.05) for one in half[-2:]) and all(read(one) == b"" for one in half[:30])
+        lines = ("Connection: close", "Content-Type: application/json", f"Content-Length: {len(BODY)}")
+        others = []
+        for number in range(1, 6):
+            others.append(connect(server, head("PUT", "/api", *lines) + BODY))
+            wait_for(lambda: server.server.service.batcher.waiting == number, 30, "the request to wait")  # noqa: B023
+        raw = read(connect(server, head("GET", "/health")))
+        assert status(raw) == 503 and b"retry-after: 1" in raw.lower() and b"too many connections" in raw
+        gate.allow(9 + 5)
+        assert answered.result().status_code == 200
+        assert [status(read(one)) for one in others] == [200] * 5
+
+
+def test_a_process_out_of_files_says_so_once_and_closes_waiting_connections(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    half = [connect(server, b"GET /") for _ in range(5)]
+    connections = server.server.http.server_state.connections
+    wait_for(lambda: len(connections) >= 5, 30, "the connections")
+    context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+    loop = next(iter(connections)).loop
+    for _ in range(300):
+        loop.call_soon_threadsafe(loop.call_exception_handler, dict(context))
+    assert [read(one) for one in half] == [b""] * 5
+    assert server.client.get("/health").status_code == 200
+    assert caplog.text.count("Too many open files") == 1 and "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "maximum", "expected"),
+    [
+        (64, 1000, range(8, 40)),
+        (1024, 1000, range(600, 1000)),
+        (100_000, 1000, [1000]),
+        (100_000, 5, [5]),
+        (1, 9, [1]),
+    ],
+)
+def test_connections_and_backlog_fit_the_files_of_the_process(
+    files: int, maximum: int, expected: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
+    monkeypatch.setattr("psutil.Process.num_fds", lambda _: 12)
+    limit, backlog = connection_limits(maximum)
+    assert limit in expected and 1 <= backlog <= 128
+    assert limit + backlog + 12 + RESERVED_FILES <= max(files, 30)
 
 
 def test_websockets_are_refused(server: Running) -> None:

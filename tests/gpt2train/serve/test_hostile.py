@@ -2,8 +2,10 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -59,7 +61,7 @@ VALUES = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_value_in_any_field_is_answered(server: Running, data: st.DataObject) -> None:
     path, body = data.draw(st.sampled_from([("/v1/completions", COMPLETION), ("/api", API)]))
     properties = server.client.get("/openapi.json").json()["components"]["schemas"]
@@ -68,6 +70,62 @@ def test_any_value_in_any_field_is_answered(server: Running, data: st.DataObject
     answer = post(server, path, body | more)
     assert answer.status_code < 500, (path, body | more, answer.text)
     assert answer.status_code == 200 or answer.json()
+
+
+TINY = (5e-324, 1e-45, 1e-40, 1e-38)  # float64 and float32 round them differently, or divide to infinity
+EXTREME = (*TINY, -0.0, 1 - 2**-53, 1e308, float("inf"), float("nan"), 2**31, 2**63, -(2**63), 10**400)
+
+
+def numeric_values(schema: dict[str, Any], others: tuple[float, ...]) -> list[float]:
+    """Bounds of a numeric field, the numbers next to them, and others; none for a field of another kind."""
+    kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
+    if not (kind := kinds.get("number", kinds.get("integer"))):
+        return []
+    bounds = [value for name, value in kind.items() if "imum" in name.lower()]
+    if kind["type"] == "integer":
+        return [*bounds, *(bound + 1 for bound in bounds), *others[len(TINY) :]]
+    return [*bounds, *(math.nextafter(bound, 0.5) for bound in bounds), *others]
+
+
+@pytest.mark.parametrize("others", [TINY, pytest.param(EXTREME, marks=pytest.mark.exhaustive)], ids=["tiny", "extreme"])
+def test_any_number_in_any_numeric_field_is_answered_beside_other_clients(
+    server: Running, others: tuple[float, ...]
+) -> None:
+    schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
+    steady = {"prompt": "b", "max_tokens": 40, "seed": 5, "logprobs": 1}
+    expected = post(server, "/v1/completions", steady).json()["choices"][0]["text"]
+    bodies = [
+        ("/v1/completions", COMPLETION | {"stop": None, "logprobs": 1} | more | {field: value}, field)
+        for field, schema in schemas["CompletionRequest"]["properties"].items()
+        for more in ({"temperature": 1e-40, "top_p": 0.9}, {"echo": True})
+        for value in numeric_values(schema, others)
+    ]
+    bodies += [
+        ("/api", API | {"logprobs": True} | more | {field: value}, field)
+        for field, schema in schemas["ApiRequest"]["properties"].items()
+        for more in ({"temperature": 1e-40, "top_p": 0.9, "top_p_decay": 1e-300}, {"beam_width": 3})
+        for value in numeric_values(schema, others)
+    ]
+    assert {"temperature", "top_p_decay", "length_penalty", "seed"} <= {field for *_, field in bodies}
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda body: post(server, *body[:2]), bodies)
+        seen = [post(server, "/v1/completions", steady) for _ in range(3)]
+        statuses = [answer.status_code for answer in answers]
+    for body, code in zip(bodies, statuses, strict=True):
+        assert code in (200, 400), (code, body)
+    assert statuses.count(200) > len(bodies) / 4
+    assert [answer.json()["choices"][0]["text"] for answer in seen] == [expected] * 3
+    assert server.client.get("/health").json()["status"] == "ok"
+
+
+@pytest.mark.parametrize("temperature", TINY)
+def test_the_smallest_temperatures_give_the_most_likely_tokens(server: Running, temperature: float) -> None:
+    asked = {"prompt": "river", "max_tokens": 12, "logprobs": 2, "temperature": 0}
+    greedy = post(server, "/v1/completions", asked).json()
+    tiny = post(server, "/v1/completions", asked | {"temperature": temperature}).json()
+    assert tiny["choices"] == greedy["choices"] and tiny["choices"][0]["text"]
+    api = {"prompts": ["river"], "tokens_to_generate": 12, "temperature": temperature}
+    assert post(server, "/api", api).json()["text"] == ["river" + greedy["choices"][0]["text"]]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/api"])

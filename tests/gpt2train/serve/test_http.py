@@ -147,12 +147,14 @@ def test_invalid_bodies_are_refused(server: Running, path: str, content: bytes) 
 def test_model_names_are_listed_and_checked(server: Running) -> None:
     assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["small"]
     assert server.client.get("/v1/models/small").json()["id"] == "small"
-    for answer in (
-        server.client.get("/v1/models/other"),
-        server.client.post("/v1/completions", json={"prompt": "a", "model": "other"}),
-        server.client.get("/v1/nothing"),
+    for answer, code in (
+        (server.client.get("/v1/models/other"), "model_not_found"),
+        (server.client.post("/v1/completions", json={"prompt": "a", "model": "other"}), "model_not_found"),
+        (server.client.get("/v1/nothing"), None),
     ):
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
+    long = server.client.post("/v1/completions", json={"prompt": "a" * 200})
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert server.client.get("/v1/completions").status_code == 405
     assert "message" in server.client.get("/nothing").json()
 
@@ -281,7 +283,7 @@ def test_a_request_ends_at_its_deadline() -> None:
         wait_for_deadline(streamed)
         gate.allow(1)
         last = streamed.result().text.strip().rpartition("data: ")[2]
-        assert json.loads(last)["error"]["code"] == 504
+        assert json.loads(last)["error"]["type"] == "server_error"
 
 
 def test_a_hanging_decoder_does_not_hang_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:

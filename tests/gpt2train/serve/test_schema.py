@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gpt2train.serve.completions import IGNORED, NEUTRAL
 from gpt2train.serve.middleware import BODIES
 from gpt2train.serve.settings import ServeSettings
 from tests.gpt2train.serve.local_server import SHAPE, Running, running
@@ -112,6 +113,13 @@ def test_unsupported_fields_and_routes_are_named(server: Running) -> None:
         ("logit_bias", {"50256": -100}, {}),
         ("suffix", "b", ""),
         ("presence_penalty", False, None),
+        ("repetition_penalty", 1.1, 1.0),
+        ("min_p", 1e-9, 0),
+        ("ignore_eos", True, False),
+        ("ignore_eos", 0, None),
+        ("stop_token_ids", [5], []),
+        ("skip_special_tokens", False, True),
+        ("response_format", {"type": "json_object"}, {"type": "text"}),
     ):
         asked = {"prompt": "a", "max_tokens": 1}
         answer = server.client.post("/v1/completions", json=asked | {field: value})
@@ -119,6 +127,19 @@ def test_unsupported_fields_and_routes_are_named(server: Running) -> None:
         assert answer.json()["error"]["param"] == field
         assert f"{field}: not supported" in answer.json()["error"]["message"]
         assert server.client.post("/v1/completions", json=asked | {field: nothing}).status_code == 200
+    asked = {"prompt": "Once", "max_tokens": 20, "seed": 3}
+    plain, silent = (
+        server.client.post("/v1/completions", json=asked | more).json()["choices"]
+        for more in ({}, NEUTRAL | dict.fromkeys(IGNORED, "x") | {"top_k": -1, "logprobs": False})
+    )
+    assert silent == plain
+    scored = [server.client.post("/v1/completions", json=asked | {"logprobs": one}).json() for one in (True, 1)]
+    assert scored[0]["choices"] == scored[1]["choices"] and scored[0]["choices"][0]["logprobs"]
+    options = {"include_usage": True, "continuous_usage_stats": False, "include_obfuscation": False}
+    sent = asked | {"stream": True, "stream_options": options}
+    assert server.client.post("/v1/completions", json=sent).status_code == 200
+    answer = server.client.post("/v1/completions", json=sent | {"stream_options": {"continuous_usage_stats": True}})
+    assert answer.status_code == 400 and "stream_options.continuous_usage_stats" in answer.text
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/embeddings"):
         answer = server.client.post(path, json={"messages": [{"role": "user", "content": "Hello"}]})
         assert answer.status_code == 404

@@ -153,7 +153,8 @@ def test_the_model_card_gets_the_scores(upstream: Upstream, model: Manifest, sco
     run = Path((upstream.root / "runs/small").path())
     merge_checkpoint(run, tmp_path / "m", Path(upstream.root.path("tokenizer")))
     card = (tmp_path / "m/README.md").read_text()
-    assert f"| last word by lambada\\_openai, accuracy (cloze.jsonl, {upstream.passages:,} examples) |" in card
+    assert f"| last word, accuracy (cloze set (own held-out text), {upstream.passages:,} examples) |" in card
+    assert "lambada" not in card.lower()
     assert "| word perplexity (held-out documents, 3 examples) |" in card
     assert "| bits per byte (held-out documents, 3 examples) |" in card
     assert "## Cost" not in card, "what only the manifests of a flow know is left to the flow"
@@ -264,6 +265,7 @@ if __name__ == "__main__":
         done = subprocess.run([sys.executable, tmp_path / "score.py"], capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
         page = (upstream.root / "report").read_bytes(REPORT)
+        assert b"cloze accuracy (own held-out text), " in page and b"LAMBADA" not in page
         return Manifest.model_validate_json(done.stdout.splitlines()[-1]), page
 
     first, page = score({"multiple_choice": str(items)}, "1.0")
