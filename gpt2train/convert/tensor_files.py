@@ -17,6 +17,7 @@ from torch import Tensor
 from gpt2train.convert.safe_pickle import read_pickle
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import UserError
+from gpt2train.io.inner_path import inner_path
 from gpt2train.model.lazy_weights import LazyTensor
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -77,7 +78,7 @@ def _files(folder: Path, name: str) -> list[Path]:
     if not index.is_file():
         return []
     try:
-        shards = sorted({Path(shard).name for shard in json.loads(index.read_bytes())["weight_map"].values()})
+        shards = sorted({inner_path(shard, index) for shard in json.loads(index.read_bytes())["weight_map"].values()})
         "".join(shards).encode()  # a lone surrogate is in no name of a file
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is damaged ({error}); copy the model again") from error
