@@ -135,7 +135,7 @@ def fill_folder(
 
     write_tensors(folder / SAFETENSORS, ((name, theirs[name]) for name in sorted(theirs)), target, stored)
     write_config(folder, shape, opened, dtype, weights.labels)
-    copy_tokenizer(tokenizer, folder)
+    copy_tokenizer(tokenizer, folder, shape.vocab)
     (folder / CARD).write_text(card_text(shape, dtype, opened, facts), encoding="utf-8")
 
 
