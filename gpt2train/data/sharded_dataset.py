@@ -67,12 +67,14 @@ class ConcatenatedArrays:
 class ShardedDataset:
     """Several `.bin/.idx` pairs, read as one `IndexedDataset`; `lengths` and `documents` take 12 bytes of memory each.
 
+    Arguments are those of `IndexedDataset`.
+
     Raises:
         RunError: the pairs have different dtypes.
     """
 
-    def __init__(self, prefixes: Sequence[str | Path]) -> None:
-        self.shards = [IndexedDataset(prefix) for prefix in prefixes]
+    def __init__(self, prefixes: Sequence[str | Path], by_sequence: bool = False) -> None:
+        self.shards = [IndexedDataset(prefix, by_sequence) for prefix in prefixes]
         kinds = {str(shard.dtype) for shard in self.shards}
         if len(kinds) > 1:
             raise RunError(f"{prefixes[0]} and its shards have the dtypes {', '.join(sorted(kinds))}; make them again")
@@ -143,7 +145,9 @@ def shard_prefixes(prefix: str | Path) -> list[Path]:
     return shards
 
 
-def open_tokens(prefix: str | Path, split: Sequence[float] | None = None, part: Part = "train") -> TokenDataset:
+def open_tokens(
+    prefix: str | Path, split: Sequence[float] | None = None, part: Part = "train", *, by_sequence: bool = False
+) -> TokenDataset:
     """Open the token dataset of a prefix, one pair or several shards; with weights of a split, one part of it.
 
     Errors are those of `IndexedDataset` and `shard_prefixes`.
@@ -153,7 +157,8 @@ def open_tokens(prefix: str | Path, split: Sequence[float] | None = None, part: 
     """
     check_no_removal_above(prefix)
     prefixes = shard_prefixes(prefix)
-    dataset = IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)
+    one = len(prefixes) == 1
+    dataset = IndexedDataset(prefixes[0], by_sequence) if one else ShardedDataset(prefixes, by_sequence)
     if split is None:
         return dataset
     return DatasetPart(dataset, split_documents(len(dataset.documents) - 1, split)[PARTS.index(part)])
