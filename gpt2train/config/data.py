@@ -40,7 +40,7 @@ class Corpus(Settings):
     """One corpus of a data mixture."""
 
     prefix: str
-    """Path of the token files (`.bin/.idx`) without extension."""
+    """Path of the token files (`.bin/.idx`) without extension, or of a raw `.bin` of nanoGPT or llm.c with it."""
     weight: float = Field(1.0, ge=1e-9, le=1e9)
     """Share of the samples, relative to the other corpora's weights."""
 

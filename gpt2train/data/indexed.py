@@ -168,7 +168,9 @@ def find_pair(prefix: str | Path) -> tuple[Path, Path]:
     pair = idx_path(prefix), bin_path(prefix)
     for path in pair:
         if not path.is_file():
-            raise UserError(f"{path} is missing; a token dataset is a pair of .bin and .idx files")
+            raw = f"; raw tokens of nanoGPT or llm.c have their ending in the name: {pair[1]}"
+            remedy = raw if pair[1].is_file() else ""
+            raise UserError(f"{path} is missing; a token dataset is a pair of .bin and .idx files{remedy}")
     return pair
 
 

@@ -1,4 +1,4 @@
-"""Token dataset read as one stream, from one `.bin/.idx` pair or several shards.
+"""Token dataset read as one stream, from one `.bin/.idx` pair, one raw `.bin` file, or several shards of either.
 
 Shards are named `<prefix>-00000-of-00003.bin`. The name contains the number of shards, so that a missing one is
 detected.
@@ -13,6 +13,7 @@ import numpy as np
 
 from gpt2train.data.document_split import PARTS, Part, split_documents
 from gpt2train.data.indexed import IndexedDataset, idx_path, shard_name
+from gpt2train.data.raw_tokens import RawDataset, is_raw, plain_prefix
 from gpt2train.data.read_ahead import read_ahead
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.removal import check_no_removal_above
@@ -64,8 +65,12 @@ class ConcatenatedArrays:
         return ConcatenatedArrays([part[low:high] for part, (low, high) in zip(self._parts, bounds, strict=True)])
 
 
+def _open_one(prefix: str | Path, by_sequence: bool) -> IndexedDataset | RawDataset:
+    return RawDataset(prefix) if is_raw(prefix) else IndexedDataset(prefix, by_sequence)
+
+
 class ShardedDataset:
-    """Several `.bin/.idx` pairs, read as one `IndexedDataset`; `lengths` and `documents` take 12 bytes of memory each.
+    """Several pairs or raw files, read as one `IndexedDataset`; `lengths` and `documents` take 12 bytes of memory each.
 
     Arguments are those of `IndexedDataset`.
 
@@ -74,7 +79,7 @@ class ShardedDataset:
     """
 
     def __init__(self, prefixes: Sequence[str | Path], by_sequence: bool = False) -> None:
-        self.shards = [IndexedDataset(prefix, by_sequence) for prefix in prefixes]
+        self.shards = [_open_one(prefix, by_sequence) for prefix in prefixes]
         kinds = {str(shard.dtype) for shard in self.shards}
         if len(kinds) > 1:
             raise RunError(f"{prefixes[0]} and its shards have the dtypes {', '.join(sorted(kinds))}; make them again")
@@ -98,7 +103,7 @@ class ShardedDataset:
 class DatasetPart:
     """Consecutive documents of a dataset, as a dataset of their own; no token is copied."""
 
-    def __init__(self, dataset: IndexedDataset | ShardedDataset, documents: range) -> None:
+    def __init__(self, dataset: "IndexedDataset | RawDataset | ShardedDataset", documents: range) -> None:
         first, last = (int(dataset.documents[number]) for number in (documents.start, documents.stop))
         self.lengths = dataset.lengths[first:last]
         self.documents = dataset.documents[documents.start : documents.stop + 1] - first
@@ -117,17 +122,23 @@ class DatasetPart:
         return self._dataset[range(len(self))[index] + self._first]
 
 
-TokenDataset = IndexedDataset | ShardedDataset | DatasetPart
+TokenDataset = IndexedDataset | RawDataset | ShardedDataset | DatasetPart
 
 
 def shard_prefixes(prefix: str | Path) -> list[Path]:
     """List the prefixes of a dataset's pairs: `prefix` itself, or its shards in order.
 
+    A raw file stands for itself, and a pattern such as `fineweb_train_*.bin` for its files in the order of their names.
+
     Raises:
         UserError: the folder has shards of several datasets with this prefix.
         RunError: a shard is missing.
     """
-    base = Path(prefix)
+    base = Path(plain_prefix(prefix))
+    if is_raw(base):
+        pattern, mark, end = base.name.partition("#")
+        found = sorted(base.parent.glob(pattern)) if "*" in pattern else []
+        return [Path(f"{one}{mark}{end}") for one in found] or [base]
     if idx_path(base).exists():
         return [base]
     pattern = re.compile(re.escape(base.name) + r"-\d{5}-of-(\d{5})\.idx")
@@ -158,7 +169,7 @@ def open_tokens(
     check_no_removal_above(prefix)
     prefixes = shard_prefixes(prefix)
     one = len(prefixes) == 1
-    dataset = IndexedDataset(prefixes[0], by_sequence) if one else ShardedDataset(prefixes, by_sequence)
+    dataset = _open_one(prefixes[0], by_sequence) if one else ShardedDataset(prefixes, by_sequence)
     if split is None:
         return dataset
     return DatasetPart(dataset, split_documents(len(dataset.documents) - 1, split)[PARTS.index(part)])

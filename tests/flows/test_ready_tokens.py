@@ -19,12 +19,13 @@ from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
 from gpt2train.cli import app
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
-from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
+from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import run_command
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
 from tasks.core.manifest import Manifest
+from tasks.ready_tokens.tokens import open_ready_tokens
 from tests.flows.commands import run
 from tests.gpt2train import jobs
 from tests.gpt2train.data.test_tokenizer import small_tables
@@ -286,6 +287,17 @@ def test_wrong_tokens_are_refused_in_one_line(
         captured = capsys.readouterr()
         assert said in captured.err and captured.err.count("\n") == 1 and captured.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_raw_file_has_the_documents_of_its_pair(made: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "raw.bin"
+    raw.write_bytes((made / "tokens/a.bin").read_bytes())
+    tokenizer, split = f"{made}/tokens/tokenizer", "8,1,1"
+    pair = open_ready_tokens(f"{made}/tokens/a.idx", split, None, None)  # a file of the pair stands for it
+    found = open_ready_tokens(str(raw), split, tokenizer, None)
+    assert (found.identities, found.facts, found.vocab) == (pair.identities, pair.facts, pair.vocab)
+    assert pair.corpora[0].prefix == f"{made}/tokens/a"
+    assert found.corpora[0].prefix == f"{raw}#{end_of_text_id(load_tokenizer(tokenizer))}"
 
 
 def test_missing_sentinels_are_refused_before_anything_starts(made: Path, tmp_path: Path) -> None:
