@@ -90,7 +90,8 @@ class Mixture:
         Args:
             samples: samples of one epoch of each corpus.
         """
-        return int(min(count / share for count, share in zip(samples, self.shares, strict=True)))
+        total = len(self._order)  # in whole numbers: a quotient of floats is one too low for many shares
+        return min(count * total // drawn for count, drawn in zip(samples, self._per_period.tolist(), strict=True))
 
     def of(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Corpus number, and index in that corpus, of each global sample index: two arrays [len(indices)]."""

@@ -44,13 +44,13 @@ from gpt2train.data.tokenizer_reader import (
     added_of,
     adds_bos,
     has_prefix,
-    lowers,
     read_files,
     spaces_each,
     tables_of,
     text_of,
+    wordpiece_of,
 )
-from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
+from gpt2train.data.wordpiece import VOCAB_TXT
 from gpt2train.errors import UserError
 
 __all__ = [
@@ -167,7 +167,7 @@ def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
         return SentencePieceTokenizer(files[MODEL], place, adds_bos(files), added_of(files), spaces_each(files))
     if VOCAB_TXT in files:
         try:
-            return _ordinary(build_wordpiece(text_of(files, VOCAB_TXT, source), lowers(files)))
+            return _ordinary(wordpiece_of(files, source))
         except ValueError as error:
             raise UserError(f"{source} has no WordPiece tokenizer: {error}") from error
     raise UserError(f"{source} has no tokenizer; its folder has {KINDS}")
@@ -328,7 +328,11 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
         encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError as error:
         raise UserError("a text contains a lone surrogate, which UTF-8 cannot encode; replace it first") from error
-    except Exception as error:  # the library raises bare Exception, for a vocabulary without the unknown token
+    except BaseException as error:
+        # The library raises bare Exception for a vocabulary without the unknown token, and for a pattern that takes too
+        # long a PanicException, which is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UserError(f"the tokenizer cannot encode a text: {error}; give another tokenizer") from error
     ids = [encoding.ids for encoding in encoded]
     # Merges never give a special token; the other models look up whole words.

@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, pre_tokenizers
+
 from gpt2train.data.added_tokens import (
     CONFIG,
     DECODER,
@@ -37,6 +39,11 @@ from gpt2train.io.files import ARCHIVES, check_folder
 
 LEGACY = "legacy"  # of transformers: a text after an added token begins with a space
 SOURCE_KEY = "gpt2train_source"  # in CONFIG: the file from which a tokenizer.json was converted for transformers
+# Classes of transformers that number the pieces of a SentencePiece model otherwise, or change texts before it.
+OTHER_IDS = (
+    *("Albert", "Barthez", "Bartpho", "Camembert", "DebertaV2", "M2M100", "MBart", "Marian", "Nllb", "Pegasus"),
+    *("Plbart", "PLBart", "Reformer", "Rembert", "RemBert", "XGLM", "XLMRoberta", "XLNet"),
+)
 # Classes of transformers for SentencePiece models that put `<s>` before a text by default.
 BOS_CLASSES = tuple(f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma") for fast in ("", "Fast"))
 _GPT2 = ("gpt2", *(f"gpt2-{size}" for size in ("medium", "large", "xl")))  # as the files were named at first
@@ -137,7 +144,7 @@ def _with_added(files: Mapping[str, bytes], source: str, rows: int | None) -> di
         return _pieces_with_added(files, source, rows)
     if VOCAB_TXT in files and (added := stated_tokens(files, source)):
         try:
-            plain = build_wordpiece(text_of(files, VOCAB_TXT, source), lowers(files)).to_str()
+            plain = wordpiece_of(files, source).to_str()
         except ValueError:  # its message comes where it is opened
             return {}
         text = with_added(plain, added, source, rows)
@@ -156,7 +163,8 @@ def _tables_with_added(files: Mapping[str, bytes], source: str, rows: int | None
     new = [
         token for token in within_rows(added, known.keys(), rows) if token.id is not None or token.content not in known
     ]
-    if not new:
+    spaces = config_of(files).get("add_prefix_space") is True
+    if not new and not spaces:
         return {}
     new = with_ids(new, known, source)
     known |= {token.content: token.id for token in new if token.id is not None}
@@ -165,12 +173,20 @@ def _tables_with_added(files: Mapping[str, bytes], source: str, rows: int | None
         tables = parse_tables(content.decode(), text_of(files, MERGES, source))
     except (ValueError, UnicodeError):
         return {VOCAB: content}
-    text = with_added(build_tokenizer(*tables).to_str(), new, source)
+    plain = build_tokenizer(*tables)
+    if spaces:
+        plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    text = with_added(plain.to_str(), new, source) or (plain.to_str() if spaces else None)
     return {VOCAB: content} | ({} if text is None else {TOKENIZER: text.encode()})
 
 
 def _pieces_with_added(files: Mapping[str, bytes], source: str, rows: int | None) -> dict[str, bytes]:
     """Add tokens to a SentencePiece model: its configuration states them all by their ids."""
+    if (kind := str(config_of(files).get("tokenizer_class"))).startswith(OTHER_IDS):
+        raise UserError(
+            f"{source}/{CONFIG} names {kind}, whose ids are not those of the pieces in the SentencePiece model; save "
+            f"the tokenizer as {TOKENIZER}"
+        )
     model = SentencePieceTokenizer(files[MODEL], f"{source}/{MODEL}")
     added = stated_tokens(files, source, model.get_vocab_size())
     known = {str(model.id_to_token(number)): number for number in range(model.get_vocab_size())}
@@ -243,9 +259,20 @@ def has_prefix(files: Mapping[str, bytes]) -> bool:
         return False
 
 
-def lowers(files: Mapping[str, bytes]) -> bool | None:
-    """`do_lower_case` of `tokenizer_config.json`, None if it does not say."""
-    found = config_of(files).get("do_lower_case")
+def wordpiece_of(files: Mapping[str, bytes], source: str) -> Tokenizer:
+    """Build the tokenizer of a `vocab.txt` by the settings of `tokenizer_config.json`.
+
+    Raises:
+        ValueError: the vocabulary is incomplete.
+    """
+    config = config_of(files)
+    lower, accents = (_flag(config, name) for name in ("do_lower_case", "strip_accents"))
+    text = text_of(files, VOCAB_TXT, source)
+    return build_wordpiece(text, lower, accents, _flag(config, "tokenize_chinese_chars") is not False)
+
+
+def _flag(config: Mapping[str, Any], name: str) -> bool | None:
+    found = config.get(name)
     return found if isinstance(found, bool) else None
 
 

@@ -262,3 +262,37 @@ def test_tables_are_found_under_their_published_names(tmp_path: Path, names: tup
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(UserError, match=r"^\S*/other\.json is not a tokenizer"):
         load_tokenizer(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("bpe", {"add_prefix_space": True}),
+        ("wordpiece", {"do_lower_case": False}),
+        ("wordpiece", {"do_lower_case": True, "strip_accents": False}),
+        ("wordpiece", {"do_lower_case": True, "tokenize_chinese_chars": False}),
+    ],
+    ids=str,
+)
+def test_settings_beside_the_tables_change_the_ids_as_in_transformers(
+    tmp_path: Path, kind: str, config: dict[str, bool]
+) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    write(tmp_path / CONFIG, {"tokenizer_class": KINDS[kind](tmp_path), **config})
+    if kind == "wordpiece":
+        with (tmp_path / "vocab.txt").open("a") as file:
+            file.write("é\n##é\n北\n京\n北京\n##京\n")
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    texts = ["the river", " The River", "née 北京 北 é", "É"]
+    assert encode_ordinary(ours, texts) == [theirs(text, add_special_tokens=False).input_ids for text in texts]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    copy_tokenizer(tmp_path, copy)
+    assert encode_ordinary(load_tokenizer(copy), texts) == encode_ordinary(ours, texts)
+
+
+def test_a_class_with_other_ids_than_its_model_is_refused_by_name(tmp_path: Path) -> None:
+    unigram(tmp_path)
+    write(tmp_path / CONFIG, {"tokenizer_class": "XLMRobertaTokenizer"})
+    with pytest.raises(UserError, match=r"tokenizer_config\.json names XLMRobertaTokenizer, whose ids are not those"):
+        load_tokenizer(tmp_path)
