@@ -24,6 +24,7 @@ NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "c
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 PROPERTIES = ("lstrip", "rstrip", "single_word", "normalized", "special")
 T5_CLASSES, T5_TYPES, EXTRA_IDS = ("T5Tokenizer", "T5TokenizerFast"), ("t5", "longt5"), 100
+MAX_EXTRA_IDS = 2**16
 
 
 class Added(NamedTuple):
@@ -163,8 +164,8 @@ def _extra_ids(config: Mapping[str, Any], files: Mapping[str, bytes], source: st
     if "extra_ids" not in config and given not in T5_CLASSES and kind not in T5_TYPES:
         return
     count = config.get("extra_ids", EXTRA_IDS)
-    if type(count) is not int or not 0 <= count < 2**31:
-        raise UserError(f"{source}/{CONFIG}: extra_ids is {str(count)[:40]!r}; it is a number of tokens")
+    if type(count) is not int or not 0 <= count <= MAX_EXTRA_IDS:
+        raise UserError(f"{source}/{CONFIG}: extra_ids is {str(count)[:40]}; expected a number up to {MAX_EXTRA_IDS:,}")
     for place in range(count):
         yield Added(f"<extra_id_{count - 1 - place}>", pieces + place, CONFIG)
 

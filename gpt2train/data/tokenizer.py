@@ -252,9 +252,12 @@ def copy_tokenizer(source: str | PathLike[str], folder: Path, rows: int | None =
             (folder / name).write_bytes(content)
 
 
-def tokenizer_hash(path: str | PathLike[str]) -> str:
-    """Hash (128 bits, hex) of everything that the ids depend on: of GPT-2's kind, in whatever file format it is."""
-    files = canonical_files(read_files(path), str(path))
+def tokenizer_hash(path: str | PathLike[str], rows: int | None = None) -> str:
+    """Hash (128 bits, hex) of everything that the ids depend on: of GPT-2's kind, in whatever file format it is.
+
+    With `rows`, that of the tokenizer for a model with so many.
+    """
+    files = canonical_files(read_files(path, rows), str(path))
     if tables := tables_of(files, str(path)):
         vocab, merges = tables
         ordered = sorted(vocab.items(), key=lambda item: item[1])

@@ -201,6 +201,9 @@ def test_the_published_tokenizer_of_t5_has_its_sentinels(tmp_path: Path, real_da
     assert tokenizer_hash(bare) == tokenizer_hash(published)
     assert vocab_size(load_tokenizer(published / "spiece.model")) == 32100  # with the files beside it
     assert vocab_size(load_model_tokenizer(bare, 32050)) == 32050  # no text has a token without a row
+    (tmp_path / "copy").mkdir()
+    copy_tokenizer(bare, tmp_path / "copy", 32050)
+    assert tokenizer_hash(tmp_path / "copy") == tokenizer_hash(bare, 32050) != tokenizer_hash(bare)
 
 
 @pytest.mark.parametrize("legacy", [None, True, False])
