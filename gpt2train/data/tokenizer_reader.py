@@ -48,14 +48,14 @@ OTHER_IDS = (
 BOS_CLASSES = tuple(f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma") for fast in ("", "Fast"))
 _GPT2 = ("gpt2", *(f"gpt2-{size}" for size in ("medium", "large", "xl")))  # as the files were named at first
 # Our name of each file -> its names in published folders.
-NAMES = {
+NAMES: dict[str, tuple[str, ...]] = {
     TOKENIZER: (TOKENIZER,),
     VOCAB: (VOCAB, "encoder.json", *(f"{name}-{VOCAB}" for name in _GPT2)),
     MERGES: (MERGES, "vocab.bpe", *(f"{name}-{MERGES}" for name in _GPT2)),
     MODEL: MODEL_NAMES,
     VOCAB_TXT: (VOCAB_TXT,),
 }
-BESIDE = {name: (name,) for name in (CONFIG, *SIDE_FILES)}  # files that add to a tokenizer
+BESIDE: dict[str, tuple[str, ...]] = {name: (name,) for name in (CONFIG, *SIDE_FILES)}  # files that add to a tokenizer
 KINDS = f"{TOKENIZER}, {VOCAB} and {MERGES}, {MODEL}, or {VOCAB_TXT}"
 
 
