@@ -90,7 +90,10 @@ def plain_prefix(prefix: str | Path) -> str:
 def with_end(prefix: str, end: int) -> str:
     """Return the name of a raw file whose documents have this end-of-text id, unless its name has one."""
     path, given = _parts(prefix)
-    return prefix if given is not None or not path.is_file() or _layout(path)[0].end == end else f"{prefix}#{end}"
+    file = next(iter(sorted(path.parent.glob(path.name))), None) if "*" in path.name else path
+    if given is not None or file is None or not file.is_file() or _layout(file)[0].end == end:
+        return prefix
+    return f"{prefix}#{end}"
 
 
 def _parts(prefix: str | Path) -> tuple[Path, int | None]:

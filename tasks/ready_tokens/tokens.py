@@ -126,7 +126,7 @@ def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
 
 
 def _with_end(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
-    """Name the token by which the documents of a raw file are told apart, if it is not the usual one."""
+    """Add the end-of-text id of the tokenizer to the name of a raw file, if it is not the usual one."""
     if not is_raw(corpus.prefix):
         return corpus
     return corpus.model_copy(update={"prefix": with_end(corpus.prefix, end_of_text_id(tokenizer))})

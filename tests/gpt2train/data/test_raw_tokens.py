@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.legacy_formats import convert
+from gpt2train.data.raw_tokens import with_end
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from tests.gpt2train.indexed_writer import IndexedWriter
@@ -73,7 +74,10 @@ def test_a_file_without_an_end_is_one_document_and_an_unended_one_is_kept(tmp_pa
 def test_a_pattern_names_the_shards_in_their_order(tmp_path: Path) -> None:
     for number in (2, 1):
         llmc(tmp_path / f"fineweb_train_{number:06d}.bin", [[number]] * number)
-    found = open_tokens(tmp_path / "fineweb_train_*.bin")
+    pattern = str(tmp_path / "fineweb_train_*.bin")
+    assert with_end(pattern, END) == pattern and with_end(pattern, 2) == f"{pattern}#2"
+    assert len(open_tokens(f"{pattern}#2")) == 4
+    found = open_tokens(pattern)
     assert [found[number].tolist() for number in range(len(found))] == [[END, 1], [END, 2], [END, 2]]
 
 
