@@ -60,7 +60,7 @@ def recipe(run: PlannedRun[FinetuneFlowSettings], runner: Runner) -> list[Manife
     settings, root = run.settings, run.root
     task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
     files, length = TaskFiles(task), settings.train.model.context
-    prepared = runner.run_step(samples, root, task, files, base.tokenizer, base.identity, length)
+    prepared = runner.run_step(samples, root, task, files, base.tokenizer, base.identity, length, rows=base.vocab)
     tuned = tuned_settings(settings, task, labels_of(root, prepared), prepared)
     ready = ready_samples(root, prepared, base)
     launch = settings.launch

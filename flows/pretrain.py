@@ -5,18 +5,24 @@ merged and scored at the end.
 """
 
 import logging
+from pathlib import Path
 
 from flows.command import command
 from flows.dry_run.plan import plan_page
-from flows.dry_run.resources import check_resources
+from flows.dry_run.resources import check_resources, vocabulary_of
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import check_output, run_context
 from flows.recipe import PlannedRun
 from flows.scores import check_data, merge_and_score, scores_after_training
-from flows.settings import PretrainFlowSettings, PretrainSettings
+from flows.settings import DataprepSettings, PretrainFlowSettings, PretrainSettings
 from flows.ui.result import show_result
+from gpt2train.data.sentinels import TOP, find_special_tokens, needs_tokenizer
+from gpt2train.data.tokenizer import load_tokenizer, open_tokenizer
+from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import UserError
+from gpt2train.model.objectives import SpanCorruptionOptions
 from gpt2train.parallel.layout import Layout
+from gpt2train.settings import MAX_COUNT
 from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import Manifest, need_manifest
 from tasks.core.runner import Retries, Runner
@@ -24,7 +30,8 @@ from tasks.core.stage_inputs import on_local_disk
 from tasks.core.storage import Folder
 from tasks.passport.write import leave_passport, run_names
 from tasks.ready_tokens.step import ready_tokens
-from tasks.ready_tokens.tokens import ReadyTokens
+from tasks.ready_tokens.tokens import TOKENIZER, ReadyTokens
+from tasks.tokenizer.step import own_files
 from tasks.train.launch.launchers import check_launcher
 from tasks.train.step import check_corpora, check_ready_tokens, train
 
@@ -117,7 +124,39 @@ def check_training(run: PlannedRun[PretrainSettings]) -> None:
     Layout.of(settings.train, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
+    if settings.train.objective.name == "span_corruption":
+        _check_special_tokens(run)
     check_resources(run)
+
+
+def _check_special_tokens(run: PlannedRun[PretrainSettings]) -> None:
+    """Look up the sentinels in the tokenizer, as the training will.
+
+    Raises:
+        UserError: one does not exist, or would not in a tokenizer that the flow makes.
+    """
+    settings = run.settings
+    options = SpanCorruptionOptions.model_validate(settings.train.objective.options)
+    if isinstance(settings, DataprepSettings) and settings.tokenizer.name != "folder":
+        if options.sentinels != TOP and settings.tokenizer.sentinels < options.sentinel_count:
+            raise UserError(
+                f"tokenizer.sentinels is {settings.tokenizer.sentinels}, but the objective needs "
+                f"{options.sentinel_count}; set it to that, or objective.options.sentinels to top"
+            )
+        return
+    if isinstance(settings, DataprepSettings):
+        source = str(settings.tokenizer.folder)
+        tokenizer = open_tokenizer(own_files(settings.tokenizer)[0], source)
+    else:
+        place = run.ready_tokens.tokenizer if run.ready_tokens else Path(settings.data or settings.output) / TOKENIZER
+        if place is None and needs_tokenizer(options):
+            raise UserError(f"{settings.train.objective.name} looks up its tokens by name; give --tokenizer DIR")
+        if place is None or not (place.is_file() or has_tokenizer(place)):
+            return  # not needed; in an object store, or not made yet
+        source, tokenizer = str(place), load_tokenizer(place)
+    # A model to start from may have further rows.
+    vocab = vocabulary_of(run) if settings.train.checkpoints.init_from is None else MAX_COUNT
+    find_special_tokens(options, int(settings.train.model.options["start_id"]), vocab, tokenizer, source)
 
 
 def check_local(output: str) -> None:

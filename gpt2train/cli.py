@@ -149,8 +149,15 @@ def client(address: str, /) -> None:
 
 
 @data.command(name="convert")
-def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None) -> None:
-    """Convert token files in any of Megatron's formats (TNTIDX, MMIDIDX, shards) to one MMIDIDX pair.
+def convert_data(
+    source: Path,
+    target: Path,
+    /,
+    *,
+    vocab_size: int | None = None,
+    by_sequence: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Convert token files in any format of Megatron or fairseq (TNTIDX, MMIDIDX, shards) to one MMIDIDX pair.
 
     Parameters
     ----------
@@ -160,11 +167,13 @@ def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None
         Prefix of the pair to write.
     vocab_size
         Vocabulary size: below 65,500 an id takes two bytes. By default the ids keep their width.
+    by_sequence
+        Take each sequence as a document, for a pair whose document index is damaged.
     """
     from gpt2train.data.indexed import token_dtype
     from gpt2train.data.legacy_formats import convert as convert_tokens
 
-    made = convert_tokens(source, target, None if vocab_size is None else token_dtype(vocab_size))
+    made = convert_tokens(source, target, None if vocab_size is None else token_dtype(vocab_size), by_sequence)
     print(f"{count_of(len(made), 'sequence')}, {count_of(len(made.tokens), 'token')} of {made.dtype.itemsize} bytes")
     print(f"tokens: {target}")
 

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from gpt2train.compat.torch import CHECKPOINT_METADATA_NAMES
 from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.inner_path import InnerPath, inner_path
 from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.model.objectives import label_names
@@ -80,19 +81,19 @@ class CheckpointManifest(Settings):
     valid_metrics: dict[str, float] = Field({}, exclude_if=not_)
     """Further measures of that validation, by the names of the objective."""
     torch: str  # version of torch that wrote the checkpoint
-    files: dict[str, StoredFile]  # all other files of the folder, by name
+    files: dict[InnerPath, StoredFile]  # all other files of the folder, by name
 
 
 def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        UserError: there is no checkpoint at this path.
+        UserError: there is no checkpoint at this path, or it names a file outside of its folder.
         RunError: its manifest is damaged or has another format version.
     """
     path = Path(checkpoint) / MANIFEST
     try:
-        manifest = CheckpointManifest.model_validate_json(path.read_bytes())
+        manifest = CheckpointManifest.model_validate_json(path.read_bytes(), context={"place": path})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}") from error
     except ValidationError as error:
@@ -135,11 +136,16 @@ class SafeReader(dcp.FileSystemReader):
         """Read the metadata, once.
 
         Raises:
+            UserError: it names a file outside of its folder.
             RunError: it names a class that is not allowed.
         """
         if self._read is None:
-            with (Path(self.path) / ".metadata").open("rb") as file:
-                self._read = _Unpickler(file).load()
+            path = Path(self.path) / ".metadata"
+            with path.open("rb") as file:
+                found: Metadata = _Unpickler(file).load()
+            for stored in (found.storage_data or {}).values():
+                inner_path(stored.relative_path, path)
+            self._read = found
         self._read.storage_meta = self._read.storage_meta or StorageMeta()
         self._read.storage_meta.load_id = self.load_id
         return self._read

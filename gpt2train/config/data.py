@@ -48,7 +48,7 @@ class Corpus(Settings):
     """One corpus of a data mixture."""
 
     prefix: str
-    """Path of the token files (`.bin/.idx`) without extension."""
+    """Path of the token files (`.bin/.idx`) without extension, or of a raw `.bin` of nanoGPT or llm.c with it."""
     weight: Weight = 1.0
     """Share of the samples, relative to the other corpora's weights. 0 leaves the corpus out, as Megatron-LM does."""
 

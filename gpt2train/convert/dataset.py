@@ -4,7 +4,6 @@
 tokens were made of, in the same order; JSON lines may be those of another step.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -16,8 +15,9 @@ from gpt2train.convert.markdown import table
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_file, atomic_folder, check_folder
+from gpt2train.io.inner_path import inner_file, step_files
 
-STEP, MANIFEST = "shuffled", "_manifest.json"
+STEP = "shuffled"
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our names -> those of the datasets library
 COLUMNS = {
     "text": "the document",
@@ -157,13 +157,12 @@ def _parts(source: Path, step: str = STEP) -> list[Path]:
     """The Parquet files of a step's documents, in order."""
     folder = source / step
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        names = [str(record["name"]) for record in manifest["outcome"]["outputs"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        names = step_files(folder)
+    except ValueError as error:
         raise UserError(
             f"{folder} holds no finished step; give the output folder of python -m flows.dataprep"
         ) from error
-    parts = [folder / name for name in names if name.endswith(".parquet")]
+    parts = [inner_file(source, f"{step}/{name}", folder) for name in names if name.endswith(".parquet")]
     if missing := next((part for part in parts if not part.is_file()), None):
         raise UserError(f"{missing} is missing; run the data flow again to restore it")
     return parts

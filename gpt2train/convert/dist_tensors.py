@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from gpt2train.compat.torch import storage_info
 from gpt2train.convert.safe_pickle import read_metadata
 from gpt2train.errors import UserError
+from gpt2train.io.inner_path import inner_path
 
 
 class DistTensors:
@@ -62,8 +63,8 @@ class DistTensors:
         for place in self._places.values():
             ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
         for name, end in sorted(ends.items()):
-            file = self._folder / name
-            if Path(name).name != name or not file.is_file():
+            file = self._folder / inner_path(name, self._folder / ".metadata")
+            if not file.is_file():
                 raise UserError(f"{self._folder} has no {name}, which its .metadata names; copy the whole folder")
             if file.stat().st_size < end:
                 raise UserError(f"{file} ends after {file.stat().st_size:,} of {end:,} bytes; copy it again")

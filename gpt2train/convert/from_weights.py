@@ -54,7 +54,11 @@ def write_checkpoint(
         sizes_only = {"layers": shape.layers, "heads": shape.heads, "hidden": shape.hidden, "context": shape.context}
         settings = ModelSettings(family=shape.family, options=dict(shape.options), labels=shape.labels, **sizes_only)
         model = settings.model_dump(include={"family", "options", "labels", *sizes_only})
-        identity = tokenizer_hash(tokenizer) if tokenizer is not None else None
+        identity = None
+        if tokenizer is not None:
+            (draft / "tokenizer").mkdir()
+            copy_tokenizer(tokenizer, draft / "tokenizer", shape.vocab)
+            identity = tokenizer_hash(draft / "tokenizer")
         config: dict[str, Any] = {"model": model, "vocab": shape.vocab, "tokenizer_hash": identity}
         if weights.labels:  # where the checkpoints of a classification have the names of its classes
             names = json.dumps(list(weights.labels), ensure_ascii=False)
@@ -68,6 +72,3 @@ def write_checkpoint(
             files=files,
         )
         (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        if tokenizer is not None:
-            (draft / "tokenizer").mkdir()
-            copy_tokenizer(tokenizer, draft / "tokenizer")

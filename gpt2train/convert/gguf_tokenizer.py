@@ -70,6 +70,10 @@ def gguf_tokenizer(folder: Path, shape: Shape) -> GGUFTokenizer:
     tokenizer = load_model_tokenizer(folder, shape.vocab)
     if isinstance(tokenizer, SentencePieceTokenizer):
         kind, notes = _sentencepiece(parse_model(tokenizer.model), folder, shape.vocab)
+        tokens = cast("list[str]", kind["tokenizer.ggml.tokens"])
+        own_types = cast("list[int]", kind["tokenizer.ggml.token_type"])
+        for number, added in tokenizer.added.items():
+            tokens[number], own_types[number] = added.content, CONTROL if added.special else USER_DEFINED
     else:
         assert isinstance(tokenizer, tokenizers.Tokenizer)
         kind, notes = _byte_level(json.loads(tokenizer.to_str()), folder, shape.vocab)

@@ -10,12 +10,13 @@ from gpt2train.convert.hf_classifier import classifier_config, label_names
 from gpt2train.convert.hf_layout import layout_of, layout_of_config
 from gpt2train.convert.hf_sentencepiece import tokenizer_json
 from gpt2train.convert.settings import Dtype
+from gpt2train.data.added_tokens import stated_added
 from gpt2train.data.encoder import splits_as_gpt2
 from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
 from gpt2train.data.sentinels import sentinel_names
 from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.tokenizer import TOKENIZER, Tokenizer, end_of_text_id, end_token, padding_id
-from gpt2train.data.tokenizer_reader import SOURCE_KEY
+from gpt2train.data.tokenizer_reader import LEGACY, SOURCE_KEY
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_model_folder
 from gpt2train.model.families import MODELS
@@ -77,7 +78,9 @@ def _tokenizer_class(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, SentencePieceTokenizer):
         # Without the field, llama.cpp's converter lets every text begin with `<s>`.
         settings: dict[str, Any] = {"add_bos_token": bool(tokenizer.prefix)}
-        if (converted := tokenizer_json(tokenizer.model, tokenizer.prefix)) is None:
+        if added := [*tokenizer.added.values()]:
+            settings |= {LEGACY: tokenizer.spaces_each, **stated_added(tokenizer.added)}
+        if (converted := tokenizer_json(tokenizer.model, tokenizer.prefix, added, tokenizer.spaces_each)) is None:
             pattern = "bos" if tokenizer.prefix else "none"
             return {"tokenizer_class": "SentencePieceBackend", "special_tokens_pattern": pattern, **settings}
         (folder / TOKENIZER).write_text(converted, encoding="utf-8")

@@ -50,6 +50,8 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1.0, None),
 }
+PREFIX = "model."
+KV_HEADS = "num_key_value_heads"
 MISTRAL_WINDOW = 4096  # sliding window of a Mistral whose config.json does not have the field
 
 
@@ -66,6 +68,7 @@ class Variant:
         divides: True if the heads must divide the width, also with a `head_dim` of their own.
         head_dim: size of a head if the field is missing; None for `hidden_size / num_attention_heads`.
         norm_eps: epsilon of the norms if the field is missing.
+        kv_heads: heads of keys and values if the field is missing; None for all heads. A null is all heads.
     """
 
     architecture: str
@@ -76,6 +79,7 @@ class Variant:
     divides: bool = False
     head_dim: int | None = None
     norm_eps: float = 1e-6
+    kv_heads: int | None = None
 
     def has(self, shape: Shape, chosen: LlamaOptions) -> bool:
         """Return True if a shape with these options is a model of this class."""
@@ -91,10 +95,11 @@ class Variant:
 
 VARIANTS = {
     "llama": Variant("LlamaForCausalLM", mlp_bias=True, divides=True),
-    "qwen3": Variant("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
-    "qwen2": Variant("Qwen2ForCausalLM", attention_bias=("qkv",)),
+    "qwen3": Variant("Qwen3ForCausalLM", qk_norm=True, head_dim=128, kv_heads=32),
+    "qwen2": Variant("Qwen2ForCausalLM", attention_bias=("qkv",), kv_heads=32),
     "arcee": Variant("ArceeForCausalLM", "relu2", mlp_bias=True, divides=True, norm_eps=1e-5),
-    "mistral": Variant("MistralForCausalLM", attention_bias=("none",), divides=True),  # read alone: llama comes first
+    # Read alone: llama comes first.
+    "mistral": Variant("MistralForCausalLM", attention_bias=("none",), divides=True, kv_heads=8),
 }
 
 
@@ -193,7 +198,7 @@ class LlamaLayout(HFLayout):
         if model_type == "mistral":
             _check_window(file, config, context)
         options = {
-            "kv_heads": _size_or(file, config, "num_key_value_heads", heads),
+            "kv_heads": _size_or(file, {KV_HEADS: variant.kv_heads, **config}, KV_HEADS, heads),
             "head_dim": _size_or(file, config, "head_dim", variant.head_dim or hidden // heads),
             "inner": size_of(file, config, "intermediate_size"),
             "activation": variant.activation,
@@ -225,11 +230,16 @@ class LlamaLayout(HFLayout):
         return zero_biases(shape) if model_type_of(shape) == "qwen2" and is_written_as_llama(shape, tokenizer) else {}
 
     def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
-        """Skip what follows from the rest: stored rotary frequencies, zeros, and a head that equals a tied embedding.
+        """Add a missing prefix, and skip what follows from the rest: frequencies, zeros, a head that is the embedding.
 
         Raises:
             UserError: the output embedding is tied by `config.json`, but differs; or a bias is not zero.
         """
+        if model_type_of(shape) is not None:  # the files of a base model have no prefix
+            tensors = {
+                name if name in (HEAD, SCORE) or name.startswith(PREFIX) else PREFIX + name: stored
+                for name, stored in tensors.items()
+            }
         if options_of(shape).attention_bias == "qkv":
             tensors = drop_zero_biases(tensors)
         theirs = {name: stored for name, stored in tensors.items() if not FREQUENCIES.fullmatch(name)}

@@ -10,8 +10,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from gpt2train.data.added_tokens import Added
 from gpt2train.data.sentencepiece_model import SPACE
 
 # Types of a piece and of a model in sentencepiece_model.proto.
@@ -43,12 +44,16 @@ class Model(NamedTuple):
     """The model has settings that a `tokenizer.json` cannot express."""
 
 
-def tokenizer_json(content: bytes, prefix: Sequence[int] = ()) -> str | None:
+def tokenizer_json(
+    content: bytes, prefix: Sequence[int] = (), added: Sequence[Added] = (), spaces_each: bool = True
+) -> str | None:
     """Return the `tokenizer.json` of a SentencePiece model; None if it would not give the same ids.
 
     Args:
         content: the `.model` file.
         prefix: ids that are put before a text.
+        added: tokens beside the model.
+        spaces_each: as for `SentencePieceTokenizer`.
     """
     model = parse_model(content)
     types = {piece.type for piece in model.pieces}
@@ -73,15 +78,19 @@ def tokenizer_json(content: bytes, prefix: Sequence[int] = ()) -> str | None:
     steps: list[Any] = []
     if model.trims_spaces:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if model.adds_space:
+    if model.adds_space and spaces_each:
         steps.append(normalizers.Prepend(SPACE))
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    if model.adds_space and not spaces_each:
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
     first = [decoders.Strip(" ", 1, 0)] if model.adds_space else []
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *first]
     )
     special = [piece.text for piece in model.pieces if piece.type in (CONTROL, UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    tokenizer.add_tokens([token.as_token() for token in added])
     if prefix:
         names = [model.pieces[number].text for number in prefix]
         tokenizer.post_processor = processors.TemplateProcessing(

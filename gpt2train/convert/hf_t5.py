@@ -159,8 +159,8 @@ def _in_block(name: str, shape: Shape) -> str:
 
 
 def _start_id(config: dict[str, Any], file: Path) -> int:
-    """Token with which the decoder begins; -1 if the file names none."""
-    value = config.get("decoder_start_token_id", config.get("pad_token_id"))
+    """Token with which the decoder begins: by default the padding, which is 0 if the file does not name it."""
+    value = config.get("decoder_start_token_id", config.get("pad_token_id", 0))
     if value is None:
         return -1
     if type(value) is not int or value < 0:

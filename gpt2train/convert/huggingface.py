@@ -20,12 +20,12 @@ from gpt2train.convert.hf_gpt2 import join_heads, split_heads
 from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
-from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, write_tensors
+from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, unwrapped, write_tensors
 from gpt2train.data.tokenizer import Tokenizer, copy_tokenizer, kind_of, load_model_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
 from gpt2train.model.causal_lm import CausalLM
-from gpt2train.model.families import sizes
+from gpt2train.model.families import EMBEDDING, sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory
 from gpt2train.model.shape import Shape
 
@@ -135,7 +135,7 @@ def fill_folder(
 
     write_tensors(folder / SAFETENSORS, ((name, theirs[name]) for name in sorted(theirs)), target, stored)
     write_config(folder, shape, opened, dtype, weights.labels)
-    copy_tokenizer(tokenizer, folder)
+    copy_tokenizer(tokenizer, folder, shape.vocab)
     (folder / CARD).write_text(card_text(shape, dtype, opened, facts), encoding="utf-8")
 
 
@@ -198,7 +198,8 @@ def check_language_model(shape: Shape, source: str | PathLike[str]) -> None:
 def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
     """Convert lazy tensors from the names and layouts of a weights file to ours."""
     layout = layout_of(shape.family)
-    found, expected, theirs = layout.found(tensors, shape), layout.sizes(shape), layout.names(shape)
+    expected, theirs = layout.sizes(shape), layout.names(shape)
+    found = layout.found(unwrapped(tensors, theirs[EMBEDDING]), shape)
     check_sizes(
         {name: stored.size for name, stored in found.items()},
         {theirs[name]: size for name, size in expected.items()},

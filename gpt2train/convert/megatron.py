@@ -8,7 +8,7 @@ checkpoints are read by `gpt2train.convert.megatron_dist`.
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,13 +127,12 @@ def _open_ranks(
     tensors = {name: merged(name, parts[name], shape, version) for name in parts}
     _check(tensors, shape, folder)
     _check_tie(chunks, parts["wte.weight"], folder)
-    notes = tuple(_notes(args))
-    optimizer = None
+    notes, optimizer = tuple[str, ...](), None
     try:
         masters, optimizer = open_optimizer(states, grid, pieces, chunks, shape, version)
         tensors |= masters
     except NotConvertedError as error:
-        notes = (f"{NO_OPTIMIZER}: {error}", *notes)
+        notes = (f"{NO_OPTIMIZER}: {error}",)
     return MegatronCheckpoint(LazyWeights(shape, tensors), folder, version, tp, pp, notes, optimizer)
 
 
@@ -153,12 +152,12 @@ def _open_dist(folder: Path, vocab: int | None, heads: int | None) -> MegatronCh
     known = sizes(shape)
     found = {name: place.size for name, place in stored.items()} | {"wte.weight": known["wte.weight"]}
     check_sizes(found, known, str(folder))
-    notes, optimizer = tuple(_notes(args)), None
+    notes, optimizer = tuple[str, ...](), None
     try:
         weights, optimizer = megatron_dist.open_state(tensors, common, shape, stored, folder)
     except NotConvertedError as error:
         weights = megatron_dist.open_weights(tensors, shape, stored)
-        notes = (f"{NO_OPTIMIZER}: {error}", *notes)
+        notes = (f"{NO_OPTIMIZER}: {error}",)
     tp, pp = number(args, "tensor_model_parallel_size") or 1, number(args, "pipeline_model_parallel_size") or 1
     return MegatronCheckpoint(LazyWeights(shape, weights), folder, 3, tp, pp, notes, optimizer)
 
@@ -222,8 +221,3 @@ def _check_tie(chunks: list[list[Tensors]], embedding: list[Tensor], folder: Pat
     for rank, expected in zip(chunks[-1], embedding, strict=True):
         if HEAD in rank and not torch.equal(rank[HEAD], expected):
             raise UserError(f"{folder}: {HEAD} differs from {EMBEDDING}; only tied embeddings are supported")
-
-
-def _notes(args: Mapping[str, Any]) -> Iterator[str]:
-    if args.get("bias_gelu_fusion") is False and not args.get("openai_gelu"):
-        yield "trained with the exact GELU; gpt2train uses the tanh approximation, which differs by up to 0.001"

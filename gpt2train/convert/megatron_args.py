@@ -29,6 +29,16 @@ GPT2_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
+# The fused kernel and `openai_gelu` approximate GELU by tanh; without both it is exact.
+EXACT_GELU = ("activation", "gelu")
+
+
+def options_of_args(args: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the options of the family gpt2 that a checkpoint has."""
+    exact = args.get("bias_gelu_fusion") is False and not args.get("openai_gelu")
+    return (EXACT_GELU,) if exact else ()
+
+
 def number(args: Mapping[str, Any], *names: str) -> int | None:
     """Return the first of these settings that is a positive whole number."""
     for name in names:
@@ -147,6 +157,6 @@ def make_args(shape: Shape, rows: int, tp: int, pp: int, dtype: torch.dtype, ite
         fp16=dtype == torch.float16,
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
-        bias_gelu_fusion=True,
+        bias_gelu_fusion=EXACT_GELU not in shape.options,
         **{key: values[0] for key, values in GPT2_VALUES.items()},
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2train.convert.megatron_args import number
+from gpt2train.convert.megatron_args import EXACT_GELU, number, options_of_args
 from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, layer_names, rows_from, split_dim
 from gpt2train.errors import UserError
 from gpt2train.model.families import sizes
@@ -84,7 +84,7 @@ def shape_of(
     if vocab > rows:
         raise UserError(f"{folder} has {rows:,} embedding rows, fewer than the vocabulary of {vocab:,}")
     layers = 1 + max((int(name.split(".")[1]) for name in names if name.startswith("blocks.")), default=-1)
-    return Shape(vocab, layers, heads, hidden, positions)
+    return Shape(vocab, layers, heads, hidden, positions, options=options_of_args(args))
 
 
 def padded(name: str, value: Tensor, rows: int, is_weight: bool) -> Tensor:
@@ -146,8 +146,8 @@ def check_layout(folder: Path, weights: LazyWeights, tp: int, pp: int) -> None:
         raise UserError(
             "Megatron-LM's format is written for language models, not for a classifier; use --to huggingface"
         )
-    if shape.options:
-        given = ", ".join(f"{name} = {value}" for name, value in shape.options)
+    if others := [option for option in shape.options if option != EXACT_GELU]:
+        given = ", ".join(f"{name} = {value}" for name, value in others)
         raise UserError(f"Megatron-LM's format is written for GPT-2 as published, not with {given}")
     if tp < 1 or pp < 1 or shape.heads % tp or shape.layers % pp:
         raise UserError(

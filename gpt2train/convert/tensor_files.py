@@ -6,6 +6,7 @@ of the tensors in the header's order (https://github.com/huggingface/safetensors
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from torch import Tensor
 from gpt2train.convert.safe_pickle import read_pickle
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import UserError
+from gpt2train.io.inner_path import inner_path
 from gpt2train.model.lazy_weights import LazyTensor
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Components of names that torch.compile, FSDP, activation checkpointing and DDP add.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
 CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
@@ -37,6 +41,29 @@ def open_tensors(folder: Path) -> dict[str, LazyTensor]:
                 found |= opened(file)
             return found
     raise UserError(f"{folder} has neither {SAFETENSORS} nor {PICKLED}; copy or merge the model again")
+
+
+def unwrapped(tensors: Mapping[str, LazyTensor], anchor: str) -> dict[str, LazyTensor]:
+    """Remove from the names what wrappers of a training add: compilation, DDP, FSDP, a module that holds the model.
+
+    Args:
+        tensors: tensors of a model, by their names in the file.
+        anchor: name that one of them has, with or without its first component, once the wrappers are removed.
+
+    Raises:
+        UserError: two names become one.
+    """
+    plain = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in tensors}
+    bare = anchor.partition(".")[2] if anchor.count(".") > 1 else anchor
+    names = set(plain.values())
+    if not names & {anchor, bare}:
+        found = sorted((name for name in names if name.endswith(f".{bare}")), key=len)
+        prefix = found[0].removesuffix(anchor if found[0].endswith(f".{anchor}") else bare) if found else ""
+        plain = {name: own.removeprefix(prefix) for name, own in plain.items()}
+    if len(set(plain.values())) < len(plain):
+        twice = next(own for own, count in Counter(plain.values()).items() if count > 1)
+        raise UserError(f"the model file has several tensors {twice}, below different wrappers; save one model alone")
+    return {plain[name]: stored for name, stored in tensors.items()}
 
 
 def write_tensors(
@@ -77,7 +104,7 @@ def _files(folder: Path, name: str) -> list[Path]:
     if not index.is_file():
         return []
     try:
-        shards = sorted({Path(shard).name for shard in json.loads(index.read_bytes())["weight_map"].values()})
+        shards = sorted({inner_path(shard, index) for shard in json.loads(index.read_bytes())["weight_map"].values()})
         "".join(shards).encode()  # a lone surrogate is in no name of a file
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is damaged ({error}); copy the model again") from error

@@ -12,8 +12,8 @@ r"""Token files in Megatron's memory-mapped format: `<prefix>.bin` and `<prefix>
     int64[D] first sequence of each document; starts with 0, ends with S
 
 (Megatron-LM, core/datasets/indexed_dataset.py. Its recent versions may append int8[S] sequence modes, which are
-accepted and not read.) The arrays start at byte 34 and are therefore unaligned, which numpy supports. In files written
-here, a sequence is a document.
+accepted and not read. fairseq's files have neither D nor the document index: each sequence is a document.) The arrays
+start at byte 34 and are therefore unaligned, which numpy supports. In files written here, a sequence is a document.
 """
 
 import struct
@@ -28,6 +28,7 @@ from gpt2train.errors import RunError, UserError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+FAIRSEQ_HEADER = struct.Struct("<9sQBQ")  # without the number of documents
 # Codes 6 and 7 (floats) are swapped between Megatron versions and meaningless for tokens: they are refused.
 DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(name) for code, name in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()
@@ -69,6 +70,10 @@ def write_index(
 class IndexedDataset:
     """Memory-mapped token dataset: opening takes no memory, and `dataset[i]` copies nothing.
 
+    Args:
+        prefix: path of both files without extension.
+        by_sequence: take each sequence as a document, whatever the document index says.
+
     Attributes:
         lengths: int32[S] number of tokens of each sequence.
         pointers: int64[S] byte offset of each sequence in `.bin`.
@@ -77,18 +82,21 @@ class IndexedDataset:
         tokens: [total] concatenated tokens, read-only.
 
     Raises:
-        UserError: a file is missing or has another format.
+        UserError: a file is missing or has another format, or the document index ends early.
         RunError: the files are truncated or do not belong together.
     """
 
-    def __init__(self, prefix: str | Path) -> None:
+    def __init__(self, prefix: str | Path, by_sequence: bool = False) -> None:
         self.prefix = Path(prefix)
         index, data = find_pair(self.prefix)
-        self.dtype, sequences, marks = _read_header(index)
-        end = HEADER.size
+        self.dtype, sequences, marks, end = _read_header(index)
         self.lengths, end = map_array(index, "<i4", sequences, end)
         self.pointers, end = map_array(index, "<i8", sequences, end)
-        self.documents, end = map_array(index, "<i8", marks, end)
+        if by_sequence or not marks:
+            self.documents = np.arange(sequences + 1)
+        else:
+            self.documents, end = map_array(index, "<i8", marks, end)
+            check_documents(self.documents, sequences, index)
         self.tokens = self._map_tokens(data)
         self._check(index)
 
@@ -112,9 +120,8 @@ class IndexedDataset:
         return map_array(data, self.dtype, total, 0)[0]
 
     def _check(self, index: Path) -> None:
-        """Check that sequences are contiguous and documents in order, on which `tokens` and the samplers rely."""
-        good = self.documents[0] == 0 and self.documents[-1] == len(self) and bool((np.diff(self.documents) >= 0).all())
-        expected = 0
+        """Check that sequences are contiguous, on which `tokens` and the samplers rely."""
+        good, expected = True, 0
         for start in range(0, len(self), CHECK_CHUNK):
             sizes = self.lengths[start : start + CHECK_CHUNK].astype(np.int64) * self.dtype.itemsize
             ends = expected + np.cumsum(sizes)
@@ -123,6 +130,23 @@ class IndexedDataset:
             expected = int(ends[-1])
         if not good:
             raise RunError(f"{index} is damaged: its offsets do not follow from its lengths; make the pair again")
+
+
+def check_documents(documents: np.ndarray, sequences: int, index: Path) -> None:
+    """Check a document index.
+
+    Raises:
+        UserError: it ends before the last sequence.
+        RunError: it is out of order, or refers to sequences that there are not.
+    """
+    last = int(documents[-1])
+    if documents[0] != 0 or last > sequences or bool((np.diff(documents) < 0).any()):
+        raise RunError(f"{index} is damaged: its documents are not in the order of its sequences; make the pair again")
+    if last < sequences:
+        raise UserError(
+            f"{index}: its document index ends at {last:,} of {sequences:,} sequences, as some programs that merge "
+            "files write it; gpt2train data convert SOURCE TARGET --by-sequence takes each sequence as a document"
+        )
 
 
 def bin_path(prefix: str | Path) -> Path:
@@ -144,7 +168,9 @@ def find_pair(prefix: str | Path) -> tuple[Path, Path]:
     pair = idx_path(prefix), bin_path(prefix)
     for path in pair:
         if not path.is_file():
-            raise UserError(f"{path} is missing; a token dataset is a pair of .bin and .idx files")
+            raw = f"; raw tokens of nanoGPT or llm.c have their ending in the name: {pair[1]}"
+            remedy = raw if pair[1].is_file() else ""
+            raise UserError(f"{path} is missing; a token dataset is a pair of .bin and .idx files{remedy}")
     return pair
 
 
@@ -160,26 +186,33 @@ def _known(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind
 
 
-def _read_header(index: Path) -> tuple[np.dtype[Any], int, int]:
-    """Read dtype, S and D of an index, and check them against its size."""
+def _read_header(index: Path) -> tuple[np.dtype[Any], int, int, int]:
+    """Read dtype, S and D of an index, and check them against its size; D is 0 in a file of fairseq.
+
+    Returns also the size of the header.
+    """
     with index.open("rb") as file:
         head = file.read(HEADER.size)
     if not head.startswith(MAGIC):
         raise UserError(f"{index} is not a token index: it does not start with MMIDIDX; give the prefix of a .bin/.idx")
-    if len(head) < HEADER.size:
+    if len(head) < FAIRSEQ_HEADER.size:
         raise RunError(f"{index} is truncated: {len(head)} bytes are not a complete header; make the pair again")
-    _, version, code, sequences, marks = HEADER.unpack(head)
+    _, version, code, sequences = FAIRSEQ_HEADER.unpack(head[: FAIRSEQ_HEADER.size])
     if version != VERSION:
         raise UserError(f"{index} has version {version}, only version {VERSION} is supported; convert it")
     if code not in DTYPES:
         raise UserError(f"{index} has the dtype code {code}; token ids have one of {sorted(DTYPES)}")
-    size, plain = index.stat().st_size, HEADER.size + 12 * sequences + 8 * marks
+    size = index.stat().st_size
+    if size == FAIRSEQ_HEADER.size + 12 * sequences:
+        return DTYPES[code], sequences, 0, FAIRSEQ_HEADER.size
+    marks = HEADER.unpack(head)[-1] if len(head) == HEADER.size else 0
+    plain = HEADER.size + 12 * sequences + 8 * marks
     if size not in (plain, plain + sequences) or marks < 1:
         raise RunError(
             f"{index} is truncated or damaged: {size:,} bytes, {plain:,} expected for {sequences:,} sequences;"
             " make the pair again"
         )
-    return DTYPES[code], sequences, marks
+    return DTYPES[code], sequences, marks, HEADER.size
 
 
 def map_array(path: Path, dtype: npt.DTypeLike, count: int, offset: int) -> tuple[np.ndarray, int]:

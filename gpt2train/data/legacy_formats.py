@@ -13,7 +13,8 @@ r"""Token files in Megatron's older format (`--dataset-impl lazy` and `cached`):
     int64[N]      number of tokens of each sequence
     int64[D]      first sequence of each document; starts with 0, ends with S
 
-(Megatron-LM's `IndexedDataset`, after fairseq.) Megatron-LM's own reader fails with numpy 1.24 and later. This module
+(Megatron-LM's `IndexedDataset`, after fairseq, whose files have neither D nor the document index: each sequence is a
+document.) Megatron-LM's own reader fails with numpy 1.24 and later. This module
 only reads the format, to convert it.
 """
 
@@ -28,6 +29,7 @@ from gpt2train.data.indexed import (
     DTYPES,
     IndexedDataset,
     bin_path,
+    check_documents,
     find_pair,
     idx_path,
     map_array,
@@ -39,64 +41,76 @@ from gpt2train.io.files import atomic_file, make_folder, write_error
 
 MAGIC = b"TNTIDX\x00\x00"
 HEADER = struct.Struct("<8sQQQQQQ")
+FAIRSEQ_HEADER = struct.Struct("<8sQQQQQ")  # without the number of documents
 BLOCK = 1 << 22  # tokens copied at a time
 
 
 class LegacyDataset:
-    """Token dataset in the older format, memory-mapped; attributes and errors as of `IndexedDataset`."""
+    """Token dataset in the older format, memory-mapped; arguments, attributes and errors as of `IndexedDataset`."""
 
-    def __init__(self, prefix: str | Path) -> None:
+    def __init__(self, prefix: str | Path, by_sequence: bool = False) -> None:
         index, data = find_pair(prefix)
         with index.open("rb") as file:
             head = file.read(HEADER.size)
-        if len(head) < HEADER.size or not head.startswith(MAGIC):
+        if len(head) < FAIRSEQ_HEADER.size or not head.startswith(MAGIC):
             raise UserError(f"{index} is not an index of the TNTIDX format; give the prefix of a .bin/.idx pair")
-        _, version, code, width, sequences, sizes, marks = HEADER.unpack(head)
+        _, version, code, width, sequences, sizes = FAIRSEQ_HEADER.unpack(head[: FAIRSEQ_HEADER.size])
         if version != 1 or code not in DTYPES or DTYPES[code].itemsize != width:
             raise UserError(f"{index} has version {version} and dtype code {code} of {width} bytes; not supported")
-        expected = HEADER.size + 8 * (2 * (sequences + 1) + sizes + marks)
-        if sizes != sequences or marks < 1 or index.stat().st_size != expected:
-            raise RunError(f"{index} is truncated or damaged: {index.stat().st_size:,} bytes, {expected:,} expected")
+        arrays, size = 8 * (2 * (sequences + 1) + sizes), index.stat().st_size
+        is_fairseq = size == FAIRSEQ_HEADER.size + arrays
+        marks = 0 if is_fairseq or len(head) < HEADER.size else HEADER.unpack(head)[-1]
+        expected = HEADER.size + arrays + 8 * marks
+        if sizes != sequences or not (is_fairseq or (marks and size == expected)):
+            raise RunError(
+                f"{index} is truncated or damaged: {size:,} bytes, {expected:,} expected; make the pair again"
+            )
         self.dtype = DTYPES[code]
-        _, end = map_array(index, "<i8", sequences + 1, HEADER.size)
+        _, end = map_array(index, "<i8", sequences + 1, FAIRSEQ_HEADER.size if is_fairseq else HEADER.size)
         starts, end = map_array(index, "<i8", sequences + 1, end)
         self.lengths, end = map_array(index, "<i8", sequences, end)
-        self.documents, _ = map_array(index, "<i8", marks, end)
-        good = self.documents[0] == 0 and self.documents[-1] == sequences and starts[0] == 0
-        good = good and bool((np.diff(self.documents) >= 0).all())
+        if by_sequence or is_fairseq:
+            self.documents = np.arange(sequences + 1)
+        else:
+            self.documents, _ = map_array(index, "<i8", marks, end)
+            check_documents(self.documents, sequences, index)
+        good = bool(starts[0] == 0)
         for first in range(0, sequences, CHECK_CHUNK):
             last = min(first + CHECK_CHUNK, sequences)
             good &= bool((self.lengths[first:last] >= 0).all())
             good &= np.array_equal(np.diff(starts[first : last + 1]), self.lengths[first:last])
         if not good:
-            raise RunError(f"{index} is damaged: its offsets do not follow from its lengths")
+            raise RunError(f"{index} is damaged: its offsets do not follow from its lengths; make the pair again")
         total = int(starts[-1])
         if data.stat().st_size != total * width:
-            raise RunError(f"{data} has {data.stat().st_size:,} bytes, {total * width:,} expected by its .idx")
+            size = data.stat().st_size
+            raise RunError(f"{data} has {size:,} bytes, {total * width:,} expected by its .idx; make the pair again")
         self.tokens, _ = map_array(data, self.dtype, total, 0)
 
 
-def open_any(prefix: str | Path) -> TokenDataset | LegacyDataset:
-    """Open a token dataset in either format, in one pair of files or several shards."""
+def open_any(prefix: str | Path, by_sequence: bool = False) -> TokenDataset | LegacyDataset:
+    """Open a token dataset in either format, in one pair of files or several shards; see `IndexedDataset`."""
     index = idx_path(prefix)
     if index.is_file():
         with index.open("rb") as file:
             if file.read(len(MAGIC)) == MAGIC:
-                return LegacyDataset(prefix)
-    return open_tokens(prefix)
+                return LegacyDataset(prefix, by_sequence)
+    return open_tokens(prefix, by_sequence=by_sequence)
 
 
-def convert(source: str | Path, target: str | Path, dtype: np.dtype[np.generic] | None = None) -> IndexedDataset:
+def convert(
+    source: str | Path, target: str | Path, dtype: np.dtype[np.generic] | None = None, by_sequence: bool = False
+) -> IndexedDataset:
     """Convert a dataset in either format, or its shards, to one `.bin/.idx` pair with the same sequences and documents.
 
-    The folder of the target is created. Without `dtype` the ids keep their width. Returns the new pair, opened and
-    checked.
+    The folder of the target is created. Without `dtype` the ids keep their width. With `by_sequence` each sequence is a
+    document. Returns the new pair, opened and checked.
 
     Raises:
         UserError: the target exists already or cannot be written, or an id does not fit the dtype.
         RunError: the disk is full.
     """
-    dataset = open_any(source)
+    dataset = open_any(source, by_sequence)
     kind = np.dtype(dtype or dataset.tokens.dtype)
     data, index = bin_path(target), idx_path(target)
     for path in (data, index):

@@ -13,6 +13,17 @@ def tokenizer_folders(run: Path, config: RunConfig) -> tuple[Path, ...]:
     return run / "tokenizer", *(parent / "tokenizer" for parent in list(data.parents)[:3])
 
 
+def without_tokenizer(config: RunConfig) -> str:
+    """Return why `find_run_tokenizer` finds none: there is none, or it is of another size or hash."""
+    for folder in tokenizer_folders(Path(config.output), config):
+        if has_tokenizer(folder):
+            size = vocab_size(load_tokenizer(folder))
+            if config.tokenizer_hash is None:
+                return f"{folder} has {size:,} tokens, the run {config.vocab:,}"
+            return f"{folder} is another one than that of the run, by its hash"
+    return f"{config.output} and {config.data.corpora[0].prefix} have none beside them"
+
+
 def find_run_tokenizer(config: RunConfig) -> tuple[Path, Tokenizer] | None:
     """Folder and tokenizer of a run, of its hash, or without one of its size; None if there is none."""
     for folder in tokenizer_folders(Path(config.output), config):

@@ -1,4 +1,4 @@
-"""Token dataset read as one stream, from one `.bin/.idx` pair or several shards.
+"""Token dataset read as one stream, from one `.bin/.idx` pair, one raw `.bin` file, or several shards of either.
 
 Shards are named `<prefix>-00000-of-00003.bin`. The name contains the number of shards, so that a missing one is
 detected.
@@ -14,6 +14,7 @@ import numpy as np
 from gpt2train.data.document_split import PARTS, Part, split_documents
 from gpt2train.data.indexed import IndexedDataset, idx_path, shard_name
 from gpt2train.data.mock_tokens import MOCK, MockDataset
+from gpt2train.data.raw_tokens import RawDataset, is_raw, plain_prefix
 from gpt2train.data.read_ahead import read_ahead
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.removal import check_no_removal_above
@@ -65,15 +66,21 @@ class ConcatenatedArrays:
         return ConcatenatedArrays([part[low:high] for part, (low, high) in zip(self._parts, bounds, strict=True)])
 
 
+def _open_one(prefix: str | Path, by_sequence: bool) -> IndexedDataset | RawDataset:
+    return RawDataset(prefix) if is_raw(prefix) else IndexedDataset(prefix, by_sequence)
+
+
 class ShardedDataset:
-    """Several `.bin/.idx` pairs, read as one `IndexedDataset`; `lengths` and `documents` take 12 bytes of memory each.
+    """Several pairs or raw files, read as one `IndexedDataset`; `lengths` and `documents` take 12 bytes of memory each.
+
+    Arguments are those of `IndexedDataset`.
 
     Raises:
         RunError: the pairs have different dtypes.
     """
 
-    def __init__(self, prefixes: Sequence[str | Path]) -> None:
-        self.shards = [IndexedDataset(prefix) for prefix in prefixes]
+    def __init__(self, prefixes: Sequence[str | Path], by_sequence: bool = False) -> None:
+        self.shards = [_open_one(prefix, by_sequence) for prefix in prefixes]
         kinds = {str(shard.dtype) for shard in self.shards}
         if len(kinds) > 1:
             raise RunError(f"{prefixes[0]} and its shards have the dtypes {', '.join(sorted(kinds))}; make them again")
@@ -97,7 +104,7 @@ class ShardedDataset:
 class DatasetPart:
     """Consecutive documents of a dataset, as a dataset of their own; no token is copied."""
 
-    def __init__(self, dataset: IndexedDataset | ShardedDataset | MockDataset, documents: range) -> None:
+    def __init__(self, dataset: "IndexedDataset | RawDataset | ShardedDataset | MockDataset", documents: range) -> None:
         first, last = (int(dataset.documents[number]) for number in (documents.start, documents.stop))
         self.lengths = dataset.lengths[first:last]
         self.documents = dataset.documents[documents.start : documents.stop + 1] - first
@@ -116,17 +123,23 @@ class DatasetPart:
         return self._dataset[range(len(self))[index] + self._first]
 
 
-TokenDataset = IndexedDataset | ShardedDataset | MockDataset | DatasetPart
+TokenDataset = IndexedDataset | RawDataset | ShardedDataset | MockDataset | DatasetPart
 
 
 def shard_prefixes(prefix: str | Path) -> list[Path]:
     """List the prefixes of a dataset's pairs: `prefix` itself, or its shards in order.
 
+    A raw file stands for itself, and a pattern such as `fineweb_train_*.bin` for its files in the order of their names.
+
     Raises:
         UserError: the folder has shards of several datasets with this prefix.
         RunError: a shard is missing.
     """
-    base = Path(prefix)
+    base = Path(plain_prefix(prefix))
+    if is_raw(base):
+        pattern, mark, end = base.name.partition("#")
+        found = sorted(base.parent.glob(pattern)) if "*" in pattern else []
+        return [Path(f"{one}{mark}{end}") for one in found] or [base]
     if idx_path(base).exists():
         return [base]
     pattern = re.compile(re.escape(base.name) + r"-\d{5}-of-(\d{5})\.idx")
@@ -144,7 +157,9 @@ def shard_prefixes(prefix: str | Path) -> list[Path]:
     return shards
 
 
-def open_tokens(prefix: str | Path, split: Sequence[float] | None = None, part: Part = "train") -> TokenDataset:
+def open_tokens(
+    prefix: str | Path, split: Sequence[float] | None = None, part: Part = "train", *, by_sequence: bool = False
+) -> TokenDataset:
     """Open the token dataset of a prefix, one pair or several shards; with weights of a split, one part of it.
 
     `mock:VOCAB` is no prefix, but mock tokens of a vocabulary.
@@ -154,13 +169,14 @@ def open_tokens(prefix: str | Path, split: Sequence[float] | None = None, part: 
     Raises:
         UserError: a removal of pages was interrupted in the output that has the tokens.
     """
-    dataset: IndexedDataset | ShardedDataset | MockDataset
+    dataset: IndexedDataset | RawDataset | ShardedDataset | MockDataset
     if str(prefix).startswith(MOCK):
         dataset = MockDataset(str(prefix))
     else:
         check_no_removal_above(prefix)
         prefixes = shard_prefixes(prefix)
-        dataset = IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)
+        one = len(prefixes) == 1
+        dataset = _open_one(prefixes[0], by_sequence) if one else ShardedDataset(prefixes, by_sequence)
     if split is None:
         return dataset
     return DatasetPart(dataset, split_documents(len(dataset.documents) - 1, split)[PARTS.index(part)])

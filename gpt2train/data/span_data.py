@@ -1,18 +1,15 @@
 """Data of span corruption and prefix language modelling: packed samples, of which each gives an input and a target."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from gpt2train.config import RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.data.dataset import Dataset, Indices
-from gpt2train.data.run_tokenizer import find_run_tokenizer
+from gpt2train.data.run_tokenizer import find_run_tokenizer, without_tokenizer
 from gpt2train.data.samples import SCAN_CHUNK, Samples
+from gpt2train.data.sentinels import TOP, SpecialTokens, find_special_tokens, needs_tokenizer
 from gpt2train.data.span_corruption import corrupt, corrupted_lengths, noise_mask, prefix_length
-from gpt2train.data.tokenizer import end_of_text_id, padding_id
 from gpt2train.data.training_data import TrainingData, training_data, validation_data
 from gpt2train.errors import UserError
 from gpt2train.model.families import MODELS
@@ -20,22 +17,6 @@ from gpt2train.model.loss import IGNORE
 from gpt2train.model.objectives import SpanCorruptionOptions
 
 VALIDATION = 2**62  # added to the indices of validation samples, which get other spans than those of the training
-TOP = "top"
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """Token ids that inputs and targets have besides the text.
-
-    Attributes:
-        sentinels: tokens that stand for spans, in their order.
-        start: token with which the decoder begins; also fills what is not read.
-        end: token that ends input and target.
-    """
-
-    sentinels: tuple[int, ...]
-    start: int
-    end: int
 
 
 def special_tokens(config: RunConfig) -> SpecialTokens:
@@ -45,32 +26,15 @@ def special_tokens(config: RunConfig) -> SpecialTokens:
         UserError: a sentinel does not exist, or there is no tokenizer to look it up.
     """
     options = SpanCorruptionOptions.model_validate(config.objective.options)
-    count, given = options.sentinel_count, int(config.model.options["start_id"])
-    found = find_run_tokenizer(config)
-    if found is None and (options.sentinels != TOP or options.end_id < 0):
+    folder, tokenizer = find_run_tokenizer(config) or (None, None)
+    start = int(config.model.options["start_id"])
+    if tokenizer is None and needs_tokenizer(options):
         wanted = f"the sentinels {options.sentinels}" if options.sentinels != TOP else "objective.options.end_id = -1"
         raise UserError(
-            f"{wanted} need the run's tokenizer, and {config.output} and {config.data.corpora[0].prefix} have none "
-            'beside them; copy it there as tokenizer/, or set objective.options.sentinels = "top" and end_id'
+            f"{wanted} need the run's tokenizer, and {without_tokenizer(config)}; copy it there as tokenizer/, "
+            'or set objective.options.sentinels = "top" and end_id'
         )
-    end = options.end_id if options.end_id >= 0 or found is None else end_of_text_id(found[1])
-    start = given if given >= 0 else end if found is None else padding_id(found[1])
-    if options.sentinels == TOP:
-        sentinels = tuple(range(config.vocab - 1, config.vocab - 1 - count, -1))
-    else:
-        assert found is not None
-        sentinels = tuple(_sentinel(found[1].token_to_id(name), name, found[0]) for name in _names(options))
-    for name, token in (("sentinel", min(sentinels)), ("end_id", end), ("start_id", start)):
-        if not 0 <= token < config.vocab:
-            raise UserError(
-                f"the {name} {token} is outside the vocabulary of {config.vocab} tokens; correct objective.options"
-            )
-    if options.sentinels == TOP and not {start, end}.isdisjoint(sentinels):
-        raise UserError(
-            f"the last {count} of {config.vocab} tokens would be sentinels, but among them are the tokens that begin "
-            "or end a text; give a tokenizer with sentinels, or a smaller objective.options.sentinel_count"
-        )
-    return SpecialTokens(sentinels, start, end)
+    return find_special_tokens(options, start, config.vocab, tokenizer, folder)
 
 
 class SpanData(Dataset):
@@ -186,16 +150,3 @@ def span_data(config: RunConfig, part: str) -> SpanData | None:
     if packed is None:
         return None
     return SpanData(packed, config, special_tokens(config), 0 if part == "train" else VALIDATION)
-
-
-def _names(options: SpanCorruptionOptions) -> Sequence[str]:
-    return [options.sentinels.replace("{}", str(number)) for number in range(options.sentinel_count)]
-
-
-def _sentinel(token: int | None, name: str, folder: object) -> int:
-    if token is None:
-        raise UserError(
-            f"the tokenizer {folder} has no token {name} to stand for a span; give one with sentinels (for a trained "
-            'one tokenizer.sentinels = 100), name others in objective.options.sentinels, or set it to "top"'
-        )
-    return token

@@ -26,6 +26,7 @@ from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import TokenDataset
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import atomic_file, make_folder, write_atomic, write_error
+from gpt2train.io.inner_path import inner_path
 
 INSTALL = "pip install 'gpt2train[trace]'"
 VERSION = 1
@@ -137,13 +138,18 @@ def read_index_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest of a finished index; None if there is none, or it has another version.
 
     Raises:
+        UserError: it names a file outside of its folder.
         RunError: a file of the index is missing or has another size than its record.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
         if manifest["version"] != VERSION:
             return None
-        files = [(name, size) for record in manifest["blocks"] for name, size in record["files"].items()]
+        files = [
+            (inner_path(name, folder / MANIFEST), size)
+            for record in manifest["blocks"]
+            for name, size in record["files"].items()
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     for name, size in files:

@@ -21,6 +21,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers import models
 
+from gpt2train.data.added_tokens import CONFIG, stated_added
 from gpt2train.data.bpe_tables import (
     END_OF_TEXT,
     END_TOKENS,
@@ -38,16 +39,18 @@ from gpt2train.data.bpe_tables import (
 from gpt2train.data.post_processor import ids_before_text
 from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
 from gpt2train.data.tokenizer_reader import (
-    CONFIG,
     KINDS,
+    LEGACY,
+    added_of,
     adds_bos,
     has_prefix,
-    lowers,
     read_files,
+    spaces_each,
     tables_of,
     text_of,
+    wordpiece_of,
 )
-from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
+from gpt2train.data.wordpiece import VOCAB_TXT
 from gpt2train.errors import UserError, is_failure
 
 __all__ = [
@@ -117,7 +120,7 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
 
 def load_model_tokenizer(folder: str | PathLike[str], rows: int) -> Tokenizer:
     """Load the tokenizer of a model, and check that it fits; errors as `load_tokenizer` and `check_rows`."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = open_tokenizer(read_files(folder, rows), str(folder))
     check_rows(tokenizer, rows, folder)
     return tokenizer
 
@@ -157,7 +160,8 @@ def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
 
 def _open(files: Mapping[str, bytes], source: str) -> Tokenizer:
     if TOKENIZER in files:
-        return parse_tokenizer(text_of(files, TOKENIZER, source), f"{source}/{TOKENIZER}")
+        place = source if source.endswith(".json") else f"{source}/{TOKENIZER}"  # a file that the user names
+        return parse_tokenizer(text_of(files, TOKENIZER, source), place)
     if VOCAB in files or MERGES in files:
         for name in (VOCAB, MERGES):
             if name not in files:
@@ -167,10 +171,11 @@ def _open(files: Mapping[str, bytes], source: str) -> Tokenizer:
         except ValueError as error:
             raise UserError(f"{source} has no GPT-2 tokenizer: {error}") from error
     if MODEL in files:
-        return SentencePieceTokenizer(files[MODEL], f"{source}/{MODEL}", adds_bos(files))
+        place = f"{source}/{MODEL}"
+        return SentencePieceTokenizer(files[MODEL], place, adds_bos(files), added_of(files), spaces_each(files))
     if VOCAB_TXT in files:
         try:
-            return _ordinary(build_wordpiece(text_of(files, VOCAB_TXT, source), lowers(files)))
+            return _ordinary(wordpiece_of(files, source))
         except ValueError as error:
             raise UserError(f"{source} has no WordPiece tokenizer: {error}") from error
     raise UserError(f"{source} has no tokenizer; its folder has {KINDS}")
@@ -237,22 +242,32 @@ def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]
     if TOKENIZER in files:
         return {TOKENIZER: files[TOKENIZER]}
     if isinstance(tokenizer, SentencePieceTokenizer):
-        config = {CONFIG: json.dumps({"add_bos_token": True}).encode()} if tokenizer.prefix else {}
-        return {MODEL: tokenizer.model, **config}
+        return {MODEL: tokenizer.model, **_settings_of(tokenizer)}
     assert isinstance(tokenizer, tokenizers.Tokenizer)
     return {TOKENIZER: tokenizer.to_str(pretty=False).encode()}
 
 
-def copy_tokenizer(source: str | PathLike[str], folder: Path) -> None:
-    """Write the tokenizer of `source` into an existing folder."""
-    for name, content in canonical_files(read_files(source), str(source)).items():
+def _settings_of(tokenizer: SentencePieceTokenizer) -> dict[str, bytes]:
+    """Return the configuration without which a SentencePiece model is another tokenizer; none for a model alone."""
+    config: dict[str, object] = {"add_bos_token": True} if tokenizer.prefix else {}
+    if tokenizer.added:
+        config |= {LEGACY: tokenizer.spaces_each, **stated_added(tokenizer.added)}
+    return {CONFIG: json.dumps(config).encode()} if config else {}
+
+
+def copy_tokenizer(source: str | PathLike[str], folder: Path, rows: int | None = None) -> None:
+    """Write the tokenizer of `source`, for a model with so many rows, into an existing folder."""
+    for name, content in canonical_files(read_files(source, rows), str(source)).items():
         if name != CONFIG or not (folder / name).exists():  # a model folder has its own, which says the same
             (folder / name).write_bytes(content)
 
 
-def tokenizer_hash(path: str | PathLike[str]) -> str:
-    """Hash (128 bits, hex) of everything that the ids depend on: of GPT-2's kind, in whatever file format it is."""
-    files = canonical_files(read_files(path), str(path))
+def tokenizer_hash(path: str | PathLike[str], rows: int | None = None) -> str:
+    """Hash (128 bits, hex) of everything that the ids depend on: of GPT-2's kind, in whatever file format it is.
+
+    With `rows`, that of the tokenizer for a model with so many.
+    """
+    files = canonical_files(read_files(path, rows), str(path))
     if tables := tables_of(files, str(path)):
         vocab, merges = tables
         ordered = sorted(vocab.items(), key=lambda item: item[1])
@@ -262,7 +277,9 @@ def tokenizer_hash(path: str | PathLike[str]) -> str:
         parts = [plain.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
         content = json.dumps(parts, separators=(",", ":")).encode()
     else:
-        content = files[MODEL]
+        added = added_of(files)
+        stated = json.dumps([[token.id, token.stated()] for token in added] + [spaces_each(files)]) if added else ""
+        content = files[MODEL] + stated.encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

@@ -7,13 +7,17 @@ UNKNOWN = "[UNK]"
 SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 
 
-def build_wordpiece(text: str, lower: bool | None = None) -> Tokenizer:
+def build_wordpiece(
+    text: str, lower: bool | None = None, strip_accents: bool | None = None, split_chinese: bool = True
+) -> Tokenizer:
     """Build BERT's tokenizer from its vocabulary.
 
     Args:
         text: content of `vocab.txt`, one token per line; of equal lines the last one counts.
         lower: convert texts to lower case and remove accents. By default it does if no token of two or more letters,
             besides those in brackets, has an upper-case one.
+        strip_accents: remove accents; by default as `lower`.
+        split_chinese: make each Chinese character a word.
 
     Raises:
         ValueError: the vocabulary lacks `[UNK]` or `[SEP]`.
@@ -27,7 +31,7 @@ def build_wordpiece(text: str, lower: bool | None = None) -> Tokenizer:
         lower = not any(len(token) > 1 and token != token.lower() for token in vocab if token[:1] not in ("[", "<"))
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=UNKNOWN, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower
+        clean_text=True, handle_chinese_chars=split_chinese, strip_accents=strip_accents, lowercase=lower
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()

@@ -4,7 +4,6 @@ The cleaning stores the beginning of a rejected text; the whole text is looked u
 """
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import Any
 
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_folder
+from gpt2train.io.inner_path import STEP_MANIFEST, step_files
 from gpt2train.io.removal import check_no_removal_above
 
-MANIFEST = "_manifest.json"
 MAX_FILES = 16  # read of each kind, evenly spaced
 MAX_DOCUMENTS = 1000  # of each kind
 Row = dict[str, Any]
@@ -51,11 +50,10 @@ def sample_documents(output: Path, seed: int = 0) -> tuple[list[Document], list[
     folder = output / "clean"
     check_no_removal_above(folder)
     try:
-        outcome = json.loads((folder / MANIFEST).read_bytes())["outcome"]
         kept_files, rejected_files = (
-            [folder / str(record["name"]) for record in outcome[which]] for which in ("outputs", "rejected")
+            [folder / name for name in step_files(folder, kind)] for kind in ("outputs", "rejected")
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{folder} holds no finished step clean; give the output folder of a data flow") from error
     kept = _first(_rows(kept_files, ["id", "url", "text"]), seed)
     rejected = _first(_rows(rejected_files, ["id", "url", "reason", "detail"]), seed)
@@ -105,7 +103,7 @@ def _texts(output: Path, ids: Set[str]) -> dict[str, str]:
     import pyarrow.dataset as ds
 
     found: dict[str, str] = {}
-    for manifest in sorted(output.glob(f"*/{MANIFEST}")):
+    for manifest in sorted(output.glob(f"*/{STEP_MANIFEST}")):
         files = sorted(manifest.parent.glob("*.parquet"))
         if manifest.parent.name == "clean" or not files or len(found) == len(ids):
             continue

@@ -19,7 +19,7 @@ from gpt2train.data.text_files import Row, expand, read_rows
 from gpt2train.data.tokenizer import encode_ordinary
 from gpt2train.errors import UserError
 from gpt2train.io.files import write_atomic
-from gpt2train.runs.documents import MANIFEST
+from gpt2train.io.inner_path import STEP_MANIFEST
 from gpt2train.runs.text_trace import TextTracer
 
 RESULT = "contamination.json"
@@ -133,7 +133,7 @@ def parse_result(content: bytes) -> list[dict[str, Any]]:
 def _identity(folder: Path) -> str | None:
     """Identity of the tokens by the manifest of the step that made them; None if there is none."""
     try:
-        manifest = json.loads((folder / "tokens" / MANIFEST).read_bytes())
+        manifest = json.loads((folder / "tokens" / STEP_MANIFEST).read_bytes())
         return f"{manifest['fingerprint']}:{manifest['content']}"
     except (OSError, ValueError, KeyError, TypeError):
         return None

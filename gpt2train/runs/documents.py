@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpt2train.io.inner_path import STEP_MANIFEST, file_names
+
 PAGES = "pages"
-MANIFEST = "_manifest.json"
 IDENTITY = ("id", "url", "text", "title", "date", "source", "split")  # columns that are no result of a step
 USUAL = ("documents", "clean", "decontaminated", "shuffled")
 MAX_CUTS = 20  # of a document and step
@@ -88,25 +89,29 @@ class OutputFolder:
     def manifest(self) -> dict[str, Any]:
         """Read the manifest of the step in this folder; empty if there is none."""
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self._fs.cat_file(f"{self._root}/{MANIFEST}"))
+            found = json.loads(self._fs.cat_file(f"{self._root}/{STEP_MANIFEST}"))
             return found if isinstance(found, dict) else {}
         return {}
 
     def names(self, kind: str = "outputs") -> list[str]:
-        """Names of a finished step's files of one kind; empty without a manifest."""
+        """Names of a finished step's files of one kind; empty without a manifest.
+
+        Raises:
+            UserError: one could lead out of the folder.
+        """
         try:
-            return [str(record["name"]) for record in self.manifest()["outcome"][kind]]
-        except (KeyError, TypeError):
+            return file_names(self.manifest(), kind, f"{self.url}/{STEP_MANIFEST}")
+        except ValueError:
             return []
 
     def step_folders(self) -> list[str]:
         """Folders of the finished steps below this one, sorted."""
-        patterns = [f"{self._root}/*/{MANIFEST}", f"{self._root}/data_steps/*/{MANIFEST}"]
+        patterns = [f"{self._root}/*/{STEP_MANIFEST}", f"{self._root}/data_steps/*/{STEP_MANIFEST}"]
         with contextlib.suppress(OSError):
             found = [path for pattern in patterns for path in self._fs.glob(pattern)]
             # The paths of a store begin without the protocol, those of the local disk may be absolute.
             start = found[0].index(self._root.lstrip("/")) + len(self._root.lstrip("/")) + 1 if found else 0
-            return sorted(path[start : -len(MANIFEST) - 1] for path in found)
+            return sorted(path[start : -len(STEP_MANIFEST) - 1] for path in found)
         return []
 
 

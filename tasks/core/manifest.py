@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpt2train.errors import RunError
+from gpt2train.io.inner_path import OptionalInnerPath
 from gpt2train.settings import Record
 from tasks.core.storage import FileRecord, Folder
 
@@ -75,8 +76,8 @@ class Manifest(Record):
     content: str
     """Hash of the output's content. For a step that reads the network, it can differ between runs with one
     fingerprint."""
-    folder: str
-    """Folder under the output URL that holds the files."""
+    folder: OptionalInnerPath
+    """Folder under the output URL that holds the files; empty if their names begin with it."""
     parameters: dict[str, Any]
     """The settings of this step that its outputs depend on."""
     inputs: dict[str, str]
@@ -166,10 +167,24 @@ def _version(package: str) -> str:
         return "none"
 
 
-def read_manifest(folder: Folder) -> Manifest | None:
-    """Return the manifest in a step's folder; None if there is none or it has an older format."""
+def parse_manifest(content: bytes, place: str) -> Manifest:
+    """Parse a manifest; `place` is its path or URL.
+
+    Raises:
+        UserError: it names a file outside of its folder.
+        ValueError: it is damaged, or has another format.
+    """
+    return Manifest.model_validate_json(content, context={"place": place})
+
+
+def read_manifest(folder: Folder, name: str = MANIFEST) -> Manifest | None:
+    """Return the manifest in a step's folder; None if there is none or it has an older format.
+
+    Raises:
+        UserError: it names a file outside of its folder.
+    """
     try:
-        return Manifest.model_validate_json(folder.read_bytes(MANIFEST))
+        return parse_manifest(folder.read_bytes(name), folder.location(name))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 

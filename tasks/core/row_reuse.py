@@ -249,15 +249,8 @@ def _parts_by_distance(previous: PreviousRows, name: str) -> Iterator[_Part | No
 
 @functools.lru_cache(maxsize=2)
 def _read_manifest(url: str, fingerprint: str) -> Manifest | None:
-    manifest = _read(Folder(url), MOVED)
+    manifest = read_manifest(Folder(url), MOVED)
     return manifest if manifest is not None and manifest.fingerprint == fingerprint else None
-
-
-def _read(previous: Folder, name: str) -> Manifest | None:
-    try:
-        return Manifest.model_validate_json(previous.read_bytes(name))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
 
 
 def _manifest_of(previous: PreviousRows) -> Manifest | None:
@@ -304,7 +297,7 @@ def set_aside(step: MappingStep) -> None:
             return
         previous.write_bytes(MOVING, folder.read_bytes(MANIFEST))
         folder.remove(MANIFEST)
-    moved, moving = _read(previous, MOVED), _read(previous, MOVING)
+    moved, moving = read_manifest(previous, MOVED), read_manifest(previous, MOVING)
     found = moved or moving
     if found is not None and not step.maps_alike(found):
         drop_previous(folder)
@@ -326,7 +319,7 @@ def _move(folder: Folder, found: Manifest) -> None:
 def previous_rows(step: MappingStep) -> PreviousRows | None:
     """Return the earlier outputs that `set_aside` has moved, if any."""
     previous = step.folder / PREVIOUS.rstrip("/")
-    found = _read(previous, MOVED)
+    found = read_manifest(previous, MOVED)
     return PreviousRows(previous, found.fingerprint) if found is not None and step.maps_alike(found) else None
 
 

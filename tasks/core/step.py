@@ -185,7 +185,7 @@ class Step:
     def batch(self, batch: str) -> Outcome | None:
         """Return the outcome that an earlier, unfinished run with this fingerprint committed for a batch, else None."""
         try:
-            outcome = self._committed(self.records.read_bytes(_record_name(batch)))
+            outcome = self._committed(_record_name(batch), self.records.read_bytes(_record_name(batch)))
         except FileNotFoundError:
             return None
         return outcome if outcome and self._intact(outcome) else None
@@ -194,12 +194,13 @@ class Step:
         """Return the outcomes of those batches that are committed, by name; as `batch`, with one listing for all."""
         sizes = self.folder.sizes()
         listed = sizes if self.records.url == self.folder.url else self.records.sizes()
-        texts = self.records.read_all([_record_name(name) for name in names if _record_name(name) in listed])
-        found = {name: self._committed(texts[_record_name(name)]) for name in names if _record_name(name) in texts}
+        records = {_record_name(name): name for name in names if _record_name(name) in listed}
+        texts = self.records.read_all(list(records))
+        found = {records[file]: self._committed(file, text) for file, text in texts.items()}
         return {name: outcome for name, outcome in found.items() if outcome and self._intact(outcome, sizes)}
 
-    def _committed(self, text: bytes) -> Outcome | None:
-        record = _read_record(text)
+    def _committed(self, name: str, text: bytes) -> Outcome | None:
+        record = _read_record(text, self.records.location(name))
         if record is None or record.fingerprint == self.fingerprint:
             return record.outcome if record else None
         # Batches of two environments never make one step: the manifest could not say what made its files.
@@ -262,7 +263,7 @@ class Step:
         Records with another fingerprint (of an unfinished retry) stay, and so do the files that they name.
         """
         texts = self.records.read_all([name for name in self._record_files() if TEMPORARY not in name])
-        records = {name: _read_record(text) for name, text in texts.items()}
+        records = {name: _read_record(text, self.records.location(name)) for name, text in texts.items()}
         own = {name for name, record in records.items() if record and record.fingerprint == self.fingerprint}
         if not own:
             return
@@ -306,9 +307,9 @@ def _record_name(batch: str) -> str:
     return f"{BATCHES}/{batch}.json"
 
 
-def _read_record(text: bytes) -> BatchRecord | None:
+def _read_record(text: bytes, place: str) -> BatchRecord | None:
     try:
-        return BatchRecord.model_validate_json(text)
+        return BatchRecord.model_validate_json(text, context={"place": place})
     except ValueError:
         return None  # another format: the batch is repeated
 

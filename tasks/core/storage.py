@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import UserError
 from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, atomic_file, make_folder, write_error
+from gpt2train.io.inner_path import InnerPath
 from gpt2train.settings import Record
 from tasks.core.object_stores import BLOCK, is_alive, open_store, translate_store_errors
 
@@ -32,7 +33,7 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, 
 class FileRecord(Record):
     """Entry of a manifest for one committed file."""
 
-    name: str
+    name: InnerPath
     """Path inside the step's folder, with forward slashes."""
     bytes: int
     """Size on disk."""

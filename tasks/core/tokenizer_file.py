@@ -2,8 +2,8 @@
 
 import contextlib
 
+from gpt2train.data.added_tokens import CONFIG
 from gpt2train.data.tokenizer import PRIMARY, Tokenizer, open_tokenizer
-from gpt2train.data.tokenizer_reader import CONFIG
 from tasks.core.manifest import Manifest
 from tasks.core.storage import FileRecord, Folder
 

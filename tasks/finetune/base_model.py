@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.config import TrainSettings, preset, presets
-from gpt2train.data.tokenizer import check_rows, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import load_model_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.settings import build, nearest
 
@@ -86,8 +86,9 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
         raise UserError(f"{path} has no tokenizer; give --tokenizer DIR")
     if opened.weights.shape.family == "t5":
         raise UserError(f"{path} is a T5, an encoder and a decoder; fine-tuning takes decoders, as gpt2 and llama")
-    shape, found_tokenizer = opened.weights.shape, load_tokenizer(opened.tokenizer)
-    check_rows(found_tokenizer, shape.vocab, opened.tokenizer)  # that of the model's own folder may have fewer tokens
+    shape = opened.weights.shape
+    # That of the model's own folder may have fewer tokens.
+    found_tokenizer = load_model_tokenizer(opened.tokenizer, shape.vocab)
     if tokenizer is not None and (size := vocab_size(found_tokenizer)) != shape.vocab:
         raise UserError(
             f"the tokenizer {opened.tokenizer} has {size:,} tokens, the model {path} {shape.vocab:,}; give the "
@@ -107,7 +108,8 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
         "options": dict(shape.options),
         "labels": shape.labels,
     }
-    return BaseModel(path, sizes, shape.vocab, opened.tokenizer, tokenizer_hash(opened.tokenizer), identity)
+    hashed = tokenizer_hash(opened.tokenizer, shape.vocab)
+    return BaseModel(path, sizes, shape.vocab, opened.tokenizer, hashed, identity)
 
 
 def _changed(path: Path) -> tuple[tuple[str, int, int], ...]:

@@ -71,7 +71,14 @@ class TaskFiles:
 
 
 def samples(
-    root: Folder, task: TaskSettings, files: TaskFiles, tokenizer: Path, model: str, length: int, runner: Runner
+    root: Folder,
+    task: TaskSettings,
+    files: TaskFiles,
+    tokenizer: Path,
+    model: str,
+    length: int,
+    runner: Runner,
+    rows: int | None = None,
 ) -> Manifest:
     """Write the samples of a task -> `task/`.
 
@@ -83,13 +90,14 @@ def samples(
         model: identity of the model, so that tuning another one is another training.
         length: maximum tokens of a sample.
         runner: runs the parts.
+        rows: size of the model's vocabulary.
 
     Raises:
         UserError: no row of a part is a sample, or a label is none of the task.
     """
     identities = {part: [file.identity for file in found] for part, found in files.of.items()}
     plain = task.model_dump(mode="json", exclude={"train": True, "data": {"train", "valid", "test"}})
-    inputs = {"tokenizer": tokenizer_hash(tokenizer), "model": model}
+    inputs = {"tokenizer": tokenizer_hash(tokenizer, rows), "model": model}
     inputs |= {part: "+".join(found) for part, found in identities.items() if found}
     step = Step(
         root,
@@ -111,7 +119,7 @@ def samples(
     where = where_to_read([file for found in files.of.values() for file in found], root)
     arguments = (task, labels, str(tokenizer), length)
     outcomes = runner.batches(step, "part", items, samples_part, *arguments, where=where)
-    records = [_write_tokenizer(step.folder, name, data) for name, data in _files_of(tokenizer).items()]
+    records = [_write_tokenizer(step.folder, name, data) for name, data in _files_of(tokenizer, rows).items()]
     step.folder.write_bytes("labels.json", json.dumps(labels, ensure_ascii=False).encode() + b"\n")
     extra = Outcome(outputs=(*records, step.folder.record("labels.json")), facts={"labels": len(labels)})
     total = Outcome.total([*outcomes, extra])
@@ -241,8 +249,8 @@ def _append(out: IO[bytes], sequence: list[int], dtype: np.dtype[Any]) -> int:
     return len(sequence)
 
 
-def _files_of(tokenizer: Path) -> Mapping[str, bytes]:
-    return canonical_files(read_files(tokenizer), str(tokenizer))
+def _files_of(tokenizer: Path, rows: int | None) -> Mapping[str, bytes]:
+    return canonical_files(read_files(tokenizer, rows), str(tokenizer))
 
 
 def _write_tokenizer(folder: Folder, name: str, data: bytes) -> FileRecord:

@@ -35,7 +35,8 @@ def forget(
     """Show what an output and its trainings hold of pages, and with --yes remove the pages from all of its files.
 
     Without --yes nothing is written. A removal that was interrupted is completed by the next call, which needs no
-    targets. The exit code is 1 if a file still has a text or a URL of the pages afterwards.
+    targets, but --run again if the run lies outside of the output. The exit code is 1 if a file still has a text or a
+    URL of the pages afterwards.
 
     Parameters
     ----------
@@ -61,6 +62,7 @@ def forget(
         return
     with locked(root):
         if (pending := pending_removal(root)) is not None:
+            _check_runs(root, pending, run)
             _remove(root, pending, json_)
             wanted = [target for target in wanted if target not in pending.targets]
             if not wanted:
@@ -130,9 +132,24 @@ def _print(root: Folder, removal: Removal) -> None:
     lines += _about("other pages with the same words, which stay", removal.mirrors)
     for reading in removal.runs:
         lines += _run_lines(reading, removal.delete_checkpoints)
-        if not (root.is_local and Path(reading.run).resolve().is_relative_to(Path(root.path()).resolve())):
+        if not _holds(root, reading.run):
             lines.append(f"  its own files are not searched, as it lies outside of {root.url}")
     print("\n".join(printable(line) for line in lines), flush=True)
+
+
+def _holds(root: Folder, run: str) -> bool:
+    return root.is_local and Path(run).resolve().is_relative_to(Path(root.path()).resolve())
+
+
+def _check_runs(root: Folder, pending: Removal, run: str | None) -> None:
+    """Refuse run folders elsewhere unless the user names them: the file of the removal may be a stranger's."""
+    named = None if run is None else Path(run).resolve()
+    for reading in pending.runs:
+        if not _holds(root, reading.run) and Path(reading.run).resolve() != named:
+            raise UserError(
+                f"the interrupted removal in {root.url} is of the run {reading.run} too, which lies outside of it; "
+                f"if that is right, give --run {reading.run}"
+            )
 
 
 def _about(title: str, names: tuple[str, ...]) -> list[str]:

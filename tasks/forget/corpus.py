@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError
+from gpt2train.io.inner_path import InnerPath
 from gpt2train.settings import Settings
 from tasks.core.forgotten import URL_COLUMNS, Forgotten, url_hash
 from tasks.core.manifest import MANIFEST, Manifest, Outcome
@@ -25,13 +26,13 @@ class StepCount(Settings):
     """Rows of the pages in one step."""
 
     step: str
-    folder: str
+    folder: InnerPath
     kept: int = 0
     """Rows of its outputs: URLs, pages, documents."""
     rejected: int = 0
     other: int = 0
     """Rows of ledgers, clusters and other files for inspection."""
-    files: tuple[str, ...] = ()
+    files: tuple[InnerPath, ...] = ()
 
 
 class Found(Settings):

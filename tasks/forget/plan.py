@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 
 from gpt2train.data.suffix_index import FOLDER as TOKEN_INDEX
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.inner_path import InnerPath
 from gpt2train.settings import Settings
 from tasks.core.forgotten import Forgotten, domain_hash, read_forgotten, url_hash, url_key
 from tasks.core.manifest import MANIFEST, Manifest
@@ -20,8 +21,8 @@ from tasks.verify.output import COPIES, IDENTITY, Output
 class Rewriting(Settings):
     """A step that takes pages from outside."""
 
-    folder: str
-    inputs: dict[str, str]
+    folder: InnerPath
+    inputs: dict[str, InnerPath]
     """Folders of those of its inputs, and of the steps that it read besides, that are such steps, by name."""
 
 
@@ -36,7 +37,7 @@ class Removal(Settings):
     found: Found = Found()
     rewritten: tuple[Rewriting, ...] = ()
     """Steps that take pages from outside, each after its inputs."""
-    removed: tuple[str, ...] = ()
+    removed: tuple[InnerPath, ...] = ()
     """Folders of what the flow makes again of them, and of interrupted steps."""
     traces: tuple[Trace, ...] = ()
     """Other files with a text or URL of the pages."""

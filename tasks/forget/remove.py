@@ -30,12 +30,12 @@ def pending_removal(root: Folder) -> Removal | None:
     """Read the removal that was interrupted; None if there is none.
 
     Raises:
-        UserError: Its file is damaged.
+        UserError: Its file is damaged, or names a file outside of the output.
     """
     if root.size(PENDING) is None:
         return None
     try:
-        return Removal.model_validate_json(root.read_bytes(PENDING))
+        return Removal.model_validate_json(root.read_bytes(PENDING), context={"place": root.location(PENDING)})
     except ValueError as error:
         raise UserError(
             f"{root.url}/{PENDING} is damaged; restore it, or remove it, forget the same URLs again and look into the "

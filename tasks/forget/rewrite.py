@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.core.forgotten import REASON, URL_COLUMNS, Forgotten, name_of
-from tasks.core.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint
+from tasks.core.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint, need_manifest
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_table
 from tasks.core.storage import FileRecord, Folder
 from tasks.download.consent.tally import CONSENT_FILE, signal_counts, tally_signals
@@ -68,7 +68,7 @@ def rewrite_step(
 
 
 def _identity(folder: Folder) -> str:
-    return Manifest.model_validate_json(folder.read_bytes(MANIFEST)).identity
+    return need_manifest(folder).identity
 
 
 def _download(folder: Folder, made: Manifest, forgotten: Forgotten) -> Outcome:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from gpt2train.io.inner_path import InnerPath, OptionalInnerPath
 from gpt2train.io.removal import PENDING
 from gpt2train.settings import Settings
 from tasks.core.forgotten import FORGOTTEN, Forgotten
@@ -30,11 +31,11 @@ MIRROR = 0.3  # share of the runs of a page's text that make another page a copy
 class Trace(Settings):
     """Trace of a page in a file."""
 
-    file: str
+    file: InnerPath
     place: str
     what: str
     is_readable: bool = True
-    step: str = ""
+    step: OptionalInnerPath = ""
     """Folder of the step that made the file, which is removed with it; empty if none did."""
 
 
@@ -159,4 +160,4 @@ def _certain(name: str, piece: Piece, searcher: Searcher, is_source: bool = Fals
 
 def is_traced(piece: Piece, searcher: Searcher) -> bool:
     """Return True if a piece names a page or has its words."""
-    return _certain("", piece, searcher) is not None or (not piece.owners and bool(searcher.runs(piece.texts)))
+    return _certain("line", piece, searcher) is not None or (not piece.owners and bool(searcher.runs(piece.texts)))

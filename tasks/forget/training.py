@@ -13,6 +13,7 @@ from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import write_atomic
+from gpt2train.io.inner_path import InnerPath
 from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
 from gpt2train.io.run_folder import checkpoint_step, list_checkpoints
 from gpt2train.monitoring.run_record import RunRecord, read_record
@@ -53,9 +54,9 @@ class RunReading(Settings):
     """Steps that read these samples."""
     first_steps: tuple[int, ...] = ()
     """From 0, as in `gpt2train trace`."""
-    checkpoint: str | None = None
+    checkpoint: InnerPath | None = None
     """Last checkpoint before the first of these steps; None if there is none, or if no step has read the pages."""
-    later: tuple[str, ...] = ()
+    later: tuple[InnerPath, ...] = ()
     """Checkpoints after it: their weights depend on the pages."""
     merged: bool = False
     """True if its merged model has the weights of one of these."""

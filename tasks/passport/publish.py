@@ -17,6 +17,7 @@ from gpt2train.convert.dataset import Counts, dataset_card, write_splits
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import atomic_folder
+from gpt2train.io.inner_path import inner_file
 from tasks.browse.corpus import FinishedStep
 from tasks.core.storage import FileRecord, Folder
 from tasks.passport.about import About, stated_about
@@ -82,8 +83,8 @@ def contents_of(source: str, *, dataset: bool, about: About | None = None) -> Co
             elif path.is_file():
                 files[name] = path
         for name in (SUMMARY, PACKAGES):
-            if (path := model.parent / FOLDER / name).is_file():
-                files.setdefault(name, path)
+            if (model.parent / FOLDER / name).is_file():
+                files.setdefault(name, inner_file(model.parent, f"{FOLDER}/{name}", model.parent))
     if not dataset:
         return Contents(files, left_out=tuple(left))
     home = root if model is None or _is_output(root) else Folder(model.parents[2])
@@ -126,6 +127,9 @@ def dataset_files(contents: Contents, folder: Path) -> Counts:
     if corpus is None or documents is None:
         raise AssertionError("the publication has no dataset")
     folder.mkdir(parents=True, exist_ok=True)
+    for name in documents.outputs if documents.folder.is_local else ():
+        step = Path(documents.folder.path())
+        inner_file(step.parent, f"{step.name}/{name}", step)
     counts = write_splits((documents.folder.open(name) for name in documents.outputs), folder / DATA)
     steps = [step.manifest.model_dump(mode="json") for step in corpus.document_steps if step.manifest.outcome.seen]
     card = dataset_card(counts, steps, contents.about.license, corpus_sections(corpus))

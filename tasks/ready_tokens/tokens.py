@@ -1,4 +1,4 @@
-"""Token files made elsewhere (Megatron-LM's `.bin/.idx`): their corpora, split, counts and tokenizer.
+"""Token files made elsewhere (Megatron-LM's `.bin/.idx`, raw `.bin`): their corpora, split, counts and tokenizer.
 
 They are opened and counted before a training starts, and read where they are.
 """
@@ -11,8 +11,9 @@ from gpt2train.config.data import split_weights
 from gpt2train.data.document_split import PARTS
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.mock_tokens import MOCK
+from gpt2train.data.raw_tokens import is_raw, plain_prefix, with_end
 from gpt2train.data.sharded_dataset import open_tokens
-from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import build
@@ -75,6 +76,11 @@ def open_ready_tokens(
         vocab = vocab or (vocab_size(load_tokenizer(tokenizer)) if tokenizer else GPT2_VOCAB)
         corpora, split = (Corpus(prefix=f"{MOCK}{vocab}"),), split or (None if valid else "949,50,1")
     validation = _one_prefix(valid) if valid is not None else None
+    found_tokenizer = _find_tokenizer((*corpora, *([validation] if validation else [])), tokenizer)
+    opened = None if found_tokenizer is None else load_tokenizer(found_tokenizer)
+    if opened is not None:
+        corpora = tuple(_with_end(corpus, opened) for corpus in corpora)
+        validation = validation and _with_end(validation, opened)
     weights = split_weights(split or "1")
     identities, facts = [], {f"{part}_{unit}": 0 for part in PARTS for unit in ("documents", "tokens")}
     try:
@@ -90,8 +96,7 @@ def open_ready_tokens(
             facts |= {"valid_documents": len(found.documents) - 1, "valid_tokens": len(found.tokens)}
     except RunError as error:  # files that the user gave, not those of a step
         raise UserError(str(error)) from error
-    found_tokenizer = _find_tokenizer((*corpora, *([validation] if validation else [])), tokenizer)
-    size = None if found_tokenizer is None else vocab_size(load_tokenizer(found_tokenizer))
+    size = None if opened is None else vocab_size(opened)
     if size is not None and vocab is not None and vocab < size:
         raise UserError(f"vocab is {vocab:,}, but the tokenizer {found_tokenizer} has {size:,} tokens; leave vocab out")
     if (size := vocab or size) is None:
@@ -122,12 +127,19 @@ def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
     if not all(prefix for prefix, _ in pairs):
         raise UserError(f"tokens: {tokens!r} has an empty prefix; give PREFIX, or PREFIX,PREFIX")
     corpora = [
-        build(Corpus, {"prefix": str(Path(prefix).absolute()), "weight": weight}, source=f"tokens: {prefix}")
+        build(Corpus, {"prefix": plain_prefix(Path(prefix).absolute()), "weight": weight}, source=f"tokens: {prefix}")
         for prefix, weight in pairs
     ]
     if not any(corpus.weight for corpus in corpora):
         raise UserError(f"tokens: all weights of {tokens!r} are 0, which leaves nothing for training; raise one")
     return tuple(corpus for corpus in corpora if corpus.weight)
+
+
+def _with_end(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
+    """Add the end-of-text id of the tokenizer to the name of a raw file, if it is not the usual one."""
+    if not is_raw(corpus.prefix):
+        return corpus
+    return corpus.model_copy(update={"prefix": with_end(corpus.prefix, end_of_text_id(tokenizer))})
 
 
 def _one_prefix(valid: str) -> Corpus:

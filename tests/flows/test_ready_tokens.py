@@ -11,18 +11,20 @@ import pytest
 
 from flows.dry_run.plan import show_dry_run
 from flows.orchestration.flow import split_parameters
-from flows.pretrain import check, pretrain, recipe
+from flows.pipeline import pipeline
+from flows.pretrain import check, check_training, pretrain, recipe
 from flows.recipe import PlannedRun
-from flows.settings import PretrainFlowSettings, resolve
+from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
 from gpt2train.cli import app
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
-from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
+from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import run_command
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
 from tasks.core.manifest import Manifest
+from tasks.ready_tokens.tokens import open_ready_tokens
 from tests.flows.commands import run
 from tests.gpt2train import jobs
 from tests.gpt2train.data.test_tokenizer import small_tables
@@ -285,6 +287,38 @@ def test_wrong_tokens_are_refused_in_one_line(
         captured = capsys.readouterr()
         assert said in captured.err and captured.err.count("\n") == 1 and captured.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_raw_file_has_the_documents_of_its_pair(made: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "raw.bin"
+    raw.write_bytes((made / "tokens/a.bin").read_bytes())
+    tokenizer, split = f"{made}/tokens/tokenizer", "8,1,1"
+    pair = open_ready_tokens(f"{made}/tokens/a.idx", split, None, None)  # a file of the pair stands for it
+    found = open_ready_tokens(str(raw), split, tokenizer, None)
+    assert (found.identities, found.facts, found.vocab) == (pair.identities, pair.facts, pair.vocab)
+    assert pair.corpora[0].prefix == f"{made}/tokens/a"
+    assert found.corpora[0].prefix == f"{raw}#{end_of_text_id(load_tokenizer(tokenizer))}"
+
+
+def test_missing_sentinels_are_refused_before_anything_starts(made: Path, tmp_path: Path) -> None:
+    span = {"objective": {"name": "span_corruption", "options": {"sentinel_count": 3}}}
+    train = (
+        TRAIN
+        | span
+        | {
+            "model": {
+                "family": "t5",
+                **TRAIN["model"],
+                "options": {"decoder_context": 16, "encoder_layers": 1},
+                "layers": 2,
+            }
+        }
+    )
+    with pytest.raises(UserError, match=r"tokenizer has no token <extra_id_0> to stand for a span"):
+        check(planned(tmp_path, tokens=f"{made}/tokens/a", train=train))
+    flags = {"output": str(tmp_path), "preset": "tiny", "train": train, "tokenizer": {"name": "train", "sentinels": 2}}
+    with pytest.raises(UserError, match=r"tokenizer\.sentinels is 2, but the objective needs 3"):
+        check_training(pipeline.planned(resolve(PipelineSettings, flags=flags)))
 
 
 def test_a_settings_file_of_all_flows_may_have_the_table_of_the_tokenizer(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.tasks.items import DataFile, has_data
 from gpt2train.io.files import write_atomic
+from gpt2train.io.inner_path import is_inner
 
 RECORD = "fetched.json"  # in the folder of the data: name -> url and hash of each fetched file
 MAX_BYTES = 1 << 28  # of a file; the largest one of CORE has 23 MB
@@ -104,7 +105,7 @@ def _read_record(folder: Path) -> dict[str, dict[str, str]]:
 def _target(task: Task, name: str) -> str:
     """Return the path of the fetched file below the folder: the first name of the data, without `**/`."""
     path = PurePosixPath(task.data[0].removeprefix("**/"))
-    if path.is_absolute() or not path.name or ".." in path.parts or "*" in str(path) or path.name == RECORD:
+    if not is_inner(str(path)) or "*" in str(path) or path.name == RECORD:
         raise UserError(f"task {name}: data: {task.data[0]!r} is no name for a fetched file; put a plain name first")
     return str(path)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from gpt2train.convert.huggingface import (
     from_huggingface,
     join_heads,
+    open_model,
     read_model,
     read_shape,
     split_heads,
@@ -241,3 +242,36 @@ def test_sharded_weights_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     tokens = torch.arange(32).unsqueeze(0)
     assert torch.equal(read_model(tmp_path)(tokens)[..., :300], make_model(SMALL)(tokens)[..., :300])
+
+
+WRAPPED = {
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "DDP": lambda name: f"module.{name}",
+    "compiled DDP": lambda name: f"_orig_mod.module.{name}",
+    "FSDP": lambda name: name.replace(".h.", "._fsdp_wrapped_module.h.").replace(
+        ".layers.", ".layers._fsdp_wrapped_module."
+    ),
+    "checkpointed blocks": lambda name: name.replace(".attn.", "._checkpoint_wrapped_module.attn."),
+    "a module": lambda name: f"model.{name}",
+    "a module twice": lambda name: f"transformer.transformer.{name}",
+    "a base model": lambda name: name.removeprefix("transformer.").removeprefix("model."),
+    "a compiled base model in DDP": lambda name: f"module._orig_mod.{name.removeprefix('transformer.')}",
+    "a module of one's own": lambda name: f"net.gpt.{name}",
+}
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "T5"])
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_names_of_wrapped_models_are_those_of_the_model(tmp_path: Path, kind: str, wrapper: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 300, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}
+    sizes |= {"intermediate_size": 16, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    name = {"GPT2": "GPT2LMHeadModel", "Llama": "LlamaForCausalLM", "T5": "T5ForConditionalGeneration"}[kind]
+    getattr(transformers, name)(config).save_pretrained(tmp_path)
+    expected = open_model(tmp_path).read()
+    file = tmp_path / "model.safetensors"
+    save_file({WRAPPED[wrapper](name): tensor for name, tensor in load_file(file).items()}, file)
+    found = open_model(tmp_path).read()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)

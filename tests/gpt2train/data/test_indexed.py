@@ -114,7 +114,7 @@ def patch(path: Path, offset: int, value: bytes) -> None:
         ("idx", 34, struct.pack("<i", 2), RunError, "is truncated|does not belong"),
         ("idx", 34, struct.pack("<ii", 3, 1), RunError, "offsets do not follow"),
         ("idx", 34 + 8, struct.pack("<q", 2), RunError, "offsets do not follow"),
-        ("idx", 34 + 24, struct.pack("<q", 1), RunError, "offsets do not follow"),
+        ("idx", 34 + 24, struct.pack("<q", 1), RunError, "documents are not in the order"),
     ],
 )
 def test_damage_is_named(

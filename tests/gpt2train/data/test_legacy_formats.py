@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.data.indexed import IndexedDataset
+from gpt2train.data.indexed import IndexedDataset, write_index
 from gpt2train.data.legacy_formats import LegacyDataset, convert, open_any
 from gpt2train.errors import RunError, UserError
 from tests.gpt2train.indexed_writer import IndexedWriter
@@ -111,3 +111,53 @@ def test_the_command_converts_a_legacy_dataset(tmp_path: Path) -> None:
     assert IndexedDataset(tmp_path / "new").documents.tolist() == DOCUMENTS
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 2 and len(again.stderr.splitlines()) == 1
+
+
+def write_fairseq(prefix: Path, sequences: list[list[int]], magic: bytes) -> Path:
+    """A pair as fairseq writes it: neither a number of documents nor their index."""
+    sizes = [len(ids) for ids in sequences]
+    starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+    if magic == b"TNTIDX\0\0":
+        head = magic + struct.pack("<5Q", 1, 4, 4, len(sizes), len(sizes))
+        numbers = [*range(len(sizes) + 1), *starts, *sizes]
+        content = head + struct.pack(f"<{len(numbers)}q", *numbers)
+    else:
+        content = magic + struct.pack("<QBQ", 1, 4, len(sizes)) + struct.pack(f"<{len(sizes)}i", *sizes)
+        content += struct.pack(f"<{len(sizes)}q", *(4 * start for start in starts[:-1]))
+    prefix.with_suffix(".idx").write_bytes(content)
+    flat = [token for ids in sequences for token in ids]
+    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(flat)}i", *flat))
+    return prefix
+
+
+@pytest.mark.parametrize("magic", [b"TNTIDX\0\0", b"MMIDIDX\0\0"])
+@settings(max_examples=20, deadline=None)
+@given(sequences=st.lists(st.lists(st.integers(0, 65_499), max_size=6), max_size=6))
+def test_each_sequence_of_a_file_of_fairseq_is_a_document(
+    tmp_path_factory: pytest.TempPathFactory, magic: bytes, sequences: list[list[int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("fairseq")
+    found = open_any(write_fairseq(folder / "theirs", sequences, magic))
+    assert found.tokens.tolist() == [token for ids in sequences for token in ids]
+    assert found.lengths.tolist() == [len(ids) for ids in sequences]
+    assert found.documents.tolist() == [*range(len(sequences) + 1)]
+    index = (folder / "theirs.idx").read_bytes()
+    (folder / "theirs.idx").write_bytes(index[:-1])
+    with pytest.raises((UserError, RunError), match="truncated"):
+        open_any(folder / "theirs")
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_a_document_index_that_ends_early_has_a_remedy(tmp_path: Path, older: bool) -> None:
+    prefix = write(tmp_path / "merged", SEQUENCES, [0, 1, 2])
+    if not older:
+        prefix = tmp_path / "pair"
+        (tmp_path / "pair.bin").write_bytes((tmp_path / "merged.bin").read_bytes())
+        write_index(tmp_path / "pair.idx", [len(ids) for ids in SEQUENCES], "<i4", [0, 1, 2])
+    with pytest.raises(UserError, match=r"document index ends at 2 of 5 sequences, .*--by-sequence"):
+        open_any(prefix)
+    made = convert(prefix, tmp_path / "made", by_sequence=True)
+    assert [ids.tolist() for ids in made] == SEQUENCES and made.documents.tolist() == [0, 1, 2, 3, 4, 5]
+    for documents in ([0, 2, 1, 5], [1, 5], [0, 6]):
+        with pytest.raises(RunError, match="documents are not in the order"):
+            open_any(write(tmp_path / "merged", SEQUENCES, documents))

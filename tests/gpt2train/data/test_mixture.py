@@ -78,3 +78,12 @@ def test_positions_are_exact_at_large_indices() -> None:
         (0, 2 * 10**12 + 1),
         (1, 10**12),
     ]
+
+
+@given(COUNTS, st.data())
+def test_the_first_repetition_is_exact(counts: list[int], data: st.DataObject) -> None:
+    samples = data.draw(st.lists(st.integers(1, 400), min_size=len(counts), max_size=len(counts)))
+    mixture = Mixture(counts)
+    drawn = [Fraction(count, sum(counts)) for count in counts]
+    assert mixture.per_epoch(samples) == int(min(n / share for n, share in zip(samples, drawn, strict=True)))
+    assert Mixture([9, 2]).per_epoch([99, 99]) == 121

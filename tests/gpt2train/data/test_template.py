@@ -185,7 +185,7 @@ def sentencepiece_model() -> bytes:
         ({"add_bos_token": True}, ["<s>"]),
         ({"tokenizer_class": "LlamaTokenizer"}, ["<s>"]),
         ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, []),
-        ({"tokenizer_class": "T5Tokenizer"}, []),
+        ({"tokenizer_class": "T5Tokenizer", "extra_ids": 0}, []),
     ],
 )
 def test_a_sentencepiece_model_has_the_bos_of_its_configuration(
