@@ -37,3 +37,6 @@ if IS_COMMAND:
         load_plugins()
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in sys.orig_argv))
+    from flows.ui.arguments import check_arguments
+
+    check_arguments(next(name for name in COMMANDS if name in sys.orig_argv).removeprefix("flows."))

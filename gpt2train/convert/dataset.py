@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpt2train.convert.markdown import table
-from gpt2train.convert.model_card import data_steps
 from gpt2train.convert.settings import CARD
+from gpt2train.convert.step_manifests import data_steps
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder, check_folder
 

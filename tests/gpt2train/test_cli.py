@@ -182,17 +182,6 @@ def test_every_error_is_one_line(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_help_does_not_import_torch() -> None:
-    code = (
-        "import sys; from gpt2train.cli import app; from gpt2train.io.command_line import run_command\n"
-        "run_command(app, ['--help']); run_command(app, ['generate', '--help']); sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    assert "--debug" in done.stdout
-    assert "--top-k" in done.stdout
-
-
 def test_a_reader_that_has_ended_is_no_error(trained_run: TrainedRun) -> None:
     """As `head`, with more and with less output than is buffered."""
     for arguments in (["config"], ["runs", str(trained_run.run)]):
