@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from gpt2train.convert.hf_classifier import classifier_config, label_names
@@ -107,9 +108,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     check_folder(folder)
     file = folder / "config.json"
     if not file.is_file():
-        raise UserError(
-            f"{folder} is not a model folder (no config.json); create one: gpt2train merge RUN --output {folder}"
-        )
+        merge = f"gpt2train merge RUN --output {quote(str(folder))}"
+        raise UserError(f"{folder} is not a model folder (no config.json); create one: {merge}")
     return read_object(file)
 
 

@@ -1,7 +1,11 @@
 """Commands that the product prints for pasting: each parses, and means what is said."""
 
+import ast
+import re
 import shlex
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,40 @@ from gpt2train.plan.search import offload_of
 from gpt2train.plan.settings_file import read_settings
 from gpt2train.settings import build, parse_assignment
 from tests.flows.commands import APPS
+
+ROOT = Path(__file__).parents[2]
+NAMES = "|".join([*app, *(f"data {name}" for name in app["data"])])
+PRINTED = re.compile(rf"(?:python -m flows\.\w+|gpt2train (?:{NAMES})) [^,;:`()…\n]*")
+
+
+def printed_commands() -> Iterator[tuple[str, str, list[ast.expr]]]:
+    """Place, text and inserted values of each string of the product in which a command has arguments."""
+    for file in sorted(file for layer in ("flows", "tasks", "gpt2train") for file in (ROOT / layer).rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+        within = {id(value) for node in joined for value in node.values}
+        within |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        plain = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in within]
+        for node in [*joined, *plain]:
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            inserted = [part.value for part in parts if isinstance(part, ast.FormattedValue)]
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
+            for match in PRINTED.finditer(text) if "gpt2train" in text or "flows." in text else ():
+                before = text[: match.start()].count("{}")
+                if "--" in match[0] or "{}" in match[0] or "%s" in match[0]:
+                    values = inserted[before : before + match[0].count("{}")]
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", match[0].strip(" ."), values
+
+
+def test_every_printed_command_parses_and_quotes_what_it_inserts() -> None:
+    found = list(printed_commands())
+    assert len(found) > 12
+    for place, text, inserted in found:
+        words = shlex.split(text.replace("{}", "X").replace("%s", "X"))
+        program, words = (APPS[words[2][6:]], words[3:]) if words[0] == "python" else (app, words[1:])
+        program.parse_args(words, exit_on_error=False, print_error=False)
+        for value in inserted:
+            assert isinstance(value, ast.Call) and ast.unparse(value.func) == "quote", (place, ast.unparse(value))
 
 
 def settings_of(words: list[str]) -> PretrainFlowSettings:
