@@ -10,7 +10,7 @@ from gpt2train.parallel.pipeline_stages import head_weight
 from gpt2train.plan.activations import FP32, HALF
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import Piece, blocks_parameters, parameters
-from gpt2train.plan.recomputation import recomputed_share, repeated_reduces
+from gpt2train.plan.recomputation import repeated_reduces, slowdown
 from gpt2train.plan.uneven_heads import uneven_heads
 
 ADAMW_BYTES = 28  # per parameter and update: weight, gradient and 2 moments read; weight and 2 moments written
@@ -70,7 +70,7 @@ def step_time(
     uneven = uneven_heads(shape, layout.tp)  # all ranks wait for the one with the most heads
     products = 12 * shape.hidden * (uneven.queries + uneven.products) + 12 * length * uneven.queries
     flops_of_token = flops_per_token(shape, length) + shape.layers * shape.head_dim * products
-    flops = tokens * flops_of_token * (1 + recomputed_share(settings, shape, layout.tp))
+    flops = tokens * flops_of_token * slowdown(settings, shape, layout.tp)
     # The slowest stage determines the time; the head costs as much as several layers.
     weights = [piece.layers + (head_weight(shape) if piece.last else 0) for piece in pieces]
     imbalance = max(weights) * len(weights) / sum(weights)

@@ -16,7 +16,7 @@ from gpt2train.plan.duration import step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import peak
 from gpt2train.plan.parameters import pieces
-from gpt2train.plan.recomputation import recomputed_share
+from gpt2train.plan.recomputation import slowdown
 
 # FLOP/s of a core in fp32 training: 0.75 of 83 to 94 GFLOP/s as matrix products (docs/develop/benchmarks.md)
 CORE_FLOPS = 60e9
@@ -112,7 +112,7 @@ def estimate_resources(
         basis = f"a roofline of {speed}{guess} (docs/train/plan.md)"
     else:
         busy = min(processes * threads, cores) * nodes
-        factor = 1 + recomputed_share(settings, shape, layout.tp)
+        factor = slowdown(settings, shape, layout.tp)
         rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
         per_token = factor * flops_per_token(shape, settings.model.context) / (busy * rate)
         available = memory_of_cpu() / processes

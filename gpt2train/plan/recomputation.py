@@ -7,6 +7,8 @@ from gpt2train.model.families import MODELS, block_sizes, is_residual, last_prod
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
 
+POINTWISE = 0.05  # of a step's time, for norms and activation functions, which have no FLOPs to speak of
+
 
 def stored_products(settings: TrainSettings, shape: Shape, tp: int, start: int = 0) -> list[str]:
     """Return the weights of a block whose products selective checkpointing stores: those with a bias.
@@ -44,6 +46,13 @@ def recomputed_share(settings: TrainSettings, shape: Shape, tp: int) -> float:
             products += 4 * shape.heads * shape.head_dim * length * (length + attended)
         repeated += (end - start) * products
     return repeated / (flops_per_token(shape, context) * context)
+
+
+def slowdown(settings: TrainSettings, shape: Shape, tp: int) -> float:
+    """Return the time of computation as a multiple of that without recomputation."""
+    if settings.parallel.activation_checkpointing == "none":
+        return 1.0
+    return 1 + POINTWISE + recomputed_share(settings, shape, tp)
 
 
 def repeated_reduces(settings: TrainSettings) -> float:
