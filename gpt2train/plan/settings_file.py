@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gpt2train.config import RunConfig, TrainSettings, preset
 from gpt2train.plan.budget import Rate, Recipe, given_recipe
-from gpt2train.settings import PositiveNumber, Settings, build, read_toml
+from gpt2train.settings import Settings, build, read_toml
 
 # Preset below the settings of a file, as what the file is for takes it. The settings of a run are complete.
 DEFAULT_PRESETS = {"settings": "345m", "run": None, "flow": "tiny"}
@@ -22,7 +22,7 @@ class FlowFile(Settings):
     """Preset of them."""
     recipe: str | None = None
     """Recipe of them, in place of a preset."""
-    depth: PositiveNumber | None = None
+    depth: int | None = None
     """Blocks of the recipe's model."""
     budget: str | None = None
     """Budget of the recipe, in place of the depth."""
