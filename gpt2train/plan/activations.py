@@ -130,7 +130,7 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
         split += 3 * FP32 * heads * tokens * (length + (context if read else 0))
         split += 3 * (FP32 - item) * tokens * attention
     elif settings.device == "cpu" and family.head_tables:
-        split += FP32 * heads * tokens * length
+        split += (FP32 + (HALF if half else 0)) * heads * tokens * length
     elif family.head_tables and half:
         split += HALF * heads * length**2
     masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
@@ -183,7 +183,11 @@ def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start
     wide = max(size[1] for name, size in matrices.items() if is_residual(name, shape))
     length = _length(settings, shape, start)
     number = 1 if MODELS[shape.family].more_saved(shape) == 0 else 2
-    split = number * _item(settings) * layout.micro_batch * length * wide / layout.tp
+    tokens = layout.micro_batch * length
+    split = number * _item(settings) * tokens * wide / layout.tp
+    if settings.device == "cpu" and MODELS[shape.family].head_tables and not settings.model.dropout:
+        heads = shape.heads + uneven_heads(shape, layout.tp).queries
+        split += FP32 * heads * tokens * length / layout.tp  # gradients of the scores
     return split + _stream(settings, shape, layout, length)
 
 
