@@ -38,4 +38,5 @@ if IS_COMMAND:
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in sys.orig_argv))
     # By its name, since this package stands below all its modules.
-    load("flows.ui.arguments:check_arguments")(next(name for name in COMMANDS if name in sys.orig_argv).removeprefix("flows."))
+    flow = next(name for name in COMMANDS if name in sys.orig_argv).removeprefix("flows.")
+    load("flows.ui.arguments:check_arguments")(flow)
