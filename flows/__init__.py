@@ -12,7 +12,7 @@ from pathlib import Path
 from gpt2train.errors import UserError
 from gpt2train.io import process_exit
 from gpt2train.io.command_line import fail
-from gpt2train.plugins import load_plugins
+from gpt2train.plugins import load, load_plugins
 
 COMMANDS = ("flows.dataprep", "flows.evaluate", "flows.finetune", "flows.pipeline", "flows.pretrain")
 
@@ -37,3 +37,6 @@ if IS_COMMAND:
         load_plugins()
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in sys.orig_argv))
+    # By its name, since this package stands below all its modules.
+    flow = next(name for name in COMMANDS if name in sys.orig_argv).removeprefix("flows.")
+    load("flows.ui.arguments:check_arguments")(flow)

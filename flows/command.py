@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
 import cyclopts
 
@@ -10,17 +10,13 @@ from flows.compat.prefect import refresh_settings
 from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
-from flows.settings import resolve
-from flows.ui.flags import dump, flags_model
-from flows.ui.help import ALL_FLAG, flow_app
+from flows.ui.arguments import arguments_app
 from gpt2train.io.command_line import run_command
 from gpt2train.io.process_exit import set_exit_status
 from gpt2train.io.progress import console
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
-
-CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
 
 
 def command(flow: SettingsFlow[S], result: str) -> None:
@@ -37,24 +33,10 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         flow: the flow to run; it returns a path, and every field of its settings is a flag.
         result: name of that path in the last line of output.
     """
-    app = flow_app(flow.name, flow.model, flow.__doc__ or "")
-    flags_of = flags_model(flow.model)
 
-    @app.default
-    def main(
-        *,
-        config: Annotated[str | None, cyclopts.Parameter(help=CONFIG_HELP)] = None,
-        settings: Annotated[flags_of | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[valid-type]
-        help_all: Annotated[bool, cyclopts.Parameter(name=ALL_FLAG, negative="", show=False)] = False,
-    ) -> None:
-        """Run the flow, or show every setting."""
-        if help_all:
-            app.print_all()
-            return
-        flags: dict[str, Any] = {} if settings is None else dump(settings, "python", given=True)
-        resolved = resolve(flow.model, config, flags)
-        run = flow.planned(resolved)
-        if getattr(resolved, "dry_run", False):
+    def start(settings: S) -> None:
+        run = flow.planned(settings)
+        if getattr(settings, "dry_run", False):
             dry_run(run, flow.check, print)
             return
         flow.check(run)
@@ -71,7 +53,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
                 path = flow.start(run)
         print(f"{result}: {path}")
 
-    return app
+    return arguments_app(flow.name, flow.model, flow.__doc__ or "", start)
 
 
 def refresh_prefect_settings() -> None:

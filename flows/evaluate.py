@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from shlex import quote
 
 from flows.command import command
 from flows.orchestration.flow import settings_flow
@@ -67,11 +68,12 @@ def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, ScoreInputs]:
         if not settings.lambada:
             raise UserError(
                 f"{run.url} was trained on token files, which have no documents to score; give --lambada FILE, or run "
-                f"gpt2train merge {run.url} --output DIR, then gpt2train evaluate"
+                f"gpt2train merge {quote(run.url)} --output DIR, then gpt2train evaluate"
             )
         if not (Path(run.path()) / "tokenizer").is_dir():
             raise UserError(
-                f"{run.url} was trained without a tokenizer; run gpt2train merge {run.url} --tokenizer DIR --output DIR"
+                f"{run.url} was trained without a tokenizer; run gpt2train merge {quote(run.url)} --tokenizer DIR "
+                "--output DIR"
             )
         return training, ScoreInputs(root, None, None, settings.lambada)
     data = data_of(run, root)

@@ -5,7 +5,7 @@ torch is imported only by the commands that need it.
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -19,6 +19,7 @@ from gpt2train.errors import UserError
 from gpt2train.inference.command import generate
 from gpt2train.io.command_line import HELP_DEBUG, run_command
 from gpt2train.io.counts import count_of
+from gpt2train.io.files import check_folder
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.simulate_command import simulate
@@ -30,7 +31,18 @@ from gpt2train.serve.command import serve
 
 DEFAULT_MERGE = MergeSettings()
 
-app = App(
+
+class _App(App):
+    """App whose help page describes the commands that are named by strings and not yet imported too."""
+
+    def help_print(self, *arguments: Any, **options: Any) -> None:
+        """Print the help page of a command."""
+        for command in [self[name] for name in self]:
+            _ = [command[name] for name in command]
+        super().help_print(*arguments, **options)
+
+
+app = _App(
     name="gpt2train",
     help="Merge, convert, evaluate and serve a trained GPT-2, generate text, trace samples and texts to their "
     "documents and compare runs.",
@@ -82,7 +94,8 @@ def merge(
     tokenizer
         Tokenizer folder of the training; by default `tokenizer` beside the training tokens.
     """
-    from gpt2train.convert.merge import merge as merge_checkpoint
+    check_folder(source)
+    from gpt2train.convert.merge import merge as merge_checkpoint  # imports torch (1-2 s)
 
     checkpoint = merge_checkpoint(source, output, tokenizer, settings.dtype, settings.license)
     print(f"merged {checkpoint}")

@@ -1,10 +1,11 @@
 """Settings model of a command's flags: values are checked, but not against values that a preset or a file may set."""
 
+import inspect
 from copy import copy
 from functools import cache
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, create_model, model_validator
+from pydantic import BaseModel, create_model, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from gpt2train.settings import Settings
@@ -12,7 +13,7 @@ from gpt2train.settings import Settings
 
 @cache
 def flags_model(model: type[Settings]) -> type[Settings]:
-    """Return a subclass of a settings model, at all depths, without the checks of one value against another.
+    """Return a subclass of a settings model, at all depths, without the checks of one value by another.
 
     The flags of a command are a part of its settings: `--train.steps 60` suits the warm-up of one preset and not that
     of another. The whole is checked when the layers are merged. A model without such checks is returned as it is.
@@ -23,18 +24,26 @@ def flags_model(model: type[Settings]) -> type[Settings]:
             part = flags_model(field.annotation)
             if part is not field.annotation:
                 fields[name] = (part, _with_default(field, part))
-    checks = [
-        name for name, check in model.__pydantic_decorators__.model_validators.items() if check.info.mode == "after"
-    ]
+    found = model.__pydantic_decorators__
+    checks: dict[str, Any] = {
+        name: model_validator(mode="after")(_accept)
+        for name, check in found.model_validators.items()
+        if check.info.mode == "after"
+    }
+    # Options of a model family or an objective are checked and completed by the values of other fields.
+    checks |= {
+        name: field_validator(*check.info.fields)(_accept)
+        for name, check in found.field_validators.items()
+        if check.info.mode == "after" and len(inspect.signature(check.func).parameters) > 1
+    }
     if not fields and not checks:
         return model
-    accepted = model_validator(mode="after")(_accept)
     made = create_model(
         f"{model.__name__}Flags",
         __base__=model,
         __module__=model.__module__,
         __doc__=model.__doc__,
-        __validators__=dict.fromkeys(checks, cast(Any, accepted)),
+        __validators__=checks,
         **fields,
     )
     return cast(type[Settings], made)
@@ -66,5 +75,5 @@ def _with_default(field: FieldInfo, part: type[Settings]) -> FieldInfo:
     return own
 
 
-def _accept(settings: BaseModel) -> BaseModel:
-    return settings
+def _accept(value: Any) -> Any:
+    return value

@@ -1,6 +1,8 @@
 """Result artifact of a flow run: row counts, scores, paths of the outputs and the next commands."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from flows.ui.artifact_publisher import ArtifactPublisher
@@ -67,17 +69,23 @@ def next_commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str,
     by_step = {manifest.step: (root / manifest.folder).path() for manifest in manifests}
     found = []
     training = next((manifest.parameters for manifest in manifests if manifest.step == "train"), {})
-    if "merge" in by_step and training.get("model", {}).get("labels"):  # a classifier, which is not served
-        found += [("read about it", f"less {by_step['merge']}/README.md")]
+    shape = training.get("model", {})
+    encodes = training.get("objective", {}).get("name") == "span_corruption"  # of no text it has a probability
+    if "merge" in by_step and shape.get("labels"):  # a classifier, which is not served
+        found += [("read about it", f"less {quote(by_step['merge'] + '/README.md')}")]
     elif model := by_step.get("merge"):
-        found += [("serve it", f"gpt2train serve --model {model}")]
-        found += [("generate text", f"gpt2train generate --model {model} --prompt 'The'")]
-    elif (run := by_step.get("train")) and READY_TOKENS in by_step:  # no documents and no evaluation set to score on
-        found += [("merge it", f"gpt2train merge {run} --output {run}/model")]
+        found += [] if encodes else [("serve it", f"gpt2train serve --model {quote(model)}")]
+        prompt = "The <extra_id_0>" if encodes else "The"
+        found += [("generate text", f"gpt2train generate --model {quote(model)} --prompt {quote(prompt)}")]
+    elif (run := by_step.get("train")) and (encodes or READY_TOKENS in by_step):  # nothing that it could be scored on
+        lacks = READY_TOKENS in by_step and not (Path(run) / "tokenizer").is_dir()
+        command = f"gpt2train merge {quote(run)} --output {quote(run + '/model')}"
+        found += [("merge it", f"{command} --tokenizer DIR" if lacks else command)]
     elif run:
-        found += [("score it", f"python -m flows.evaluate --run {run}")]
+        found += [("score it", f"python -m flows.evaluate --run {quote(run)}")]
     elif "tokenize" in by_step:
-        found += [("train on it", f"python -m flows.pretrain --data {root.path() if root.is_local else root.url}")]
+        place = root.path() if root.is_local else root.url
+        found += [("train on it", f"python -m flows.pretrain --data {quote(place)}")]
     for manifest in manifests:
         if manifest.step == "download" and (pages := manifest.outcome.facts.get("retryable")):
             again = "the same, with --retry-failed, or --param retry_failed=true"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
 
 ERROR_RATE = 0.02  # of a comparison, shared among its held-out sets and tasks (Bonferroni)
 POWER = 0.8
@@ -65,8 +64,8 @@ def paired_difference(
     drawn = np.random.default_rng(seed).integers(0, documents, (RESAMPLES, documents))
     error = float((bits.mean(axis=0)[drawn].sum(axis=1) / lengths[drawn].sum(axis=1)).std(ddof=1))
     tail = 1 - ERROR_RATE / sets / 2
-    quantile = float(student.ppf(tail, seeds - 1))
-    half = math.hypot(quantile * deviation / math.sqrt(seeds), float(student.ppf(tail, max(documents - 1, 1))) * error)
+    quantile, of_documents = student_t(tail, seeds - 1), student_t(tail, max(documents - 1, 1))
+    half = math.hypot(quantile * deviation / math.sqrt(seeds), of_documents * error)
     return Difference(float(values.mean()), half, deviation, error, tuple(map(float, values)))
 
 
@@ -83,8 +82,15 @@ def seeds_needed(difference: float, deviation: float, sets: int = 1) -> int | No
 
 def detectable(seeds: int, deviation: float, sets: int = 1) -> float:
     """Return the difference in bits per byte that a number of seeds finds with a probability of about 80 %."""
-    quantiles = student.ppf(1 - ERROR_RATE / sets / 2, seeds - 1) + student.ppf(POWER, seeds - 1)
-    return float(quantiles * deviation / math.sqrt(seeds))
+    quantiles = student_t(1 - ERROR_RATE / sets / 2, seeds - 1) + student_t(POWER, seeds - 1)
+    return quantiles * deviation / math.sqrt(seeds)
+
+
+def student_t(probability: float, freedom: int) -> float:
+    """Quantile of Student's t distribution with some degrees of freedom."""
+    from scipy.stats import t  # takes a second, which a wrong argument should not cost
+
+    return float(t.ppf(probability, freedom))
 
 
 def sentence(differences: Sequence[tuple[str, Difference]], names: tuple[str, str] = ("A", "B")) -> str:

@@ -30,13 +30,17 @@ from gpt2train.settings import MAX_COUNT, PositiveNumber, Settings, build, layer
 CONFIG_FILE = "config.toml"
 
 
+def _is_next_token(objective: ObjectiveSettings) -> bool:
+    return objective.model_dump() == ObjectiveSettings().model_dump()  # also of the flags' subclass
+
+
 class TrainSettings(Settings):
     """User-chosen settings of a training run."""
 
     model: ModelSettings = ModelSettings()
     """Shape of the model."""
     # Left out of a run's files for next-token prediction, so that files and fingerprints of older runs stay the same.
-    objective: ObjectiveSettings = Field(ObjectiveSettings(), exclude_if=lambda chosen: chosen == ObjectiveSettings())
+    objective: ObjectiveSettings = Field(ObjectiveSettings(), exclude_if=_is_next_token)
     """Objective of the training: its data and its loss."""
     batch: BatchSettings = BatchSettings()
     """Samples per step."""

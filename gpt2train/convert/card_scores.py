@@ -1,16 +1,16 @@
 """Scores of a run's model for its card, each with its error and what it was measured on, and names of cloze sets."""
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt2train.convert.step_manifests import read_object
 from gpt2train.io.counts import count_of
+from gpt2train.io.inner_path import STEP_MANIFEST
 
-STEP_MANIFEST = "_manifest.json"  # manifest of a finished step
 # OpenAI's file of LAMBADA's test set; other copies have its number of passages and its name.
 LAMBADA_SHA256, LAMBADA_PASSAGES = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226", 5153
 OWN_CLOZE = "cloze.jsonl"  # file that the data flow draws from held-out documents
@@ -92,10 +92,10 @@ def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
         run: run folder.
         weights: SHA-256 of `model.safetensors`.
     """
-    merged = _read(run / "merge" / STEP_MANIFEST)
+    merged = read_object(run / "merge" / STEP_MANIFEST)
     found: list[Score] = []
     for folder, collect in (("eval", _evaluations), ("task", _of_task)):
-        scored = _read(run / folder / STEP_MANIFEST)
+        scored = read_object(run / folder / STEP_MANIFEST)
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
             identity = f"{merged['fingerprint']}:{merged['content']}"
@@ -105,7 +105,7 @@ def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
 
 
 def _evaluations(folder: Path) -> Iterator[Score]:
-    if lambada := _read(folder / "lambada.json"):
+    if lambada := read_object(folder / "lambada.json"):
         for name, found in lambada["definitions"].items():
             if name == lambada.get("headline", "lambada_openai"):
                 count, error = int(lambada["passages"]), _number(found.get("standard_error"))
@@ -115,19 +115,19 @@ def _evaluations(folder: Path) -> Iterator[Score]:
                 accuracy, perplexity = float(found["accuracy"]), float(found["perplexity"])
                 yield Score(data, "accuracy", f"last word{by}, accuracy", accuracy, error, count)
                 yield Score(data, "perplexity", f"last word{by}, perplexity", perplexity, None, count)
-    if held_out := _read(folder / "perplexity.json"):
+    if held_out := read_object(folder / "perplexity.json"):
         count = int(held_out["documents"])
         for metric in ("word_perplexity", "bits_per_byte"):
             label = metric.replace("_", " ")
             yield Score("held-out documents", metric, label, float(held_out[metric]), None, count)
-    if wiki := _read(folder / "wikitext.json"):
+    if wiki := read_object(folder / "wikitext.json"):
         yield Score("WikiText", "perplexity", "adjusted perplexity", float(wiki["adjusted_perplexity"]))
 
 
 def _of_task(folder: Path) -> Iterator[Score]:
     """Scores of a fine-tuning, of each part."""
     for part in ("valid", "test"):
-        scores = _read(folder / f"{part}.json")
+        scores = read_object(folder / f"{part}.json")
         for name in ("accuracy", "f1", "majority", "exact_match", "loss", "perplexity"):
             if name in scores:
                 yield Score(part, name, name.replace("_", " "), float(scores[name]), None, int(scores["samples"]))
@@ -135,11 +135,3 @@ def _of_task(folder: Path) -> Iterator[Score]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; empty if there is none."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_bytes())
-        return found if isinstance(found, dict) else {}
-    return {}

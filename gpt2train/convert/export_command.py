@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from gpt2train.convert.settings import GGUFType
 from gpt2train.errors import UserError
+from gpt2train.io.files import check_folder, format_bytes
 
 SUFFIX = ".gguf"
 
@@ -34,10 +35,10 @@ def export(
     """
     if to.suffix != SUFFIX:
         raise UserError(f"--to {to}: the name of a GGUF file ends with {SUFFIX}; give {to.with_suffix(SUFFIX)}")
+    check_folder(source)
     from gpt2train.convert.detect import open_source  # imports torch (1-2 s)
     from gpt2train.convert.gguf_file import write_gguf
     from gpt2train.convert.huggingface import check_language_model
-    from gpt2train.io.files import format_bytes
 
     opened = open_source(source, tokenizer=tokenizer)
     check_language_model(opened.weights.shape, source)

@@ -13,11 +13,12 @@ from typing import Any
 
 from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.config import CONFIG_FILE, read_run_config
-from gpt2train.convert.card_scores import STEP_MANIFEST, Score
+from gpt2train.convert.card_scores import Score
 from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.markdown import plain
 from gpt2train.convert.markdown import table as _table
 from gpt2train.convert.settings import Dtype
+from gpt2train.convert.step_manifests import data_steps
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
@@ -26,7 +27,6 @@ from gpt2train.monitoring.run_record import tokenize_manifest
 
 # Names of architectures by `model_type`; a plug-in's is its own.
 TITLES = {"gpt2": "GPT-2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "arcee": "Arcee", "t5": "T5"}
-MAX_MANIFESTS = 64  # manifests that are read next to the data
 
 
 @dataclass(frozen=True)
@@ -240,38 +240,3 @@ def _steps(run: Path) -> list[dict[str, Any]]:
         return []
     made = tokenize_manifest(prefix)
     return [] if made is None else data_steps(prefix.parents[2], "tokenize", made)  # OUT of OUT/tokens/train/tokens
-
-
-def data_steps(root: Path, last: str, made: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Return the manifests of the data steps before the step `last` in an output folder, in order.
-
-    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped. With `made`, the last
-    step must have this manifest.
-    """
-    manifests = sorted(root.glob(f"*/{STEP_MANIFEST}"))[:MAX_MANIFESTS] if root.is_dir() else []
-    by_identity = {}
-    for path in manifests:
-        manifest = _read(path)
-        with contextlib.suppress(KeyError, TypeError):
-            if all(isinstance(manifest["outcome"][key], int) for key in ("seen", "kept")):
-                manifest["parameters"].get("language")
-                by_identity[f"{manifest['fingerprint']}:{manifest['content']}"] = manifest
-    ends = [step for step in by_identity.values() if step["step"] == last and (made is None or step == made)]
-    found: list[dict[str, Any]] = []
-    names, pending = {last}, ends[:1]
-    while pending:
-        manifest = pending.pop(0)
-        inputs = [by_identity.get(str(identity)) for _, identity in sorted(manifest["inputs"].items())]
-        new = [step for step in inputs if step is not None and step["step"] not in names]
-        names |= {step["step"] for step in new}
-        found = [*(step for step in new if step["outcome"]["seen"]), *found]
-        pending += new
-    return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; empty if there is none."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_bytes())
-        return found if isinstance(found, dict) else {}
-    return {}

@@ -7,6 +7,7 @@ token that ends a text. The choice is a function of seed and index of the sample
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -64,6 +65,7 @@ def corrupted_lengths(length: int, density: float, mean_span: float) -> tuple[in
     return length - noise + spans + 1, noise + spans + 1
 
 
+@cache  # a plan checks the settings of a thousand layouts, each at 10 ms
 def sample_length(inputs: int, density: float, mean_span: float) -> int:
     """Largest number of tokens of a sample whose input has at most `inputs` tokens; 0 if there is none of two tokens.
 

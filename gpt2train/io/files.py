@@ -11,6 +11,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from gpt2train.errors import RunError, UserError
@@ -66,7 +67,7 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
     """
     check_folder(path)
     if not (Path(path) / "config.json").is_file():
-        remedy = f"create one: gpt2train merge RUN --output {path}"
+        remedy = f"create one: gpt2train merge RUN --output {quote(str(path))}"
         raise UserError(f"{path} is not a model folder (no config.json); {remedy}")
 
 

@@ -5,6 +5,7 @@ The files of an output may not fit together while the mark is there.
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from gpt2train.errors import UserError
 
@@ -14,7 +15,8 @@ PENDING = "forgotten.pending.json"  # of a removal that has not ended: what it r
 
 def removal_message(output: str | Path) -> str:
     """Return the message for an output in which a removal was interrupted."""
-    return f"{output}: a removal of pages was interrupted; complete it by gpt2train forget --yes --output {output}"
+    command = f"gpt2train forget --yes --output {quote(str(output))}"
+    return f"{output}: a removal of pages was interrupted; complete it by {command}"
 
 
 def check_no_removal_above(path: str | Path) -> None:

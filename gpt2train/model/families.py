@@ -43,6 +43,7 @@ __all__ = [
     "is_residual",
     "is_tied",
     "is_value_table",
+    "last_product",
     "on_stage",
     "parameter_count",
     "shard_dim",
@@ -226,6 +227,12 @@ def is_tied(shape: Shape) -> bool:
 def is_residual(name: str, shape: Shape) -> bool:
     """Return True if a parameter belongs to a linear layer that writes to the residual stream."""
     return name.rpartition(".")[0].endswith(MODELS[shape.family].residual)
+
+
+def last_product(shape: Shape, block: int = 0) -> str:
+    """Name within a block of the weight of its last product; empty if none writes to the residual stream."""
+    matrices = [name for name, size in block_sizes(shape, block).items() if len(size) > 1]
+    return next((name for name in reversed(matrices) if is_residual(name, shape)), "")
 
 
 def is_embedding(name: str) -> bool:

@@ -7,6 +7,7 @@ from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, kinds_of, stages_of
+from gpt2train.plan.recomputation import stored_products
 from gpt2train.plan.uneven_heads import uneven_heads
 
 FP32 = 4
@@ -87,8 +88,8 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
         shape: shape of the model.
         layout: layout of all ranks.
         settings: settings of the run.
-        mode: activation checkpointing: "none", "selective" (input, attention, and outputs of layers with bias that do
-            not narrow) or "full" (the input of the block).
+        mode: activation checkpointing: "none", "selective" (input, attention, outputs of layers with bias) or "full"
+            (the input of the block).
         start: number of the first block of its kind.
     """
     family, item = MODELS[shape.family], _item(settings)
@@ -107,10 +108,7 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     heads = shape.heads + uneven.queries
     attention = heads * shape.head_dim * attentions
     if mode == "selective":
-        # The results of row-parallel layers are reduced under tensor parallelism, and not stored then.
-        kept = [name for name in matrices if layout.tp == 1 or not is_residual(name, shape)]
-        biased = [name for name in kept if f"{name.removesuffix('weight')}bias" in sizes(shape)]
-        stored = sum(matrices[name][0] for name in biased if matrices[name][0] >= matrices[name][1])
+        stored = sum(block_sizes(shape, start)[name][0] for name in stored_products(settings, shape, layout.tp, start))
         return stream + item * tokens * (stored + attention) / layout.tp
     norms = 3 if read else 2
     eight = settings.performance.fp8 == "tensorwise"
@@ -132,7 +130,7 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
         split += 3 * FP32 * heads * tokens * (length + (context if read else 0))
         split += 3 * (FP32 - item) * tokens * attention
     elif settings.device == "cpu" and family.head_tables:
-        split += FP32 * heads * tokens * length
+        split += (FP32 + (HALF if half else 0)) * heads * tokens * length
     elif family.head_tables and half:
         split += HALF * heads * length**2
     masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
@@ -185,7 +183,11 @@ def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start
     wide = max(size[1] for name, size in matrices.items() if is_residual(name, shape))
     length = _length(settings, shape, start)
     number = 1 if MODELS[shape.family].more_saved(shape) == 0 else 2
-    split = number * _item(settings) * layout.micro_batch * length * wide / layout.tp
+    tokens = layout.micro_batch * length
+    split = number * _item(settings) * tokens * wide / layout.tp
+    if settings.device == "cpu" and MODELS[shape.family].head_tables and not settings.model.dropout:
+        heads = shape.heads + uneven_heads(shape, layout.tp).queries
+        split += FP32 * heads * tokens * length / layout.tp  # gradients of the scores
     return split + _stream(settings, shape, layout, length)
 
 

@@ -42,6 +42,11 @@ class Recipe:
         """FLOPs of the training."""
         return float(self.tokens) * cost_of_token(self.depth)
 
+    @property
+    def flops_budget(self) -> str:
+        """Budget that gives this recipe on every machine; half a token above its FLOPs, so that rounding takes none."""
+        return f"{(self.tokens + 0.5) * cost_of_token(self.depth):.16g}"
+
 
 def given_recipe(
     name: str | None, preset: str | None, depth: int | None, budget: str | None, rate: Callable[[], Rate]

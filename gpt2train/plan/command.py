@@ -1,21 +1,23 @@
 """The command `gpt2train plan`, which finds the best parallel layout of a training."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from pydantic import ValidationError
 
-from gpt2train.config import ParallelSettings, RunConfig, TrainSettings, preset
+from gpt2train.config import TrainSettings
 from gpt2train.config.recipe import vocabulary
 from gpt2train.errors import UserError
 from gpt2train.io.counts import count_of
-from gpt2train.plan.budget import cpu_rate, given_recipe, gpu_rate
+from gpt2train.plan.best_command import best_command
+from gpt2train.plan.budget import cpu_rate, gpu_rate
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout, search
+from gpt2train.plan.settings_file import read_settings
 from gpt2train.plan.show import headline, rank_table, reasons, summary, table
-from gpt2train.settings import MAX_COUNT, build, explain, read_toml
+from gpt2train.settings import MAX_COUNT, build, explain
 
 GPT2_VOCAB = 50257
 FORMULA_ERROR = 0.25  # by which formulas may name too much memory and the layout is still simulated
@@ -56,11 +58,11 @@ def plan(
     cores
         With a recipe, CPU cores to train on in place of GPUs: show the time, and no layouts.
     config
-        TOML file of settings that override the preset or the recipe, or a run's file.
+        TOML file of settings that override the preset or the recipe, or the file of a run or of a flow.
     memory
         Memory of one GPU: 80GB, 141GB, …
     global_batch
-        Samples per step; by default the preset's.
+        Samples per step; by default the preset's, or those of its own layout on these GPUs.
     precision
         Precision of the training; by default the preset's.
     vocab
@@ -79,12 +81,14 @@ def plan(
     except ValidationError as error:
         raise UserError(explain(error, Hardware, "--memory")) from error
     rate = gpu_rate(hardware) if cores is None else cpu_rate(cores)
-    chosen = given_recipe(recipe, preset_name, depth, budget, lambda: rate)
+    file = read_settings(config)
+    names = {"preset": preset_name, "recipe": recipe, "depth": depth, "budget": budget}
+    options = {name: value for name, value in names.items() if value is not None}
+    base, chosen = file.below(options, lambda: rate)
     changes = {"batch": {"global_batch": global_batch} if global_batch else {}}
-    base = chosen.settings if chosen else preset(preset_name or "345m")
-    given, own_vocab = read_settings(config)
-    vocab = own_vocab if vocab is None else vocab
-    settings = build(TrainSettings, base, given, changes, {"precision": precision} if precision else {})
+    changes |= {"precision": precision} if precision else {}
+    settings = build(TrainSettings, base, file.settings, changes, source=str(config or "settings"))
+    vocab = file.vocab if vocab is None else vocab
     if chosen:
         vocab = vocabulary(chosen.depth) if vocab is None else vocab
         for line in summary(settings, vocab, rate, hardware if cores is None else cores):
@@ -116,31 +120,8 @@ def plan(
                 f"no {kind} is possible on {count_of(hardware.gpus, 'GPU')}: {found.refused[0][0]}; change one of them"
             )
         raise UserError(f"no {kind} fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
-    best = found.fits[0]
-    p, defaults = best.settings.parallel, ParallelSettings()
-    flags = [
-        f"--train.parallel.{name} {getattr(p, name)}"
-        for name in ("tp", "pp", "zero")
-        if getattr(p, name) != getattr(defaults, name)
-    ]
-    flags += ["--train.parallel.cpu-offload"] if p.cpu_offload else []
-    flags += [f"--train.parallel.offload-placement {p.offload_placement}"] if p.offload_placement != "all" else []
-    if p.activation_checkpointing != "none":
-        flags.append(f"--train.parallel.activation-checkpointing {p.activation_checkpointing}")
-    flags.append(f"--train.batch.micro-batch {best.layout.micro_batch}")
-    console.print(f"best: {' '.join(flags)}", highlight=False, soft_wrap=True)
-
-
-def read_settings(file: Path | None) -> tuple[dict[str, Any], int | None]:
-    """Read a TOML file of settings, or that of a run, without what only a run has; and the run's vocabulary size.
-
-    Raises:
-        UserError: the file is missing or is not TOML.
-    """
-    found = {} if file is None else read_toml(file)
-    of_run = RunConfig.model_fields.keys() - TrainSettings.model_fields.keys()
-    vocab = found.get("vocab")
-    return {name: value for name, value in found.items() if name not in of_run}, vocab if type(vocab) is int else None
+    command = best_command(found.fits[0].settings, file, options, (base, chosen), hardware)
+    console.print(f"best: {command}", highlight=False, soft_wrap=True)
 
 
 def gigabytes(text: str) -> float:

@@ -10,10 +10,9 @@ from gpt2train.parallel.pipeline_stages import head_weight
 from gpt2train.plan.activations import FP32, HALF
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import Piece, blocks_parameters, parameters
+from gpt2train.plan.recomputation import repeated_reduces, slowdown
 from gpt2train.plan.uneven_heads import uneven_heads
 
-# Fraction of a step's FLOPs that activation checkpointing recomputes; full repeats the forward pass, a third of all.
-RECOMPUTE_FACTOR = {"none": 0.0, "selective": 0.05, "full": 1 / 3}
 ADAMW_BYTES = 28  # per parameter and update: weight, gradient and 2 moments read; weight and 2 moments written
 HALF_SPEED_TOKENS = 1024  # tokens of a micro-batch per tensor-parallel rank at which a GPU has half its efficiency
 OVERLAP = 0.5  # fraction of the compute time that data-parallel communication can overlap with
@@ -71,7 +70,7 @@ def step_time(
     uneven = uneven_heads(shape, layout.tp)  # all ranks wait for the one with the most heads
     products = 12 * shape.hidden * (uneven.queries + uneven.products) + 12 * length * uneven.queries
     flops_of_token = flops_per_token(shape, length) + shape.layers * shape.head_dim * products
-    flops = tokens * flops_of_token * (1 + RECOMPUTE_FACTOR[p.activation_checkpointing])
+    flops = tokens * flops_of_token * slowdown(settings, shape, layout.tp)
     # The slowest stage determines the time; the head costs as much as several layers.
     weights = [piece.layers + (head_weight(shape) if piece.last else 0) for piece in pieces]
     imbalance = max(weights) * len(weights) / sum(weights)
@@ -82,8 +81,8 @@ def step_time(
 
     stream = layout.micro_batch * length * shape.hidden * width  # bytes between two blocks, per micro-batch
     micro_batches, max_layers = layout.accumulation, max(piece.layers for piece in pieces)
-    # Two all-reduces forward and two backward per block; recomputation adds two.
-    reduces = (6 if p.activation_checkpointing == "full" else 4) * max_layers * micro_batches
+    # Two all-reduces forward and two backward per block.
+    reduces = (4 + repeated_reduces(settings)) * max_layers * micro_batches
     moved = reduces / 2 * width * uneven.moved  # weights of heads that other ranks store, and their gradients
     tensor = (reduces * _ring(stream, layout.tp) * 2 + moved) / (hardware.link * GB)
     multi_node = layout.world > hardware.gpus_per_node

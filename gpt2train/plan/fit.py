@@ -13,10 +13,11 @@ from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.activations import FP32
 from gpt2train.plan.devices import Gpu, memory_of_cpu
-from gpt2train.plan.duration import RECOMPUTE_FACTOR, step_time
+from gpt2train.plan.duration import step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import peak
 from gpt2train.plan.parameters import pieces
+from gpt2train.plan.recomputation import slowdown
 
 # FLOP/s of a core in fp32 training: 0.75 of 83 to 94 GFLOP/s as matrix products (docs/develop/benchmarks.md)
 CORE_FLOPS = 60e9
@@ -115,7 +116,7 @@ def estimate_resources(
         basis = f"a roofline of {speed}{guess} (docs/train/plan.md)"
     else:
         busy = min(processes * threads, cores) * nodes
-        factor = 1 + RECOMPUTE_FACTOR[settings.parallel.activation_checkpointing]
+        factor = slowdown(settings, shape, layout.tp)
         rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
         per_token = factor * flops_per_token(shape, settings.model.context) / (busy * rate)
         available = memory_of_cpu() / processes

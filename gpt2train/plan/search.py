@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gpt2train.config import BatchSettings, ParallelSettings, TrainSettings
+from gpt2train.config import ParallelSettings, TrainSettings
 from gpt2train.errors import UserError
 from gpt2train.model.shape import PADDING, Shape
 from gpt2train.parallel.head_split import HeadSplit
@@ -17,12 +17,12 @@ from gpt2train.plan.duration import Duration, step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import Memory, peak
 from gpt2train.plan.parameters import Piece, parameters, pieces
-from gpt2train.settings import PositiveNumber, Settings
+from gpt2train.settings import PositiveNumber, Settings, build
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 OFFLOADS = ("none", "optimizer", "auto", "all")
 RECOMPUTE = ("none", "selective", "full")
-NEAR_BEST = 1.03  # times the shortest step time; within it the candidate with the least memory is chosen
+NEAR_BEST = 0.97  # of the most tokens per second; above it the candidate with the least memory is chosen
 
 
 class GivenLayout(Settings):
@@ -63,6 +63,11 @@ class Candidate:
     memories: tuple[Memory, ...]
     simulated: tuple[dict[str, int], ...] = ()
     on_device: tuple[int, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.layout.global_batch * self.settings.model.context / self.duration.total
 
     @property
     def device(self) -> int:
@@ -107,10 +112,10 @@ def search(
     given: GivenLayout | None = None,
     tolerance: float = 0.0,
 ) -> Plan:
-    """Evaluate all layouts.
+    """Evaluate all layouts with the same global batch.
 
     Args:
-        settings: model, global batch and precision; the layout in the settings is ignored.
+        settings: model, batch and precision. Their layout is ignored, unless the global batch follows from it.
         shape: shape of the model.
         hardware: GPUs and their speeds.
         given: part of the layout that is not searched.
@@ -120,17 +125,19 @@ def search(
     refused: Counter[str] = Counter()
     by_layout: defaultdict[tuple[int, int, int, str], list[Candidate]] = defaultdict(list)
     available = available_bytes(hardware)
-    micro_batches = (given.micro_batch,) if given.micro_batch else MICRO_BATCHES
-    for changes, micro in itertools.product(_layouts(hardware, given, refused), micro_batches):
+    samples = _global_batch(settings, hardware, given)
+    micro_batches = {given.micro_batch} if given.micro_batch else {*MICRO_BATCHES, settings.batch.micro_batch} - {0}
+    for changes, micro in _with_micro_batches(_layouts(hardware, given, refused), sorted(micro_batches), samples):
         parallel = settings.parallel.model_copy(update=changes)
-        batch = settings.batch.model_copy(update=_batch(settings.batch, micro))
-        candidate_settings = settings.model_copy(update={"parallel": parallel, "batch": batch})
+        sizes = {"micro_batch": micro, "global_batch": samples, "gradient_accumulation_steps": 0}
+        batch = settings.batch.model_copy(update=sizes)
         try:
+            candidate_settings = build(TrainSettings, dict(settings), {"parallel": parallel, "batch": batch})
             layout = Layout.of(candidate_settings, hardware.gpus)
             parts = pieces(candidate_settings, shape)
             candidate = _evaluate(candidate_settings, shape, layout, parts, hardware, available)
         except UserError as error:
-            refused[str(error).split(";")[0]] += 1
+            refused[str(error).split(";")[0].split(", but a batch")[0].removeprefix("settings: ")] += 1
             continue
         if candidate is not None and candidate.memory.device > available * (1 + tolerance):
             offload = {"none": "", "all": ", offload"}.get(offload_of(parallel), f", offload {offload_of(parallel)}")
@@ -150,26 +157,45 @@ def offload_of(parallel: ParallelSettings) -> str:
 
 def best_of(candidates: list[Candidate]) -> Candidate:
     """Return the candidate with the least memory among those almost as fast as the fastest."""
-    limit = min(one.duration.total for one in candidates) * NEAR_BEST
-    return min((one for one in candidates if one.duration.total <= limit), key=lambda one: one.memory.device)
+    limit = max(one.rate for one in candidates) * NEAR_BEST
+    return min((one for one in candidates if one.rate >= limit), key=lambda one: one.memory.device)
 
 
 def order(candidate: Candidate) -> tuple[float, float, int]:
-    """Return the sort key: step time to 0.1 ms, then simplicity of the layout, then memory."""
+    """Return the sort key: most tokens per second as they are shown, then simplicity of the layout, then memory."""
     p = candidate.settings.parallel
     uneven = not HeadSplit.of(candidate.settings.model.shape(PADDING), p.tp).even
     simplicity = p.tp * p.pp + p.zero + 10 * p.cpu_offload + 10 * uneven
-    return (round(candidate.duration.total, 4), simplicity, candidate.memory.device)
+    return (-shown(candidate.rate), simplicity, candidate.memory.device)
 
 
-def _batch(batch: BatchSettings, micro: int) -> dict[str, int]:
-    """Return the batch with another micro-batch: the same global batch or, if that is 0, the same accumulation."""
-    accumulation = 0 if batch.global_batch else batch.gradient_accumulation_steps
-    return {"micro_batch": micro, "gradient_accumulation_steps": accumulation}
+def shown(rate: float) -> float:
+    """Round tokens per second to four digits, in which layouts that differ in nothing that counts are equal."""
+    return float(f"{rate:.4g}")
 
 
-def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> Iterator[dict[str, object]]:
-    """Yield the parallel settings of each layout."""
+def _global_batch(settings: TrainSettings, hardware: Hardware, given: GivenLayout) -> int:
+    """Return the samples per step of all layouts: where the settings leave them open, those of their own layout."""
+    batch, p = settings.batch, settings.parallel
+    if batch.global_batch:
+        return batch.global_batch
+    model_ranks = (given.tp or p.tp) * (given.pp or p.pp)
+    processes = hardware.gpus if hardware.gpus % model_ranks else hardware.gpus // model_ranks
+    sizes = {"ramp_up": None} | ({"micro_batch": given.micro_batch} if given.micro_batch else {})
+    return batch.model_copy(update=sizes).sizes(processes)[1]
+
+
+def _with_micro_batches(
+    layouts: Iterator[tuple[dict[str, object], int]], micro_batches: list[int], samples: int
+) -> Iterator[tuple[dict[str, object], int]]:
+    """Yield each layout with the micro-batches that divide its share of the batch, or one for the reason."""
+    for changes, data in layouts:
+        fitting = [micro for micro in micro_batches if samples % (micro * data) == 0]
+        yield from ((changes, micro) for micro in fitting or micro_batches[:1])
+
+
+def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> Iterator[tuple[dict[str, object], int]]:
+    """Yield the parallel settings of each layout, and its data-parallel processes."""
     sizes = [n for n in range(1, hardware.gpus + 1) if hardware.gpus % n == 0]
     recomputes = (given.activation_checkpointing,) if given.activation_checkpointing else RECOMPUTE
     for tp, pp in itertools.product((given.tp,) if given.tp else sizes, (given.pp,) if given.pp else sizes):
@@ -186,7 +212,7 @@ def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> I
                 continue
             if given.zero is None and data == 1 and zero != (3 if offload == "all" else 0):
                 continue  # nothing to shard; offload behaves as ZeRO 3 at every stage and is listed once
-            yield {
+            changes: dict[str, object] = {
                 "tp": tp,
                 "pp": pp,
                 "zero": zero,
@@ -197,6 +223,7 @@ def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> I
                 "virtual_pipeline_stages": 1,
                 "activation_checkpointing": recompute,
             }
+            yield changes, data
 
 
 def _evaluate(

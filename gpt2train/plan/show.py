@@ -13,9 +13,9 @@ from gpt2train.plan.budget import Rate
 from gpt2train.plan.fit import duration, planned_steps, tokens_of
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import Memory
-from gpt2train.plan.search import Candidate, Plan, offload_of
+from gpt2train.plan.search import Candidate, Plan, offload_of, shown
 
-MAX_REASONS = 8
+MAX_REASONS = 5
 
 
 def headline(shape: Shape, hardware: Hardware) -> str:
@@ -66,7 +66,7 @@ def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int, train_tokens:
         train_tokens: number of training tokens, which `epochs` needs for the hours; None if it is not known.
     """
     result = Table(box=None, pad_edge=False)
-    for name in ("tp", "pp", "dp", "ZeRO", "offload", "recompute", "micro", "accum"):
+    for name in ("tp", "pp", "dp", "ZeRO", "offload", "recompute", "micro", "accum", "samples"):
         result.add_column(name, justify="right")
     for name in ("params/rank", "GB/rank", "s/step", "tokens/s", "hours", "MFU", "overhead"):
         result.add_column(name, justify="right")
@@ -101,18 +101,17 @@ def _gigabytes(memory: Memory, device: int, digits: int = 2) -> str:
 
 def _row(candidate: Candidate, shape: Shape, hardware: Hardware, train_tokens: int | None) -> Iterator[str]:
     settings, layout, seconds = candidate.settings, candidate.layout, candidate.duration.total
-    p, length = settings.parallel, settings.model.context
-    rate = layout.global_batch * length / seconds
+    p, length, rate = settings.parallel, settings.model.context, candidate.rate
     used = rate * flops_per_token(shape, length) / (hardware.gpus * hardware.tflops * 1e12)
     steps = planned_steps(settings, layout, train_tokens)
     yield from map(str, (p.tp, p.pp, layout.data, p.zero))
     yield offload_of(p) if p.cpu_offload else "-"
     yield "-" if p.activation_checkpointing == "none" else p.activation_checkpointing
-    yield from map(str, (layout.micro_batch, layout.accumulation))
+    yield from map(str, (layout.micro_batch, layout.accumulation, layout.global_batch))
     yield f"{max(candidate.parameters):,}"
     yield ("" if candidate.simulated else "~") + _gigabytes(candidate.memory, candidate.device, 1)
     yield f"{seconds:.3g}"
-    yield f"{rate:,.0f}"
+    yield f"{shown(rate):,.0f}"
     yield "-" if steps is None else f"{tokens_of(steps, settings, layout) / rate / 3600:,.3g}"
     yield f"{used:.0%}"
     yield f"{1 - candidate.duration.compute / seconds:.0%}"

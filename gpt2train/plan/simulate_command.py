@@ -8,17 +8,19 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from pydantic import ValidationError
 
-from gpt2train.config import TrainSettings, preset
+from gpt2train.config import TrainSettings
 from gpt2train.errors import UserError
 from gpt2train.io.counts import count_of
 from gpt2train.parallel.layout import Layout
-from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, gigabytes, read_settings
+from gpt2train.plan.budget import this_machine
+from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, gigabytes
 from gpt2train.plan.duration import Duration, step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import pieces
 from gpt2train.plan.search import GivenLayout
+from gpt2train.plan.settings_file import read_settings
 from gpt2train.plan.simulation import on_cpu, simulated
-from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, build, explain
+from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, build, explain, layer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +50,7 @@ ANY_LAYOUT = SimulatedLayout()
 
 def simulate(
     *,
-    preset_name: Annotated[str, Parameter(name="--preset")] = "345m",
+    preset_name: Annotated[str | None, Parameter(name="--preset")] = None,
     config: Path | None = None,
     dp: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MAX_COUNT))] = None,
     rank: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
@@ -66,9 +68,9 @@ def simulate(
     Parameters
     ----------
     preset_name
-        Preset of model, batch and layout: 117m, 345m, 762m, 1542m, …
+        Preset of model, batch and layout: 117m, 345m, 762m, 1542m, …; 345m by default.
     config
-        TOML file of settings that override the preset, or a run's file.
+        TOML file of settings that override the preset, or the file of a run or of a flow.
     dp
         Data-parallel processes; by default the GPUs (`--gpus`) divided by tp x pp.
     rank
@@ -92,12 +94,13 @@ def simulate(
     batch: dict[str, Any] = {"micro_batch": given.pop("micro_batch")} if "micro_batch" in given else {}
     batch |= {"global_batch": global_batch} if global_batch else {}
     changes: dict[str, Any] = {"parallel": given, "batch": batch} | ({"precision": precision} if precision else {})
-    of_file, own_vocab = read_settings(config)
-    vocab = vocab or own_vocab or GPT2_VOCAB
-    layers = [preset(preset_name), of_file, changes]
-    if "batch" in layers[0] and batch:  # what follows from the others, unless the user's file gives it
-        layers[0] = layers[0] | {"batch": layers[0]["batch"] | {"gradient_accumulation_steps": 0}}
-    settings = build(TrainSettings, *layers)
+    file = read_settings(config)
+    vocab = vocab or file.vocab or GPT2_VOCAB
+    base, _ = file.below({"preset": preset_name} if preset_name else {}, this_machine)
+    below = layer(base, file.settings)
+    if batch and (global_batch or below.get("batch", {}).get("global_batch")):  # the third number follows from the two
+        batch["gradient_accumulation_steps"] = 0
+    settings = build(TrainSettings, below, changes, source=str(config or "settings"))
     if dp is not None:
         gpus = dp * settings.parallel.tp * settings.parallel.pp
         hardware = hardware.model_copy(update={"gpus": gpus})

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -188,7 +189,7 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
         lines.append("  no checkpoint before them: retrain from the start")
     else:
         lines.append(f"  last checkpoint before them: {reading.checkpoint}; to go on from it, after the data flow:")
-        lines.append(f"  python -m flows.pretrain --config {reading.run}/{GO_ON}")
+        lines.append(f"  python -m flows.pretrain --config {quote(f'{reading.run}/{GO_ON}')}")
     return lines
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 import pyarrow.parquet as pq
 
@@ -107,7 +108,8 @@ def _model_folder(source: Path, optional: bool) -> Path | None:
         return source
     if (source / "config.toml").is_file():
         if not (source / "model" / WEIGHTS).is_file():
-            raise UserError(f"{source} has no merged model; gpt2train merge {source} --output {source}/model")
+            merge = f"gpt2train merge {quote(str(source))} --output {quote(f'{source}/model')}"
+            raise UserError(f"{source} has no merged model; {merge}")
         return source / "model"
     found = sorted(path.parent for path in source.glob(f"runs/*/model/{WEIGHTS}"))
     if len(found) > 1:

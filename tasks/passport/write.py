@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from gpt2train.errors import RunError, UserError
@@ -108,7 +109,7 @@ def leave_passport(root: Folder, runs: Iterable[str] = ()) -> None:
     try:
         write_passport(root, runs)
     except (UserError, RunError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("no passport was written (%s); gpt2train passport %s writes it", error, root.url)
+        log.warning("no passport was written (%s); to write it: gpt2train passport %s", error, quote(root.url))
 
 
 def runs_in(root: Folder) -> list[str]:

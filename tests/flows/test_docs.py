@@ -13,6 +13,7 @@ from pathlib import Path
 
 import prefect.settings
 import pytest
+import yaml
 from cyclopts import App
 from pydantic import ValidationError
 
@@ -194,3 +195,19 @@ def test_python_blocks_run(finished: Finished, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ran\n") == len(shown)
+
+
+def test_counts_and_names_of_the_pages_are_those_of_the_code() -> None:
+    texts = {name_of(page): page.read_text(encoding="utf-8") for page in PAGES}
+    deployments = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text())["deployments"]
+    numbers = ("eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen")
+    said = [(name, word) for name, text in texts.items() for word in re.findall(r"(\w+) deployments\b", text.lower())]
+    assert {name for name, word in said if word in numbers and numbers.index(word) + 8 != len(deployments)} == set()
+    source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "flows").rglob("*.py"))
+    keys = [key for text in texts.values() for key in re.findall(r"artifact \*\*([\w-]+)\*\*", text)]
+    assert len(keys) > 4 and [key for key in keys if f'"{key}"' not in source] == []
+    layers = [file for layer in ("flows", "tasks", "gpt2train") for file in (ROOT / layer).rglob("*.py")]
+    imports = "".join(file.read_text(encoding="utf-8") for file in layers)
+    for package, use in re.findall(r"^\| ([\w-]+) \| (.*) \|$", texts["docs/develop/dependencies.md"], re.M):
+        named = re.findall(rf"`({package.replace('-', '_')}(?:\.\w+)+)`", use)
+        assert [name for name in named if name not in imports] == [], package

@@ -182,37 +182,6 @@ def test_every_error_is_one_line(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_help_and_mistakes_do_not_import_torch(tmp_path: Path) -> None:
-    """Nor do they start ranks; torch alone takes 1.5 s of CPU."""
-    (data := tmp_path / "set.jsonl").write_text('{"text": "a b"}\n')
-    (model := tmp_path / "model").mkdir()
-    (model / "config.json").touch()
-    nowhere, scored = str(tmp_path / "nowhere"), ["--data", str(data)]
-    mistakes = [
-        *(["serve", "--model", folder, *more] for folder in (nowhere, str(tmp_path)) for more in ([], ["--tp", "4"])),
-        ["serve", "--model", str(model), "--host", "192.0.2.1"],
-        ["serve", "--model", str(model), "--key-file", nowhere],
-        ["serve", "--model", str(model), "--trace"],
-        *(["generate", "--prompt", "a", "--model", nowhere, *more] for more in ([], ["--pp", "2"], ["--beams", "3"])),
-        *(["evaluate", "lambada", "--model", folder, *scored] for folder in (nowhere, str(tmp_path))),
-        ["evaluate", "lambada", "--model", nowhere, "--model", nowhere, *scored],
-        ["evaluate", "curve", nowhere, *scored],
-        ["client", "nowhere"],
-    ]
-    code = (
-        "import sys; from gpt2train.cli import app; from gpt2train.io.command_line import run_command\n"
-        "run_command(app, ['--help']); run_command(app, ['generate', '--help'])\n"
-        f"codes = [run_command(app, mistake) for mistake in {mistakes}]\n"
-        "sys.exit('torch' in sys.modules or str(codes))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    *errors, codes = done.stderr.splitlines()
-    assert codes == str([2] * len(mistakes)), done.stderr
-    assert len(errors) == len(mistakes) and all(line.startswith("error: ") for line in errors)
-    assert "--debug" in done.stdout
-    assert "--top-k" in done.stdout
-
-
 def test_a_reader_that_has_ended_is_no_error(trained_run: TrainedRun) -> None:
     """As `head`, with more and with less output than is buffered."""
     for arguments in (["config"], ["runs", str(trained_run.run)]):

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.flags import dump, flags_model
-from tests.flows.commands import run
+from gpt2train.config import TrainSettings, preset
+from gpt2train.settings import build
+from tests.flows.commands import APPS, run
 
 MODELS = (DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings)
 
@@ -39,6 +41,22 @@ def test_a_flag_that_suits_the_preset_or_the_file_is_taken(
     Path("mine.toml").write_text("[train.parallel]\ncpu_offload = true\n")
     assert run("pretrain", *flags, "--dry-run") == 0
     assert "layout" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("chosen", "flag", "value", "options"),
+    [
+        ("t5-cpm", "model", "head_dim", 8),
+        ("modern-12", "model", "kv_heads", 3),
+        ("t5-cpm", "objective", "mean_span", 4.0),
+    ],
+)
+def test_an_option_on_a_preset_changes_nothing_else(chosen: str, flag: str, value: str, options: float) -> None:
+    words = ["--preset", chosen, f"--train.{flag}.options.{value}", str(options)]
+    _, bound, _ = APPS["pretrain"].parse_args(words, exit_on_error=False, print_error=False)
+    found = resolve(PretrainFlowSettings, None, dump(bound.arguments["settings"], "python", given=True)).train
+    expected = build(TrainSettings, preset(chosen), {flag: {"options": {value: options}}})
+    assert found == expected
 
 
 @pytest.mark.parametrize(

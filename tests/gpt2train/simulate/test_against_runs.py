@@ -13,6 +13,7 @@ ONE: dict[str, dict[str, Any]] = {
     "bf16": {},
     "offload": {"parallel": {"cpu_offload": True}},
     "classifier": {"model": {"labels": 3}, "objective": {"name": "classification"}},
+    "dropout, selective": {"model": {"dropout": 0.1}, "parallel": {"activation_checkpointing": "selective"}},
     "dropout, full recomputation": {"model": {"dropout": 0.1}, "parallel": {"activation_checkpointing": "full"}},
     "t5": T5,
     "fp8": {"performance": {"fp8": "tensorwise"}},
@@ -73,6 +74,12 @@ MORE: dict[str, dict[str, Any]] = {
         "model": VALUES,
     },
 }
+SELECTIVE: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "dropout": {"model": {"dropout": 0.1}},
+    "llama with biases": {"model": {"family": "llama", "options": {"attention_bias": "all", "mlp_bias": True}}},
+    "t5": T5,
+}
 FOUR: dict[str, dict[str, Any]] = {
     "tp x pp": {"parallel": {"tp": 2, "pp": 2}},
     "tp x dp, zero 3": {"parallel": {"tp": 2, "zero": 3}},
@@ -85,6 +92,10 @@ FOUR: dict[str, dict[str, Any]] = {
         "parallel": {"tp": 2, "zero": 3},
         "model": FIVE_HEADS,
         "optimizer": {"name": "muon"},
+    },
+    **{
+        f"tp 4, selective, {name}": {"parallel": {"tp": 4, "activation_checkpointing": "selective"}, **changes}
+        for name, changes in SELECTIVE.items()
     },
 }
 
@@ -111,6 +122,7 @@ MORE_OF_EIGHT: dict[str, dict[str, Any]] = {
     "pp 4 interleaved x dp": {"model": {"layers": 8}, "parallel": {"pp": 4, **INTERLEAVED}},
     "pp 8": {"model": {"layers": 8}, "batch": {"micro_batch": 1}, "parallel": {"pp": 8}},
     "dp 8, zero 3": {"parallel": {"zero": 3}},
+    "tp 8, selective": {"model": {"heads": 8}, "parallel": {"tp": 8, "activation_checkpointing": "selective"}},
 }
 
 

@@ -1,0 +1,68 @@
+"""Arguments of the flow commands, read without Prefect: its import takes longer than all else before a flow starts."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import cyclopts
+
+from flows.finetune_settings import FinetuneFlowSettings
+from flows.settings import (
+    DataprepSettings,
+    EvaluateFlowSettings,
+    PipelineSettings,
+    PretrainFlowSettings,
+    resolve,
+)
+from flows.ui.flags import dump, flags_model
+from flows.ui.help import ALL_FLAG, FlowApp, flow_app
+from gpt2train.io.command_line import run_command
+from gpt2train.settings import Settings
+
+S = TypeVar("S", bound=Settings)
+
+MODELS: dict[str, type[Settings]] = {
+    "dataprep": DataprepSettings,
+    "evaluate": EvaluateFlowSettings,
+    "finetune": FinetuneFlowSettings,
+    "pipeline": PipelineSettings,
+    "pretrain": PretrainFlowSettings,
+}
+CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
+
+
+def arguments_app(name: str, model: type[S], about: str, use: Callable[[S], object]) -> FlowApp:
+    """Create the command-line app of a flow.
+
+    Args:
+        name: name of the flow.
+        model: its settings, of which every field is a flag.
+        about: text of its help page.
+        use: function that gets the settings.
+    """
+    app = flow_app(name, model, about)
+    flags_of = flags_model(model)
+
+    @app.default
+    def main(
+        *,
+        config: Annotated[str | None, cyclopts.Parameter(help=CONFIG_HELP)] = None,
+        settings: Annotated[flags_of | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[valid-type]
+        help_all: Annotated[bool, cyclopts.Parameter(name=ALL_FLAG, negative="", show=False)] = False,
+    ) -> None:
+        """Run the flow, or show every setting."""
+        if help_all:
+            app.print_all()
+            return
+        flags: dict[str, Any] = {} if settings is None else dump(settings, "python", given=True)
+        use(resolve(model, config, flags))
+
+    return app
+
+
+def check_arguments(name: str) -> None:
+    """Exit with the line of a wrong argument of a flow's command; a help page is left to the command."""
+    if not {"--help", "-h", ALL_FLAG}.intersection(sys.orig_argv):
+        words = sys.orig_argv[sys.orig_argv.index(f"flows.{name}") + 1 :]
+        if code := run_command(arguments_app(name, MODELS[name], "", lambda settings: None), words):
+            sys.exit(code)
