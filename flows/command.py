@@ -1,6 +1,7 @@
 """Command-line entry points `python -m flows.*`: flags from a settings model, embedded server, one-line errors."""
 
 import gc
+import logging
 import sys
 from typing import Annotated, Any, TypeVar
 
@@ -25,6 +26,7 @@ CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it;
 
 def command(flow: SettingsFlow[S], result: str) -> None:
     """Run the command line of this process and exit with its status; see `app_of`."""
+    logging.raiseExceptions = False  # or Prefect prints each failure to send log lines to a server that is away
     code = run_command(app_of(flow, result))
     set_exit_status(code)
     sys.exit(code)

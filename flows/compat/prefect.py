@@ -23,6 +23,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.context import AssetContext, refresh_global_settings_context
+from prefect.events.clients import NullEventsClient
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import get_current_settings
@@ -120,13 +121,19 @@ def flush(seconds: float) -> None:
         service.drain_all(timeout=seconds, at_exit=False)
 
 
-def stop_retrying() -> None:
-    """Let Prefect's client of this process fail at the first attempt, when its server has ended for good.
+def disconnect() -> None:
+    """Let Prefect's client of this process fail at the first attempt, and send no log lines and events any more.
+
+    For a server that has ended for good.
 
     Breaks when: threads or runs have settings of their own. Then each request to the lost server is repeated for a
-    minute.
+    minute, and the failed log lines and events are reported on the terminal.
     """
-    get_current_settings().client.max_retries = 0
+    settings = get_current_settings()
+    settings.client.max_retries = 0
+    settings.logging.to_api.enabled = False
+    EventsWorker.set_client_override(NullEventsClient)
+    discard()
 
 
 def discard() -> None:

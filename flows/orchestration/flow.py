@@ -9,7 +9,9 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
@@ -33,6 +35,8 @@ from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
 
+log = logging.getLogger("gpt2train")
+
 CONFIG = "config"
 CONFIG_HELP = (
     "Base settings of the run: the name of a deployment, as pretrain/345m, or a TOML file that the worker can read. "
@@ -41,18 +45,26 @@ CONFIG_HELP = (
 DEFAULT_HELP = "Default, unless preset or config sets it: {}."
 
 
-# The run that a command has checked before it starts the flow; the flow takes it over with its inputs.
-_checked_run: contextvars.ContextVar[PlannedRun[Any] | None] = contextvars.ContextVar("checked_run", default=None)
+@dataclass
+class StartedRun:
+    """A run that a command has checked before it starts the flow, which takes it over, and how its work has ended."""
+
+    run: PlannedRun[Any]
+    result: str | None = None
+    error: UserError | RunError | None = None
 
 
-def checked_run(settings: Settings) -> PlannedRun[Any] | None:
-    """Return the run with these settings that a command has checked; None in a run of a deployment.
+_started_run: contextvars.ContextVar[StartedRun | None] = contextvars.ContextVar("started_run", default=None)
+
+
+def started_run(settings: Settings) -> StartedRun | None:
+    """Return the run with these settings that a command has started; None in a run of a deployment.
 
     A function of the module: Ray and Dask pickle a flow's own function with the variables that it uses, and a context
     variable cannot be pickled.
     """
-    run = _checked_run.get()
-    return run if run is not None and run.settings == settings else None
+    started = _started_run.get()
+    return started if started is not None and started.run.settings == settings else None
 
 
 # Default of every parameter. Pydantic leaves it out of a schema, so the form of the UI neither shows nor sends it.
@@ -71,12 +83,23 @@ class SettingsFlow(ParametersFlow, Generic[S]):
         return PlannedRun(settings, self.recipe)
 
     def start(self, run: PlannedRun[S]) -> str:
-        """Run the flow in this process, with the inputs that the check of `run` has found."""
-        token = _checked_run.set(run)
+        """Run the flow in this process, with the inputs that the check of `run` has found.
+
+        The result is that of the work, also if the Prefect server is gone when it ends.
+        """
+        started = StartedRun(run)
+        token = _started_run.set(started)
         try:
             return self(config=None, **dump(run.settings, "json"))
+        except Exception as error:
+            if started.error is not None:
+                raise started.error from error
+            if started.result is None:
+                raise
+            log.warning("Prefect's server did not take the end of the run, whose work is complete (%s)", error)
+            return started.result
         finally:
-            _checked_run.reset(token)
+            _started_run.reset(token)
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the given settings, without secrets of URLs."""
@@ -106,18 +129,25 @@ def settings_flow(
     def decorate(function: Callable[[PlannedRun[S]], str]) -> SettingsFlow[S]:
         @functools.wraps(function)
         def run(**parameters: Any) -> "str | State[Any]":
+            started: StartedRun | None = None
             with redacted_errors():  # the message of an error becomes the message of the run's state
                 try:
                     settings = resolve(model, *split_parameters(model, parameters))
                     rename_run(run_name(name, settings))
-                    planned = checked_run(settings) or flow.planned(settings)
+                    started = started_run(settings)
+                    planned = started.run if started else flow.planned(settings)
                     if getattr(settings, "dry_run", False):
                         return dry_run(planned, check, show_plan)
                     context = FlowRunContext.get()
                     if context and context.flow_run and context.flow_run.deployment_id is not None:
                         check(planned)  # a command has checked its run before
-                    return function(planned)
+                    result = function(planned)
+                    if started:
+                        started.result = result
+                    return result
                 except (UserError, RunError) as error:
+                    if started:
+                        started.error = error
                     return failed_state(error)
 
         set_signature(run, signature_of(model))
