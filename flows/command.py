@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import os
+import signal
 import sys
 from typing import Annotated, Any, TypeVar
 
@@ -21,6 +23,7 @@ from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
 
+MULTIPLEXERS = {"TMUX", "STY"}  # environment variables of tmux and screen, whose terminals outlive a connection
 CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
 
 
@@ -63,17 +66,21 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         with prefect_server(console.print) as address:
             if address:
                 console.print(f"while it runs: {address} (the password is in {key_file()})")
+            if console.is_terminal and ends_with_terminal():
+                console.print("closing this terminal ends the run, which saves first; tmux or nohup keep it running")
             refresh_prefect_settings()
-            from flows.orchestration.cancellation import cancellable
-
             # All objects so far live until the end. `flows/__init__.py` disabled the collector; freeze them for it.
             gc.freeze()
             gc.enable()
-            with cancellable():
-                path = flow.start(run)
+            path = flow.start(run)
         print(f"{result}: {path}")
 
     return app
+
+
+def ends_with_terminal() -> bool:
+    """Return True if closing the terminal ends this process: neither nohup nor a terminal that outlives it is there."""
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and not MULTIPLEXERS & os.environ.keys()
 
 
 def refresh_prefect_settings() -> None:

@@ -1,5 +1,6 @@
 """A deployed training run for the recovery tests: started by a worker, stopped in several ways, run again."""
 
+import datetime
 import json
 import subprocess
 import sys
@@ -81,6 +82,19 @@ class Deployed:
     def set_state(self, run: str, kind: str, name: str) -> None:
         """Set the state of a run, as the buttons of the UI do."""
         self.server.ask("POST", f"flow_runs/{run}/set_state", state={"type": kind, "name": name}, force=False)
+
+    def suspend(self, run: str) -> None:
+        """Suspend a run, as the button of the UI does."""
+        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+        details = {"pause_timeout": until.isoformat(), "pause_reschedule": True}
+        state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
+        answer = self.server.ask("POST", f"flow_runs/{run}/set_state", state=state, force=True)
+        assert answer["status"] == "ACCEPT", answer
+
+    def resume(self, run: str) -> None:
+        """Resume a suspended run, as the button of the UI does."""
+        answer = self.server.ask("POST", f"flow_runs/{run}/resume")
+        assert answer["status"] == "ACCEPT", answer
 
     def task_runs(self, run: str) -> list[dict[str, Any]]:
         """The task runs of a run."""

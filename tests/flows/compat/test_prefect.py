@@ -78,7 +78,7 @@ class Recording(compat.ParametersFlow):
         seen.append("stored")
         return super().serialize_parameters(parameters)
 def fail(number):
-    return compat.failed_state(ValueError(f"number {number} is odd"))
+    return compat.final_state(ValueError(f"number {number} is odd"))
 with prefect_test_harness(server_startup_timeout=200):
     state = Recording(fail, name="fails")(number="three", return_state=True)
     compat.flush(5.0)

@@ -1,11 +1,13 @@
 """Recovery of deployed runs on a real server and worker: cancelled, killed, worker killed; then run again."""
 
+import contextlib
 import datetime
 import os
+import pty
 import shutil
 import signal
-import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,35 +139,94 @@ def test_a_training_that_logs_nothing_ends_with_its_worker(prefect_server: Prefe
     assert training.saved() == training.steps()[-1]
 
 
+@pytest.mark.slow
+def test_a_suspended_run_saves_and_is_resumed_in_one_process_at_a_time(training: Deployed) -> None:
+    with training.server.worker(training.pool, training.log) as worker:
+        run = training.start_and_wait_for_steps()
+        training.suspend(run)
+        wait_for(lambda: only_worker_left(training, worker), SECONDS, "the end of all processes")
+        assert training.state(run)["name"] == "Suspended"
+        saved = training.saved()
+        assert saved == training.steps()[-1]
+
+        training.resume(run)
+        training.wait_for_step(saved + 20)
+        first = {process.pid for process in training.ranks()}
+        assert len(first) == 2
+        # Resumed again before the first process has noticed: the second one waits for it.
+        training.suspend(run)
+        training.resume(run)
+
+        def next_ranks() -> bool:
+            ranks = {process.pid for process in training.ranks()}
+            assert len(ranks) <= 2, "two trainings at a time"
+            return len(ranks) == 2 and not ranks & first
+
+        wait_for(next_ranks, SECONDS, f"the second process; {training.log}")
+        again = training.saved()
+        assert again > saved
+        training.wait_for_step(again + 20)
+        steps = training.steps()
+        assert steps == list(range(1, steps[-1] + 1)), "no step is repeated"
+        assert training.state(run)["type"] == "RUNNING"
+        training.set_state(run, "CANCELLING", "Cancelling")
+        training.wait(run, "CANCELLED")
+
+
 @pytest.mark.exhaustive
-def test_a_run_without_a_worker_can_be_cancelled(prefect_server: PrefectServer, tmp_path: Path) -> None:
-    """Started by hand on a long-lived server: no worker is there to end a cancelled run."""
+@pytest.mark.parametrize("deed", ["cancel", "pause", "hang up"])
+def test_a_run_without_a_worker_is_ended(prefect_server: PrefectServer, tmp_path: Path, deed: str) -> None:
+    """Started by hand on a long-lived server, in a terminal: no worker is there to end it, or to resume it."""
     output = prepare_tokens(tmp_path / "out")
     config = {"output": str(output), "train": ENDLESS, "launch": {"processes": 1}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(config))
     command = [sys.executable, "-m", "flows.pretrain", "--config", str(tmp_path / "mine.toml")]
-    with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen(command, cwd=ROOT, env=prefect_server.environment, stdout=log, stderr=log)
+    environment = {name: value for name, value in prefect_server.environment.items() if name not in ("TMUX", "STY")}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execve(command[0], command, environment)
+    job, shown = psutil.Process(pid), bytearray()
+
+    def steps() -> int:
+        found = list(output.glob("runs/*/metrics.jsonl"))
+        return int(read_metrics(found[0].parent)[-1]["step"]) if found and read_metrics(found[0].parent) else 0
+
     try:
-
-        def steps() -> int:
-            found = list(output.glob("runs/*/metrics.jsonl"))
-            return int(read_metrics(found[0].parent)[-1]["step"]) if found and read_metrics(found[0].parent) else 0
-
-        wait_for(lambda: steps() >= 20, SECONDS, f"step 20; {tmp_path / 'log'}")
-        by_name = {"name": {"any_": ["pretrain-tiny-dp1"]}}
+        reader = threading.Thread(target=read_terminal, args=(terminal, shown), daemon=True)
+        reader.start()
+        wait_for(lambda: steps() >= 20, SECONDS, "step 20")
+        assert b"closing this terminal ends the run" in shown
+        [folder] = output.glob("runs/*")
+        by_name = {"name": {"any_": [folder.name.replace("tiny", "pretrain-tiny-dp1")]}}
         [run] = prefect_server.ask(
             "POST", "flow_runs/filter", flow_runs={**by_name, "state": {"type": {"any_": ["RUNNING"]}}}
         )
-        prefect_server.ask(
-            "POST", f"flow_runs/{run['id']}/set_state", state={"type": "CANCELLING", "name": "Cancelling"}
-        )
-        assert job.wait(SECONDS) != 0
-        assert prefect_server.ask("GET", f"flow_runs/{run['id']}")["state"]["type"] == "CANCELLED"
+        state = {"cancel": ("CANCELLING", "Cancelling"), "pause": ("PAUSED", "Paused")}.get(deed)
+        if state:
+            kind, name = state
+            prefect_server.ask("POST", f"flow_runs/{run['id']}/set_state", state={"type": kind, "name": name})
+        else:
+            os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        found = prefect_server.ask("GET", f"flow_runs/{run['id']}")["state"]
+        assert found["type"] == ("CANCELLED" if state else "CRASHED") and "run again to resume" in found["message"]
+        assert state or "the terminal was closed" in found["message"]
         [latest] = output.glob("runs/*/checkpoints/latest")
         assert int(latest.read_text().split("-")[1]) == steps()
+        if state:
+            reader.join(30)
+            assert b"error: the run was cancelled; run again to resume" in shown
     finally:
-        job.kill()
+        if job.is_running():
+            job.kill()
+
+
+def read_terminal(terminal: int, shown: bytearray) -> None:
+    """Read what a terminal shows until it is closed."""
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 4096):
+            shown += data
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,63 @@
+"""End of a run that others ask for: the decision by its state, and closed terminals."""
+
+import signal
+import uuid
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.exceptions import Abort, Pause
+from prefect.states import Suspended
+
+from flows.orchestration.cancellation import RunEndedError, how_to_end, watched
+from flows.orchestration.crash_reporter import _is_unreported
+
+OWN = State(type=StateType.RUNNING)
+FINAL = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+
+
+def run_of(deployment: bool, state: State = OWN) -> FlowRun:
+    return FlowRun(flow_id=uuid.uuid4(), deployment_id=uuid.uuid4() if deployment else None, state=state, run_count=1)
+
+
+@pytest.mark.parametrize("has_worker", [True, False])
+def test_a_run_ends_in_every_state_by_which_others_continue_or_stop_it(has_worker: bool) -> None:
+    run = run_of(deployment=has_worker)
+
+    def end(state: State) -> Any:
+        found = how_to_end(run, state, has_worker)
+        return found.state if isinstance(found, RunEndedError) else type(found)
+
+    cancelled = StateType.CANCELLED
+    expected: dict[StateType, Any] = {
+        StateType.RUNNING: Abort,  # another one than its own: resumed
+        StateType.SCHEDULED: Abort,
+        StateType.PENDING: Abort,
+        StateType.CANCELLED: Abort,
+        StateType.CANCELLING: Abort if has_worker else cancelled,
+        StateType.PAUSED: cancelled,
+        **dict.fromkeys(FINAL, type(None)),
+    }
+    assert {kind: end(State(type=kind)) for kind in StateType} == expected
+    assert end(OWN) is type(None)
+    assert end(Suspended()) == (Pause if has_worker else cancelled)
+
+
+def test_the_crash_reporter_reports_only_the_process_that_it_belongs_to() -> None:
+    """A run that is resumed has the same run count in its next process."""
+    resumed = State(type=StateType.RUNNING)
+    for state, is_own in (
+        (OWN, True),
+        (resumed, False),
+        (Suspended(), False),
+        (State(type=StateType.CANCELLING), True),
+    ):
+        assert _is_unreported(run_of(True, state), "1", str(OWN.id)) is is_own
+        assert not _is_unreported(run_of(True, state), "2", str(OWN.id))
+
+
+def test_a_block_that_nobody_ends_leaves_the_signals_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with watched(run_of(False), has_worker=False):
+        assert signal.getsignal(signal.SIGHUP) is not before
+    assert signal.getsignal(signal.SIGHUP) is before
