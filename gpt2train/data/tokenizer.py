@@ -305,7 +305,7 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
     """Encode texts; `<|endoftext|>` inside a text is ordinary text, whatever the tokenizer's own setting.
 
     Raises:
-        UserError: a text contains a lone surrogate, which UTF-8 cannot represent.
+        UserError: a text contains a lone surrogate, which UTF-8 cannot represent, or the tokenizer fails at a text.
     """
     try:
         if isinstance(tokenizer, SentencePieceTokenizer):
@@ -314,7 +314,11 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
         encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError as error:
         raise UserError("a text contains a lone surrogate, which UTF-8 cannot encode; replace it first") from error
-    except Exception as error:  # the library raises bare Exception, for a vocabulary without the unknown token
+    except BaseException as error:
+        # The library raises bare Exception, for a vocabulary without the unknown token; and pyo3's PanicException, a
+        # BaseException that no module has, for a regular expression that backtracks without end.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UserError(f"the tokenizer cannot encode a text: {error}; give another tokenizer") from error
     ids = [encoding.ids for encoding in encoded]
     # Merges never give a special token; the other models look up whole words.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer, GPT2TokenizerFast
 
 from gpt2train.data.tokenizer import (
@@ -203,3 +203,14 @@ def test_merges_with_the_line_ends_of_windows_are_read(small: Path, tmp_path: Pa
     (tmp_path / "vocab.json").write_bytes((small / "vocab.json").read_bytes())
     (tmp_path / "merges.txt").write_bytes((small / "merges.txt").read_bytes().replace(b"\n", b"\r\n"))
     assert read_tables(tmp_path) == small_tables()
+
+
+@pytest.mark.exhaustive
+def test_a_regular_expression_that_never_ends_is_an_error_of_the_tokenizer() -> None:
+    """The library panics at its limit of 10^7 steps, by a BaseException that passes every `except Exception`."""
+    tokenizer = build_tokenizer(*small_tables())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex("(a+)+$"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    with pytest.raises(UserError, match=r"the tokenizer cannot encode a text: .*; give another tokenizer"):
+        encode_ordinary(tokenizer, [f"{'a' * 60}b"])
