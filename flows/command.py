@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import signal
 import sys
 from typing import Annotated, Any, TypeVar
 
@@ -19,6 +18,7 @@ from flows.ui.help import ALL_FLAG, flow_app
 from gpt2train.io.command_line import run_command
 from gpt2train.io.process_exit import set_exit_status
 from gpt2train.io.progress import console
+from gpt2train.launch.parent_death import hangup_signals
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
@@ -80,7 +80,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
 
 def ends_with_terminal() -> bool:
     """Return True if closing the terminal ends this process: neither nohup nor a terminal that outlives it is there."""
-    return signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and not MULTIPLEXERS & os.environ.keys()
+    return bool(hangup_signals()) and not MULTIPLEXERS & os.environ.keys()
 
 
 def refresh_prefect_settings() -> None:

@@ -27,8 +27,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import Abort, ObjectNotFound, Pause, TerminationSignal
 
+from flows.orchestration.server import is_embedded
 from flows.orchestration.worker_watchdog import drop_output
 from gpt2train.errors import RunError
+from gpt2train.launch.parent_death import hangup_signals
 
 log = logging.getLogger("gpt2train")
 
@@ -55,10 +57,10 @@ def watched(run: FlowRun, has_worker: bool) -> Iterator[None]:
         Abort, Pause: Prefect's signals to leave the state of the run as it is.
     """
     watch = _Watch(run, has_worker)
-    previous = signal.getsignal(signal.SIGHUP)
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and previous is signal.SIG_DFL:  # nohup ignores it
-        signal.signal(signal.SIGHUP, lambda *_: watch.hang_up())
+    handlers = {number: signal.getsignal(number) for number in hangup_signals() if in_main_thread}
+    for number in handlers:
+        signal.signal(number, lambda *_: watch.hang_up())
     thread = threading.Thread(target=watch.poll, daemon=True)
     thread.start()
     try:
@@ -69,8 +71,8 @@ def watched(run: FlowRun, has_worker: bool) -> Iterator[None]:
         raise watch.end from error
     finally:
         watch.ended.set()
-        if in_main_thread and previous is signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, previous)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class _Watch:
@@ -108,7 +110,8 @@ class _Watch:
             except ObjectNotFound:  # deleted, or the server lost its database: its page is gone, not its work
                 continue
             except Exception as error:  # noqa: BLE001 - whatever the server does must not end the run
-                if not away and not self.ended.is_set():
+                # The end of an embedded server is told by the watch of its process.
+                if not (away or self.ended.is_set() or is_embedded()):
                     log.warning("the Prefect server does not answer (%s); the run goes on without its page", error)
                 away = True
                 continue

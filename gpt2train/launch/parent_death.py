@@ -39,6 +39,11 @@ def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGK
         os._exit(1)
 
 
+def hangup_signals() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, by which a closed terminal ends its processes, unless nohup or a scheduler has them ignore it."""
+    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+
+
 def _poll(parent: int, sig: signal.Signals) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)
