@@ -44,16 +44,17 @@ def run_context(
     launch = getattr(settings, "launch", None) or LaunchSettings()
     root = Folder(settings.output)
     with contextlib.ExitStack() as stack:
-        patience = 0.0
         if flow_run is not None:
             started = started_flow_run()
             if str(flow_run.id) == started:
                 worker_watchdog.watch_worker(flow_run, launch.shutdown_timeout)
             stack.enter_context(watched(flow_run, has_worker=started is not None))
-            if stale_runs.is_claimed(root, flow_run.id):  # resumed or retried while its process saves and ends
-                patience = launch.shutdown_timeout + HANDOVER_SECONDS
-                log.info("this run was at work before in %s; its process, if it still saves, is waited for", root.url)
         root.check_writable()
+        patience = 0.0
+        if flow_run is not None and stale_runs.is_claimed(root, flow_run.id):
+            # Resumed or retried: the process that it had before may still save.
+            patience = launch.shutdown_timeout + HANDOVER_SECONDS
+            log.info("this run was at work in %s before; its process, if it still saves, is waited for", root.url)
         runner = runner_of(settings)
         runner.root = root
         stack.enter_context(translate_lost_files(root))

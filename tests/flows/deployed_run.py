@@ -15,7 +15,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from tests.flows.mini_pipeline import MARK
 from tests.flows.prefect_server import ROOT, PrefectServer
 from tests.gpt2train import jobs
-from tests.processes import environment_of, has_ended, wait_for
+from tests.processes import command_of, environment_of, has_ended, wait_for
 
 SECONDS = 240.0  # for what a busy machine takes a minute
 # Runs for hours unless it is stopped, at a few milliseconds per step; a checkpoint is saved only at a stop.
@@ -159,9 +159,10 @@ def deploy(
     return Deployed(server, pool, made["id"], output, log)
 
 
-def only_worker_left(deployed: Deployed, worker: psutil.Process) -> bool:
-    """True if nothing runs but the worker."""
-    return {process.pid for process in deployed.processes()} <= {worker.pid}
+def only_worker_left(deployed: Deployed, worker: psutil.Process, reporters: bool = False) -> bool:
+    """True if nothing runs but the worker, and with `reporters` the crash reporters."""
+    left = [process for process in deployed.processes() if process.pid != worker.pid]
+    return all(reporters and "crash_reporter" in command_of(process) for process in left)
 
 
 def uninterrupted_losses(training: Deployed, folder: Path, steps: int) -> list[float]:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ import tomli_w
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.orchestration import crash_reporter
 from flows.orchestration.stale_runs import HOLDER_FILE
 from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
@@ -174,6 +176,25 @@ def test_a_suspended_run_saves_and_is_resumed_in_one_process_at_a_time(training:
 
 
 @pytest.mark.exhaustive
+def test_the_end_of_a_cancelled_run_is_left_to_a_slow_worker(training: Deployed) -> None:
+    """It sets Cancelled whatever the state is by then: a run that was reported and retried was cancelled again."""
+    with training.server.worker(training.pool, training.log) as worker:
+        run = training.start_and_wait_for_steps()
+        worker.suspend()
+        training.set_state(run, "CANCELLING", "Cancelling")
+        wait_for(lambda: only_worker_left(training, worker, reporters=True), SECONDS, "the run's own end")
+        time.sleep(crash_reporter.WORKER_SECONDS + 15)
+        assert training.state(run)["type"] == "CANCELLING"
+        worker.resume()
+        assert "ended without" not in training.wait(run, "CANCELLED")["message"]
+        saved = training.saved()
+        retried = training.server.prefect("flow-run", "retry", run)
+        assert retried.returncode == 0, retried.stdout + retried.stderr
+        training.wait_for_step(saved + 20)
+        assert training.state(run)["type"] == "RUNNING"
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("deed", ["cancel", "pause", "hang up"])
 def test_a_run_without_a_worker_is_ended(prefect_server: PrefectServer, tmp_path: Path, deed: str) -> None:
     """Started by hand on a long-lived server, in a terminal: no worker is there to end it, or to resume it."""
@@ -316,6 +337,10 @@ def test_cancelled_batches_leave_no_process_and_keep_committed_work(
         batches.wait(again, "COMPLETED")
         assert {name: (output / "naps" / name.replace("json", "txt")).read_text() for name in committed} == times
         assert len(list(output.glob("naps/nap-*.txt"))) == BATCHES
+        logs = prefect_server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [again]}}, limit=200)
+        messages = [log["message"] for log in logs]
+        assert any(message.startswith("naps ") for message in messages)
+        assert sum("Finished in state Completed" in message for message in messages) == 1, "that of the flow run"
         assert not has_ended(worker)
     shutil.rmtree(output)
 
