@@ -60,7 +60,7 @@ def test_one_edit_names_the_image_of_every_pod(folder: Path, tmp_path: Path) -> 
 
 
 def test_browsers_are_sent_to_the_address_of_the_documented_port_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect takes the address that the server listens on, 0.0.0.0, for that of its API unless it is told another."""
+    """Prefect takes the address that the server listens on, 0.0.0.0, for that of its API where no setting names one."""
     from prefect.settings.models.root import Settings
 
     [container] = PODS["Deployment", "prefect-server"]["spec"]["containers"]

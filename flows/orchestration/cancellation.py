@@ -110,7 +110,7 @@ class _Watch:
             except ObjectNotFound:  # deleted, or the server lost its database: its page is gone, not its work
                 continue
             except Exception as error:  # noqa: BLE001 - whatever the server does must not end the run
-                # The end of an embedded server is told by the watch of its process.
+                # The watch of the process reports the end of an embedded server.
                 if not (away or self.ended.is_set() or is_embedded()):
                     log.warning("the Prefect server does not answer (%s); the run goes on without its page", error)
                 away = True

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 END_REPORTED = b"over"  # message: the flow process exits, and the server knows that the run ended
 END_UNREPORTED = b"unheard"  # message: the flow process exits, and the server does not know that the run ended
 WORKER_SECONDS = 30.0  # for a worker that still runs to report the run, with the exit code that only it knows
-CANCELLING_SECONDS = 540.0  # the same for the end of a cancelled run
 REPORT_SECONDS = 600.0  # to reach the server
 QUERY_SECONDS = 5.0
 POLL_SECONDS = 1.0
@@ -91,7 +90,7 @@ def main(run: str, attempt: str, state: str, worker: str, since: str) -> None:
     cause = f"{process} ended without reporting how" if message == END_UNREPORTED else f"{process} was killed"
     from prefect.client.orchestration import get_client  # here: the import takes 1 s, rarely needed
 
-    from flows.orchestration.stale_runs import is_cancelling, report_end
+    from flows.orchestration.stale_runs import CANCELLING_SECONDS, is_cancelling, report_end
 
     ended_at = time.monotonic()
     while time.monotonic() < ended_at + REPORT_SECONDS:

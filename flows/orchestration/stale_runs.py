@@ -21,14 +21,13 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
 from flows.compat.prefect import brief_client
-from flows.orchestration.crash_reporter import CANCELLING_SECONDS
 from tasks.core.storage import Folder
 
 log = logging.getLogger("gpt2train")
 
 HOLDER_FILE = ".flow-run"
 QUERY_SECONDS = 20.0  # for the server's answer about the previous run
-CANCELLING = datetime.timedelta(seconds=CANCELLING_SECONDS)
+CANCELLING_SECONDS = 540.0  # for a worker that lives to report the end of a cancelled run
 
 
 def claim_output(root: Folder, flow_run: UUID) -> None:
@@ -72,11 +71,10 @@ def _report(holder: dict[str, Any]) -> None:
 
 def _is_reported_by_others(run: FlowRun) -> bool:
     """Return True for a run that was cancelled a moment ago: its worker or its crash reporter sets the final state."""
-    return (
-        is_cancelling(run)
-        and run.state is not None
-        and datetime.datetime.now(datetime.UTC) - run.state.timestamp < CANCELLING
-    )
+    if run.state is None or not is_cancelling(run):
+        return False
+    age = datetime.datetime.now(datetime.UTC) - run.state.timestamp
+    return age.total_seconds() < CANCELLING_SECONDS
 
 
 def is_active(run: FlowRun) -> bool:

@@ -39,7 +39,7 @@ def lost(root, runner):
 def recipe(run, runner):
     runner.run_step(lost, run.root)
     if fails:
-        raise UserError("the mistake; mend it")
+        raise UserError("the mistake; repair it")
     return runner.run_step(naps, run.root, 0.0)
 
 @settings_flow("probe", OutputSettings, recipe, lambda run: None)
@@ -69,7 +69,7 @@ def test_a_command_whose_embedded_server_is_killed_ends_with_its_result(fails: s
     text = done.stdout + done.stderr
     assert "the embedded Prefect server has ended" in text and not [word for word in NOISE if word in text], text
     if fails:
-        assert done.returncode == 2 and done.stderr.splitlines()[-1] == "error: the mistake; mend it", text
+        assert done.returncode == 2 and done.stderr.splitlines()[-1] == "error: the mistake; repair it", text
     else:
         assert done.returncode == 0 and done.stdout.splitlines()[-1] == f"result: {tmp_path}/out/naps", text
         assert (tmp_path / "out/naps/_manifest.json").exists()
@@ -97,6 +97,6 @@ def test_a_command_whose_server_stops_answering_ends_with_its_result(
     text = done.stdout + done.stderr
     assert not [word for word in NOISE if word in text], text
     assert done.returncode == (2 if fails else 0), text
-    assert (done.stderr.splitlines()[-1] == "error: the mistake; mend it") == bool(fails), text
+    assert (done.stderr.splitlines()[-1] == "error: the mistake; repair it") == bool(fails), text
     assert fails or "did not take" in text, text
     assert time.monotonic() - started < 200

@@ -159,7 +159,7 @@ def test_a_batch_on_a_full_disk_is_one_error_line(tmp_path: Path, where: Where) 
         runner.batches(step_in(tmp_path), "part", [1], fill_up, where=where)
 
 
-def test_a_lost_worker_is_told_with_its_end_and_what_resumes() -> None:
+def test_a_lost_worker_is_reported_with_its_end_and_what_resumes() -> None:
     pool = WorkerPool(1)
     try:
         for end, said in (
