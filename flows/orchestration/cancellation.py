@@ -23,18 +23,21 @@ import threading
 import time
 from collections.abc import Iterator
 
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import Abort, ObjectNotFound, Pause, TerminationSignal
 
+from flows.compat.prefect import brief_client
 from flows.orchestration.server import is_embedded
 from flows.orchestration.worker_watchdog import drop_output
 from gpt2train.errors import RunError
+from gpt2train.io.heartbeat import LastChange
 from gpt2train.launch.parent_death import hangup_signals
 
 log = logging.getLogger("gpt2train")
 
 POLL_SECONDS = 5.0
+ANSWER_SECONDS = 20.0
+AWAY_SECONDS = 60.0  # of failed polls, until a server counts as away: SQLite is busy now and then
 WORKER_SECONDS = 60.0  # Prefect's worker polls every 10 s, and kills after 30 s
 CANCELLED = "the run was cancelled; run again to resume"
 HUNG_UP = "the terminal was closed (SIGHUP); run again to resume, in tmux, with nohup, or by a Prefect worker"
@@ -102,20 +105,22 @@ class _Watch:
     def poll(self) -> None:
         """Poll the state of the run until its work has ended, or until it is to end."""
         since: float | None = None
-        away = False
+        silence, answers, reported = LastChange(), 0, -1
         while not self.ended.wait(POLL_SECONDS):
             try:
-                with get_client(sync_client=True) as client:
+                with brief_client(ANSWER_SECONDS) as client:
                     state = client.read_flow_run(self.run.id).state
             except ObjectNotFound:  # deleted, or the server lost its database: its page is gone, not its work
                 continue
             except Exception as error:  # noqa: BLE001 - whatever the server does must not end the run
                 # The watch of the process reports the end of an embedded server.
-                if not (away or self.ended.is_set() or is_embedded()):
+                is_new = silence.age(answers) >= AWAY_SECONDS and reported != answers
+                if is_new and not (self.ended.is_set() or is_embedded()):
+                    reported = answers
                     log.warning("the Prefect server does not answer (%s); the run goes on without its page", error)
-                away = True
                 continue
-            away = False
+            answers += 1
+            silence.age(answers)
             end = None if state is None else how_to_end(self.run, state, self.has_worker)
             if end is None:
                 since = None
@@ -125,7 +130,7 @@ class _Watch:
             if not waits_for_worker or time.monotonic() - since >= WORKER_SECONDS:
                 self.stop(end)
                 with contextlib.suppress(Exception):  # last: a handler may fail on a broken pipe
-                    log.warning("%s: the run saves its work and ends", end)
+                    log.warning("%s; this process saves its work and ends", str(end).partition(";")[0])
                 return
 
 

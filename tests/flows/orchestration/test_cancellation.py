@@ -1,14 +1,18 @@
 """End of a run that others ask for: the decision by its state, and closed terminals."""
 
+import contextlib
 import signal
+import threading
 import uuid
 from typing import Any
 
+import httpx
 import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import Abort, Pause
 from prefect.states import Suspended
 
+from flows.orchestration import cancellation
 from flows.orchestration.cancellation import RunEndedError, how_to_end, watched
 from flows.orchestration.crash_reporter import _is_unreported
 
@@ -61,3 +65,33 @@ def test_a_block_that_nobody_ends_leaves_the_signals_as_they_were() -> None:
     with watched(run_of(False), has_worker=False):
         assert signal.getsignal(signal.SIGHUP) is not before
     assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_server_that_is_away_is_reported_once_and_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for each time that it is away, and the run is suspended when it answers again."""
+    run = run_of(True)
+    suspended = run.model_copy(update={"state": Suspended()})
+    answers = iter([None, None, None, run, None, None, suspended])
+    ended = threading.Event()
+
+    class Client:
+        def read_flow_run(self, _: uuid.UUID) -> FlowRun:
+            if (found := next(answers)) is None:
+                raise httpx.ConnectError("refused")
+            return found
+
+    monkeypatch.setattr(cancellation, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(cancellation, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(cancellation, "brief_client", lambda _: contextlib.nullcontext(Client()))
+    monkeypatch.setattr(cancellation, "is_embedded", lambda: False)
+    watch = cancellation._Watch(run, has_worker=True)
+    monkeypatch.setattr(watch, "stop", lambda end: ended.set() if isinstance(end, Pause) else None)
+    watch.poll()
+    said = [record.getMessage() for record in caplog.records]
+    assert (
+        ended.is_set()
+        and [line.partition(" (")[0] for line in said[:-1]] == ["the Prefect server does not answer"] * 2
+        and said[-1] == "the run was suspended; this process saves its work and ends"
+    )
