@@ -97,7 +97,7 @@ def _lock_object(root: Folder, lost: Callable[[], None], patience: float) -> Ite
         raise RunError(f"another run took over {root.url} while this one had no access to it; run again when it ended")
 
 
-def _acquire(root: Folder, owner: dict[str, Any], deadline: float) -> None:
+def _acquire(root: Folder, owner: dict[str, Any], deadline: float = 0.0) -> None:
     """Create the lock; if there is one, watch it until it changes (then another run is alive) or its lease expires.
 
     A live run is waited for until the deadline.
