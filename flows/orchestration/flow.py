@@ -28,6 +28,7 @@ from pydantic_core import MISSING
 
 from flows.compat.prefect import ParametersFlow, brief_client, final_state, set_signature
 from flows.dry_run.plan import dry_run
+from flows.orchestration.cancellation import RunEndedError
 from flows.recipe import PlannedRun, Recipe
 from flows.settings import (
     SOURCES,
@@ -62,7 +63,7 @@ class StartedRun:
 
     run: PlannedRun[Any]
     result: str | None = None
-    error: UserError | RunError | None = None
+    error: Exception | None = None
 
 
 _started_run: contextvars.ContextVar[StartedRun | None] = contextvars.ContextVar("started_run", default=None)
@@ -161,7 +162,11 @@ def settings_flow(
                 except (UserError, RunError) as error:
                     if started:
                         started.error = error
-                    return final_state(error, getattr(error, "state", StateType.FAILED))
+                    return final_state(error, error.state if isinstance(error, RunEndedError) else StateType.FAILED)
+                except Exception as error:
+                    if started:
+                        started.error = error
+                    raise
 
         set_signature(run, signature_of(model))
         flow: SettingsFlow[S] = SettingsFlow(run, name=name)  # type: ignore[arg-type]  # Prefect accepts a returned state
