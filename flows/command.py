@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 import sys
 from typing import Annotated, Any, TypeVar
 
@@ -18,12 +17,11 @@ from flows.ui.help import ALL_FLAG, flow_app
 from gpt2train.io.command_line import run_command
 from gpt2train.io.process_exit import set_exit_status
 from gpt2train.io.progress import console
-from gpt2train.launch.parent_death import hangup_signals
+from gpt2train.launch.parent_death import CLOSING, ends_with_terminal
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
 
-MULTIPLEXERS = {"TMUX", "STY"}  # environment variables of tmux and screen, whose terminals outlive a connection
 CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
 
 
@@ -66,8 +64,8 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         with prefect_server(console.print) as address:
             if address:
                 console.print(f"while it runs: {address} (the password is in {key_file()})")
-            if console.is_terminal and ends_with_terminal():
-                console.print("closing this terminal ends the run, which saves first; tmux or nohup keep it running")
+            if ends_with_terminal():
+                console.print(CLOSING)
             refresh_prefect_settings()
             # All objects so far live until the end. `flows/__init__.py` disabled the collector; freeze them for it.
             gc.freeze()
@@ -76,11 +74,6 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         print(f"{result}: {path}")
 
     return app
-
-
-def ends_with_terminal() -> bool:
-    """Return True if closing the terminal ends this process: neither nohup nor a terminal that outlives it is there."""
-    return bool(hangup_signals()) and not MULTIPLEXERS & os.environ.keys()
 
 
 def refresh_prefect_settings() -> None:

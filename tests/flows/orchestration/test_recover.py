@@ -1,13 +1,11 @@
 """Recovery of deployed runs on a real server and worker: cancelled, killed, worker killed; then run again."""
 
-import contextlib
 import datetime
 import os
 import pty
 import shutil
 import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from flows.orchestration import crash_reporter
 from flows.orchestration.stale_runs import HOLDER_FILE
 from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
+from gpt2train.launch.parent_death import CLOSING
 from gpt2train.monitoring.metrics import read_metrics
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Retries, Runner
@@ -35,7 +34,7 @@ from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_wo
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server
 from tests.flows.slow_batches import BATCHES
 from tests.flows.small_tokens import prepare_tokens
-from tests.processes import CONTAINER, command_of, has_ended, wait_for
+from tests.processes import CONTAINER, command_of, has_ended, read_terminal, wait_for
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
 
@@ -207,17 +206,15 @@ def test_a_run_without_a_worker_is_ended(prefect_server: PrefectServer, tmp_path
     if pid == 0:
         os.chdir(ROOT)
         os.execve(command[0], command, environment)
-    job, shown = psutil.Process(pid), bytearray()
+    job, shown = psutil.Process(pid), read_terminal(terminal)
 
     def steps() -> int:
         found = list(output.glob("runs/*/metrics.jsonl"))
         return int(read_metrics(found[0].parent)[-1]["step"]) if found and read_metrics(found[0].parent) else 0
 
     try:
-        reader = threading.Thread(target=read_terminal, args=(terminal, shown), daemon=True)
-        reader.start()
         wait_for(lambda: steps() >= 20, SECONDS, "step 20")
-        assert b"closing this terminal ends the run" in shown
+        assert CLOSING.encode() in shown
         [folder] = output.glob("runs/*")
         by_name = {"name": {"any_": [folder.name.replace("tiny", "pretrain-tiny-dp1")]}}
         [run] = prefect_server.ask(
@@ -236,18 +233,10 @@ def test_a_run_without_a_worker_is_ended(prefect_server: PrefectServer, tmp_path
         [latest] = output.glob("runs/*/checkpoints/latest")
         assert int(latest.read_text().split("-")[1]) == steps()
         if state:
-            reader.join(30)
-            assert b"error: the run was cancelled; run again to resume" in shown
+            wait_for(lambda: b"error: the run was cancelled; run again to resume" in shown, 30, "the line")
     finally:
         if job.is_running():
             job.kill()
-
-
-def read_terminal(terminal: int, shown: bytearray) -> None:
-    """Read what a terminal shows until it is closed."""
-    with contextlib.suppress(OSError):
-        while data := os.read(terminal, 4096):
-            shown += data
 
 
 @pytest.mark.exhaustive

@@ -11,13 +11,13 @@ import pytest
 
 from gpt2train.checkpoint import store
 from gpt2train.io.run_folder import newest_checkpoint
-from gpt2train.launch.parent_death import LAUNCHER
+from gpt2train.launch.parent_death import CLOSING, LAUNCHER, MULTIPLEXERS
 from gpt2train.launch.rank_process import SIGNAL_DEBOUNCE_SECONDS, StopRequest
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
 from tests.gpt2train.jobs import make, write, write_tokens
-from tests.processes import wait_for
+from tests.processes import read_terminal, wait_for
 
 
 class AskedAt(StopRequest):
@@ -81,9 +81,12 @@ def test_a_training_whose_terminal_is_closed_saves_its_step(tmp_path: Path, entr
     command = [sys.executable, "-m", *entry, "--config", write(config)]
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve(command[0], command, os.environ | {"OMP_NUM_THREADS": "1"})
+        environment = {name: value for name, value in os.environ.items() if name not in MULTIPLEXERS}
+        os.execve(command[0], command, environment | {"OMP_NUM_THREADS": "1"})
+    shown = read_terminal(terminal)
     try:
         wait_for(lambda: len(read_metrics(config.output)) >= 5, 200, "five steps")
+        assert CLOSING.encode() in shown
         os.close(terminal)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
