@@ -22,6 +22,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import Abort, ObjectNotFound, Pause, TerminationSignal
@@ -134,7 +135,7 @@ class _Watch:
                 return
 
 
-def how_to_end(run: FlowRun, state: State, has_worker: bool) -> BaseException | None:
+def how_to_end(run: FlowRun, state: State[Any], has_worker: bool) -> BaseException | None:
     """Return the exception with which a run ends whose state others have set; None if it goes on.
 
     Args:

@@ -29,7 +29,7 @@ Event = dict[str, Any]
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Handler that raises for a redirect: urllib would send the key to the other host, and a GET without the event."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         """Follow no redirect."""
 
 

@@ -16,11 +16,11 @@ from flows.orchestration import cancellation
 from flows.orchestration.cancellation import RunEndedError, how_to_end, watched
 from flows.orchestration.crash_reporter import _is_unreported
 
-OWN = State(type=StateType.RUNNING)
+OWN: State[Any] = State(type=StateType.RUNNING)
 FINAL = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
 
 
-def run_of(deployment: bool, state: State = OWN) -> FlowRun:
+def run_of(deployment: bool, state: State[Any] = OWN) -> FlowRun:
     return FlowRun(flow_id=uuid.uuid4(), deployment_id=uuid.uuid4() if deployment else None, state=state, run_count=1)
 
 
@@ -28,7 +28,7 @@ def run_of(deployment: bool, state: State = OWN) -> FlowRun:
 def test_a_run_ends_in_every_state_by_which_others_continue_or_stop_it(has_worker: bool) -> None:
     run = run_of(deployment=has_worker)
 
-    def end(state: State) -> Any:
+    def end(state: State[Any]) -> Any:
         found = how_to_end(run, state, has_worker)
         return found.state if isinstance(found, RunEndedError) else type(found)
 
