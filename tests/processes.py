@@ -50,6 +50,14 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
+def parent_of(process: psutil.Process) -> int:
+    """The id of the parent of a process; 0 if it has ended."""
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return 0
+
+
 def command_of(process: psutil.Process) -> str:
     """The command line of a process; empty if it has ended."""
     try:

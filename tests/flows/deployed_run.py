@@ -15,7 +15,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from tests.flows.mini_pipeline import MARK
 from tests.flows.prefect_server import ROOT, PrefectServer
 from tests.gpt2train import jobs
-from tests.processes import command_of, environment_of, has_ended, wait_for
+from tests.processes import command_of, environment_of, has_ended, parent_of, wait_for
 
 SECONDS = 240.0  # for what a busy machine takes a minute
 # Runs for hours unless it is stopped, at a few milliseconds per step; a checkpoint is saved only at a stop.
@@ -107,8 +107,9 @@ class Deployed:
         return [one for one in psutil.process_iter() if environment_of(one).get(MARK) == mark and not has_ended(one)]
 
     def ranks(self) -> list[psutil.Process]:
-        """The ranks of the training."""
-        return [process for process in self.processes() if "RANK" in environment_of(process)]
+        """The ranks of the training, without the processes that they start for a moment, git for example."""
+        found = {one.pid: one for one in self.processes() if "RANK" in environment_of(one)}
+        return [one for one in found.values() if parent_of(one) not in found]
 
     @property
     def folder(self) -> Path:
