@@ -1,6 +1,7 @@
 """Command-line entry points `python -m flows.*`: flags from a settings model, embedded server, one-line errors."""
 
 import gc
+import logging
 import sys
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from flows.ui.arguments import arguments_app
 from gpt2train.io.command_line import run_command
 from gpt2train.io.process_exit import set_exit_status
 from gpt2train.io.progress import console
+from gpt2train.launch.parent_death import CLOSING, ends_with_terminal
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
@@ -21,6 +23,7 @@ S = TypeVar("S", bound=Settings)
 
 def command(flow: SettingsFlow[S], result: str) -> None:
     """Run the command line of this process and exit with its status; see `app_of`."""
+    logging.raiseExceptions = False  # or Prefect prints each failure to send log lines to a server that is away
     code = run_command(app_of(flow, result))
     set_exit_status(code)
     sys.exit(code)
@@ -43,14 +46,13 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         with prefect_server(console.print) as address:
             if address:
                 console.print(f"while it runs: {address} (the password is in {key_file()})")
+            if ends_with_terminal():
+                console.print(CLOSING)
             refresh_prefect_settings()
-            from flows.orchestration.cancellation import cancellable
-
             # All objects so far live until the end. `flows/__init__.py` disabled the collector; freeze them for it.
             gc.freeze()
             gc.enable()
-            with cancellable():
-                path = flow.start(run)
+            path = flow.start(run)
         print(f"{result}: {path}")
 
     return arguments_app(flow.name, flow.model, flow.__doc__ or "", start)

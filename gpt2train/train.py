@@ -34,6 +34,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import checkpoint_step
 from gpt2train.launch import rank_store
 from gpt2train.launch.hang_report import record_nccl
+from gpt2train.launch.parent_death import CLOSING, ends_with_terminal
 from gpt2train.launch.process_env import ProcessEnv, likely_rank, read_process_env
 from gpt2train.launch.rank_logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.launch.rank_process import (
@@ -90,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_args(argv)
     follow_launcher()
+    has_terminal = ends_with_terminal()
     stop = StopRequest()
     stop.install()
     rank = likely_rank(os.environ)
@@ -100,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_run_config(options.config, options.preset, [parse_assignment(text) for text in options.changes])
         logs = Path(config.output) / "logs"
         log_to(logs, env.rank, screen=not options.quiet)
+        if has_terminal and env.rank == 0:
+            log.info(CLOSING)
         divert_native_stderr(logs, env.rank)
         record_nccl(os.environ, logs)
         ctx = join(config.device, env, collective_timeout(config.performance, timedelta(seconds=options.timeout)))

@@ -4,6 +4,9 @@ A process can be gone when it is read a moment after it was listed. And one that
 its environment with it, while it still holds its files and locks: for some milliseconds it has none, yet still runs.
 """
 
+import contextlib
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -47,9 +50,30 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
+def parent_of(process: psutil.Process) -> int:
+    """The id of the parent of a process; 0 if it has ended."""
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return 0
+
+
 def command_of(process: psutil.Process) -> str:
     """The command line of a process; empty if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def read_terminal(terminal: int) -> bytearray:
+    """Read what a terminal shows, in a thread, until it is closed; what was read so far is in the result."""
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(terminal, 4096):
+                shown.extend(data)
+
+    threading.Thread(target=read, daemon=True).start()
+    return shown

@@ -1,5 +1,6 @@
 """The container file: linters, and whether the copied files suffice to build and run gpt2train."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "deployments" / "Containerfile"
@@ -32,9 +35,57 @@ def test_the_build_context_contains_exactly_the_copied_files() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines.index("*") < min(number for number, line in enumerate(lines) if line.startswith("!"))
     assert sorted(line[1:] for line in lines if line.startswith("!")) == sorted(copied())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    [torch] = [each for each in project["project"]["dependencies"] if each.startswith("torch>")]
-    assert f'"{torch}"' in FILE.read_text()
+
+
+def variables() -> dict[str, str]:
+    """Environment variables that the image sets."""
+    block = FILE.read_text().rpartition("\nENV ")[2].partition("\nUSER ")[0]
+    return dict(re.findall(r"\b([A-Z_]+)=(\S+)", block))
+
+
+def test_the_image_has_the_releases_of_the_lock_files(tmp_path: Path) -> None:
+    """The constraints that the file makes of them pin every package that it installs, by lines that pip takes."""
+    text = FILE.read_text()
+    [command] = re.findall(r"^RUN (sed .*) > constraints.txt", text, re.MULTILINE)
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    pins = [Requirement(line) for line in done.stdout.splitlines()]
+    exact = {canonicalize_name(pin.name): pin for pin in pins}
+    assert len(exact) > 100 and not [pin for pin in pins if pin.extras]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [extras] = re.findall(r'^ARG EXTRAS="(.*)"$', text, re.MULTILINE)
+    assert {"s3", "gcs"} <= {*extras.split(",")}  # the README's example for clusters has an object store
+    needed = [
+        *project["dependencies"],
+        *(one for name in extras.split(",") for one in project["optional-dependencies"][name]),
+    ]
+    for each in map(Requirement, needed):
+        [pinned] = exact[canonicalize_name(each.name)].specifier
+        assert pinned.operator == "==" and pinned.version in each.specifier, each
+    installing = [line for line in text.splitlines() if "pip install" in line and not line.startswith("#")]
+    assert len(installing) == 2 and all("--constraint constraints.txt" in line for line in installing)
+
+
+@pytest.mark.exhaustive
+def test_caches_of_the_image_need_no_home(tmp_path: Path) -> None:
+    """In Kubernetes the root file system is read-only; only `/tmp` and `/data` can be written."""
+    moved = {name: value.replace("/tmp", str(tmp_path), 1) for name, value in variables().items() if "/tmp" in value}
+    assert {"XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "MPLCONFIGDIR", "TRITON_HOME"} <= moved.keys()
+    code = """
+import logging, matplotlib, numba
+
+from tasks.download import shared_rate_limit
+from tasks.core.numba_utils import fmix64
+
+logging.basicConfig(level="WARNING")
+shared_rate_limit.open_rate_limiter(shared_rate_limit.AUTO)
+print(matplotlib.get_cachedir())
+print(fmix64.stats.cache_path)
+print(*shared_rate_limit._opened)
+"""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": str(ROOT), **moved}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert [line.startswith(f"{tmp_path}/cache") for line in done.stdout.splitlines()] == [True] * 3, done.stdout
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """Kubernetes manifests, compared with their schemas, each other, and the commands that they run."""
 
 import argparse
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import yaml
 from gpt2train.launch.torchrun import UNFINISHED
 
 FOLDER = Path(__file__).parents[1] / "deployments" / "kubernetes"
-FILES = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml")
+PAGE = (FOLDER.parents[1] / "docs/operate/kubernetes.md").read_text()
 RESOURCES: dict[tuple[str, str], dict[str, Any]] = {
     (one["kind"], one["metadata"]["name"]): one for path in FILES for one in yaml.safe_load_all(path.read_text())
 }
@@ -24,10 +28,53 @@ def test_each_manifest_matches_its_schema() -> None:
         kubernetes_validate.validate(one, "1.33", strict=True)
 
 
-def test_kustomize_includes_the_files_of_its_folder() -> None:
-    kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-    assert {*kustomization["resources"], "training.yaml"} == {path.name for path in FILES}
-    assert all((FOLDER / name).exists() for name in kustomization["resources"])
+def test_the_documented_commands_apply_every_file_of_the_folder() -> None:
+    applied = {
+        FOLDER.parents[1] / name for name in re.findall(r"^kubectl apply --kustomize (\S+)$", PAGE, re.MULTILINE)
+    }
+    assert len(applied) == 2 and not re.search("kubectl .*--filename", PAGE)
+    listed = [
+        folder / name
+        for folder in applied
+        for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    ]
+    assert sorted(listed) == FILES
+
+
+@pytest.mark.parametrize("folder", [FOLDER, FOLDER / "training"], ids=lambda folder: folder.name)
+def test_one_edit_names_the_image_of_every_pod(folder: Path, tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("needs kubectl")
+    [edited] = [name for name in re.findall(r"`(deployments/kubernetes/\S+\.yaml)`", PAGE) if "image" in name]
+    copy = tmp_path / "kubernetes"
+    shutil.copytree(FOLDER, copy)
+    file = copy / Path(edited).relative_to("deployments/kubernetes")
+    file.write_text(file.read_text().replace("registry.example/gpt2train", "own.example/g").replace('"1"', '"26.11"'))
+    rendered = subprocess.run(
+        [kubectl, "kustomize", str(copy / folder.relative_to(FOLDER))], capture_output=True, text=True, check=True
+    ).stdout
+    images = re.findall(r"image: (\S+)", rendered)
+    assert images and {*images} == {"own.example/g:26.11"}
+    assert all(one["metadata"].get("namespace", "gpt2train") == "gpt2train" for one in yaml.safe_load_all(rendered))
+
+
+def test_browsers_are_sent_to_the_address_of_the_documented_port_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect takes the address that the server listens on, 0.0.0.0, for that of its API where no setting names one."""
+    from prefect.settings.models.root import Settings
+
+    [container] = PODS["Deployment", "prefect-server"]["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    command = container["command"]
+    given["PREFECT_SERVER_API_HOST"] = command[command.index("--host") + 1]  # what `prefect server start` sets
+    for name, value in {"PREFECT_API_URL": "", **given}.items():
+        monkeypatch.setenv(name, value)
+    [port] = re.findall(r"port-forward service/prefect-server (\d+):4200", PAGE)
+    address = f"http://127.0.0.1:{port}"
+    server = Settings().server
+    assert server.ui.api_url == f"{address}/api" and address in (server.api.cors_allowed_origins or "")
+    postgres = (FOLDER.parents[1] / "docs/operate/postgres.md").read_text()
+    assert all("PREFECT_SERVER_UI_API_URL=" in page for page in (postgres, PAGE) if "--host 0.0.0.0" in page)
 
 
 def test_only_the_worker_reaches_the_server_and_both_have_the_key() -> None:

@@ -11,7 +11,7 @@ inside functions.
 import contextlib
 import os
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Signature
 from typing import Any
 from uuid import UUID
@@ -19,14 +19,14 @@ from uuid import UUID
 from httpx import HTTPStatusError
 from prefect import Flow
 from prefect.assets import Asset, AssetProperties
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactUpdate
-from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder, State, StateType
 from prefect.context import AssetContext, refresh_global_settings_context
+from prefect.events.clients import NullEventsClient
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
-from prefect.settings import get_current_settings
-from prefect.states import Failed, State
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 from pydantic_core import to_jsonable_python
 
 # Environment variable of a process that a worker started for one flow run: the id of the run.
@@ -89,14 +89,14 @@ def materialize(key: str, made_from: Sequence[str], name: str, facts: Mapping[st
     context.add_asset_metadata(key, dict(facts))
 
 
-def failed_state(error: Exception) -> State[Any]:
-    """Return a state that ends a flow as failed with the error's own line as its message.
+def final_state(error: Exception, kind: StateType = StateType.FAILED) -> State[Any]:
+    """Return a state that ends a flow with the error's own line as its message.
 
     A raised error would get a prefix of Prefect's engine.
 
     Breaks when: the engine does not take over a state that the function of a flow returns.
     """
-    return Failed(message=str(error), data=error)
+    return State(type=kind, message=str(error), data=error)
 
 
 def update_artifact(client: SyncPrefectClient, artifact: UUID, data: Any, description: str) -> None:
@@ -120,13 +120,19 @@ def flush(seconds: float) -> None:
         service.drain_all(timeout=seconds, at_exit=False)
 
 
-def stop_retrying() -> None:
-    """Let Prefect's client of this process fail at the first attempt, when its server has ended for good.
+def disconnect() -> None:
+    """Let Prefect's client of this process fail at the first attempt, and send no log lines and events any more.
+
+    For a server that has ended for good.
 
     Breaks when: threads or runs have settings of their own. Then each request to the lost server is repeated for a
-    minute.
+    minute, and the failed log lines and events are reported on the terminal.
     """
-    get_current_settings().client.max_retries = 0
+    settings = get_current_settings()
+    settings.client.max_retries = 0
+    settings.logging.to_api.enabled = False
+    EventsWorker.set_client_override(NullEventsClient)
+    discard()
 
 
 def discard() -> None:
@@ -139,6 +145,19 @@ def discard() -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 service._queue.get_nowait()
+
+
+@contextlib.contextmanager
+def brief_client(seconds: float) -> Iterator[SyncPrefectClient]:
+    """Provide a client whose requests fail after so many seconds, where Prefect's own tries for minutes.
+
+    Breaks when: a client reads the number of retries otherwise than from the settings.
+    """
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True, httpx_settings={"timeout": seconds}) as client,
+    ):
+        yield client
 
 
 def started_flow_run() -> str | None:

@@ -6,6 +6,10 @@ happens when the kernel's OOM killer kills worker and flow, and when a run ends 
 full. So each flow that a worker started has a crash reporter: a process of a few MB that reads from a pipe. A flow
 whose end the server knows writes `END_REPORTED` before it exits. When the pipe closes without that message, the crash
 reporter gives the worker time to report the run, and then reports it itself.
+
+The end of a cancelled run is the worker's to report as long as the worker lives. Before it does so it imports the flow,
+10 s of CPU time, and it sets Cancelled whatever the state is by then: a run that was reported earlier and retried
+would be cancelled again.
 """
 
 import atexit
@@ -15,8 +19,12 @@ import signal
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
 
 END_REPORTED = b"over"  # message: the flow process exits, and the server knows that the run ended
 END_UNREPORTED = b"unheard"  # message: the flow process exits, and the server does not know that the run ended
@@ -26,15 +34,16 @@ QUERY_SECONDS = 5.0
 POLL_SECONDS = 1.0
 
 
-def start_crash_reporter(run: str, attempt: int, worker: psutil.Process) -> None:
+def start_crash_reporter(run: "FlowRun", worker: psutil.Process) -> None:
     """Start the crash reporter of this process.
 
     Args:
-        run: id of the flow run of this process.
-        attempt: run count of the flow run. A later attempt belongs to another process and is not reported.
+        run: the flow run of this process, in the state Running that belongs to it. A later one is that of another
+            process, which has resumed or retried the run, and is not reported.
         worker: the worker process; while it lives it reports the run itself.
     """
-    arguments = [run, str(attempt), str(worker.pid), repr(worker.create_time())]
+    state = str(run.state.id) if run.state else ""
+    arguments = [str(run.id), str(run.run_count), state, str(worker.pid), repr(worker.create_time())]
     reporter = subprocess.Popen(
         [sys.executable, "-m", "flows.orchestration.crash_reporter", *arguments],
         stdin=subprocess.PIPE,
@@ -42,31 +51,32 @@ def start_crash_reporter(run: str, attempt: int, worker: psutil.Process) -> None
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # signals to the flow's process group must not reach it
     )
-    atexit.register(_stop_crash_reporter, reporter, run)
+    atexit.register(_stop_crash_reporter, reporter, *arguments[:3])
 
 
-def _stop_crash_reporter(reporter: "subprocess.Popen[bytes]", run: str) -> None:
-    message = END_REPORTED if _is_end_reported(run) else END_UNREPORTED
+def _stop_crash_reporter(reporter: "subprocess.Popen[bytes]", run: str, attempt: str, state: str) -> None:
+    message = END_REPORTED if _is_end_reported(run, attempt, state) else END_UNREPORTED
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         reporter.communicate(message, timeout=POLL_SECONDS)
 
 
-def _is_end_reported(run: str) -> bool:
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+def _is_end_reported(run: str, attempt: str, state: str) -> bool:
+    from flows.compat.prefect import brief_client
 
-    from flows.orchestration.stale_runs import is_active
-
-    with (
-        contextlib.suppress(Exception),
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        get_client(sync_client=True, httpx_settings={"timeout": QUERY_SECONDS}) as client,
-    ):
-        return not is_active(client.read_flow_run(run))  # type: ignore[arg-type]  # a str works in the URL
+    with contextlib.suppress(Exception), brief_client(QUERY_SECONDS) as client:
+        return not _is_unreported(client.read_flow_run(run), attempt, state)  # type: ignore[arg-type]  # a str works
     return False  # the server is down, or cannot answer
 
 
-def main(run: str, attempt: str, worker: str, since: str) -> None:
+def _is_unreported(run: "FlowRun", attempt: str, state: str) -> bool:
+    """Return True if the server lists a run as running in this process: in this attempt and this state Running."""
+    from flows.orchestration.stale_runs import is_active, is_cancelling
+
+    own = is_cancelling(run) or (run.state is not None and str(run.state.id) == state)
+    return is_active(run) and own and run.run_count == int(attempt)
+
+
+def main(run: str, attempt: str, state: str, worker: str, since: str) -> None:
     """Wait until the flow process ends, and report the run if neither the flow nor the worker did.
 
     The arguments are those of `start_crash_reporter`; the worker is given as the id and creation time of its process.
@@ -80,15 +90,16 @@ def main(run: str, attempt: str, worker: str, since: str) -> None:
     cause = f"{process} ended without reporting how" if message == END_UNREPORTED else f"{process} was killed"
     from prefect.client.orchestration import get_client  # here: the import takes 1 s, rarely needed
 
-    from flows.orchestration.stale_runs import is_active, report_end
+    from flows.orchestration.stale_runs import CANCELLING_SECONDS, is_cancelling, report_end
 
-    deadline, grace_end = time.monotonic() + REPORT_SECONDS, time.monotonic() + WORKER_SECONDS
-    while time.monotonic() < deadline:
+    ended_at = time.monotonic()
+    while time.monotonic() < ended_at + REPORT_SECONDS:
         with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # retries while the server is down
             found = client.read_flow_run(run)  # type: ignore[arg-type]  # a str works in the URL
-            if not is_active(found) or found.run_count != int(attempt):
+            if not _is_unreported(found, attempt, state):
                 return
-            if time.monotonic() > grace_end or not is_running(int(worker), float(since)):
+            grace = CANCELLING_SECONDS if is_cancelling(found) else WORKER_SECONDS
+            if time.monotonic() > ended_at + grace or not is_running(int(worker), float(since)):
                 report_end(client, found, cause)
                 return
         time.sleep(POLL_SECONDS)

@@ -9,52 +9,78 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import json
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 import httpx
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
 from pydantic_core import MISSING
 
-from flows.compat.prefect import ParametersFlow, failed_state, set_signature
+from flows.compat.prefect import ParametersFlow, brief_client, final_state, set_signature
 from flows.dry_run.plan import dry_run
+from flows.orchestration.cancellation import RunEndedError
 from flows.recipe import PlannedRun, Recipe
-from flows.settings import SOURCES, DataprepSettings, EvaluateFlowSettings, PretrainSettings, resolve
+from flows.settings import (
+    SOURCES,
+    DataprepSettings,
+    EvaluateFlowSettings,
+    OutputSettings,
+    PretrainSettings,
+    resolve,
+)
 from flows.ui import log_filter
 from flows.ui.flags import dump
 from gpt2train.errors import RunError, UserError, redact, redact_values, redacted_errors
 from gpt2train.settings import Settings
+from tasks.core.storage import Folder
 
 S = TypeVar("S", bound=Settings)
+
+log = logging.getLogger("gpt2train")
 
 CONFIG = "config"
 CONFIG_HELP = (
     "Base settings of the run: the name of a deployment, as pretrain/345m, or a TOML file that the worker can read. "
     "The other parameters override it, key by key."
 )
+RENAME_SECONDS = 10.0  # for the server's answer
 DEFAULT_HELP = "Default, unless preset or config sets it: {}."
 
 
-# The run that a command has checked before it starts the flow; the flow takes it over with its inputs.
-_checked_run: contextvars.ContextVar[PlannedRun[Any] | None] = contextvars.ContextVar("checked_run", default=None)
+@dataclass
+class StartedRun:
+    """A run that a command has checked before it starts the flow, which takes it over, and how its work has ended."""
+
+    run: PlannedRun[Any]
+    result: str | None = None
+    error: Exception | None = None
 
 
-def checked_run(settings: Settings) -> PlannedRun[Any] | None:
-    """Return the run with these settings that a command has checked; None in a run of a deployment.
+_started_run: contextvars.ContextVar[StartedRun | None] = contextvars.ContextVar("started_run", default=None)
+
+
+def started_run(settings: Settings) -> StartedRun | None:
+    """Return the run with these settings that a command has started; None in a run of a deployment.
 
     A function of the module: Ray and Dask pickle a flow's own function with the variables that it uses, and a context
     variable cannot be pickled.
     """
-    run = _checked_run.get()
-    return run if run is not None and run.settings == settings else None
+    started = _started_run.get()
+    return started if started is not None and started.run.settings == settings else None
 
 
+# Settings with which the form begins. Those of a model come after its bases', the last base first.
+FIRST = (*SOURCES, "model", "task", "run", "data", "tokens", "output", "preset", "train", "launch")
 # Default of every parameter. Pydantic leaves it out of a schema, so the form of the UI neither shows nor sends it.
 NOT_GIVEN = MISSING
 
@@ -71,12 +97,23 @@ class SettingsFlow(ParametersFlow, Generic[S]):
         return PlannedRun(settings, self.recipe)
 
     def start(self, run: PlannedRun[S]) -> str:
-        """Run the flow in this process, with the inputs that the check of `run` has found."""
-        token = _checked_run.set(run)
+        """Run the flow in this process, with the inputs that the check of `run` has found.
+
+        The result is that of the work, also if the Prefect server is gone when it ends.
+        """
+        started = StartedRun(run)
+        token = _started_run.set(started)
         try:
             return self(config=None, **dump(run.settings, "json"))
+        except Exception as error:
+            if started.error is not None:
+                raise started.error from error
+            if started.result is None:
+                raise
+            log.warning("Prefect's server did not take the end of the run, whose work is complete (%s)", error)
+            return started.result
         finally:
-            _checked_run.reset(token)
+            _started_run.reset(token)
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the given settings, without secrets of URLs."""
@@ -106,19 +143,30 @@ def settings_flow(
     def decorate(function: Callable[[PlannedRun[S]], str]) -> SettingsFlow[S]:
         @functools.wraps(function)
         def run(**parameters: Any) -> "str | State[Any]":
+            started: StartedRun | None = None
             with redacted_errors():  # the message of an error becomes the message of the run's state
                 try:
                     settings = resolve(model, *split_parameters(model, parameters))
                     rename_run(run_name(name, settings))
-                    planned = checked_run(settings) or flow.planned(settings)
+                    started = started_run(settings)
+                    planned = started.run if started else flow.planned(settings)
                     if getattr(settings, "dry_run", False):
                         return dry_run(planned, check, show_plan)
                     context = FlowRunContext.get()
                     if context and context.flow_run and context.flow_run.deployment_id is not None:
                         check(planned)  # a command has checked its run before
-                    return function(planned)
+                    result = function(planned)
+                    if started:
+                        started.result = result
+                    return result
                 except (UserError, RunError) as error:
-                    return failed_state(error)
+                    if started:
+                        started.error = error
+                    return final_state(error, error.state if isinstance(error, RunEndedError) else StateType.FAILED)
+                except Exception as error:
+                    if started:
+                        started.error = error
+                    raise
 
         set_signature(run, signature_of(model))
         flow: SettingsFlow[S] = SettingsFlow(run, name=name)  # type: ignore[arg-type]  # Prefect accepts a returned state
@@ -129,7 +177,7 @@ def settings_flow(
 
 
 def run_name(flow: str, settings: Settings) -> str:
-    """Return the name of a run in the UI: flow, sources, preset and parallel layout, as `pretrain-345m-tp2-dp4`."""
+    """Return the name of a run in the UI: flow, sources, preset, layout and output, as `pretrain-345m-tp2-dp4-out`."""
     parts = [flow]
     if isinstance(settings, DataprepSettings):
         parts += [source for source in SOURCES if getattr(settings, source)] or ["demo"]
@@ -140,17 +188,31 @@ def run_name(flow: str, settings: Settings) -> str:
         parts += [settings.preset, *(f"{axis}{size}" for axis, size in sizes.items() if size > 1 or axis == "dp")]
     if isinstance(settings, EvaluateFlowSettings):
         parts.append(PurePosixPath(settings.run).name)
-    return redact("-".join(parts))
+    elif isinstance(settings, OutputSettings):
+        parts.append(PurePosixPath(settings.output).name)
+    return redact("-".join(filter(None, parts)))
+
+
+def name_after_run_folder(root: Folder, folder: Folder) -> None:
+    """End the name of a training's flow run with the fingerprint of its run folder in place of its output's name.
+
+    An output can have many run folders.
+    """
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None:
+        output, fingerprint = PurePosixPath(root.path()).name, folder.path().rpartition("-")[2]
+        rename_run(f"{context.flow_run.name.removesuffix(f'-{output}')}-{fingerprint}")
 
 
 def rename_run(name: str) -> None:
     """Rename the current flow run; errors of the server are ignored."""
     context = FlowRunContext.get()
-    client = getattr(context, "client", None)  # the engine's own client
+    # Without the engine's own client there is no server.
+    client = getattr(context, "client", None)
     if context is None or context.flow_run is None or not isinstance(client, SyncPrefectClient):
         return
-    with contextlib.suppress(httpx.HTTPError, PrefectException, OSError):
-        client.set_flow_run_name(context.flow_run.id, name)
+    with contextlib.suppress(httpx.HTTPError, PrefectException, OSError), brief_client(RENAME_SECONDS) as brief:
+        brief.set_flow_run_name(context.flow_run.id, name)
         context.flow_run.name = name
 
 
@@ -203,6 +265,8 @@ def settings_schema(model: type[Settings]) -> dict[str, Any]:
     """JSON schema of a settings model for the UI form: references inlined, no defaults, titles are the field names."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
+    fields = schema["properties"]
+    schema["properties"] = {name: fields[name] for name in (*(one for one in FIRST if one in fields), *fields)}
     form: dict[str, Any] = _form_schema(schema, definitions)
     return form
 
@@ -235,8 +299,4 @@ def _form_schema(schema: Any, definitions: Mapping[str, Any], name: str | None =
 
 def _default_text(default: Any) -> str:
     """Default value as a user would type it into the form."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, list):
-        return ", ".join(map(_default_text, default)) or "none"
-    return repr(default) if default == "" else str(default)
+    return default if isinstance(default, str) and default else json.dumps(default, ensure_ascii=False)

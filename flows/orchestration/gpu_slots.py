@@ -35,6 +35,7 @@ LEASE_SECONDS = 60.0  # Prefect's shortest
 RENEW_SECONDS = 20.0
 STOP_SECONDS = 2.0  # longest wait for a renewal that is under way when the training ends
 POLL_SECONDS = 2.0
+ANSWER_SECONDS = 10.0  # of one request, which Prefect's client repeats; a training must not wait long for a server
 STALE_SECONDS = 90.0  # lease time plus the server's interval of checks for expired leases
 SERVER_ERRORS = (httpx.HTTPError, PrefectException, OSError, ValueError)  # ValueError: an answer of another version
 ARTIFACT = "gpu-queue"  # key of the artifact that shows the wait on the run page
@@ -82,7 +83,8 @@ def server_slots(
     runs that the slot of this machine found are released first.
     """
     names = [f"gpt2train {socket.gethostname()} {device}" for device in devices]
-    with get_client(sync_client=True) as client, contextlib.ExitStack() as held:
+    settings = {"timeout": ANSWER_SECONDS}
+    with get_client(sync_client=True, httpx_settings=settings) as client, contextlib.ExitStack() as held:
         try:
             for name in names:
                 _ensure_limit(client, name, max_jobs)

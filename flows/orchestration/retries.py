@@ -49,12 +49,13 @@ class RetryCondition:
 def retry_options(step: str, retries: Retries) -> dict[str, Any]:
     """Options of a step's Prefect task that retry transient failures.
 
-    A lost worker process is not retried here: its batch was already retried.
+    A lost worker process is not retried here: its batch was already retried, and `explained_loss` has made it an error
+    of the run.
     """
 
     def is_retryable(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         error = state.result(raise_on_failure=False)
-        if isinstance(error, WorkerLostError) or not is_transient(state):
+        if not is_transient(state):
             return False
         log.warning("%s: %s; retrying", step, error)
         return True

@@ -1,6 +1,7 @@
 """Context of a flow run: the locked output folder, the runner of its batches, and the watchdogs."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ from prefect.context import FlowRunContext
 
 from flows.compat.prefect import started_flow_run
 from flows.orchestration import stale_runs, worker_watchdog
-from flows.orchestration.cancellation import watch_cancellation
+from flows.orchestration.cancellation import watched
 from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
 from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
@@ -18,6 +19,11 @@ from tasks.core.lost_files import translate_lost_files
 from tasks.core.output_lock import locked
 from tasks.core.storage import Folder
 from tasks.train.launch.settings import LaunchSettings
+
+log = logging.getLogger("gpt2train")
+
+# For the process of a resumed run to notice it, and to end after a training has saved.
+HANDOVER_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -35,17 +41,25 @@ def run_context(
     """
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None
-    if flow_run is not None:
-        started = started_flow_run()
-        if str(flow_run.id) == started:
-            launch = getattr(settings, "launch", None) or LaunchSettings()
-            worker_watchdog.watch_worker(flow_run, launch.shutdown_timeout)
-        watch_cancellation(flow_run.id, has_worker=started is not None)
+    launch = getattr(settings, "launch", None) or LaunchSettings()
     root = Folder(settings.output)
-    root.check_writable()
-    runner = runner_of(settings)
-    runner.root = root
-    with translate_lost_files(root), locked(root, lost=runner.stop), runner:
+    with contextlib.ExitStack() as stack:
+        if flow_run is not None:
+            started = started_flow_run()
+            if str(flow_run.id) == started:
+                worker_watchdog.watch_worker(flow_run, launch.shutdown_timeout)
+            stack.enter_context(watched(flow_run, has_worker=started is not None))
+        root.check_writable()
+        patience = 0.0
+        if flow_run is not None and stale_runs.is_claimed(root, flow_run.id):
+            # Resumed or retried: the process that it had before may still save.
+            patience = launch.shutdown_timeout + HANDOVER_SECONDS
+            log.info("this run was at work in %s before; its process, if it still saves, is waited for", root.url)
+        runner = runner_of(settings)
+        runner.root = root
+        stack.enter_context(translate_lost_files(root))
+        stack.enter_context(locked(root, lost=runner.stop, patience=patience))
+        stack.enter_context(runner)
         check_no_removal(root)
         if flow_run is not None:
             stale_runs.claim_output(root, flow_run.id)

@@ -5,16 +5,20 @@ A command uses the server that `PREFECT_API_URL` or the active Prefect profile n
 the one in the user's Prefect home, so runs stay listed and the schema migrates once. Prefect's own temporary server is
 not used: it would outlive a killed flow.
 
+The command binds the port and hands the socket to the server process. So no other process can ever answer at the
+address to which the key goes: neither before the server listens, which takes seconds, nor after it has died.
+
 Any web page in a browser on the same machine can send requests to a port of 127.0.0.1. So the embedded server requires
 a key from a file in the Prefect home that only its owner can read, accepts only its own names in the Host header (DNS
 rebinding), and allows no other origin (CORS).
 
-`python -m flows.orchestration.server --parent PID --port N` runs the server process.
+`python -m flows.orchestration.server --parent PID --socket DESCRIPTOR` runs the server process.
 """
 
 import argparse
 import contextlib
 import functools
+import logging
 import os
 import secrets
 import socket
@@ -40,6 +44,8 @@ from gpt2train.launch.parent_death import die_with_parent
 from gpt2train.launch.process_env import is_loopback
 from gpt2train.settings import read_toml
 
+log = logging.getLogger("gpt2train")
+
 # The first start migrates SQLite: 9-13 s on 2 idle cores, minutes on a busy machine. A process that uses no CPU for
 # this long hangs: even under load a runnable process gets some.
 STALLED_SECONDS = 120.0
@@ -50,8 +56,10 @@ EMBEDDED = "GPT2TRAIN_EMBEDDED_SERVER"  # environment variable: address of the e
 NO_SERVER = "http://127.0.0.1:9"
 FLUSH_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
+HEALTH_SECONDS = 5.0  # for an answer of the server that starts; then its process is looked at
 HOSTS = ("127.0.0.1", "localhost")
 NO_PROXY = ("no_proxy", "NO_PROXY")
+BACKLOG = 2048  # connections that wait until the server accepts them, as many as uvicorn asks for
 KEY_FILE = "gpt2train-api-key"
 START_LOCK = "gpt2train-server-start.lock"
 CLIENT_KEY, SERVER_KEY = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
@@ -69,17 +77,23 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
     Raises:
         UserError: no server answers at the configured address.
         RunError: the embedded server did not start, and the message ends with its last output; or it ended before the
-            command.
+            command, which then failed.
     """
     if configured := configured_server():
         check_reachable(configured)
         yield None
         return
-    port, key = _free_port(), api_key()
-    with tempfile.TemporaryFile("w+") as output:
+    key = api_key()
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener,
+    ):
+        port, descriptor = listener.getsockname()[1], str(listener.fileno())
+        program = [sys.executable, "-m", "flows.orchestration.server"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.orchestration.server", "--parent", str(os.getpid()), "--port", str(port)],
+            [*program, "--parent", str(os.getpid()), "--socket", descriptor],
             env={**os.environ, SERVER_KEY: key},  # other users can read a command line, but not an environment
+            pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -95,7 +109,7 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             direct = saved["no_proxy"] or saved["NO_PROXY"]
             if direct != "*":
                 os.environ.update(dict.fromkeys(NO_PROXY, ",".join(filter(None, (direct, *HOSTS)))))
-            threading.Thread(target=_watch, args=(process, ended), daemon=True).start()
+            threading.Thread(target=_watch, args=(process, listener, ended), daemon=True).start()
             yield f"http://127.0.0.1:{port}"
         except (UserError, RunError):
             raise
@@ -125,18 +139,25 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
                 process.wait()
 
 
-def _watch(process: subprocess.Popen[bytes], ended: threading.Event) -> None:
-    """End the retries of Prefect's client as soon as the server process has ended before the command.
+def _watch(process: subprocess.Popen[bytes], listener: socket.socket, ended: threading.Event) -> None:
+    """Cut Prefect's client off from a server process that has ended before the command, whose work needs none.
 
-    Without it a flow whose server was killed ended after 222 s of repeated requests.
+    Without it a flow whose server was killed ended after 222 s of repeated requests. The port stays bound, or another
+    user of the machine could take it and be sent the key; every connection is closed at once.
     """
-    while not ended.wait(WATCH_SECONDS):
-        if process.poll() is not None:
-            if "prefect" in sys.modules:
-                from flows.compat.prefect import stop_retrying
-
-                stop_retrying()
+    while process.poll() is None:
+        if ended.wait(WATCH_SECONDS):
             return
+    if "prefect" in sys.modules:
+        from flows.compat.prefect import disconnect
+
+        disconnect()
+    log.warning("the embedded Prefect server has ended; the run goes on without its page")
+    with contextlib.suppress(OSError):  # closed at the end of the command
+        listener.settimeout(WATCH_SECONDS)
+        while not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                listener.accept()[0].close()
 
 
 def key_file() -> Path:
@@ -228,12 +249,6 @@ def _prefect_home() -> Path:
     return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
 
 
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _disk_full_error() -> RunError:
     return RunError(f"no space left in {_prefect_home()} for the embedded Prefect server; free some and run again")
 
@@ -251,7 +266,7 @@ def _wait_until_healthy(
     progress = LastChange()
     while True:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            if opener.open(f"http://127.0.0.1:{port}/api/health", timeout=5).status == 200:
+            if opener.open(f"http://127.0.0.1:{port}/api/health", timeout=HEALTH_SECONDS).status == 200:
                 return
         now, used = time.monotonic(), _cpu_seconds(process.pid)
         if process.poll() is not None or progress.age(used) > STALLED_SECONDS:
@@ -276,8 +291,9 @@ def _cpu_seconds(pid: int) -> float:
     return 0.0
 
 
-def serve(port: int) -> None:
-    """Run Prefect's API and UI on 127.0.0.1 until the process gets a signal to stop."""
+def serve(listener: socket.socket) -> None:
+    """Run Prefect's API and UI on a socket of 127.0.0.1 until the process gets a signal to stop."""
+    port = listener.getsockname()[1]
     # The page of the work pools makes the API fetch a list of worker types from the internet; if that fails it uses a
     # bundled copy. Nothing answers on port 9 (discard) of this machine, so the fetch fails at once.
     os.environ.update(dict.fromkeys(("https_proxy", "HTTPS_PROXY"), NO_SERVER), no_proxy="", NO_PROXY="")
@@ -302,14 +318,12 @@ def serve(port: int) -> None:
 
     config = uvicorn.Config(
         TrustedHostMiddleware(create_app(), allowed_hosts=HOSTS, www_redirect=False),
-        host="127.0.0.1",
-        port=port,
         log_level="critical",
         lifespan="on",  # it runs the migrations
         timeout_graceful_shutdown=3,
     )
     server = Server(config)
-    server.run()
+    server.run(sockets=[listener])
     if not server.started:
         sys.exit(1)
 
@@ -317,7 +331,7 @@ def serve(port: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--socket", type=int, required=True)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
-    serve(arguments.port)
+    serve(socket.socket(fileno=arguments.socket))

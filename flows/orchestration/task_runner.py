@@ -19,6 +19,7 @@ from prefect.states import Completed
 from prefect.tasks import Task
 
 from flows.orchestration.assets import AssetLineage
+from flows.orchestration.flow import name_after_run_folder
 from flows.orchestration.gpu_slots import prefect_slot
 from flows.orchestration.retries import RetryCondition, retry_options
 from flows.ui import artifacts
@@ -32,6 +33,7 @@ from tasks.core.manifest import Manifest
 from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.core.worker_pool import explained_loss
 
 log = logging.getLogger("gpt2train")
 
@@ -92,7 +94,7 @@ class PrefectRunner(Runner):
             self._publish_steps()
             try:
                 # The message of an error becomes the message of the task run's state.
-                with redacted_errors(), translate_lost_files(self.root):
+                with redacted_errors(), explained_loss(name), translate_lost_files(self.root):
                     manifest = function(*arguments, runner=self, **options)
             except BaseException as error:
                 row.state = "failed" if isinstance(error, Exception) else "stopped"
@@ -134,6 +136,8 @@ class PrefectRunner(Runner):
     def finished(self, step: Step) -> Manifest | None:
         """Return the manifest of a step that is already done; otherwise prepare the step's folder and return None."""
         self._assets.add_folder(step.name, step.folder)
+        if step.name == "train" and self.root is not None:
+            name_after_run_folder(self.root, step.folder)
         return super().finished(step)
 
     def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:

@@ -39,7 +39,7 @@ def watch_worker(flow_run: FlowRun, grace: float) -> None:
     watched = supervisors()
     if not watched:
         raise RunError("the worker that started this run is gone; start a worker, and run again")
-    start_crash_reporter(str(flow_run.id), flow_run.run_count, watched[-1])
+    start_crash_reporter(flow_run, watched[-1])
     terminate_with(watched, grace + REPORT_SECONDS)
 
 
@@ -49,13 +49,18 @@ def terminate_with(watched: list[psutil.Process], seconds: float) -> None:
     Log lines in between must not end the process: its standard output is a pipe to the worker, and rich, which Prefect
     logs with, raises SystemExit on a broken pipe. The process would then not report how it ended.
     """
-    rich.console.Console.on_broken_pipe = _drop_output  # type: ignore[assignment]  # also for existing consoles
+    rich.console.Console.on_broken_pipe = _on_broken_pipe  # type: ignore[assignment]  # also for existing consoles
     threading.Thread(target=_watch, args=(watched, seconds), daemon=True).start()
 
 
-def _drop_output(console: rich.console.Console) -> None:
+def _on_broken_pipe(console: rich.console.Console) -> None:
     """Discard all further output of a console, and of everything else that writes to stdout and stderr."""
     console.quiet = True
+    drop_output()
+
+
+def drop_output() -> None:
+    """Discard all further output of this process."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(devnull, descriptor)

@@ -130,7 +130,7 @@ class ArtifactPublisher:
                 self._write(client, key, entry, render(), description)
                 rendering = 0.0 if first else time.thread_time() - start
                 wait = max(entry.seconds, MIN_INTERVAL_FACTOR * rendering)
-            except Exception as error:  # noqa: BLE001 - of the server, its client or the rendering: must not stop a training
+            except Exception as error:  # noqa: BLE001 - of the server or of a picture: neither may end the other artifacts
                 log.debug("the artifact %s was not written: %s", key, error)
                 entry.changed, wait = True, RETRY_SECONDS
             entry.due = time.monotonic() + wait

@@ -1,4 +1,4 @@
-"""Log filters: one line instead of a traceback for expected errors, and redaction of secrets.
+"""Log filters: one line instead of a traceback for expected errors, ends of task runs, redaction of secrets.
 
 Prefect's engine logs each exception twice, with a traceback of 40 to 100 lines that are almost all Prefect's own. For
 an expected error, whose message names the thing, the place and the remedy, the traceback only hides the remedy. Any
@@ -14,6 +14,7 @@ from gpt2train.errors import RunError, UserError, redact, redacted_traceback
 # SignatureMismatchError: a request to the API with a parameter that the flow does not have. Prefect's UI and commands
 # reject such a parameter themselves.
 EXPECTED_ERRORS = (UserError, RunError, SignatureMismatchError)
+PLAIN_ENDS = tuple(f"Finished in state {name}(" for name in ("Completed", "Cached"))
 LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 
 
@@ -22,6 +23,19 @@ def drop_expected_traceback(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, EXPECTED_ERRORS):
         record.msg, record.args, record.exc_info = str(error), (), None
+    return True
+
+
+def drop_plain_end(record: logging.LogRecord) -> bool:
+    """Drop the end of a task run that has completed, and name that of any other one.
+
+    The UI's list of log lines has no names: a step of a hundred batches was a hundred lines "Finished in state
+    Completed()". The state is on the timeline, and each step logs a line of its own.
+    """
+    if isinstance(record.msg, str) and record.msg.startswith("Finished in state "):
+        if record.msg.startswith(PLAIN_ENDS):
+            return False
+        record.msg, record.args = f"{getattr(record, 'task_run_name', '')}: {record.getMessage()}", ()
     return True
 
 
@@ -37,6 +51,7 @@ def redact_record(record: logging.LogRecord) -> bool:
 
 def install() -> None:
     """Add the filters to Prefect's loggers and to `gpt2train`, and set the level of `gpt2train` to INFO if unset."""
+    logging.getLogger("prefect.task_runs").addFilter(drop_plain_end)
     for name in LOGGERS:
         logging.getLogger(name).addFilter(drop_expected_traceback)  # adding a filter twice has no effect
     for name in (*LOGGERS, "gpt2train"):

@@ -16,6 +16,8 @@ POLL_SECONDS = 0.5
 
 # Process id of gpt2train.launch, set by it for its ranks. Ranks then leave the report of a lost rank to the launcher.
 LAUNCHER = "GPT2TRAIN_LAUNCHER"
+MULTIPLEXERS = {"TMUX", "STY"}  # environment variables of tmux and screen, whose terminals outlive a connection
+CLOSING = "closing this terminal ends the run, which saves first; tmux or nohup keep it running"
 USER_ERROR = 2  # exit code of a rank for a user's mistake
 LOST_CONTACT = 3  # exit code of a rank that failed only because another one did
 PEER_HUNG = 4  # exit code of a rank that detected and reported a hung rank
@@ -38,6 +40,19 @@ def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGK
         threading.Thread(target=_poll, args=(expected, sig), daemon=True).start()
     if os.getppid() != expected:
         os._exit(1)
+
+
+def hangup_signals() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, by which a closed terminal ends its processes, unless nohup or a scheduler has them ignore it."""
+    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+
+
+def ends_with_terminal() -> bool:
+    """Return True if closing a terminal ends this process: it writes to one, and neither nohup nor tmux protects it.
+
+    To be called before the process handles SIGHUP itself.
+    """
+    return sys.stdout.isatty() and bool(hangup_signals()) and not MULTIPLEXERS & os.environ.keys()
 
 
 def _poll(parent: int, sig: signal.Signals) -> None:

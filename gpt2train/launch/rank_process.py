@@ -20,7 +20,14 @@ import torch.distributed as dist
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import make_folder, write_error
 from gpt2train.launch import hang_report, rank_store
-from gpt2train.launch.parent_death import LAUNCHER, LOST_CONTACT, PEER_HUNG, RESUMES, die_with_parent
+from gpt2train.launch.parent_death import (
+    LAUNCHER,
+    LOST_CONTACT,
+    PEER_HUNG,
+    RESUMES,
+    die_with_parent,
+    hangup_signals,
+)
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import write_raw_stderr
 
@@ -32,7 +39,9 @@ LOCK_SECONDS = 1.0  # a job that was just killed may need a moment to release th
 
 
 class StopRequest:
-    """Stop request, set by SIGTERM or Ctrl-C and checked after every step. A second signal ends the process at once.
+    """Stop request, set by SIGTERM, Ctrl-C or a closed terminal, and checked after every step.
+
+    A second signal ends the process at once.
 
     Signals within a second count as one, since a terminal, a scheduler and a launcher may each send one.
     """
@@ -44,8 +53,9 @@ class StopRequest:
     def install(self) -> None:
         """Install the signal handlers of this process."""
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Ctrl-C reaches the whole process group; the launcher forwards it as SIGTERM.
-        signal.signal(signal.SIGINT, signal.SIG_IGN if LAUNCHER in os.environ else self._on_signal)
+        # Ctrl-C and a closed terminal reach the whole process group; the launcher forwards them as SIGTERM.
+        for number in (signal.SIGINT, *hangup_signals()):
+            signal.signal(number, signal.SIG_IGN if LAUNCHER in os.environ else self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:

@@ -7,9 +7,9 @@
 The arguments after `--` are torchrun's own; on several machines without Slurm they include `--nnodes`,
 `--rdzv-backend c10d`, `--rdzv-endpoint` and `--rdzv-id`, or `--node-rank` and `--master-addr`. With plain torchrun
 `kill -9` of the launcher's parent would leave torchrun running, and `kill -9` of torchrun its ranks; here each process
-ends with its parent. SIGTERM and Ctrl-C reach the ranks as SIGTERM, and the launcher waits until they have saved; a
-second signal ends all at once. After the loss of a rank all ranks restart from the last checkpoint, up to
-`--max-restarts` times; after a user's mistake they do not.
+ends with its parent. SIGTERM, Ctrl-C and a closed terminal reach the ranks as SIGTERM, and the launcher waits until
+they have saved; a second signal ends all at once. After the loss of a rank all ranks restart from the last checkpoint,
+up to `--max-restarts` times; after a user's mistake they do not.
 
 The exit code is that of the rank that failed first: 2 for a user's mistake, otherwise 1; 0 if all ranks succeeded. With
 `--complete RUN` it is 75 if the run stopped early because a machine got a signal, so that a scheduler requeues the job.
@@ -34,7 +34,7 @@ import psutil
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
 from gpt2train.io.run_folder import checkpoint_step, last_step, newest_checkpoint
-from gpt2train.launch.parent_death import LAUNCHER, RESUMES, USER_ERROR, die_with_parent
+from gpt2train.launch.parent_death import LAUNCHER, RESUMES, USER_ERROR, die_with_parent, hangup_signals
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("torchrun's arguments are missing after --")
     resumes = RESUMES if TRAINING in arguments else ""
     stop = SignalForwarder(options.grace)
-    for number in (signal.SIGTERM, signal.SIGINT, ORPHANED):
+    for number in (signal.SIGTERM, signal.SIGINT, ORPHANED, *hangup_signals()):
         signal.signal(number, stop)
     if options.parent is not None:
         die_with_parent(options.parent, signal.SIGKILL if options.grace is None else ORPHANED)
@@ -80,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         del os.environ[CPP_LOG_LEVEL]
     os.environ[LAUNCHER] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(_threads(run.parse_args(arguments).nproc_per_node)))
-    # torchrun must not handle SIGTERM and SIGINT: it would kill the ranks 30 s into a save.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"
+    # torchrun must not handle the others: it would kill the ranks 30 s into a save, and those that nohup keeps alive.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # no failure table; we print one line
     try:
         elastic_agent.start(arguments, read_process_env(os.environ), lambda: stop.received)

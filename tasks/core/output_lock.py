@@ -35,16 +35,19 @@ LEASE_SECONDS = 60.0  # without a heartbeat, after which a run counts as dead
 
 
 @contextlib.contextmanager
-def locked(root: Folder, lost: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(root: Folder, lost: Callable[[], None] = lambda: None, patience: float = 0.0) -> Iterator[None]:
     """Lock an output folder, and remove the temporary files that killed runs left in it.
 
-    `lost` is called from another thread when another run has taken over the lock.
+    Args:
+        root: the folder.
+        lost: called from another thread when another run has taken over the lock.
+        patience: seconds to wait for another run to end.
 
     Raises:
         UserError: Another run holds the lock.
         RunError: The lock was lost.
     """
-    with _lock_file(root) if root.is_local else _lock_object(root, lost):
+    with _lock_file(root, patience) if root.is_local else _lock_object(root, lost, patience):
         if root.is_local:
             for leftover in Path(root.path()).glob(f"{TEMPORARY}*"):
                 leftover.unlink()  # left by a killed run; steps sweep their own folders
@@ -55,10 +58,10 @@ def locked(root: Folder, lost: Callable[[], None] = lambda: None) -> Iterator[No
 
 
 @contextlib.contextmanager
-def _lock_file(root: Folder) -> Iterator[None]:
+def _lock_file(root: Folder, patience: float) -> Iterator[None]:
     lock = FileLock(root.path(LOCK))
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=patience, poll_interval=POLL_SECONDS)
     except Timeout as error:
         raise UserError(_busy(root, "")) from error
     try:
@@ -68,9 +71,9 @@ def _lock_file(root: Folder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock_object(root: Folder, lost: Callable[[], None]) -> Iterator[None]:
+def _lock_object(root: Folder, lost: Callable[[], None], patience: float) -> Iterator[None]:
     owner = {"token": secrets.token_hex(8), "host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
-    _acquire(root, owner)
+    _acquire(root, owner, time.monotonic() + patience)
     beats, taken_over = itertools.count(1), threading.Event()
 
     def beat() -> bool:
@@ -94,15 +97,18 @@ def _lock_object(root: Folder, lost: Callable[[], None]) -> Iterator[None]:
         raise RunError(f"another run took over {root.url} while this one had no access to it; run again when it ended")
 
 
-def _acquire(root: Folder, owner: dict[str, Any]) -> None:
-    """Create the lock; if there is one, watch it until it changes (then another run is alive) or its lease expires."""
+def _acquire(root: Folder, owner: dict[str, Any], deadline: float = 0.0) -> None:
+    """Create the lock; if there is one, watch it until it changes (then another run is alive) or its lease expires.
+
+    A live run is waited for until the deadline.
+    """
     seen: dict[str, Any] = {}
     change = LastChange()
     while True:
         found = _read_owner(root)
         if not found and _create(root, owner):
             return
-        if found and seen and found != seen:
+        if found and seen and found != seen and time.monotonic() >= deadline:
             raise UserError(_busy(root, f" (process {found.get('pid')} on {found.get('host')})"))
         seen, silent = found, change.age(found)
         dead = found.get("machine") == owner["machine"] and not is_alive(int(found.get("pid", 0)))

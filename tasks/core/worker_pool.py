@@ -5,18 +5,19 @@ pebble's, which kills and replaces a single worker, where `concurrent.futures` w
 """
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pebble
 
-from gpt2train.errors import TransientError, UserError
+from gpt2train.errors import RunError, UserError
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class WorkerLostError(TransientError):
+class WorkerLostError(Exception):
     """The worker of a call died or was killed at a time limit.
 
     Attributes:
@@ -128,9 +129,30 @@ def result(future: "concurrent.futures.Future[T]") -> T:
     except pebble.ProcessExpired as error:
         if spent_cpu(error):
             raise WorkerLostError("the limit of CPU time passed", timed_out=True) from error
-        died = f"a worker process died (exit code {error.exitcode})"
-        raise WorkerLostError(
-            f"{died}; the same command goes on after the finished batches", timed_out=False
+        raise WorkerLostError(f"a worker process {_ended(error.exitcode)}", timed_out=False) from error
+
+
+def _ended(code: int) -> str:
+    """Say how a process ended; pebble gives a signal as a negative number, or as a positive one if it caught it."""
+    if code in (-signal.SIGKILL, signal.SIGKILL):
+        return "was killed by SIGKILL (out of memory?)"
+    if -code in set(signal.Signals) or code == signal.SIGTERM:
+        return f"was ended by {signal.Signals(abs(code)).name}"
+    return f"died (exit code {code})"
+
+
+@contextlib.contextmanager
+def explained_loss(step: str) -> Iterator[None]:
+    """Raise a lost worker of a step as an error that says what to do.
+
+    Raises:
+        RunError: a worker was lost.
+    """
+    try:
+        yield
+    except WorkerLostError as error:
+        raise RunError(
+            f"{step}: {error}; finished batches are kept: the same command, or Retry, resumes after them"
         ) from error
 
 

@@ -26,6 +26,13 @@ SEND_SECONDS = 30.0
 Event = dict[str, Any]
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Handler that raises for a redirect: urllib would send the key to the other host, and a GET without the event."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Follow no redirect."""
+
+
 def events(name: str, corpora: Mapping[str, Corpus], training: Training | None = None) -> list[Event]:
     """Return the START and COMPLETE events of all steps whose times are known, in the order of the steps.
 
@@ -131,15 +138,21 @@ def send(found: list[Event], address: str, key: str | None = None) -> None:
 
     Raises:
         UserError: the address is no HTTP URL.
-        RunError: the server refuses an event or does not answer.
+        RunError: the server refuses an event, redirects or does not answer.
     """
     if not address.startswith(("http://", "https://")):
         raise UserError(f"--send {address!r} is no HTTP URL; write it as http://HOST:5000/api/v1/lineage")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    opener = urllib.request.build_opener(_NoRedirect)
     for number, event in enumerate(found):
         request = urllib.request.Request(address, json.dumps(event).encode(), headers, method="POST")
+        refused = f"event {number + 1} of {len(found)} was not taken by {address}"
         try:
-            with urllib.request.urlopen(request, timeout=SEND_SECONDS):  # checked above
-                pass
+            opener.open(request, timeout=SEND_SECONDS).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                if (target := error.headers.get("Location")) and 300 <= error.code < 400:
+                    raise RunError(f"{refused}: it redirects to {target}; give that address to --send") from error
+                raise RunError(f"{refused}: {error}") from error
         except (OSError, ValueError) as error:
-            raise RunError(f"event {number + 1} of {len(found)} was not taken by {address}: {error}") from error
+            raise RunError(f"{refused}: {error}") from error

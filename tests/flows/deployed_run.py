@@ -1,5 +1,6 @@
 """A deployed training run for the recovery tests: started by a worker, stopped in several ways, run again."""
 
+import datetime
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from tests.flows.mini_pipeline import MARK
 from tests.flows.prefect_server import ROOT, PrefectServer
 from tests.gpt2train import jobs
-from tests.processes import environment_of, has_ended, wait_for
+from tests.processes import command_of, environment_of, has_ended, parent_of, wait_for
 
 SECONDS = 240.0  # for what a busy machine takes a minute
 # Runs for hours unless it is stopped, at a few milliseconds per step; a checkpoint is saved only at a stop.
@@ -82,6 +83,19 @@ class Deployed:
         """Set the state of a run, as the buttons of the UI do."""
         self.server.ask("POST", f"flow_runs/{run}/set_state", state={"type": kind, "name": name}, force=False)
 
+    def suspend(self, run: str) -> None:
+        """Suspend a run, as the button of the UI does."""
+        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+        details = {"pause_timeout": until.isoformat(), "pause_reschedule": True}
+        state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
+        answer = self.server.ask("POST", f"flow_runs/{run}/set_state", state=state, force=True)
+        assert answer["status"] == "ACCEPT", answer
+
+    def resume(self, run: str) -> None:
+        """Resume a suspended run, as the button of the UI does."""
+        answer = self.server.ask("POST", f"flow_runs/{run}/resume")
+        assert answer["status"] == "ACCEPT", answer
+
     def task_runs(self, run: str) -> list[dict[str, Any]]:
         """The task runs of a run."""
         found: list[dict[str, Any]] = self.server.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run]}})
@@ -93,8 +107,9 @@ class Deployed:
         return [one for one in psutil.process_iter() if environment_of(one).get(MARK) == mark and not has_ended(one)]
 
     def ranks(self) -> list[psutil.Process]:
-        """The ranks of the training."""
-        return [process for process in self.processes() if "RANK" in environment_of(process)]
+        """The ranks of the training, without the processes that they start for a moment, git for example."""
+        found = {one.pid: one for one in self.processes() if "RANK" in environment_of(one)}
+        return [one for one in found.values() if parent_of(one) not in found]
 
     @property
     def folder(self) -> Path:
@@ -145,9 +160,10 @@ def deploy(
     return Deployed(server, pool, made["id"], output, log)
 
 
-def only_worker_left(deployed: Deployed, worker: psutil.Process) -> bool:
-    """True if nothing runs but the worker."""
-    return {process.pid for process in deployed.processes()} <= {worker.pid}
+def only_worker_left(deployed: Deployed, worker: psutil.Process, reporters: bool = False) -> bool:
+    """True if nothing runs but the worker, and with `reporters` the crash reporters."""
+    left = [process for process in deployed.processes() if process.pid != worker.pid]
+    return all(reporters and "crash_reporter" in command_of(process) for process in left)
 
 
 def uninterrupted_losses(training: Deployed, folder: Path, steps: int) -> list[float]:

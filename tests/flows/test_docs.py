@@ -23,7 +23,7 @@ from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
-from flows.settings import PipelineSettings
+from flows.settings import PipelineSettings, deployment_names
 from gpt2train.cli import app
 from gpt2train.config import RunConfig, TrainSettings
 from gpt2train.evaluate.tasks.description import Task
@@ -165,6 +165,19 @@ def test_prefect_variables_exist() -> None:
     }
     assert len(named) > 20
     assert not [found for found in sorted(named) if not hasattr(prefect.settings, found[1])]
+
+
+def test_the_pages_name_all_deployments_and_the_artifacts_that_runs_publish() -> None:
+    server, monitor = ((ROOT / f"docs/operate/{name}.md").read_text() for name in ("server", "monitor"))
+    listed = server.partition("deployments are created:")[2].partition(". Run this line")[0]
+    words = [word.replace(" ", "") for word in re.findall(r"`([^`]+)`", listed)]
+    names = [
+        f"{flow}/{one}" for flow, _, found in (w.partition("/") for w in words) for one in found.strip("{}").split(",")
+    ]
+    assert sorted(names) == deployment_names()
+    shown = {name for line in monitor.splitlines() for name in re.findall(r"artifact \*\*([\w-]+)\*\*", line)}
+    code = "".join(path.read_text() for path in (ROOT / "flows").rglob("*.py"))
+    assert len(shown) > 4 and not [name for name in shown if f'"{name}"' not in code]
 
 
 def test_python_blocks_import_only_dependencies() -> None:

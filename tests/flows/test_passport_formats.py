@@ -1,7 +1,9 @@
 """The documents of the passport, held against the readers and rules of their formats."""
 
+import contextlib
 import http.server
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.errors import RunError
 from gpt2train.io.command_line import run_command
+from tasks.passport.lineage import send
 from tests.flows.conftest import Finished
 from tests.flows.openlineage_rules import schema_errors, violations
 from tests.flows.passport_output import EVENTS, events_of
@@ -104,9 +108,15 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
     bodies: list[dict[str, Any]]
     keys: list[str | None]
     limit = 1000
+    target = ""  # to which it redirects
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        if self.target:
+            self.send_response(int(self.path.rpartition("/")[2]))
+            self.send_header("Location", self.target)
+            self.end_headers()
+            return
         is_taken = len(self.bodies) < self.limit
         if is_taken:
             self.bodies.append(json.loads(body))
@@ -114,17 +124,40 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         self.send_response(201 if is_taken else 422)
         self.end_headers()
 
+    def do_GET(self) -> None:  # what urllib makes of a redirected POST
+        self.keys.append(self.headers["Authorization"])
+        self.send_response(200)
+        self.end_headers()
+
     def log_message(self, *_: object) -> None:
         pass
 
 
-@pytest.fixture
-def endpoint() -> Iterator[tuple[str, type[Endpoint]]]:
+@contextlib.contextmanager
+def running_endpoint() -> Iterator[tuple[str, type[Endpoint]]]:
     kind = type("Own", (Endpoint,), {"bodies": [], "keys": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/api/v1/lineage", kind
         server.shutdown()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, type[Endpoint]]]:
+    with running_endpoint() as running:
+        yield running
+
+
+def test_the_key_follows_no_redirect_and_an_event_is_not_lost(endpoint: tuple[str, type[Endpoint]]) -> None:
+    address, kind = endpoint
+    with running_endpoint() as (elsewhere, other):
+        for target in (elsewhere, elsewhere.replace("127.0.0.1", "localhost"), "/moved", "https://127.0.0.1:1/x"):
+            kind.target = target
+            for status in (301, 302, 303, 307, 308):
+                with pytest.raises(RunError, match=rf"redirects to {re.escape(target)}; give that address") as error:
+                    send([{"eventType": "COMPLETE"}], f"{address}/{status}", "secret-key")
+                assert "secret-key" not in str(error.value)
+        assert other.keys == other.bodies == []
 
 
 def test_events_are_sent_when_asked(

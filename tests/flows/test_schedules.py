@@ -1,8 +1,10 @@
 """Schedules of deployments: a server makes their runs. Releases of its libraries decide whether it can."""
 
 import importlib.metadata
+import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -37,20 +39,28 @@ def test_the_server_schedules_runs(server: Server) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
-def test_a_schedule_made_by_command_starts_runs(tmp_path: Path) -> None:
-    """`prefect deploy`, `prefect deployment schedule create`, and the runs that the server's own loop makes of it."""
+def test_the_documented_schedule_starts_runs_one_at_a_time(tmp_path: Path) -> None:
+    """The command of the page, the runs that the server's own loop makes of it, and two that are due at once."""
+    page = (ROOT / "docs/operate/server.md").read_text().partition("## Run on a schedule")[2]
+    prefect, *command = shlex.split(page.partition("```\n")[2].partition("```")[0].replace("\\\n", ""))
+    assert (prefect, command.pop(0)) == ("prefect", "--no-prompt")
     with running_server(tmp_path / "prefect") as home:
         assert home.prefect("work-pool", "create", "gpt2train", "--type", "process").returncode == 0
-        done = home.prefect("deploy", "--name", "tiny", "--prefect-file", "deployments/prefect.yaml")
+        done = home.prefect(*command)
         assert done.returncode == 0, done.stdout + done.stderr
-        for when in (("--cron", "*/5 * * * *"), ("--interval", "240")):
-            done = home.prefect("deployment", "schedule", "create", "pretrain/tiny", *when)
-            assert done.returncode == 0, done.stdout + done.stderr
+        done = home.prefect("deployment", "schedule", "create", "dataprep/openwebtext", "--interval", "240")
+        assert done.returncode == 0, done.stdout + done.stderr
 
-        def scheduled() -> bool:
+        def scheduled() -> list[dict[str, Any]]:
             found = home.ask("POST", "flow_runs/filter", limit=50)
-            return len({run["created_by"]["id"] for run in found if run["state"]["type"] == "SCHEDULED"}) == 2
+            return found if len({run["created_by"]["id"] for run in found}) == 2 else []
 
         wait_for(scheduled, 240, "runs of both schedules")
+        first, second = scheduled()[:2]
+        assert first["parameters"] == {"config": "dataprep/openwebtext", "refresh": True}
+        pending = {"type": "PENDING", "name": "Pending"}
+        answers = [home.ask("POST", f"flow_runs/{run['id']}/set_state", state=pending) for run in (first, second)]
+        assert [answer["status"] for answer in answers] == ["ACCEPT", "REJECT"]
+        assert answers[1]["state"]["name"] == "AwaitingConcurrencySlot"
         log = (home.home / "server.log").read_text()
         assert "Traceback" not in log and "Error" not in log, log[-3000:]

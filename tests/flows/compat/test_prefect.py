@@ -12,8 +12,9 @@ import pytest
 from prefect import Flow, flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.events.clients import NullEventsClient
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings
 
 import flows.compat.prefect as compat
 
@@ -77,7 +78,7 @@ class Recording(compat.ParametersFlow):
         seen.append("stored")
         return super().serialize_parameters(parameters)
 def fail(number):
-    return compat.failed_state(ValueError(f"number {number} is odd"))
+    return compat.final_state(ValueError(f"number {number} is odd"))
 with prefect_test_harness(server_startup_timeout=200):
     state = Recording(fail, name="fails")(number="three", return_state=True)
     compat.flush(5.0)
@@ -123,6 +124,21 @@ def test_queued_items_are_dropped() -> None:
     finally:
         for number, one in enumerate(made):
             del type(one)._instances[number]
+
+
+def test_a_client_that_is_cut_off_retries_nothing_and_sends_neither_log_lines_nor_events() -> None:
+    from prefect.context import get_settings_context
+
+    before = get_current_settings().model_copy(deep=True)
+    try:
+        compat.disconnect()
+        assert PREFECT_CLIENT_MAX_RETRIES.value() == 0
+        assert not get_settings_context().settings.logging.to_api.enabled  # as the handler reads it
+        assert compat.EventsWorker.instance().client_type is NullEventsClient
+    finally:
+        compat.EventsWorker.set_client_override(None)
+        get_current_settings().client.max_retries = before.client.max_retries
+        get_current_settings().logging.to_api.enabled = before.logging.to_api.enabled
 
 
 def test_settings_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,15 @@ import deployments
 from flows.dataprep import dataprep
 from flows.evaluate import evaluate
 from flows.finetune import finetune
-from flows.orchestration.flow import NOT_GIVEN, SettingsFlow, run_name, settings_flow, settings_schema, split_parameters
+from flows.orchestration.flow import (
+    FIRST,
+    NOT_GIVEN,
+    SettingsFlow,
+    run_name,
+    settings_flow,
+    settings_schema,
+    split_parameters,
+)
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
@@ -90,7 +98,11 @@ def schema() -> dict[str, Any]:
 def test_every_setting_is_a_parameter_without_a_default(flow: SettingsFlow[Any]) -> None:
     """A default that a form fills in would count as given, and win over the preset; so would a switch's `false`."""
     schema = prefect_schema(flow).model_dump_for_openapi()
-    assert list(schema["properties"]) == ["config", *flow.model.model_fields]
+    shown = list(schema["properties"])
+    assert shown[0] == "config" and sorted(shown[1:]) == sorted(flow.model.model_fields)
+    # Sources, output, preset and settings of the training are on the first screen of the form.
+    main = [name for name in FIRST if name in flow.model.model_fields]
+    assert shown[1 : len(main) + 1] == main and main
     assert [node for node in nodes(schema) if "default" in node or node.get("type") == "boolean"] == []
     required = [name for name, field in flow.model.model_fields.items() if field.is_required()]
     assert schema.get("required", []) == required
@@ -104,6 +116,10 @@ def test_the_form_shows_bounds_choices_help_and_defaults(schema: dict[str, Any])
     assert model["layers"]["minimum"] == 1
     assert model["heads"]["description"].endswith(". Default, unless preset or config sets it: 12.")
     assert settings_schema(EvaluateFlowSettings)["required"] == ["run"]
+    # The defaults in the help texts can be typed as they are shown, lists too.
+    shown = [node["description"] for node in nodes(schema) if "Default, unless" in node.get("description", "")]
+    lists = [text for one in shown if (text := one.rpartition("sets it: ")[2].removesuffix("."))[:1] in "[{"]
+    assert len(shown) > 100 and len(lists) > 3 and all(isinstance(json.loads(one), list | dict) for one in lists)
 
 
 @pytest.mark.parametrize(
@@ -209,20 +225,20 @@ def test_the_flow_checks_settings_only_in_deployed_runs() -> None:
 @pytest.mark.parametrize(
     ("flow", "model", "given", "name"),
     [
-        ("dataprep", DataprepSettings, {}, "dataprep-demo"),
-        ("dataprep", DataprepSettings, {"warcs": ["a"], "urls": ["https://u:pw@h/l"]}, "dataprep-urls-warcs"),
-        ("pretrain", PretrainSettings, {"launch": {"processes": 1}}, "pretrain-tiny-dp1"),
+        ("dataprep", DataprepSettings, {}, "dataprep-demo-out"),
+        ("dataprep", DataprepSettings, {"warcs": ["a"], "urls": ["https://u:pw@h/l"]}, "dataprep-urls-warcs-out"),
+        ("pretrain", PretrainSettings, {"launch": {"processes": 1}}, "pretrain-tiny-dp1-out"),
         (
             "pretrain",
             PretrainSettings,
-            {"preset": "345m", "launch": {"processes": 8}, "train": {"parallel": {"tp": 2}}},
-            "pretrain-345m-tp2-dp4",
+            {"preset": "345m", "output": "s3://b/short/", "launch": {"processes": 8}, "train": {"parallel": {"tp": 2}}},
+            "pretrain-345m-tp2-dp4-short",
         ),
         (
             "pipeline",
             PipelineSettings,
             {"documents": ["a"], "launch": {"processes": 4}, "train": {"parallel": {"pp": 2}}},
-            "pipeline-documents-tiny-pp2-dp2",
+            "pipeline-documents-tiny-pp2-dp2-out",
         ),
         ("evaluate", EvaluateFlowSettings, {"run": "out/runs/tiny-0123abcd"}, "evaluate-tiny-0123abcd"),
     ],

@@ -1,55 +1,99 @@
-"""A flow whose embedded server is killed."""
+"""A command whose Prefect server is killed or stops answering in the middle: its work ends with its result."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.flows.prefect_server import PrefectServer, running_server
+
+# A flow of two steps as a command; in the first one the server is lost: its own, or that of a process id.
 COMMAND = """
-import time
+import functools, os, signal, sys
 import psutil
-from flows.orchestration.server import prefect_server
-from gpt2train.errors import RunError
+from flows.command import command
+from flows.orchestration.flow import settings_flow
+from flows.orchestration.run_context import run_context
+from flows.settings import OutputSettings
+from gpt2train.errors import UserError
+from tasks.core.manifest import Outcome
+from tasks.core.step import Step
+from tests.flows.slow_batches import naps
 
-def server_process():
-    for child in psutil.Process().children():
-        if "flows.orchestration.server" in child.cmdline():
-            return child
+deed, output, fails, other = sys.argv[1:]
+sys.argv[1:] = ["--output", output, "--workers", "1"]
 
-try:
-    with prefect_server():
-        from prefect import flow, task
-        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
+def lost(root, runner):
+    [server] = [psutil.Process(int(other))] if other else [
+        one for one in psutil.Process().children() if "flows.orchestration.server" in one.cmdline()
+    ]
+    server.send_signal(getattr(signal, deed))
+    with runner.gpu_slot(["GPU 0"], 1, "run"):
+        runner.report_metrics([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], 2)
+    return Step(root, "lost", version=1, parameters={}, inputs={}).commit(Outcome())
 
-        @task
-        def lose():
-            assert PREFECT_CLIENT_MAX_RETRIES.value() > 0
-            server_process().kill()
-            while PREFECT_CLIENT_MAX_RETRIES.value():  # without the watch for ever
-                time.sleep(0.1)
-            print("no retries", flush=True)
+def recipe(run, runner):
+    runner.run_step(lost, run.root)
+    if fails:
+        raise UserError("the mistake; repair it")
+    return runner.run_step(naps, run.root, 0.0)
 
-        @flow
-        def work():
-            lose()
+@settings_flow("probe", OutputSettings, recipe, lambda run: None)
+def probe(run):
+    with run_context(run.settings, plan=lambda: "the plan") as (root, runner):
+        return (root / recipe(run, runner).folder).path()
 
-        work()
-except RunError as error:
-    print(error)
+command(probe, "result")
 """
+LIMITS = {"PREFECT_API_REQUEST_TIMEOUT": "2", "PREFECT_CLIENT_MAX_RETRIES": "0"}  # of 60 s and 5
+NOISE = ("Error logging to API", "Traceback", "Event(", "connection attempts", "Service ")
 
 
-@pytest.mark.slow
-def test_a_flow_ends_soon_after_its_server(tmp_path: Path) -> None:
-    """Prefect's client repeated every request for a minute: 222 s in all."""
+def run(deed: str, folder: Path, fails: str = "", server: str = "", **more: str) -> "subprocess.CompletedProcess[str]":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment["PREFECT_HOME"] = str(tmp_path / "prefect")
-    ended = subprocess.run(
-        [sys.executable, "-c", COMMAND], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert ended.stdout.splitlines() == [
-        "no retries",
-        "the embedded Prefect server has ended during the run; run again: finished work is kept",
-    ], ended.stderr[-2000:]
+    environment |= {"PREFECT_HOME": str(folder / "prefect"), **more}
+    command = [sys.executable, "-c", COMMAND, deed, str(folder / "out"), fails, server]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
+
+
+@pytest.mark.parametrize(
+    "fails", [pytest.param("", marks=pytest.mark.slow), pytest.param("fails", marks=pytest.mark.exhaustive)]
+)
+def test_a_command_whose_embedded_server_is_killed_ends_with_its_result(fails: str, tmp_path: Path) -> None:
+    """Prefect's client repeated every request for a minute, 222 s in all, and finished work ended with exit code 1."""
+    done = run("SIGKILL", tmp_path, fails)
+    text = done.stdout + done.stderr
+    assert "the embedded Prefect server has ended" in text and not [word for word in NOISE if word in text], text
+    if fails:
+        assert done.returncode == 2 and done.stderr.splitlines()[-1] == "error: the mistake; repair it", text
+    else:
+        assert done.returncode == 0 and done.stdout.splitlines()[-1] == f"result: {tmp_path}/out/naps", text
+        assert (tmp_path / "out/naps/_manifest.json").exists()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    with running_server(tmp_path_factory.mktemp("lost") / "prefect") as running:
+        yield running
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fails", ["", "fails"])
+def test_a_command_whose_server_stops_answering_ends_with_its_result(
+    server: PrefectServer, fails: str, tmp_path: Path
+) -> None:
+    assert server.server is not None
+    # `prefect server start` is one process here: it runs uvicorn itself.
+    try:
+        done = run("SIGSTOP", tmp_path, fails, str(server.server.pid), PREFECT_API_URL=server.address, **LIMITS)
+    finally:
+        for process in (server.server, *server.server.children(recursive=True)):
+            process.resume()
+    text = done.stdout + done.stderr
+    assert not [word for word in NOISE if word in text], text
+    assert done.returncode == (2 if fails else 0), text
+    assert (done.stderr.splitlines()[-1] == "error: the mistake; repair it") == bool(fails), text
+    assert fails or "did not take" in text, text

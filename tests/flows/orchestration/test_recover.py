@@ -2,10 +2,11 @@
 
 import datetime
 import os
+import pty
 import shutil
 import signal
-import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,11 @@ import tomli_w
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.orchestration import crash_reporter
 from flows.orchestration.stale_runs import HOLDER_FILE
 from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
+from gpt2train.launch.parent_death import CLOSING
 from gpt2train.monitoring.metrics import read_metrics
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Retries, Runner
@@ -31,7 +34,7 @@ from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_wo
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server
 from tests.flows.slow_batches import BATCHES
 from tests.flows.small_tokens import prepare_tokens
-from tests.processes import CONTAINER, command_of, has_ended, wait_for
+from tests.processes import CONTAINER, command_of, has_ended, read_terminal, wait_for
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
 
@@ -137,35 +140,103 @@ def test_a_training_that_logs_nothing_ends_with_its_worker(prefect_server: Prefe
     assert training.saved() == training.steps()[-1]
 
 
+@pytest.mark.slow
+def test_a_suspended_run_saves_and_is_resumed_in_one_process_at_a_time(training: Deployed) -> None:
+    with training.server.worker(training.pool, training.log) as worker:
+        run = training.start_and_wait_for_steps()
+        training.suspend(run)
+        wait_for(lambda: only_worker_left(training, worker), SECONDS, "the end of all processes")
+        assert training.state(run)["name"] == "Suspended"
+        saved = training.saved()
+        assert saved == training.steps()[-1]
+
+        training.resume(run)
+        training.wait_for_step(saved + 20)
+        first = {process.pid for process in training.ranks()}
+        assert len(first) == 2
+        # Resumed again before the first process has noticed: the second one waits for it.
+        training.suspend(run)
+        training.resume(run)
+
+        def next_ranks() -> bool:
+            ranks = {process.pid for process in training.ranks()}
+            assert len(ranks) <= 2, "two trainings at a time"
+            return len(ranks) == 2 and not ranks & first
+
+        wait_for(next_ranks, SECONDS, f"the second process; {training.log}")
+        again = training.saved()
+        assert again > saved
+        training.wait_for_step(again + 20)
+        steps = training.steps()
+        assert steps == list(range(1, steps[-1] + 1)), "no step is repeated"
+        assert training.state(run)["type"] == "RUNNING"
+        training.set_state(run, "CANCELLING", "Cancelling")
+        training.wait(run, "CANCELLED")
+
+
 @pytest.mark.exhaustive
-def test_a_run_without_a_worker_can_be_cancelled(prefect_server: PrefectServer, tmp_path: Path) -> None:
-    """Started by hand on a long-lived server: no worker is there to end a cancelled run."""
+def test_the_end_of_a_cancelled_run_is_left_to_a_slow_worker(training: Deployed) -> None:
+    """It sets Cancelled whatever the state is by then: a run that was reported and retried was cancelled again."""
+    with training.server.worker(training.pool, training.log) as worker:
+        run = training.start_and_wait_for_steps()
+        worker.suspend()
+        training.set_state(run, "CANCELLING", "Cancelling")
+        wait_for(lambda: only_worker_left(training, worker, reporters=True), SECONDS, "the run's own end")
+        time.sleep(crash_reporter.WORKER_SECONDS + 15)
+        assert training.state(run)["type"] == "CANCELLING"
+        worker.resume()
+        assert "ended without" not in training.wait(run, "CANCELLED")["message"]
+        saved = training.saved()
+        retried = training.server.prefect("flow-run", "retry", run)
+        assert retried.returncode == 0, retried.stdout + retried.stderr
+        training.wait_for_step(saved + 20)
+        assert training.state(run)["type"] == "RUNNING"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("deed", ["cancel", "pause", "hang up"])
+def test_a_run_without_a_worker_is_ended(prefect_server: PrefectServer, tmp_path: Path, deed: str) -> None:
+    """Started by hand on a long-lived server, in a terminal: no worker is there to end it, or to resume it."""
     output = prepare_tokens(tmp_path / "out")
     config = {"output": str(output), "train": ENDLESS, "launch": {"processes": 1}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(config))
     command = [sys.executable, "-m", "flows.pretrain", "--config", str(tmp_path / "mine.toml")]
-    with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen(command, cwd=ROOT, env=prefect_server.environment, stdout=log, stderr=log)
+    environment = {name: value for name, value in prefect_server.environment.items() if name not in ("TMUX", "STY")}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execve(command[0], command, environment)
+    job, shown = psutil.Process(pid), read_terminal(terminal)
+
+    def steps() -> int:
+        found = list(output.glob("runs/*/metrics.jsonl"))
+        return int(read_metrics(found[0].parent)[-1]["step"]) if found and read_metrics(found[0].parent) else 0
+
     try:
-
-        def steps() -> int:
-            found = list(output.glob("runs/*/metrics.jsonl"))
-            return int(read_metrics(found[0].parent)[-1]["step"]) if found and read_metrics(found[0].parent) else 0
-
-        wait_for(lambda: steps() >= 20, SECONDS, f"step 20; {tmp_path / 'log'}")
-        by_name = {"name": {"any_": ["pretrain-tiny-dp1"]}}
+        wait_for(lambda: steps() >= 20, SECONDS, "step 20")
+        assert CLOSING.encode() in shown
+        [folder] = output.glob("runs/*")
+        by_name = {"name": {"any_": [folder.name.replace("tiny", "pretrain-tiny-dp1")]}}
         [run] = prefect_server.ask(
             "POST", "flow_runs/filter", flow_runs={**by_name, "state": {"type": {"any_": ["RUNNING"]}}}
         )
-        prefect_server.ask(
-            "POST", f"flow_runs/{run['id']}/set_state", state={"type": "CANCELLING", "name": "Cancelling"}
-        )
-        assert job.wait(SECONDS) != 0
-        assert prefect_server.ask("GET", f"flow_runs/{run['id']}")["state"]["type"] == "CANCELLED"
+        state = {"cancel": ("CANCELLING", "Cancelling"), "pause": ("PAUSED", "Paused")}.get(deed)
+        if state:
+            kind, name = state
+            prefect_server.ask("POST", f"flow_runs/{run['id']}/set_state", state={"type": kind, "name": name})
+        else:
+            os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        found = prefect_server.ask("GET", f"flow_runs/{run['id']}")["state"]
+        assert found["type"] == ("CANCELLED" if state else "CRASHED") and "run again to resume" in found["message"]
+        assert state or "the terminal was closed" in found["message"]
         [latest] = output.glob("runs/*/checkpoints/latest")
         assert int(latest.read_text().split("-")[1]) == steps()
+        if state:
+            wait_for(lambda: b"error: the run was cancelled; run again to resume" in shown, 30, "the line")
     finally:
-        job.kill()
+        if job.is_running():
+            job.kill()
 
 
 @pytest.mark.exhaustive
@@ -255,6 +326,10 @@ def test_cancelled_batches_leave_no_process_and_keep_committed_work(
         batches.wait(again, "COMPLETED")
         assert {name: (output / "naps" / name.replace("json", "txt")).read_text() for name in committed} == times
         assert len(list(output.glob("naps/nap-*.txt"))) == BATCHES
+        logs = prefect_server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [again]}}, limit=200)
+        messages = [log["message"] for log in logs]
+        assert any(message.startswith("naps ") for message in messages)
+        assert sum("Finished in state Completed" in message for message in messages) == 1, "that of the flow run"
         assert not has_ended(worker)
     shutil.rmtree(output)
 

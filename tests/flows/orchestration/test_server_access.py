@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,8 @@ def test_requests_of_its_own_pages_are_allowed(server: Server, host: str) -> Non
 
 def test_it_listens_on_loopback_and_its_key_is_not_readable(server: Server) -> None:
     port = urllib.parse.urlsplit(server.environment["PREFECT_API_URL"]).port
-    [process] = [
-        one for one in psutil.process_iter(["cmdline"]) if f"--port {port}" in " ".join(one.info["cmdline"] or ())
-    ]
-    listening = [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
-    assert listening == ["127.0.0.1"]
+    listening = {one.laddr for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+    assert [one.ip for one in listening if one.port == port] == ["127.0.0.1"]
     key = server.environment["PREFECT_API_AUTH_STRING"]
     secret = key.partition(":")[2]
     assert len(secret) >= 32
@@ -121,7 +119,7 @@ def test_the_key_of_a_prefect_home_is_kept_and_readable_by_its_owner_only(
 
 
 SERVE = """
-import http.server, sys, time
+import http.server, socket, sys, time
 class Healthy(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -129,23 +127,53 @@ class Healthy(http.server.BaseHTTPRequestHandler):
     log_message = lambda *_: None
 end = time.process_time() + 1.5
 while time.process_time() < end: pass
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+server = http.server.HTTPServer(("127.0.0.1", 0), Healthy, bind_and_activate=False)
+server.socket = socket.socket(fileno=int(sys.argv[1]))
+server.serve_forever()
 """
 
 
 def wait_for_child(code: str, say: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a child as for the server, with limits that are over long before a busy machine has started it."""
     monkeypatch.setattr(embedded, "STATUS_SECONDS", 0.05)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryFile("w+") as output:
-        child = subprocess.Popen([sys.executable, "-c", code, str(port)], stdout=output, stderr=output)
+    monkeypatch.setattr(embedded, "HEALTH_SECONDS", 0.2)
+    with tempfile.TemporaryFile("w+") as output, socket.create_server(("127.0.0.1", 0)) as listener:
+        number = listener.fileno()
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(number)], pass_fds=[number], stdout=output, stderr=output
+        )
         try:
-            embedded._wait_until_healthy(child, port, output, say)
+            embedded._wait_until_healthy(child, listener.getsockname()[1], output, say)
         finally:
             child.kill()
             child.wait()
+
+
+def test_the_port_is_never_free_for_another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The key goes to this port: it is bound before the server listens, and stays so when the server has died."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    monkeypatch.setattr(embedded, "WATCH_SECONDS", 0.05)
+    cut_off = threading.Event()
+    monkeypatch.setattr("flows.compat.prefect.disconnect", cut_off.set)
+
+    def check_bound(port: int) -> None:
+        with pytest.raises(OSError, match="in use"), socket.create_server(("127.0.0.1", port)):
+            pass
+
+    def kill(process: "subprocess.Popen[bytes]", port: int, *_: object) -> None:
+        check_bound(port)
+        process.kill()
+        process.wait()
+
+    monkeypatch.setattr(embedded, "_wait_until_healthy", kill)
+    with embedded.prefect_server() as address:
+        assert address is not None and cut_off.wait(60)
+        check_bound(int(address.rpartition(":")[2]))
+        with pytest.raises(httpx.HTTPError):  # at once, not after the timeout
+            httpx.get(f"{address}/api/health", timeout=60, trust_env=False)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/api/health", timeout=60, trust_env=False)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from cyclopts import App
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer, GPT2TokenizerFast
 
 from gpt2train.data.encoder import PlainEncoder, Texts
@@ -233,12 +233,3 @@ def test_merges_with_the_line_ends_of_windows_are_read(small: Path, tmp_path: Pa
     (tmp_path / "vocab.json").write_bytes((small / "vocab.json").read_bytes())
     (tmp_path / "merges.txt").write_bytes((small / "merges.txt").read_bytes().replace(b"\n", b"\r\n"))
     assert read_tables(tmp_path) == small_tables()
-
-
-@pytest.mark.exhaustive  # the library gives up after seconds
-def test_a_pattern_that_takes_too_long_is_one_error_line(small: Path) -> None:
-    tokenizer = load_tokenizer(small)
-    assert isinstance(tokenizer, Tokenizer)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
-    with pytest.raises(UserError, match=r"the tokenizer cannot encode a text: .*Regex search error"):
-        encode_ordinary(tokenizer, ["a" * 60 + "b"])

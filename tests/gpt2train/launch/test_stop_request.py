@@ -1,17 +1,23 @@
 """Stop requests: during a validation, and repeated ones."""
 
+import contextlib
+import os
+import pty
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpt2train.checkpoint import store
 from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.launch.parent_death import CLOSING, LAUNCHER, MULTIPLEXERS
 from gpt2train.launch.rank_process import SIGNAL_DEBOUNCE_SECONDS, StopRequest
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
-from tests.gpt2train.jobs import make, write_tokens
+from tests.gpt2train.jobs import make, write, write_tokens
+from tests.processes import read_terminal, wait_for
 
 
 class AskedAt(StopRequest):
@@ -47,3 +53,43 @@ def test_signals_within_a_second_are_one_request_and_a_later_one_ends_at_once() 
     stop._since -= 2 * SIGNAL_DEBOUNCE_SECONDS
     with pytest.raises(KeyboardInterrupt):
         stop._on_signal(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_is_a_request_where_no_launcher_forwards_it(
+    monkeypatch: pytest.MonkeyPatch, launched: bool, ignored: bool
+) -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    monkeypatch.setenv(LAUNCHER, "1") if launched else monkeypatch.delenv(LAUNCHER, raising=False)
+    stop = StopRequest()
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        stop.install()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.requested is not (launched or ignored)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("entry", [["gpt2train.train"], ["gpt2train.launch", "--", "-m", "gpt2train.train"]])
+def test_a_training_whose_terminal_is_closed_saves_its_step(tmp_path: Path, entry: list[str]) -> None:
+    config = make(write_tokens(tmp_path), tmp_path / "run", steps=100_000, checkpoints={"interval": 100_000})
+    command = [sys.executable, "-m", *entry, "--config", write(config)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        environment = {name: value for name, value in os.environ.items() if name not in MULTIPLEXERS}
+        os.execve(command[0], command, environment | {"OMP_NUM_THREADS": "1"})
+    shown = read_terminal(terminal)
+    try:
+        wait_for(lambda: len(read_metrics(config.output)) >= 5, 200, "five steps")
+        assert CLOSING.encode() in shown
+        os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert store.verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] >= 5

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -168,6 +169,31 @@ def test_an_output_is_locked_by_one_run(folder: Folder, monkeypatch: pytest.Monk
             pass
         assert folder.size(LOCK)
     assert folder.size(LOCK) is None
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_a_run_with_patience_waits_for_the_other_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.core.output_lock, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(tasks.core.output_lock, "POLL_SECONDS", 0.02)
+    folder = Folder(str(tmp_path) if kind == "local" else f"memory://{uuid.uuid4().hex}")
+    order, holds = list[str](), threading.Event()
+
+    def other() -> None:
+        with locked(folder):
+            holds.set()
+            with pytest.raises(UserError, match="is at work"), locked(folder, patience=0.2):
+                pass
+            order.append("first ends")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert holds.wait(60)
+    with locked(folder, patience=60):
+        order.append("second begins")
+    thread.join()
+    assert order == ["first ends", "second begins"]
 
 
 def test_a_dead_lock_is_taken_over(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """Runner of batches: groups, threads or processes by the kind of work, each batch once."""
 
+import functools
 import multiprocessing
 import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from tasks.core.manifest import Outcome
 from tasks.core.runner import Group, Runner, Stage, Where
 from tasks.core.step import Step
 from tasks.core.storage import Folder
-from tasks.core.worker_pool import WorkerPool, local_pool
+from tasks.core.worker_pool import WorkerPool, explained_loss, local_pool
 
 
 def note(folder: Folder, name: str, item: int) -> Outcome:
@@ -155,3 +157,22 @@ def test_closing_another_pool_keeps_the_local_one() -> None:
 def test_a_batch_on_a_full_disk_is_one_error_line(tmp_path: Path, where: Where) -> None:
     with Runner(workers=1) as runner, pytest.raises(RunError, match=r"no space left while writing .*: free some"):
         runner.batches(step_in(tmp_path), "part", [1], fill_up, where=where)
+
+
+def test_a_lost_worker_is_reported_with_its_end_and_what_resumes() -> None:
+    pool = WorkerPool(1)
+    try:
+        for end, said in (
+            (functools.partial(signal.raise_signal, signal.SIGKILL), r"was killed by SIGKILL \(out of memory\?\)"),
+            (functools.partial(signal.raise_signal, signal.SIGTERM), "was ended by SIGTERM"),
+            (functools.partial(os._exit, 3), r"died \(exit code 3\)"),
+        ):
+            with (
+                pytest.raises(
+                    RunError, match=f"clean: a worker process {said}; .* the same command, or Retry, resumes"
+                ),
+                explained_loss("clean"),
+            ):
+                pool.call(end)
+    finally:
+        pool.close()
