@@ -79,7 +79,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+        from gpt2train.foreign.read import config_of_another_system
+
+        raise UserError(config_of_another_system(Path(path)) or f"{path} is not valid TOML: {error}") from error
 
 
 def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +150,10 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
     source = source if isinstance(source, str) else source(location)
     if first["type"] == "extra_forbidden":
         valid = _fields_at(model, path[:-1])
-        return f"{source}: unknown setting {name!r}; {nearest(path[-1], valid, '.'.join(path[:-1]))}"
+        from gpt2train.foreign.table import hint
+
+        near = hint(path[-1]) or nearest(path[-1], valid, ".".join(path[:-1]))
+        return f"{source}: unknown setting {name!r}; {near}"
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
@@ -184,9 +189,11 @@ def _is_type(part: int | str) -> bool:
 
 def nearest(name: str, valid: Collection[str], within: str = "") -> str:
     """Suggest the valid name closest to a wrong one within a dotted path, or list all if none is close."""
+    from gpt2train.foreign.table import SIMILAR
+
     if not valid:
         return "leave it out, there are no such settings"
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=SIMILAR)
     return f"did you mean {'.'.join(filter(None, [within, near[0]]))!r}?" if near else f"choose: {', '.join(valid)}"
 
 
