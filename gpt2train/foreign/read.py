@@ -115,7 +115,7 @@ def _of_config(path: Path, text: str, suffix: str) -> Foreign:
     given = [
         Given(name, value, f"{name} = {_shown(value)}")
         for name, value in values.items()
-        if name not in used or system.row(name) is not None
+        if value is not None and (name not in used or system.row(name) is not None)
     ]
     return Foreign(system, f"{path.name} of {system.title}", given)
 

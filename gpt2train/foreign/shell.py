@@ -63,6 +63,8 @@ class Script:
             self._in_case = head != "esac"
         elif head in ("if", "elif", "else", "fi"):
             self._condition(line, head, words[1:])
+            if head == "else" and words[1:]:
+                self._statement(line, words[1:], "")
         elif words and not self._skipping and head != "done":
             if operator in ("&&", "||") and self._last_test is not None and self._last_test != (operator == "&&"):
                 return
@@ -75,10 +77,10 @@ class Script:
             return
         elif head == "fi":
             self._conditions.pop()
-        elif self._conditions[-1] is not False:
-            self._conditions[-1] = None
+        elif self._conditions.pop() is not False:
+            self._conditions.append(None)
         else:
-            self._conditions[-1] = head == "else" or self._holds(line, words)
+            self._conditions.append(head == "else" or self._holds(line, words))
 
     def _holds(self, line: int, words: list[Word]) -> bool:
         if self._skipping:

@@ -188,6 +188,9 @@ def unknown_option(name: str, options: Collection[str], *, sets: bool = False) -
     return f"unknown option {shown}; " + (f"did you mean {near}?" if near else "--help lists the options")
 
 
-def with_group(name: str) -> System | None:
-    """The system whose configs have a table of this name, as `parallelism`."""
-    return next((one for one in systems().values() if any(row.startswith(f"{name}.") for row in one.names)), None)
+def group_hint(name: str) -> str | None:
+    """Say whose configs have a table of this name, such as `parallelism`; None for nobody's."""
+    found = (one for one in systems().values() if any(row.startswith(f"{name}.") for row in one.names))
+    if (system := next(found, None)) is None:
+        return None
+    return f"configs of {system.title} have it; gpt2train config --from FILE converts them (docs/{system.page}.md)"
