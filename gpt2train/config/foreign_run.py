@@ -9,6 +9,7 @@ from gpt2train.config.foreign_values import CONVERSIONS, OF_SETTING
 from gpt2train.errors import UserError
 from gpt2train.foreign.read import Foreign, Given, read_foreign
 from gpt2train.foreign.table import Row, systems
+from gpt2train.io.command_line import printable
 
 DEPENDENT = tuple(CONVERSIONS)
 ROTARY = ("model.family", "model.options.activation", "model.options.kv_heads", "model.options.qk_norm")
@@ -58,7 +59,7 @@ def foreign_run(
         train: prefix of the token files, in place of theirs.
         valid: prefix of the token files for validation, in place of theirs.
         vocab: vocabulary size, in place of theirs.
-        output: run folder, in place of theirs.
+        output: run folder; theirs holds checkpoints of another format.
 
     Returns:
         The file, and the number of names without a counterpart.
@@ -69,23 +70,26 @@ def foreign_run(
     foreign = read_foreign(source)
     made = convert(foreign)
     settings = made.settings
-    given = {"data.train": train, "data.valid": valid, "vocab": vocab, "output": output}
+    if settings.pop("output", None) is not None:
+        made.left[made.sources.pop("output")] = "a run has a folder of its own; --output names it"
+    given = {"data.train": train, "data.valid": valid, "vocab": vocab}
     for path, value in given.items():
         if value is not None:
             settings[path] = value
             made.sources.pop(path, None)
-    left = [f"    {source}: {reason}" for source, reason in made.left.items()]
+    sources = {path: printable(source, keep="") for path, source in made.sources.items()}
+    left = [printable(f"    {source}: {reason}", keep="") for source, reason in made.left.items()]
     head = ["", "Behind a value: its source there. A value without one is the default of gpt2train.", ""]
     head += ["Without a counterpart here:", *left, ""] if left else []
-    head += [f"Not read: {note}" for note in foreign.notes] + [f"See docs/{foreign.system.page}.md."]
+    head += [printable(f"Note: {note}", keep="") for note in foreign.notes] + [f"See docs/{foreign.system.page}.md."]
     text = commented_run(
-        foreign.title,
+        printable(foreign.title, keep=""),
         nested(settings),
         settings.get("data.train", "out/tokens/train/tokens"),
         settings.get("data.valid"),
         settings.get("vocab", 50257),
-        settings.get("output", f"out/runs/{foreign.system.key}"),
-        sources=made.sources,
+        output or f"out/runs/{foreign.system.key}",
+        sources=sources,
         head=head,
         launcher=_launcher(settings),
     )
@@ -205,14 +209,17 @@ def _settle_batch(made: Converted) -> None:
 
 
 def _settle_schedule(made: Converted) -> None:
-    """One length of the warm-up, and a last learning rate below the first."""
+    """One length of the warm-up; defaults of another system that fit the length and the learning rate of this run."""
     settings = made.settings
-    fraction, warmup = "schedule.warmup_fraction", "schedule.warmup"
+    fraction, warmup, least = "schedule.warmup_fraction", "schedule.warmup", "schedule.min_lr"
     if settings.get(fraction) and (warmup in made.defaults or warmup not in settings):
         made.put({warmup: 0}, made.sources[fraction])
-    lr, least = settings.get("optimizer.lr"), settings.get("schedule.min_lr")
-    if isinstance(lr, float) and isinstance(least, float) and least > lr and "schedule.min_lr" in made.defaults:
-        made.put({"schedule.min_lr": lr}, f"{made.sources['schedule.min_lr']}, at most the learning rate")
+    lengths = (settings.get("schedule.decay_steps") or settings.get("steps"), settings.get(warmup))
+    if all(isinstance(length, int) for length in lengths) and lengths[1] >= lengths[0] and warmup in made.defaults:
+        made.put({warmup: lengths[0] - 1}, f"{made.sources[warmup]}, below the steps", default=True)
+    rates = (settings.get("optimizer.lr"), settings.get(least))
+    if all(isinstance(rate, int | float) for rate in rates) and rates[1] > rates[0] and least in made.defaults:
+        made.put({least: rates[0]}, f"{made.sources[least]}, at most the learning rate", default=True)
 
 
 def _settle_family(made: Converted, foreign: Foreign) -> None:

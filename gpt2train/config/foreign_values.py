@@ -122,6 +122,12 @@ def _one_path(known: Known, value: Any) -> Settings:
     return {"data.valid": str(value[-1] if isinstance(value, list) else value)}
 
 
+def _global_batches(known: Known, value: Any) -> Settings:
+    if not _number(value):
+        raise UserError("without data.valid and data.split there is no validation")
+    return {"validation.samples": int(value) * global_batch(known)}
+
+
 def _micro_batches(known: Known, value: Any) -> Settings:
     return {"validation.samples": int(_number(value)) * known.settings["batch.micro_batch"]}
 
@@ -300,7 +306,7 @@ CONVERSIONS: Mapping[str, Converted] = {
     "samples_of_tokens": _nothing,
     "steps_of_tokens": _steps_of_tokens,
     "micro_batches": _micro_batches,
-    "global_batches": lambda known, value: {"validation.samples": int(_number(value)) * global_batch(known)},
+    "global_batches": _global_batches,
 }
 # Conversions that set the row's own setting.
 OF_SETTING: Mapping[str, Callable[[str], Converted]] = {

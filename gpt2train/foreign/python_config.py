@@ -54,11 +54,11 @@ def read_python(text: str, name: str, calls: Collection[str] = ()) -> PythonConf
     try:
         tree = ast.parse(text)
         values: dict[str, Any] = {}
-        for node in tree.body:
-            _assign(node, values)
+        for statement in tree.body:
+            _assign(statement, values)
         found = list(_called(tree, set(calls)))
-        for node in found:
-            values |= {keyword.arg: _value(keyword.value, values) for keyword in node.keywords if keyword.arg}
+        for call in found:
+            values |= {keyword.arg: _value(keyword.value, values) for keyword in call.keywords if keyword.arg}
         loaded = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
         return PythonConfig(dict(_flat(values, "")), bool(found), frozenset(node.id for node in loaded))
     except (SyntaxError, ValueError) as error:
@@ -68,15 +68,11 @@ def read_python(text: str, name: str, calls: Collection[str] = ()) -> PythonConf
 
 
 def _assign(node: ast.stmt, values: dict[str, Any]) -> None:
-    if isinstance(node, ast.AnnAssign) and node.value is not None:
-        targets, given = [node.target], node.value
-    elif isinstance(node, ast.Assign):
-        targets, given = node.targets, node.value
-    else:
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return
-    for target in targets:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         if isinstance(target, ast.Name | ast.Attribute):
-            values[ast.unparse(target)] = _value(given, values)
+            values[ast.unparse(target)] = _value(node.value, values)
 
 
 def _called(tree: ast.AST, calls: set[str]) -> Iterator[ast.Call]:

@@ -16,7 +16,7 @@ from gpt2train.foreign.table import System, systems
 
 MAX_VALUES = 5_000  # of a config; one whose aliases repeat each other is refused
 MAX_DEPTH = 20
-PROGRAM = 100  # a program that is recognised counts more than any number of names
+PROGRAM = 3  # names that a recognised program is worth; several systems have a train.py
 SHOWN = 60  # characters of a value in a remark
 SEVERAL = (
     "data_path",
@@ -27,6 +27,7 @@ SEVERAL = (
     "step_batch_size_schedule",
 )
 CONFIGS = ("deepspeed_config", "deepspeed", "config", "config_file", "job.config_file")
+OURS = ("train.", "batch.", "schedule.", "scaler.", "data.train", "model.layers")  # names in a run file of gpt2train
 KINDS = {".json": "JSON", ".py": "Python", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "shell"}
 
 
@@ -109,7 +110,9 @@ def _read(path: Path) -> str:
 def _of_config(path: Path, text: str, suffix: str) -> Foreign:
     values, called, used = parsed_config(suffix, text, path.name)
     system, count = _most_likely(dict.fromkeys(values, 1), called=called)
-    if not count:
+    if suffix == ".toml" and any(name.startswith(OURS) for name in values):
+        raise UserError(f"{path} has settings of gpt2train already; give it to --config")
+    if not _is_enough(count, dict.fromkeys(values, 1)):
         names = ", ".join(one.title for one in systems().values())
         raise UserError(f"{path} has no name of a system that is known ({names}); write its settings into a run file")
     given = [
@@ -177,14 +180,14 @@ def _flatten(value: Any, name: str, flat: dict[str, Any], left: list[int], depth
 
 def _of_commands(script: Script, title: str) -> Foreign:
     """The command of a script that trains: the one of a known program, or with the most names that are known."""
-    best: tuple[int, System, list[str]] | None = None
+    best: tuple[int, System, list[str]] | None = None  # of the last command with the most names
     for words in script.commands:
         names: dict[str, int] = {}
         for word in words:
             if word.startswith("-") and (name := _name_of(word)):
                 names[name] = names.get(name, 0) + 1
         system, count = _most_likely(names, words)
-        if count and (best is None or count >= best[0]):
+        if _is_enough(count, names) and (best is None or count >= best[0]):
             best = (count, system, words)
     if best is None:
         raise UserError(
@@ -195,6 +198,8 @@ def _of_commands(script: Script, title: str) -> Foreign:
     files = _files_of(words, script)
     given = [one for values in files.values() for one in values]
     given += [one for one in _options(words) if not (isinstance(one.value, str) and one.value in files)]
+    if not program and (other := next((word for word in words if word.endswith(".py")), "")):
+        script.notes.append(f"{other} is no training that is known; its names are taken for those of {system.title}")
     return Foreign(system, f"{title}, {system.title}", given, program, script.notes)
 
 
@@ -227,8 +232,9 @@ def _options(words: Sequence[str]) -> Iterator[Given]:
 def _files_of(words: Sequence[str], script: Script) -> dict[str, list[Given]]:
     """Values of the configs that a command names, by their paths: DeepSpeed's, or nanoGPT's `train.py config.py`."""
     found: dict[str, list[Given]] = {}
-    for before, word in itertools.pairwise(words):
-        path, name = Path(word), _name_of(before) if before.startswith("-") else ""
+    for before, given in itertools.pairwise(words):
+        option, _, word = given.partition("=") if given.startswith("-") else (before, "", given)
+        path, name = Path(word), _name_of(option) if option.startswith("-") else ""
         config = name in CONFIGS or (path.suffix == ".py" and before.endswith(".py"))
         if not config or path.suffix not in KINDS or path.suffix == ".sh":
             continue
@@ -239,6 +245,11 @@ def _files_of(words: Sequence[str], script: Script) -> dict[str, list[Given]]:
         values, *_ = parsed_config(path.suffix, _read(file), file.name)
         found[word] = [Given(key, value, f"{key} = {_shown(value)} of {file.name}") for key, value in values.items()]
     return found
+
+
+def _is_enough(count: int, names: Mapping[str, int]) -> bool:
+    """Return True if so many known names make a system: one of several, such as `seed`, is of any program."""
+    return count >= min(2, max(1, sum(names.values())))
 
 
 def _most_likely(names: Mapping[str, int], words: Sequence[str] = (), called: Sequence[str] = ()) -> tuple[System, int]:
@@ -273,6 +284,8 @@ def config_of_another_system(path: Path) -> str | None:
 
 def _literal(text: str) -> Any:
     """A number or truth value as Python writes it, else the text itself."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":  # quoted within a variable, which keeps the quotes
+        text = text[1:-1]
     for kind in (int, float):
         try:
             return kind(text)
@@ -282,6 +295,6 @@ def _literal(text: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value for a remark on one line, shortened; a user's text cannot end the remark."""
-    text = "".join(letter if letter.isprintable() else " " for letter in str(value)[: 4 * SHOWN])
+    """A value for a remark, shortened."""
+    text = str(value)[: SHOWN + 1]
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -157,8 +157,8 @@ class Script:
         if expression.isdecimal():
             return [f"<${expression}>"] if expression != "0" else ["."]
         if (array := re.fullmatch(r"([A-Za-z_]\w*)\[([@*]|\d+)\]", expression)) is not None:
-            values = self._variables.get(array[1], [])
-            return values if array[2] in "@*" else values[int(array[2][:6]) :][:1]
+            elements = self._variables.get(array[1], [])
+            return elements if array[2] in "@*" else elements[int(array[2][:6]) :][:1]
         parts = re.fullmatch(r"([A-Za-z_]\w*|\d+|@)(?:(:?[-=+?])(.*))?", expression, re.S)
         if parts is None:
             self.notes.append(f"line {line}: ${{{expression[:40]}}} is taken as empty")

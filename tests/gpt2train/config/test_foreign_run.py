@@ -243,6 +243,9 @@ def test_the_originals_that_the_pages_quote(tmp_path: Path) -> None:
     assert (found["steps"], found["data.split"], found["data.train"]) == (5000, "700,200,100", "my-gpt2_text_document")
     (tmp_path / "gpt2_zero3.py").write_text(block("colossalai-zero.md", "# gpt2_configs/gpt2_zero3.py"))
     assert differences(settings_of(tmp_path / "gpt2_zero3.py"), "colossalai-gpt2-small") == {}
+    line = "torchrun --standalone --nproc_per_node=1 train_gpt.py --config=gpt2_zero3.py --from_torch"
+    (tmp_path / "run.sh").write_text(line)
+    assert differences(settings_of(tmp_path / "run.sh"), "colossalai-gpt2-small") == {}
     (tmp_path / "finetune.py").write_text(
         "NUM_EPOCHS = 3\nBATCH_SIZE = 32\nLEARNING_RATE = 2.4e-5\nWEIGHT_DECAY = 0.01\nWARMUP_FRACTION = 0.1\n"
         "plugin = HybridParallelPlugin(tp_size=1, pp_size=2, num_microbatches=None, microbatch_size=1, zero_stage=1,\n"
@@ -401,11 +404,14 @@ def test_every_value_has_its_source_and_the_rest_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = as_line("torchrun --nproc_per_node 4 pretrain_gpt.py", MEGATRON | {"data-impl": "mmap", "no-such": 1})
+    line = as_line(
+        "torchrun --nproc_per_node 4 pretrain_gpt.py", MEGATRON | {"data-impl": "mmap", "save": "c", "no-such": 1}
+    )
     arguments = ["config", "--from", line, "--train", "tokens/a", "--vocab", "50304", "--output", "runs/a"]
     assert run_command(app, arguments) == 0
     text, note = capsys.readouterr()
-    assert "2 names without a counterpart" in note
+    assert "#     --save c: a run has a folder of its own; --output names it\n" in text
+    assert "3 names without a counterpart" in note
     assert "#     --data-impl mmap: token files are always memory-mapped" in text
     assert "#     --no-such 1: not known" in text
     assert "--nproc-per-node 4 -m gpt2train.train" in text
@@ -439,11 +445,12 @@ def test_every_value_has_its_source_and_the_rest_its_reason(
         ("a.sh", "ls -l\n", "no command in a.sh"),
         ("a.sh", "x" * 200_000, "has more than"),
         ("a.py", "\udcff", "is no text"),
+        ("a.toml", "steps = 3\n[model]\nlayers = 2\n[batch]\nmicro_batch = 1\n", "has settings of gpt2train already"),
         ("a.sh", "python pretrain_gpt.py --num-layers 24 --lr 50", "--lr 50: "),
         ("a.sh", "python pretrain_gpt.py --num-layers many", "--num-layers many: "),
         ("a.json", '{"train_batch_size": 1e400, "gradient_clipping": "x"}', "train_batch_size = inf: "),
     ],
-    ids=range(15),
+    ids=range(16),
 )  # fmt: skip
 def test_hostile_sources_are_refused_in_one_line(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -455,7 +462,15 @@ def test_hostile_sources_are_refused_in_one_line(name: str, text: str, message: 
 
 
 def test_a_source_that_is_not_there(tmp_path: Path) -> None:
-    for source in (str(tmp_path / "no.sh"), "\0", "x" * 5000, str(tmp_path), "echo hello world", ""):
+    for source in (
+        str(tmp_path / "no.sh"),
+        "\0",
+        "x" * 5000,
+        str(tmp_path),
+        "echo hello world",
+        "python x.py --seed 1 --n 2",
+        "",
+    ):
         with pytest.raises(UserError):
             read_foreign(source)
 

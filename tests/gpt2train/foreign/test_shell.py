@@ -35,7 +35,7 @@ CASES = [
     "for A in 1 ; do run $A; done",
     "case $A in x) run no;; esac; run after",
     "f() {\n  run in\n}\nf",
-    'A=1 run "$A" 2>/dev/null >&2',
+    'A=1 run "$A" 2>/dev/null',
     'run "a\\"b" a\\ b \'c\\d\'',
     "cat <<EOF >/dev/null\nrun no $A\nEOF\nrun yes",
     'A="x=1"; run --$A "${A}y"',
