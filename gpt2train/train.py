@@ -320,6 +320,12 @@ class _Parser(argparse.ArgumentParser):
     """Parser of a command line that reports a mistake in one line, as all commands do."""
 
     given: Sequence[str] = ()
+    options: tuple[str, ...] = ()
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Keep the options for the message of an error."""
+        self.options = (*self.options, *names)
+        return super().add_argument(*names, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Keep the arguments for the message of an error."""
@@ -328,12 +334,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message, or what takes the place of another system's option, and exit with code 2."""
-        options = self._option_string_actions
-        unknown = (word for word in self.given if word.startswith("--") and not self._get_option_tuples(word))
-        if name := next((word for word in unknown if word.partition("=")[0] not in options), None):
+        names = (word.partition("=")[0] for word in self.given if word.startswith("--"))
+        if name := next((one for one in names if not any(option.startswith(one) for option in self.options)), None):
             from gpt2train.foreign.table import unknown_option
 
-            self.exit(2, f"error: {unknown_option(name, options, sets=True)}\n")
+            self.exit(2, f"error: {unknown_option(name, self.options, sets=True)}\n")
         self.exit(2, f"error: {message}; --help lists the options\n")
 
 

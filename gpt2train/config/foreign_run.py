@@ -11,7 +11,10 @@ from gpt2train.foreign.read import Foreign, Given, read_foreign
 from gpt2train.foreign.table import Row, systems
 from gpt2train.io.command_line import printable
 
-DEPENDENT = tuple(CONVERSIONS)
+ORDER = tuple(CONVERSIONS)
+MAX_NOTES = 50
+AUTO = "chosen there when it starts"
+LAUNCHER = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")
 ROTARY = ("model.family", "model.options.activation", "model.options.kv_heads", "model.options.qk_norm")
 LLAMA_ACTIVATIONS = ("swiglu", "relu2")
 
@@ -24,7 +27,8 @@ class Converted:
         settings: settings by their dotted names.
         sources: what each of them was there.
         left: what has no counterpart, as it was given, and the reason.
-        processes: number of processes of the job; None if it is not known.
+        values: all values as they were given, by their names there.
+        defaults: settings that its user did not give.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -77,11 +81,15 @@ def foreign_run(
         if value is not None:
             settings[path] = value
             made.sources.pop(path, None)
+    if valid is not None and settings.pop("data.split", None) is not None:
+        made.left[made.sources.pop("data.split")] = "--valid takes its place"
     sources = {path: printable(source, keep="") for path, source in made.sources.items()}
     left = [printable(f"    {source}: {reason}", keep="") for source, reason in made.left.items()]
     head = ["", "Behind a value: its source there. A value without one is the default of gpt2train.", ""]
     head += ["Without a counterpart here:", *left, ""] if left else []
-    head += [printable(f"Note: {note}", keep="") for note in foreign.notes] + [f"See docs/{foreign.system.page}.md."]
+    head += [printable(f"Note: {note}", keep="") for note in foreign.notes[:MAX_NOTES]] + [
+        f"See docs/{foreign.system.page}.md."
+    ]
     text = commented_run(
         printable(foreign.title, keep=""),
         nested(settings),
@@ -98,9 +106,10 @@ def foreign_run(
 
 def _launcher(settings: Mapping[str, Any]) -> str:
     """The torchrun of a run file's head, with the processes and machines of the original."""
-    machines = settings.get("launch.nodes", 1)
-    place = "--standalone" if machines == 1 else f"--nnodes {machines} --node-rank 0 --master-addr HOST"
-    return f"torchrun {place} --nproc-per-node {settings.get('launch.processes', 1)}"
+    machines, processes = settings.get("launch.nodes", 1), settings.get("launch.processes", 1)
+    several = isinstance(machines, int) and machines > 1
+    place = f"--nnodes {machines} --node-rank 0 --master-addr HOST" if several else "--standalone"
+    return f"torchrun {place} --nproc-per-node {processes if isinstance(processes, int) else 1}"
 
 
 def convert(foreign: Foreign) -> Converted:
@@ -120,7 +129,7 @@ def convert(foreign: Foreign) -> Converted:
     deferred = []
     for given, row, default in rows:
         if row is not None and row.by is not None:
-            deferred.append((DEPENDENT.index(row.by), given, row, default))
+            deferred.append((ORDER.index(row.by), given, row, default))
         else:
             _take(made, given, row, default)
     _settle_batch(made)
@@ -137,10 +146,6 @@ def _row_of(foreign: Foreign, name: str) -> Row | None:
     """What takes the place of a name; those of a launcher and of DeepSpeed's config belong to every system."""
     candidates = (foreign.system, systems()["deepspeed"], systems()["megatron"] if name in LAUNCHER else foreign.system)
     return next((row for system in candidates if (row := system.row(name)) is not None), None)
-
-
-AUTO = "chosen there when it starts"
-LAUNCHER = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")
 
 
 def _take(made: Converted, given: Given, row: Row | None, default: bool) -> None:
@@ -214,12 +219,12 @@ def _settle_schedule(made: Converted) -> None:
     fraction, warmup, least = "schedule.warmup_fraction", "schedule.warmup", "schedule.min_lr"
     if settings.get(fraction) and (warmup in made.defaults or warmup not in settings):
         made.put({warmup: 0}, made.sources[fraction])
-    lengths = (settings.get("schedule.decay_steps") or settings.get("steps"), settings.get(warmup))
-    if all(isinstance(length, int) for length in lengths) and lengths[1] >= lengths[0] and warmup in made.defaults:
-        made.put({warmup: lengths[0] - 1}, f"{made.sources[warmup]}, below the steps", default=True)
-    rates = (settings.get("optimizer.lr"), settings.get(least))
-    if all(isinstance(rate, int | float) for rate in rates) and rates[1] > rates[0] and least in made.defaults:
-        made.put({least: rates[0]}, f"{made.sources[least]}, at most the learning rate", default=True)
+    steps, given = settings.get("schedule.decay_steps") or settings.get("steps"), settings.get(warmup)
+    if warmup in made.defaults and isinstance(steps, int) and isinstance(given, int) and given >= steps:
+        made.put({warmup: steps - 1}, f"{made.sources[warmup]}, below the steps", default=True)
+    lr, last = settings.get("optimizer.lr"), settings.get(least)
+    if least in made.defaults and isinstance(lr, int | float) and isinstance(last, int | float) and last > lr:
+        made.put({least: lr}, f"{made.sources[least]}, at most the learning rate", default=True)
 
 
 def _settle_family(made: Converted, foreign: Foreign) -> None:

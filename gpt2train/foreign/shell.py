@@ -6,6 +6,7 @@ A variable that is not set is empty, as in a shell; an argument of the script (`
 for `$HOME`. Other substitutions are empty. A loop is read once, with the first value; `case` is left out.
 """
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from gpt2train.errors import UserError
 from gpt2train.foreign.shell_values import arithmetic, is_true
 from gpt2train.foreign.shell_words import ASSIGNMENT, Lexer, Word
 
-MAX_EXPANDED = 2**20  # characters of all words; a variable that doubles itself is refused
+MAX_EXPANDED = 2**20  # characters of all texts and variables; one that doubles itself is refused
 MAX_NESTED = 8  # files that source each other, and defaults within defaults
+LOOKED_UP = 256  # characters that looking for a file counts as
 MAX_SCRIPT = 2**17  # bytes
 NAME = re.compile(r"[A-Za-z_]\w*")
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
@@ -39,7 +41,10 @@ class Script:
         self._in_case = False
         self._last_test: bool | None = None  # of `[ … ]` before `&&`
         self._expanded = 0
-        self._read(text)
+        try:
+            self._read(text)
+        except RecursionError as error:
+            raise UserError("quotes or brackets are nested too deeply; give the command itself") from error
 
     @property
     def _skipping(self) -> bool:
@@ -50,6 +55,7 @@ class Script:
             raise UserError(f"files source each other more than {MAX_NESTED} deep; give one script")
         if len(text) > MAX_SCRIPT:
             raise UserError(f"more than {MAX_SCRIPT} characters are too many for a script; give the command itself")
+        self._count([text])  # of files that source others, again and again
         self._depth += 1
         for line, words, operator in Lexer(text, self):
             self._statement(line, words, operator)
@@ -119,14 +125,16 @@ class Script:
             self.commands.append(fields)
 
     def _source(self, line: int, name: str) -> None:
-        file = self.folder / name
-        inside = file.resolve().is_relative_to(self.folder.resolve())
-        if not inside or not file.is_file():
-            self.notes.append(f"line {line}: {name} is not read; it is no file of the script's folder")
-        elif file.stat().st_size > MAX_SCRIPT:
-            self.notes.append(f"line {line}: {name} is too large to be a script")
+        file, text = self.folder / name, None
+        self._expanded += LOOKED_UP
+        with contextlib.suppress(OSError, ValueError):
+            inside = file.resolve().is_relative_to(self.folder.resolve())
+            if inside and file.is_file() and file.stat().st_size <= MAX_SCRIPT:
+                text = file.read_text(encoding="utf-8", errors="replace")
+        if text is None:
+            self.notes.append(f"line {line}: {name} is not read; it is no script of this script's folder")
         else:
-            self._read(file.read_text(encoding="utf-8", errors="replace"))
+            self._read(text)
 
     def assign(self, name: str, values: list[str], *, append: bool = False, array: bool = False) -> None:
         """Set a variable, or append to it."""
@@ -149,7 +157,9 @@ class Script:
     def _count(self, values: list[str]) -> None:
         self._expanded += sum(map(len, values))
         if self._expanded > MAX_EXPANDED or len(values) > MAX_EXPANDED // 64:
-            raise UserError(f"its variables have more than {MAX_EXPANDED} characters; give the command itself")
+            raise UserError(
+                f"a script of more than {MAX_EXPANDED} characters with its variables; give the command itself"
+            )
 
     def _looked_up(self, expression: str, line: int) -> list[str]:
         if expression in ("@", "*", "#", "?", "!", "$"):

@@ -117,15 +117,16 @@ class Lexer:
             return ""
         if match := HERE_DOCUMENT.match(self.text, self.place):  # a text for a program
             end = re.compile(rf"^\s*{match[1]}\s*$", re.M).search(self.text, match.end())
-            return self._after(end.end() if end else len(self.text))
+            self._after(end.end() if end else len(self.text))
+            return ""
         if match := OPERATOR.match(self.text, self.place):
-            return match[0] if self._after(match.end()) is not None else None
+            self._after(match.end())
+            return match[0]
         return None
 
-    def _after(self, place: int) -> str:
+    def _after(self, place: int) -> None:
         self.line += self.text.count("\n", self.place, place)
         self.place = place
-        return ""
 
     def _word(self) -> Word | None:
         """Read a word; an array `NAME=(…)` is assigned at once. None for a redirection, which is left out."""

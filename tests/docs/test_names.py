@@ -1,6 +1,7 @@
 """Names of other systems: on the flows' command lines, in the tables of the pages, and in the site's search."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,9 @@ SEARCHED = [
 ]
 
 
-def options_of(flow: Any) -> set[str]:
-    return {name for argument in app_of(flow, "x").assemble_argument_collection() for name in argument.names}
+@cache
+def options_of(flow: Any) -> frozenset[str]:
+    return frozenset(name for argument in app_of(flow, "x").assemble_argument_collection() for name in argument.names)
 
 
 def pages() -> dict[str, str]:

@@ -461,6 +461,17 @@ def test_hostile_sources_are_refused_in_one_line(name: str, text: str, message: 
     assert len(str(refused.value)) < 700
 
 
+def test_given_data_take_the_place_of_theirs() -> None:
+    line = f"{as_line('python pretrain_gpt.py', MEGATRON)} --data-path theirs --split 949,50,1 --vocab-size 50304"
+    text, _ = foreign_run(line, None, None, None, None)
+    config = tomllib.loads(text)
+    assert (config["data"]["train"], config["data"]["split"], config["vocab"]) == ("theirs", "949,50,1", 50304)
+    text, _ = foreign_run(line, "ours", "held", 50257, "runs/x")
+    config = tomllib.loads(text)
+    assert config["data"] == {"train": "ours", "valid": "held"}
+    assert (config["vocab"], config["output"]) == (50257, "runs/x")
+
+
 def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     for source in (
         str(tmp_path / "no.sh"),
@@ -475,14 +486,15 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
             read_foreign(source)
 
 
-def test_a_value_cannot_end_its_remark(tmp_path: Path) -> None:
-    line = "python pretrain_gpt.py --num-layers 2 --lr 1e-4 --wandb-project " + shlex.quote(
-        "a\nlayers = 99\n[model]\r#x\u2028y"
-    )
+@pytest.mark.parametrize("name", ["wandb-project", "nproc_per_node", "no-such", "data-path", "load", "nnodes"])
+def test_a_value_cannot_end_its_remark(name: str, tmp_path: Path) -> None:
+    hostile = shlex.quote("a\nlayers = 99\n[model]\r#x\u2028y\x1b[2J")
+    line = f"python pretrain_gpt.py --num-layers 2 --lr 1e-4 --{name} {hostile} --a{hostile} 1 $({hostile})"
     text, _ = foreign_run(line, None, None, None, None)
     (tmp_path / "run.toml").write_text(text)
     assert read_run_config(tmp_path / "run.toml").model.layers == 2
     assert "\nlayers = 99" not in text
+    assert "\x1b" not in text
 
 
 def test_a_config_of_another_system_is_recognised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
