@@ -109,9 +109,10 @@ def config(
     recipe: str | None = None,
     depth: int | None = None,
     budget: str | None = None,
-    train: str = "out/tokens/train/tokens",
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    train: str | None = None,
     valid: str | None = None,
-    vocab: Annotated[int, Parameter(validator=Number(gte=2))] = 50257,
+    vocab: Annotated[int | None, Parameter(validator=Number(gte=2))] = None,
     output: str | None = None,
 ) -> None:
     """Print a complete settings file of a training run, each setting under its description: `… > run.toml`.
@@ -126,12 +127,15 @@ def config(
         Blocks of the recipe's model.
     budget
         Time on this machine (8h) or FLOPs (1e18), in place of --depth.
+    from_
+        Another system's training, in place of a preset: a shell script, its command line in quotes, DeepSpeed's JSON,
+        or a config in Python, YAML or TOML; it is read and not executed (docs/coming-from/names.md).
     train
-        Prefix of the token files, without .bin and .idx.
+        Prefix of the token files, without .bin and .idx; out/tokens/train/tokens by default.
     valid
         Prefix of the token files for validation.
     vocab
-        Vocabulary size of the tokenizer that made the tokens.
+        Vocabulary size of the tokenizer that made the tokens; 50257 by default.
     output
         Folder of the run; out/runs/PRESET by default.
     """
@@ -139,6 +143,16 @@ def config(
     from gpt2train.config.presets import preset as read_preset
     from gpt2train.plan.budget import given_recipe, this_machine
 
+    if from_ is not None:
+        from gpt2train.config.foreign_run import foreign_run
+
+        if any(value is not None for value in (preset, recipe, depth, budget)):
+            raise UserError("--from takes the place of --preset, --recipe, --depth and --budget; leave them out")
+        text, count = foreign_run(from_, train, valid, vocab, output)
+        print(text, end="")
+        print(f"{count_of(count, 'name')} without a counterpart, listed at the top of the file", file=sys.stderr)
+        return
+    train, vocab = train or "out/tokens/train/tokens", vocab or 50257
     chosen = given_recipe(recipe, preset, depth, budget, this_machine)
     name = chosen.name if chosen else preset or "tiny"
     settings, title = (chosen.settings, f"recipe {name}") if chosen else (read_preset(name), f"preset {name}")

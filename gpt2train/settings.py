@@ -16,6 +16,7 @@ from gpt2train.errors import UserError
 
 M = TypeVar("M", bound="Settings")
 
+OTHER_FORMATS = (".json", ".py", ".sh", ".yaml", ".yml")
 MAX_COUNT = 2**31 - 1  # largest count of a setting: the product of two fits int64, the dtype of index arithmetic
 PositiveNumber = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 NaturalNumber = Annotated[int, Field(ge=0, le=MAX_COUNT)]
@@ -74,12 +75,21 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing or is not TOML; the message names the file and the line.
     """
+    if Path(path).suffix in OTHER_FORMATS and (found := _of_another_system(path)):
+        raise UserError(found)  # some configs in Python are TOML too
     try:
         return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))  # editors of Windows write the mark
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+        raise UserError(_of_another_system(path) or f"{path} is not valid TOML: {error}") from error
+
+
+def _of_another_system(path: str | Path) -> str | None:
+    """Say what a script or config of another training system is; None if the file is of none."""
+    from gpt2train.foreign.read import config_of_another_system  # needed by a mistake alone
+
+    return config_of_another_system(Path(path))
 
 
 def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,8 +157,12 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
     name = ".".join(path)
     source = source if isinstance(source, str) else source(location)
     if first["type"] == "extra_forbidden":
-        valid = _fields_at(model, path[:-1])
-        return f"{source}: unknown setting {name!r}; {nearest(path[-1], valid, '.'.join(path[:-1]))}"
+        near = nearest(path[-1], _fields_at(model, path[:-1]), ".".join(path[:-1]))
+        if not model.model_fields.keys().isdisjoint(("optimizer", "train")):  # settings of a training
+            from gpt2train.foreign.table import group_hint, hint
+
+            near = hint(path[-1]) or (near if near.startswith("did") else group_hint(path[0]) or near)
+        return f"{source}: unknown setting {name!r}; {near}"
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
@@ -184,9 +198,11 @@ def _is_type(part: int | str) -> bool:
 
 def nearest(name: str, valid: Collection[str], within: str = "") -> str:
     """Suggest the valid name closest to a wrong one within a dotted path, or list all if none is close."""
+    from gpt2train.foreign.table import SIMILAR
+
     if not valid:
         return "leave it out, there are no such settings"
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=SIMILAR)
     return f"did you mean {'.'.join(filter(None, [within, near[0]]))!r}?" if near else f"choose: {', '.join(valid)}"
 
 

@@ -15,10 +15,11 @@ import contextlib
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -338,8 +339,26 @@ def _validation(engine: Engine, data: Dataset, stop: StopRequest) -> Validation:
 class _Parser(argparse.ArgumentParser):
     """Parser of a command line that reports a mistake in one line, as all commands do."""
 
+    given: Sequence[str] = ()
+    options: tuple[str, ...] = ()
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Keep the options for the message of an error."""
+        self.options = (*self.options, *names)
+        return super().add_argument(*names, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Keep the arguments for the message of an error."""
+        self.given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        """Print the message and exit with the code of a user's mistake."""
+        """Print the message, or what takes the place of another system's option, and exit with code 2."""
+        names = (word.partition("=")[0] for word in self.given if word.startswith("--"))
+        if name := next((one for one in names if not any(option.startswith(one) for option in self.options)), None):
+            from gpt2train.foreign.table import unknown_option
+
+            self.exit(2, f"error: {unknown_option(name, self.options, sets=True)}\n")
         self.exit(2, f"error: {message}; --help lists the options\n")
 
 

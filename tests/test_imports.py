@@ -19,6 +19,7 @@ ORDER = {
     "gpt2train": [
         "__init__",
         "errors",
+        "foreign",
         "settings",
         "plugins",
         "compat",

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import mermaidx
+import names_reference
 import settings_reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -53,6 +54,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     targets = {**ROOT_PAGES, "README.md": "index.md"}
     if uri in settings_reference.PAGES:
         markdown += "\n" + settings_reference.page(uri)
+    if uri == names_reference.PAGE:
+        markdown += "\n" + names_reference.page()
 
     def resolved(link: re.Match[str]) -> str:
         text, address, fragment = link.groups(default="")

@@ -1,7 +1,7 @@
 """Complete settings file with a comment above each setting, generated from the settings models."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
@@ -13,7 +13,18 @@ from gpt2train.settings import Settings, build, layer
 WIDTH = 100  # characters of a comment line
 
 
-def commented_run(name: str, chosen: Mapping[str, Any], train: str, valid: str | None, vocab: int, output: str) -> str:
+def commented_run(
+    name: str,
+    chosen: Mapping[str, Any],
+    train: str,
+    valid: str | None,
+    vocab: int,
+    output: str,
+    *,
+    sources: Mapping[str, str] | None = None,
+    head: Sequence[str] = (),
+    launcher: str = "torchrun --standalone --nproc-per-node 1",
+) -> str:
     """Generate the `run.toml` of a preset or a recipe, for `python -m gpt2train.train --config run.toml`.
 
     It reads back as exactly these settings. A setting without a value becomes a comment.
@@ -25,37 +36,50 @@ def commented_run(name: str, chosen: Mapping[str, Any], train: str, valid: str |
         valid: prefix of the token files for validation.
         vocab: vocabulary size of the tokenizer.
         output: run folder.
+        sources: where the values of settings come from, by their dotted names.
+        head: lines for the head of the file.
+        launcher: beginning of the command in the head.
 
     Raises:
         UserError: a value is out of bounds.
     """
     given = {"data": {"train": train, "valid": valid}, "vocab": vocab, "output": output}
-    head = f"# Settings of a training run: {name}, complete. Start it with\n#\n"
-    head += "#     torchrun --standalone --nproc-per-node 1 -m gpt2train.train --config run.toml\n\n"
-    return head + commented(build(RunConfig, layer(chosen, given)))
+    sources = sources or {}
+
+    def source(setting: tuple[int | str, ...]) -> str:
+        return sources.get(".".join(map(str, setting)), name)
+
+    lines = [f"Settings of a training run: {name}, complete. Start it with", ""]
+    lines += [f"    {launcher} -m gpt2train.train --config run.toml", *head]
+    text = "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    return f"{text}\n{commented(build(RunConfig, layer(chosen, given), source=source), sources)}"
 
 
-def commented(settings: Settings) -> str:
-    """Format settings as TOML, each under its description."""
-    return "\n".join(_lines(settings, ())).rstrip() + "\n"
+def commented(settings: Settings, sources: Mapping[str, str] | None = None) -> str:
+    """Format settings as TOML, each under its description and with the source of its value behind it."""
+    return "\n".join(_lines(settings, (), sources or {})).rstrip() + "\n"
 
 
-def _lines(settings: Settings, path: tuple[str, ...]) -> list[str]:
+def _lines(settings: Settings, path: tuple[str, ...], sources: Mapping[str, str]) -> list[str]:
+    def line(text: str, *names: str) -> str:
+        source = sources.get(".".join((*path, *names)))
+        return f"{text} # {source}" if source else text
+
     plain, nested = [], []
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, Settings):
             inner = (*path, name)
-            nested += ["", *_comment(field.description), f"[{'.'.join(inner)}]", *_lines(value, inner)]
+            nested += ["", *_comment(field.description), f"[{'.'.join(inner)}]", *_lines(value, inner, sources)]
             continue
         if isinstance(value, dict) and value:
             nested += ["", *_comment(field.description), f"[{'.'.join((*path, name))}]"]
-            nested += [_assignment(key, item) for key, item in value.items()]
+            nested += [line(_assignment(key, item), name, key) for key, item in value.items()]
             continue
         plain += _comment(_described(field))
         # A setting that is off may be left out of the dump.
         stored = settings.model_dump(mode="json", include={name}).get(name, value)
-        plain.append(f"# {name} is not set" if value is None else _assignment(name, stored))
+        plain.append(f"# {name} is not set" if value is None else line(_assignment(name, stored), name))
     return [*plain, *nested]
 
 

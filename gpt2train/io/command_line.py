@@ -4,9 +4,9 @@ import errno
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError
 from pydantic import ValidationError
 
 from gpt2train.compat.cyclopts import refuse_fractions
@@ -93,7 +93,21 @@ def explain_flags(error: CycloptsError) -> str:
         if not first["loc"]:  # a check of several flags: the message names them
             return message
         return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
+    if isinstance(error, UnknownOptionError | MissingArgumentError) and error.app is not None:
+        options = {name for argument in error.app.assemble_argument_collection() for name in argument.names}
+        if unknown := _unknown_option(error, options):
+            from gpt2train.foreign.table import unknown_option  # a table that only a mistake needs
+
+            return unknown_option(unknown, options)
     return str(error)
+
+
+def _unknown_option(error: UnknownOptionError | MissingArgumentError, options: Collection[str]) -> str | None:
+    """The option that is not known: one that is missing may have been given under another name."""
+    if isinstance(error, UnknownOptionError):
+        return error.token.keyword or error.token.value
+    unused = (token for token in error.unused_tokens or () if token.startswith("--") and token != "--")
+    return next((token for token in unused if token.partition("=")[0] not in options), None)
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

@@ -99,7 +99,7 @@ def test_text_is_generated(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         (["genrate"], 'Did you mean "generate"'),
         (["evaluate", "lambda"], "did you mean 'lambada'"),
-        (["generate", "--model", "m", "--promt", "x"], "Did you mean --prompt"),
+        (["generate", "--model", "m", "--promt", "x"], "unknown option --promt; did you mean --prompt?"),
         (["generate", "--prompt", "x"], "--model"),
         (["generate", "--model", "m", "--prompt", "x", "--top-p", "2"], "--top-p: input should be less than or equal"),
         (["generate", "--model", "m", "--prompt", "x", "--device", "tpu"], "tpu"),

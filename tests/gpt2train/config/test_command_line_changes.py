@@ -94,7 +94,7 @@ def test_a_wrong_value_of_several_types_is_named_as_it_was_meant(change: str, me
         ([], "the following arguments are required: --config"),
         (["--config", "run.toml", "--timeout", "0"], "argument --timeout: 0 is not above 0 and at most 604800 seconds"),
         (["--config", "run.toml", "--timeout", "soon"], "argument --timeout: soon is not above 0"),
-        (["--config", "run.toml", "--sets"], "unrecognized arguments: --sets"),
+        (["--config", "run.toml", "--sets"], "unknown option --sets; did you mean --set?"),
     ],
 )
 def test_a_wrong_flag_is_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

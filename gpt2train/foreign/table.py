@@ -1,0 +1,196 @@
+"""The table of other systems' names: which setting or option takes the place of each, or why there is none."""
+
+import difflib
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+SIMILAR = 0.7  # least similarity of a suggestion: `promt` and `prompt` have 0.91, `lr` and `cluster` 0.44
+# Options of `python -m flows.pretrain` that are no field of its group `train`, by the key of a run file.
+OF_A_FLOW = {"data.train": "tokens", "data.valid": "valid", "data.split": "split", "vocab": "vocab", "output": "output"}
+PRETRAIN = "python -m flows.pretrain"
+SHORT_GROUPS = ("", "parallel", "batch", "data")  # whose settings other commands have by their last part
+
+
+@dataclass(frozen=True)
+class Row:
+    """What takes the place of a name.
+
+    Attributes:
+        name: the name, with underscores.
+        to: settings of a run file, or options of commands as `--option of command`, the first one preferred.
+        value: value of the setting where the name is given without one; None if it needs one.
+        values: their values and ours, where they differ.
+        by: name of the conversion that needs more than the value.
+        why: the reason why there is no setting, or a remark.
+    """
+
+    name: str
+    to: tuple[str, ...] = ()
+    value: Any = None
+    values: Mapping[str, Any] | None = None
+    by: str | None = None
+    why: str = ""
+
+    @property
+    def setting(self) -> str | None:
+        """The setting of a run file, if there is one."""
+        return next((target for target in self.to if not target.startswith("--")), None)
+
+
+@dataclass(frozen=True)
+class System:
+    """Another training system.
+
+    Attributes:
+        key: its key in the table.
+        title: its name.
+        page: page of the docs, without its ending.
+        program: expression for the program of its command lines; empty if there is none.
+        like: key of a system whose names it has too.
+        calls: functions of Python whose arguments are names.
+        defaults: values that hold if the user gives none, by the setting or the name.
+        names: what takes the place of its own names.
+    """
+
+    key: str
+    title: str
+    page: str
+    program: str
+    like: str | None
+    calls: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    names: Mapping[str, Row]
+
+    def row(self, name: str) -> Row | None:
+        """What takes the place of a name, dashes or underscores, of this system or of one that it is like."""
+        found = self.names.get(name.replace("-", "_"))
+        return systems()[self.like].row(name) if found is None and self.like else found
+
+
+@cache
+def systems() -> dict[str, System]:
+    """All systems by their key, in the order in which a name is followed."""
+    text = Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+    return {key: _system(key, entry) for key, entry in tomllib.loads(text).items()}
+
+
+def _system(key: str, entry: Mapping[str, Any]) -> System:
+    rows = {name: _row(name, value) for name, value in entry["names"].items()}
+    program, calls = entry.get("program", ""), tuple(entry.get("calls", ()))
+    return System(key, entry["title"], entry["page"], program, entry.get("like"), calls, entry["defaults"], rows)
+
+
+def _row(name: str, value: str | Mapping[str, Any]) -> Row:
+    if isinstance(value, str):
+        return Row(name, (value,))
+    to = value.get("to", ())
+    to = (to,) if isinstance(to, str) else tuple(to)
+    return Row(name, to, value.get("is"), value.get("map"), value.get("by"), value.get("why", ""))
+
+
+def known(name: str) -> list[tuple[System, Row]]:
+    """Systems that have a name, and what takes its place, the one to follow first.
+
+    The name may have dashes, `--no-` before it, or be the end of a longer one (`local_batch_size`).
+    """
+    plain = name.lstrip("-").partition("=")[0].replace("-", "_")
+    for form in filter(None, (plain, plain.removeprefix("no_"))):
+        if found := [(system, system.names[form]) for system in systems().values() if form in system.names]:
+            return found
+    ending = f".{plain}"
+    return [(one, row) for one in systems().values() for other, row in one.names.items() if other.endswith(ending)][:1]
+
+
+def hint(name: str, options: Collection[str] | None = None) -> str | None:
+    """Say in one sentence what takes the place of a name, or return None for a name of no system.
+
+    Args:
+        name: the name as it was typed.
+        options: options of the command, with their dashes; None for a settings file.
+    """
+    found = known(name)
+    if not found:
+        return None
+    system, row = found[0]
+    sentences = [f"{system.title}'s {name} {_instead(row, options)}"]
+    sentences += [
+        f"{other.title}'s {_instead(another, options)}"
+        for other, another in found[1:]
+        if (another.to, another.by) != (row.to, row.by)
+    ][:2]
+    return f"{'; '.join(sentences)} (docs/{system.page}.md)"
+
+
+def _instead(row: Row, options: Collection[str] | None) -> str:
+    """The predicate of a hint: the first target that the command has, else the first one and its command."""
+    remark = f": {row.why}" if row.why else ""
+    if options is None and row.setting is not None:
+        return f"is {row.setting} here{remark}"
+    targets = [_target(target, row.value) for target in row.to]
+    for forms, value, _ in targets:
+        for form in forms:
+            if form in (options or ()):
+                return f"is {form}{value} here{remark}"
+    if not targets or (row.why and row.setting is None):
+        return f"has no counterpart here{remark}"
+    forms, value, command = targets[0]
+    return f"is {forms[0]}{value} of {command}{remark}"
+
+
+def _target(target: str, value: Any) -> tuple[list[str], str, str]:
+    """Forms of a target's option, the value to give it, and the command that has the first form."""
+    if target.startswith("--"):
+        option, _, command = target.partition(" of ")
+        return [option], "", command
+    dashed = target.replace("_", "-")
+    first = dashed if target.startswith("launch.") else OF_A_FLOW.get(target, f"train.{dashed}")
+    group, _, leaf = dashed.rpartition(".")
+    short = [leaf] if group in SHORT_GROUPS else []  # `--tp` of `gpt2train plan`
+    forms = [f"--{form}" for form in dict.fromkeys((first, dashed, *short))]
+    if isinstance(value, bool):
+        if not value:
+            head, _, tail = forms[0].rpartition(".")
+            forms[0] = f"{head}.no-{tail}"
+        return forms, "", PRETRAIN
+    return forms, "" if value is None else f" {value}", PRETRAIN
+
+
+def closest(name: str, options: Collection[str]) -> str | None:
+    """The option that a mistyped one is closest to; None if none is close.
+
+    An option whose last part is the name, `--train.steps` for `--steps`, is the closest.
+    """
+    plain = name.lstrip("-").partition("=")[0].replace("_", "-")
+    names = {option.lstrip("-"): option for option in sorted(options) if option.startswith("--")}
+    if ends := [one for one in names if one.rpartition(".")[2] == plain]:
+        return names[min(ends, key=len)]
+    near = difflib.get_close_matches(plain, names, n=1, cutoff=SIMILAR)
+    return names[near[0]] if near else None
+
+
+def unknown_option(name: str, options: Collection[str], *, sets: bool = False) -> str:
+    """Describe an unknown option in one line: what takes its place if it is another system's, or the closest one.
+
+    Args:
+        name: the option as it was typed.
+        options: options of the command, with their dashes.
+        sets: the command has settings by `--set` alone.
+    """
+    shown = name.partition("=")[0]
+    found = hint(shown, None if sets else options)
+    if found:
+        return f"unknown option {shown}: {found}" + ("; give a setting by --set SETTING=VALUE" if sets else "")
+    near = closest(name, options)
+    return f"unknown option {shown}; " + (f"did you mean {near}?" if near else "--help lists the options")
+
+
+def group_hint(name: str) -> str | None:
+    """Say whose configs have a table of this name, such as `parallelism`; None for nobody's."""
+    found = (one for one in systems().values() if any(row.startswith(f"{name}.") for row in one.names))
+    if (system := next(found, None)) is None:
+        return None
+    return f"configs of {system.title} have it; gpt2train config --from FILE converts them (docs/{system.page}.md)"
