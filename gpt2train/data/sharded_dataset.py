@@ -138,13 +138,13 @@ def shard_prefixes(prefix: str | Path) -> list[Path]:
     base = Path(plain_prefix(prefix))
     if is_raw(base):
         pattern, mark, end = base.name.partition("#")
-        found = sorted(base.parent.glob(pattern)) if "*" in pattern else []
-        return [Path(f"{one}{mark}{end}") for one in found] or [base]
+        files = sorted(base.parent.glob(pattern)) if "*" in pattern else []
+        return [Path(f"{file}{mark}{end}") for file in files] or [base]
     if idx_path(base).exists():
         return [base]
-    pattern = re.compile(re.escape(base.name) + r"-\d{5}-of-(\d{5})\.idx")
+    shard = re.compile(re.escape(base.name) + r"-\d{5}-of-(\d{5})\.idx")
     names = [path.name for path in base.parent.glob("*.idx")] if base.parent.is_dir() else []
-    counts = {int(found[1]) for name in names if (found := pattern.fullmatch(name))}
+    counts = {int(found[1]) for name in names if (found := shard.fullmatch(name))}
     if not counts:
         return [base]  # opening it raises an error that names the missing file
     if len(counts) > 1:

@@ -85,7 +85,7 @@ def plan(
     names = {"preset": preset_name, "recipe": recipe, "depth": depth, "budget": budget}
     options = {name: value for name, value in names.items() if value is not None}
     base, chosen = file.below(options, lambda: rate)
-    changes = {"batch": {"global_batch": global_batch} if global_batch else {}}
+    changes: dict[str, object] = {"batch": {"global_batch": global_batch} if global_batch else {}}
     changes |= {"precision": precision} if precision else {}
     settings = build(TrainSettings, base, file.settings, changes, source=str(config or "settings"))
     vocab = file.vocab if vocab is None else vocab

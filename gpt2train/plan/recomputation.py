@@ -18,7 +18,7 @@ def stored_products(settings: TrainSettings, shape: Shape, tp: int, start: int =
     """
     block = block_sizes(shape, start)
     last = last_product(shape, start)
-    alone = list(block.values()).count(block.get(last)) == 1
+    alone = [*block.values()].count(block.get(last, ())) == 1
     unused = "" if settings.model.dropout or not alone else last
     matrices = [name for name, size in block.items() if len(size) > 1 and name != unused]
     kept = [name for name in matrices if tp == 1 or not is_residual(name, shape)]
