@@ -142,9 +142,9 @@ def shard_prefixes(prefix: str | Path) -> list[Path]:
         return [Path(f"{file}{mark}{end}") for file in files] or [base]
     if idx_path(base).exists():
         return [base]
-    shard = re.compile(re.escape(base.name) + r"-\d{5}-of-(\d{5})\.idx")
+    numbered = re.compile(re.escape(base.name) + r"-\d{5}-of-(\d{5})\.idx")
     names = [path.name for path in base.parent.glob("*.idx")] if base.parent.is_dir() else []
-    counts = {int(found[1]) for name in names if (found := shard.fullmatch(name))}
+    counts = {int(found[1]) for name in names if (found := numbered.fullmatch(name))}
     if not counts:
         return [base]  # opening it raises an error that names the missing file
     if len(counts) > 1:

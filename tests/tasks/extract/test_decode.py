@@ -59,7 +59,7 @@ def encoded(html: str, encoding: str) -> bytes:
 @pytest.mark.parametrize(("text", "encoding"), CASES)
 def test_a_page_reads_the_same_however_its_encoding_is_declared(text: str, encoding: str) -> None:
     """Also where it is declared late, in vain, or wrongly."""
-    told = [
+    declared = [
         (page(text), encoding),
         (page(text, f'<meta charset="{encoding}">'), None),
         (page(text, f"<META HTTP-EQUIV=content-type CONTENT='text/html; charset={encoding.upper()}'>"), None),
@@ -74,10 +74,10 @@ def test_a_page_reads_the_same_however_its_encoding_is_declared(text: str, encod
         ),
     ]
     if encoding not in UNDETECTED:
-        told += [(page(text), None), (page(text, "<!-- <meta charset=utf-16> -->"), None)]
+        declared += [(page(text), None), (page(text, "<!-- <meta charset=utf-16> -->"), None)]
         if encoding != "iso-2022-jp":
-            told += [(page(text, "<meta charset=utf-8>"), None), (page(text), "utf-8")]
-    for html, charset in told:
+            declared += [(page(text, "<meta charset=utf-8>"), None), (page(text), "utf-8")]
+    for html, charset in declared:
         assert decode(encoded(html, encoding), charset)[0] == html, (html[:200], charset)
 
 
