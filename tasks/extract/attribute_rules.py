@@ -24,12 +24,15 @@ from tasks.extract.attribute_names import (
     NAMED_TAGS,
     NOTES,
     OTHER_ROLES,
+    PANEL,
     POSTS,
     READER_COMMENTS,
     SECTION,
     TOC,
     TOC_PARTS,
+    UNSEEN,
 )
+from tasks.extract.formulas import WRAPPERS
 
 MAX_CACHED = 50_000  # distinct sets of attributes, and values; one site has some hundred
 MAX_KEY = 300  # characters of attributes; longer ones are classified, but not cached
@@ -42,14 +45,20 @@ class Verdict(NamedTuple):
     """Boilerplate whatever it holds."""
     marked: bool = False
     """Boilerplate by its class; not dropped if it holds most of the page."""
+    unseen: bool = False
+    """Sign of editing or text that no reader sees, by its class; no words of a sentence or of code."""
     hidden: bool = False
-    """Not displayed, or a part with another role than text."""
+    """Not displayed at first, or a part with another role than text."""
+    closed: bool = False
+    """Hidden by its state alone, so that a control may open it."""
     comments: bool = False
     """Section of reader comments."""
     toc: bool = False
     """Table of contents."""
     level: int = -1
     """Rank as container of the main content, 0 the strongest; -1: no container of it."""
+    formula: bool = False
+    """Holds all forms of one formula."""
     post: bool = False
     """Holds the text of one post of a forum."""
 
@@ -67,11 +76,12 @@ class Named(NamedTuple):
 
     words: str
     boilerplate: bool
+    unseen: bool
     comments: bool
     toc: bool
 
 
-NAMELESS = Named("", boilerplate=False, comments=False, toc=False)
+NAMELESS = Named("", boilerplate=False, unseen=False, comments=False, toc=False)
 
 
 class AttributeRules:
@@ -128,7 +138,8 @@ class AttributeRules:
         # Few names have these parts, and a search for parts takes a tenth of the time of the expression.
         comments = any(map(text.__contains__, COMMENT_PARTS)) and self.comments.search(text) is not None
         toc = any(map(text.__contains__, TOC_PARTS)) and TOC.search(text) is not None
-        return Named(text, self.boilerplate.search(text) is not None, comments, toc)
+        boilerplate = self.boilerplate.search(text) is not None
+        return Named(text, boilerplate, boilerplate and UNSEEN.search(text) is not None, comments, toc)
 
 
 # Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`).
@@ -164,12 +175,22 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     """Verdict on an element with these attributes."""
     if tag in DROPPED_TAGS:
         return DROP
+    if WRAPPERS.search(attributes.get("class", "")):
+        return Verdict(formula=True)
     role = attributes.get("role", "").lower()
-    hidden = "hidden" in attributes or attributes.get("aria-hidden") == "true" or role in OTHER_ROLES
-    if hidden or HIDDEN.search(attributes.get("style", "")):
-        return Verdict(hidden=True)
     identity = rules.named(attributes["id"]) if attributes.get("id") else NAMELESS
     classes = rules.named(attributes["class"]) if attributes.get("class") else NAMELESS
+    if role in OTHER_ROLES and not (role == "complementary" and (NOTES.search(f"{identity.words} {classes.words}"))):
+        return Verdict(hidden=True)
+    if (
+        attributes.get("hidden", "until-found").lower() != "until-found"
+        or attributes.get("aria-hidden") == "true"
+        or HIDDEN.search(attributes.get("style", ""))
+    ):
+        marked = identity.boilerplate or classes.boilerplate
+        is_panel = role == "tabpanel" or PANEL.search(f"{identity.words} {classes.words}") is not None
+        if marked or not is_panel:
+            return Verdict(hidden=True, closed=not marked)
     if rules.boilerplate is not BOILERPLATE and (
         tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", ""))
     ):
@@ -189,6 +210,7 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         return Verdict(level=level, post=True)
     return Verdict(
         marked=identity.boilerplate or classes.boilerplate,
+        unseen=identity.unseen or classes.unseen,
         comments=(tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments),
         toc=identity.toc or classes.toc,
         level=level,

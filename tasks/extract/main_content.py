@@ -14,10 +14,11 @@ from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from tasks.extract.article_lines import clean_article, is_title, page_titles
 from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
-from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
+from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block
 from tasks.extract.forum_lines import clean_posts, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
+from tasks.extract.walk import Walk, page_blocks
 
 # A tree has up to 2,048 levels. By default it has 256, and the text below them is lost where many tags are not closed
 # (a page of gnuplot's manual has 754).
@@ -62,12 +63,29 @@ def parse(html: str | bytes) -> HtmlElement | None:
 def structured_text(tree: HtmlElement, tables: bool = True) -> str:
     """Main text of a page, a block a line; "" if it has none.
 
-    The markup of some pages is empty until a script has run. Then the text that they state in JSON-LD is taken.
+    The markup of some pages is empty until a script has run. Then the text that they state in JSON-LD is taken, or that
+    of `noscript` elements and declarative shadow roots.
     """
     text = _text_of_markup(tree, tables)
-    if len(text) < MIN_TEXT and len(stated := article_body(tree)) > max(MIN_TEXT, 2 * len(text)):
-        return stated
+    if len(text) < MIN_TEXT:
+        least = max(MIN_TEXT, 2 * len(text))
+        if len(stated := article_body(tree)) > least:
+            return stated
+        if _show_unscripted(tree) and len(stated := _text_of_markup(tree, tables)) > least:
+            return stated
     return text
+
+
+def _show_unscripted(tree: HtmlElement) -> bool:
+    """Make elements of the content that is not shown where scripts run; returns False if there is none."""
+    found = [
+        element
+        for element in tree.iter("noscript", "template")
+        if element.tag == "noscript" or "shadowrootmode" in element.attrib or "shadowroot" in element.attrib
+    ]
+    for element in found:
+        element.tag = "div"
+    return bool(found)
 
 
 def _text_of_markup(tree: HtmlElement, tables: bool) -> str:

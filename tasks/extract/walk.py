@@ -1,0 +1,493 @@
+"""One walk over the tree of a page: each paragraph, heading, list item, table row and code block once.
+
+A class that marks boilerplate is a statement on a container. An inline element of such a class is dropped only if it is
+a line of its own: a word in the middle of a sentence is a word of it, whatever it is called.
+"""
+
+import itertools
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from lxml.etree import XPath
+from lxml.html import HtmlElement
+
+from tasks.extract.attribute_names import DROPPED_TAGS, TOGGLE
+from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
+from tasks.extract.blocks import (
+    BLOCK_TAGS,
+    CODE,
+    COMMENT,
+    FIGURE,
+    FORM,
+    HEADINGS,
+    HIDDEN,
+    KEPT,
+    LINKS,
+    LISTS,
+    MARKED,
+    MIN_RUNNING,
+    PERMALINK,
+    TABLE,
+    TAG,
+    TOC,
+    Block,
+    Candidate,
+    Contents,
+)
+from tasks.extract.formulas import formula_text, image_text, only_formula, script_marks, script_text, wrapped_text
+from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM
+
+# Classes of Doxygen, which has elements of its own for code (a `div` a line) and titles.
+CODE_BLOCK, TITLE = "fragment", "headertitle"
+SUBTITLES = ("sub-title", "subTitle")  # of Javadoc: module and package, above the name of the class
+CODE_TABLES = ("RktBlk", "SVerbatim")  # of Scribble: code with a row a line
+CELLS = frozenset(("td", "th"))
+# Containers whose share of links is tested when they end.
+WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
+
+SCRIPTS = frozenset(["sub", "sup"])
+FORMULAS = {"math": formula_text, "mjx-container": wrapped_text}
+READ_SOMETIMES = frozenset(["button", "output", "script"])
+DROPPED_BLOCKS = frozenset(["dialog", "figcaption", "footer", "menu", "nav"])
+QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
+MAX_OUTER = 3  # elements between a question and its button
+CONTROLLED = XPath(
+    "//@aria-controls | //@data-target | //@data-bs-target | //a/@href[starts-with(., '#')]", smart_strings=False
+)
+# Texts of an element that a browser shows or could show.
+SHOWN = XPath(
+    "descendant-or-self::*[not(self::script or self::style or self::template or self::noscript)]/text()",
+    smart_strings=False,
+)
+PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
+INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
+MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
+MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
+MAX_CARD = 500  # characters of a card, an announcement under a link without text
+MIN_CARDS = 3  # cards with the same class; fewer may be the text of a short article
+CARDS = frozenset(["div", "li", "article", "section"])
+MAX_FRAMES = 3 * 2048  # of the walk: three an element, on at most 2,048 levels (libxml2)
+MAX_FORM = 500  # characters of a form that is no text; some sites are one form
+
+
+class Doubt(NamedTuple):
+    """Pieces of a block that may be no words of it, and the characters of links in them."""
+
+    start: int
+    end: int
+    links: int
+    is_control: bool
+
+
+class Walk:
+    """One pass over the elements of a page.
+
+    Args:
+        rules: rules by tag and attributes.
+        page: type of the page.
+        tables: keep the text of tables.
+
+    Attributes:
+        blocks: all blocks, in order.
+        posts: first and last block of each post of a forum, inner containers before outer ones.
+        candidates: containers that may hold the main content, inner ones first.
+        size, links, running: characters of the blocks that are not dropped.
+        left_out: for an account of the page, place among the blocks, text and reason of what makes no block; None: the
+            page needs no account.
+    """
+
+    def __init__(self, tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True) -> None:
+        self.tree, self.rules, self.page, self.tables = tree, rules, page, tables
+        self.blocks: list[Block] = []
+        self.posts: list[tuple[int, int]] = []
+        self.candidates: list[Candidate] = []
+        self.size = self.links = self.running = self.overlays = 0
+        self._pieces: list[str] = []  # of the block that is being read
+        self._linked = 0  # characters of links in them
+        self._in_links = 0  # depth of links
+        self._marker = ""  # of the list item that begins
+        self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
+        self._in_doubt = False
+        self._controlled: frozenset[str] | None = None
+        self.left_out: list[tuple[int, str, str]] | None = None
+        self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
+        self._doubtful: list[tuple[Contents, int]] = []
+
+    def read(self, element: HtmlElement, kind: str) -> None:
+        """Read the text and the children of an element, but not its tail."""
+        # Written out for text before and after each child: a page has 500 elements, and a call for each piece takes
+        # a tenth of the time of the walk.
+        pieces = self._pieces
+        if text := element.text:
+            if self._in_links:
+                self._linked += len(text)
+            if pieces or not text.isspace():  # white space at the start of a block is none of its text
+                pieces.append(text)
+        for child in element:
+            tag = child.tag
+            if tag not in DROPPED_TAGS:
+                if isinstance(tag, str):
+                    self._element(child, tag, kind)
+            elif tag in READ_SOMETIMES:
+                self._read_sometimes(child, tag, kind)
+            else:
+                self._leave_out(child, TAG)
+                if tag in DROPPED_BLOCKS:
+                    self.flush(kind)
+            if text := child.tail:
+                if self._in_links:
+                    self._linked += len(text)
+                if pieces or not text.isspace():
+                    pieces.append(text)
+
+    def flush(self, kind: str) -> None:
+        """End the current block."""
+        links, self._linked = self._linked, 0
+        if not self._pieces:
+            return
+        if self._doubts:
+            links -= self._resolve_doubts()
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        if not text.isascii():
+            text = INVISIBLE.sub("", text)
+        if text := " ".join(text.split()).removesuffix(" |"):
+            if kind == "h" and self.page == FORUM:  # posts are the items of a list in some templates
+                self._marker = ""
+            self._add(Block(self._marker + text, kind, links))
+            self._marker = ""
+
+    def settle(self) -> None:
+        """Drop the large marked containers, except those that hold most of the page's text."""
+        for alike in self._cards.values():
+            for held in alike if len(alike) >= MIN_CARDS else ():
+                self._drop(held, LINKS)
+        for reason in (COMMENT, HIDDEN, MARKED, FORM, FIGURE, TOC, LINKS):
+            total = self.running
+            for held, found in self._doubtful:
+                if found == reason:
+                    live = sum(one.running for one in self.blocks[held.start : held.end] if not one.dropped)
+                    if reason == COMMENT or live < MAX_DROPPED_SHARE * total:
+                        self._drop(held, reason)
+
+    def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
+        if tag in BLOCK_TAGS:
+            verdict = self.rules.verdict(element, tag)
+            if verdict.drop or (tag == "table" and not self.tables):
+                self.flush(kind)
+                self._leave_out(element, TAG if verdict.drop else TABLE)
+            elif verdict.formula:
+                self.flush(kind)
+                self._pieces.append(wrapped_text(element))
+                self.flush(kind)
+            else:
+                self._container(element, tag, verdict, kind)
+            return
+        if tag == "br":
+            self.flush(kind)
+        elif tag in FORMULAS:
+            self._pieces.append(FORMULAS[tag](element))
+        elif element.text or len(element):
+            self._inline(element, tag, kind)
+        elif tag == "img":
+            self._pieces += filter(None, [image_text(element)])
+        elif tag == "a" and element.get("href"):
+            self.overlays += 1
+
+    def _inline(self, element: HtmlElement, tag: str, kind: str) -> None:
+        if tag == "a" and element.text in PERMALINKS and (element.get("href") or "").startswith("#"):
+            self._leave_out(element, PERMALINK)
+            return
+        verdict = self.rules.verdict(element, tag)
+        if verdict.post or (tag == "code" and element.find("br") is not None):
+            self._container(element, tag, verdict, kind)
+        elif verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden or verdict.formula):
+            marks = script_marks(element, "".join(self._pieces[-2:])) if tag in SCRIPTS else ("", "")
+            self._pieces += filter(None, marks[:1])
+            self._in_links += tag == "a"
+            self.read(element, kind)
+            self._in_links -= tag == "a"
+            self._pieces += filter(None, marks[1:])
+        elif verdict.formula:
+            self._pieces.append(wrapped_text(element))
+        elif verdict.drop:
+            self._leave_out(element, TAG)
+        else:
+            self._marked_words(element, verdict, kind)
+
+    def _marked_words(self, element: HtmlElement, verdict: Verdict, kind: str) -> None:
+        """Read an inline element that is hidden, or whose class marks boilerplate, if it is text all the same."""
+        if verdict.hidden and (formula := only_formula(element)) is not None:
+            self._pieces.append(formula_text(formula))
+        elif next(element.iter(*BLOCK_TAGS), None) is not None:
+            self._container(element, element.tag, verdict, kind)
+        elif verdict.hidden and not self._is_opened(element, verdict):
+            self._leave_out(element, HIDDEN)
+        elif verdict.unseen:
+            self._leave_out(element, MARKED)
+        else:
+            self._doubtful_words(element, kind, is_control=False)
+
+    def _read_sometimes(self, element: HtmlElement, tag: str, kind: str) -> None:
+        """Read a formula in a script, or a control that is a heading or a word of a sentence."""
+        if tag == "script":
+            if text := script_text(element):
+                self._pieces.append(text)
+        elif tag == "button" and (kind == "h" or self._is_question(element)):
+            own = kind if kind == "h" or element.getparent().tag in QUESTIONS else "h"
+            if own != kind:
+                self.flush(kind)
+            self.read(element, own)
+            if own != kind:
+                self.flush(own)
+        else:
+            self._doubtful_words(element, kind, is_control=True)
+
+    def _is_question(self, button: HtmlElement) -> bool:
+        """Return True for a button that is the name of a part of the text, which it opens."""
+        if any(outer.tag in QUESTIONS for outer in itertools.islice(button.iterancestors(), MAX_OUTER)):
+            return True
+        if "aria-expanded" not in button.attrib and not TOGGLE.search(button.get("class") or ""):
+            controls = (button.get("aria-controls") or "").split()
+            if not controls:
+                return False
+        after = button.getnext()
+        return after is not None and after.tag in BLOCK_TAGS and _is_text(after)
+
+    def _doubtful_words(self, element: HtmlElement, kind: str, *, is_control: bool) -> None:
+        """Read an inline element that is dropped unless it is a part of a sentence."""
+        if self._in_doubt:
+            self.read(element, kind)
+        elif next(element.iter("br", *BLOCK_TAGS), None) is not None:
+            if not is_control and _has_letters((*self._pieces, element.tail or "")):
+                self.read(element, kind)
+            else:
+                self._leave_out(element, TAG if is_control else MARKED)
+        else:
+            start, linked = len(self._pieces), self._linked
+            self._in_doubt = True
+            self._in_links += element.tag == "a"
+            self.read(element, kind)
+            self._in_links -= element.tag == "a"
+            self._in_doubt = False
+            self._doubts.append(Doubt(start, len(self._pieces), self._linked - linked, is_control))
+
+    def _resolve_doubts(self) -> int:
+        """Remove the doubtful pieces of a block without other words; returns the characters of links in them."""
+        doubts, self._doubts = self._doubts, []
+        ends = [(one.start, one.end) for one in doubts]
+        starts = [0, *[end for _, end in ends]]
+        certain = [  # words before the first doubt, between two, and after the last one
+            _has_letters(self._pieces[start:end])
+            for start, end in zip(starts, [*[start for start, _ in ends], None], strict=True)
+        ]
+        links = 0
+        for number in reversed(range(len(doubts))):
+            one = doubts[number]
+            before, after = any(certain[: number + 1]), any(certain[number + 1 :])
+            if (before and after) if one.is_control else (before or after):
+                continue
+            if self.left_out is not None:
+                text = " ".join("".join(self._pieces[one.start : one.end]).split())
+                self.left_out.append((len(self.blocks), text, TAG if one.is_control else MARKED))
+            del self._pieces[one.start : one.end]
+            links += one.links
+        return links
+
+    def _is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
+        """Return True for a hidden element that a control of the page names, as those of tabs do."""
+        identity = element.get("id")
+        if not (verdict.closed and identity):
+            return False
+        if self._controlled is None:
+            names = CONTROLLED(self.tree)
+            self._controlled = frozenset(one.removeprefix("#") for value in names for one in value.split())
+        return identity in self._controlled
+
+    def _leave_out(self, element: HtmlElement, reason: str) -> None:
+        """Note an element that is not read."""
+        if self.left_out is not None:
+            self.left_out.append((len(self.blocks), " ".join("".join(SHOWN(element)).split()), reason))
+
+    def _container(self, element: HtmlElement, tag: str, verdict: Verdict, kind: str) -> None:
+        if tag not in CELLS:
+            self.flush(kind)
+        elif self._pieces and not "".join(self._pieces[-3:]).isspace():
+            self._pieces.append(" | ")
+        if verdict.hidden and (formula := only_formula(element)) is not None:
+            self._pieces.append(formula_text(formula))
+            self.flush(kind)
+            return
+        if verdict.hidden and self._is_opened(element, verdict):
+            verdict = verdict._replace(hidden=False)
+        # These are dropped whatever they hold, so they are not read: a sixth of the time.
+        if (
+            verdict.level != 0
+            and not verdict.toc
+            and (
+                (verdict.comments and self.page == ARTICLE)
+                or ((verdict.marked or verdict.hidden) and _is_short(element, MAX_DROPPED))
+            )
+        ):
+            self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
+            return
+        start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
+        # Inline code comes here if it has several lines.
+        name = element.get("class")
+        if tag in CODE or tag == "code" or (name == CODE_BLOCK and tag == "div") or name in CODE_TABLES:
+            self._code(element)
+        else:
+            is_title = name == TITLE or (name in SUBTITLES and self.page == DOCUMENTATION)
+            own = "h" if is_title else _kind(tag, kind)
+            if tag == "li":
+                self._marker = "- "
+            self.read(element, own)
+            if tag not in CELLS or len(self.blocks) > start:
+                self.flush(own)
+            if tag == "li":
+                self._marker = ""
+        if len(self.blocks) > start:
+            held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
+            if (
+                self.overlays > overlays
+                and tag in CARDS
+                and self.page == ARTICLE
+                and held.size < MAX_CARD
+                and not held.links
+            ):
+                self._cards[tag, element.get("class")].append(held)
+            self.overlays = overlays if tag in CARDS else self.overlays
+            if verdict.post:
+                self.posts.append((start, len(self.blocks)))
+            self._weigh(element, tag, verdict, held)
+
+    def _code(self, element: HtmlElement) -> None:
+        for line_break in element.iter("br"):
+            line_break.tail = "\n" + (line_break.tail or "")
+        parts: list[str] = []
+        self._raw(element, parts)
+        text = "".join(parts).replace("\r\n", "\n").replace("\xa0", " ")
+        lines = [line.rstrip() for line in text.split("\n")]
+        full = [number for number, line in enumerate(lines) if line]
+        if full:
+            self._add(Block("\n".join(lines[full[0] : full[-1] + 1]), "pre", 0))
+
+    def _raw(self, element: HtmlElement, parts: list[str]) -> None:
+        if element.text:
+            parts.append(element.text)
+        for child in element:
+            if isinstance(child.tag, str):
+                verdict = self.rules.verdict(child, child.tag)
+                if verdict.drop or verdict.unseen or verdict.hidden:
+                    self._leave_out(child, TAG if verdict.drop else HIDDEN if verdict.hidden else MARKED)
+                else:
+                    marks = script_marks(child, "".join(parts[-2:])) if child.tag in SCRIPTS else ("", "")
+                    parts += filter(None, marks[:1])
+                    self._raw(child, parts)
+                    parts += filter(None, marks[1:])
+                    if child.tag == "tr" and not (parts and parts[-1].endswith("\n")):
+                        parts.append("\n")
+                    if child.tag == "div" and not (child.tail or "").startswith(("\n", "\r\n")):
+                        parts.append("\n")
+            if child.tail:
+                parts.append(child.tail)
+
+    def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
+        """Weigh a container when it ends, by its marks and its share of links."""
+        if not held.size:
+            return
+        reason = self._reason(tag, verdict, held)
+        strong = verdict.level == 0 and reason in (KEPT, MARKED)
+        if reason and (held.running > MAX_DROPPED or strong):
+            self._doubtful.append((held, reason))
+        elif reason:
+            self._drop(held, reason)
+        if verdict.level >= 0 and (not reason or strong):
+            self.candidates.append(Candidate(verdict.level, held.start, held.end, tag, element.get("class") or ""))
+
+    def _reason(self, tag: str, verdict: Verdict, held: Contents) -> int:
+        """Reason to drop a container."""
+        if verdict.comments and self.page != FORUM:
+            return COMMENT
+        if verdict.hidden:
+            return HIDDEN
+        if verdict.marked:
+            return MARKED
+        if verdict.toc:
+            return TOC
+        weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
+        if weighed and _is_mostly_links(tag, held):
+            return LINKS
+        if tag == "form" and held.size < MAX_FORM:
+            return FORM
+        inside = self.blocks[held.start : held.end] if tag == "figure" and held.running <= MAX_DROPPED else ()
+        return FIGURE if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
+
+    def _add(self, block: Block) -> None:
+        self.blocks.append(block)
+        self.size += block.size
+        self.links += block.links
+        self.running += block.running
+
+    def _drop(self, held: Contents, reason: int) -> None:
+        for block in self.blocks[held.start : held.end]:
+            if not block.dropped:
+                block.dropped = reason
+                self.size -= block.size
+                self.links -= block.links
+                self.running -= block.running
+
+
+def page_blocks(tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True) -> Walk:
+    """Read the blocks and the candidates of a page; `page` is its type."""
+    walk = Walk(tree, rules, page, tables)
+    body = tree.find("body") if tree.tag == "html" else tree
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + MAX_FRAMES)
+    try:
+        walk.read(tree if body is None else body, "")
+    finally:
+        sys.setrecursionlimit(limit)
+    walk.flush("")
+    walk.settle()
+    return walk
+
+
+def _is_short(element: HtmlElement, limit: int) -> bool:
+    """Return True if an element has at most `limit` characters."""
+    for text in element.itertext():
+        limit -= len(text)
+        if limit < 0:
+            return False
+    return True
+
+
+def _kind(tag: str, outer: str) -> str:
+    """Kind of the blocks in an element, of which `outer` is the one around it."""
+    if tag in ("li", "dd", "dt"):
+        return "li"
+    if tag in HEADINGS:
+        return "h"
+    if tag in ("p", "blockquote"):
+        return outer if outer in ("li", "td") else "p"
+    return "td" if tag in CELLS else outer
+
+
+def _is_mostly_links(tag: str, held: Contents) -> bool:
+    size, links = held.size, held.links
+    if held.end - held.start == 1 and tag == "p":
+        return links > 0.8 * size and size < 200
+    return links > 0.6 * size and (size < 2000 or links > 0.8 * size)
+
+
+def _is_text(element: HtmlElement) -> bool:
+    """Return True for an element that holds running text, most of which is no link."""
+    size = len(element.text_content())
+    return size >= MIN_RUNNING and 2 * sum(len(link.text_content()) for link in element.iter("a")) < size
+
+
+def _has_letters(pieces: Iterable[str]) -> bool:
+    return any(any(map(str.isalnum, piece)) for piece in pieces)
