@@ -153,6 +153,18 @@ UNSEEN = re.compile(
     """,
     re.VERBOSE,
 )
+# Boilerplate that is prose: about the site, its authors and its other pages. A container of another name that holds
+# whole sentences alone, without a link, a control or a picture, is a part of the text.
+SITE_PROSE = re.compile(
+    r"""
+      cookie|newsletter|subscri|sign\ ?up|login|sponsor|advert|copyright|colophon|masthead|sidebar|side\ bar|popup
+    | \B(?:footer|foot)\b | \b(?:foot|footer\w*|consent|gdpr|modal|overlay|widget\w*|author\w*|related\w*|recommend\w*
+    | popular|recent|latest|more|most|next|prev\w*|nav\w*|menus?|submenu|social|shar\w*|addtoany\w*|donat\w*|user
+    | search\w*|login|respond|reply|replies|ads?|adv|akismet|infobox|factbox|message\ container|comments?|powered|skip\w*
+    | rss)\b
+    """,
+    re.VERBOSE,
+)
 # Parts of tabs and accordions, which are closed at first.
 PANEL = re.compile(r"\b(?:tab\ ?pane|tab\ ?panel|tab\ content|collaps(?:e|ed|ible)|accordion|panel)\b")
 # Attributes of a button that opens and closes a part of the text.

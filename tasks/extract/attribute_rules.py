@@ -28,6 +28,7 @@ from tasks.extract.attribute_names import (
     POSTS,
     READER_COMMENTS,
     SECTION,
+    SITE_PROSE,
     TOC,
     TOC_PARTS,
     UNSEEN,
@@ -47,6 +48,8 @@ class Verdict(NamedTuple):
     """Boilerplate by its class; not dropped if it holds most of the page."""
     unseen: bool = False
     """Sign of editing or text that no reader sees, by its class; no words of a sentence or of code."""
+    may_be_text: bool = False
+    """Boilerplate by its class, unless it holds whole sentences alone."""
     hidden: bool = False
     """Not displayed at first, or a part with another role than text."""
     closed: bool = False
@@ -208,9 +211,12 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     )
     if post:
         return Verdict(level=level, post=True)
+    marks = [one for one in (identity, classes) if one.boilerplate]
+    is_site = any(one.unseen or SITE_PROSE.search(one.words) for one in marks)
     return Verdict(
-        marked=identity.boilerplate or classes.boilerplate,
+        marked=bool(marks),
         unseen=identity.unseen or classes.unseen,
+        may_be_text=rules.boilerplate is BOILERPLATE and not is_site,
         comments=(tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments),
         toc=identity.toc or classes.toc,
         level=level,

@@ -15,6 +15,7 @@ LISTS = frozenset(["ul", "ol"])
 KEPT = ""
 LINKS, MARKED, COMMENT, TOC, HIDDEN = "links", "class", "comments", "contents", "hidden"
 TAG, FORM, FIGURE, TABLE, PERMALINK = "tag", "form", "figure", "table", "permalink"
+SENTENCE_ENDS = tuple('.!?…。！？।"”»’')  # last characters of a sentence or of a quotation
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 
 
@@ -27,13 +28,15 @@ class Block:
         size: characters.
         links: characters in links.
         running: characters of running text, which headings, short lines and links are not.
+        pictured: a picture stands right before or after it.
         dropped: reason for which the block is no text of the page, `KEPT` if none.
     """
 
-    __slots__ = ("dropped", "kind", "links", "running", "size", "text")
+    __slots__ = ("dropped", "kind", "links", "pictured", "running", "size", "text")
 
     def __init__(self, text: str, kind: str, links: int) -> None:
         self.text, self.kind, self.size, self.dropped = text, kind, len(text), KEPT
+        self.pictured = False
         self.links = min(links, self.size)
         runs = kind != "h" and (self.size > MIN_RUNNING or kind in ("p", "pre", "li")) and 2 * self.links < self.size
         self.running = self.size - self.links if runs else 0

@@ -30,6 +30,7 @@ from tasks.extract.blocks import (
     MARKED,
     MIN_RUNNING,
     PERMALINK,
+    SENTENCE_ENDS,
     TABLE,
     TAG,
     TOC,
@@ -51,6 +52,7 @@ WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header",
 SCRIPTS = frozenset(["sub", "sup"])
 FORMULAS = {"math": formula_text, "mjx-container": wrapped_text}
 READ_SOMETIMES = frozenset(["button", "output", "script"])
+PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
 DROPPED_BLOCKS = frozenset(["dialog", "figcaption", "footer", "menu", "nav"])
 QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
 MAX_OUTER = 3  # elements between a question and its button
@@ -62,6 +64,7 @@ SHOWN = XPath(
     "descendant-or-self::*[not(self::script or self::style or self::template or self::noscript)]/text()",
     smart_strings=False,
 )
+NO_PROSE = ("a", "button", "form", "iframe", "img", "input", "picture", "select", "svg", "video")
 PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
@@ -110,7 +113,7 @@ class Walk:
         self._in_links = 0  # depth of links
         self._marker = ""  # of the list item that begins
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
-        self._in_doubt = False
+        self._in_doubt = self._pictured = False
         self._controlled: frozenset[str] | None = None
         self.left_out: list[tuple[int, str, str]] | None = None
         self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
@@ -135,7 +138,9 @@ class Walk:
                 self._read_sometimes(child, tag, kind)
             else:
                 self._leave_out(child, TAG)
-                if tag in DROPPED_BLOCKS:
+                if tag in PICTURES:
+                    self._note_picture()
+                elif tag in DROPPED_BLOCKS:
                     self.flush(kind)
             if text := child.tail:
                 if self._in_links:
@@ -193,6 +198,7 @@ class Walk:
         elif element.text or len(element):
             self._inline(element, tag, kind)
         elif tag == "img":
+            self._note_picture()
             self._pieces += filter(None, [image_text(element)])
         elif tag == "a" and element.get("href"):
             self.overlays += 1
@@ -329,7 +335,10 @@ class Walk:
             and not verdict.toc
             and (
                 (verdict.comments and self.page == ARTICLE)
-                or ((verdict.marked or verdict.hidden) and _is_short(element, MAX_DROPPED))
+                or (
+                    (verdict.hidden or (verdict.marked and not (verdict.may_be_text and _is_plain(element))))
+                    and _is_short(element, MAX_DROPPED)
+                )
             )
         ):
             self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
@@ -399,7 +408,7 @@ class Walk:
         """Weigh a container when it ends, by its marks and its share of links."""
         if not held.size:
             return
-        reason = self._reason(tag, verdict, held)
+        reason = self._reason(element, tag, verdict, held)
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
         if reason and (held.running > MAX_DROPPED or strong):
             self._doubtful.append((held, reason))
@@ -408,14 +417,15 @@ class Walk:
         if verdict.level >= 0 and (not reason or strong):
             self.candidates.append(Candidate(verdict.level, held.start, held.end, tag, element.get("class") or ""))
 
-    def _reason(self, tag: str, verdict: Verdict, held: Contents) -> int:
+    def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> int:
         """Reason to drop a container."""
         if verdict.comments and self.page != FORUM:
             return COMMENT
         if verdict.hidden:
             return HIDDEN
         if verdict.marked:
-            return MARKED
+            is_text = verdict.may_be_text and self._is_prose(held) and _is_plain(element)
+            return KEPT if is_text else MARKED
         if verdict.toc:
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
@@ -426,7 +436,20 @@ class Walk:
         inside = self.blocks[held.start : held.end] if tag == "figure" and held.running <= MAX_DROPPED else ()
         return FIGURE if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
 
+    def _is_prose(self, held: Contents) -> bool:
+        """Return True for whole sentences without a link, and not under a picture."""
+        return held.running >= MIN_RUNNING and all(
+            one.dropped or one.kind == "h" or (one.text.endswith(SENTENCE_ENDS) and not (one.links or one.pictured))
+            for one in self.blocks[held.start : held.end]
+        )
+
+    def _note_picture(self) -> None:
+        self._pictured = True
+        if self.blocks:
+            self.blocks[-1].pictured = True
+
     def _add(self, block: Block) -> None:
+        block.pictured, self._pictured = self._pictured, False
         self.blocks.append(block)
         self.size += block.size
         self.links += block.links
@@ -481,6 +504,11 @@ def _is_mostly_links(tag: str, held: Contents) -> bool:
     if held.end - held.start == 1 and tag == "p":
         return links > 0.8 * size and size < 200
     return links > 0.6 * size and (size < 2000 or links > 0.8 * size)
+
+
+def _is_plain(element: HtmlElement) -> bool:
+    """Return True for an element without links, controls and media."""
+    return next(element.iter(*NO_PROSE), None) is None
 
 
 def _is_text(element: HtmlElement) -> bool:

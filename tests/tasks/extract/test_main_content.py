@@ -98,7 +98,7 @@ def test_the_title_and_the_date_of_a_page_are_no_part_of_an_article() -> None:
 
 
 def test_calls_at_the_end_of_an_article_are_dropped() -> None:
-    calls = "<p>Additional reporting by A. Fox.</p><p>Follow us on the net for more stories of this kind.</p>"
+    calls = "<p>Reporting by <a>A. Fox</a>.</p><p>Follow us on <a href='/net'>the net</a> for more stories.</p>"
     assert text_of(f"<html><body><article>{PARAGRAPH * 3}{calls}</article></body></html>").endswith("night falls.")
 
 
