@@ -226,13 +226,13 @@ def _is_label(block: Block, shown: Sequence[Block], number: int, lines: Counter[
     if block.size > MAX_LINE or block.kind in ("pre", "td"):
         return False
     words = _words(block)
-    if LABELS.fullmatch(words) or (RELATED.fullmatch(words) and block.kind != "li"):
+    found = LABEL.match(words)
+    if (found and LABELS.fullmatch(words)) or (RELATED.fullmatch(words) and block.kind != "li"):
         return True
     is_sentence = block.text.endswith(SENTENCE_ENDS)
-    if len(words) <= MAX_HEADING and RELATED_TO.fullmatch(words) and not is_sentence:
+    if not is_sentence and len(words) <= MAX_HEADING and RELATED_TO.fullmatch(words):
         after = shown[number + 1 : number + 2]
         return not after or after[0].links > 0 or not after[0].running or 2 * block.links > block.size
-    found = LABEL.match(words)
     if found is None:
         return not any(map(str.isalnum, block.text))
     rest = words[found.end() :]
@@ -247,13 +247,15 @@ def _is_label(block: Block, shown: Sequence[Block], number: int, lines: Counter[
         parts = [part for part in SENTENCES.split(words) if part]
         return len(parts) > 1 and all(map(LABEL.match, parts))
     is_credit = CREDIT.match(words) and (rest.lstrip()[:1] in tuple(":：(–-/|") or block.text[0] == "(")
-    if is_credit and (
-        block.pictured or not any(one.running > MIN_RUNNING for one in shown[number:] if not one.dropped)
-    ):
+    if is_credit and (block.pictured or _is_last(shown[number:])):
         return True
     if not lines:
         lines.update(DIGITS.sub("0", one.text) for one in shown if one.size <= MAX_LINE)
     return lines[DIGITS.sub("0", block.text)] >= MIN_SAME
+
+
+def _is_last(blocks: Sequence[Block]) -> bool:
+    return not any(one.running > MIN_RUNNING and not one.dropped for one in blocks)
 
 
 def _words(block: Block) -> str:

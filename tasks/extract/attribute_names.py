@@ -53,7 +53,7 @@ BOILERPLATE = re.compile(
     | search\ ?(?:box|form|bar|wrapper)? | searchformwrapper | hidden | hide | invisible | nodisplay | sr\ only
     | screen\ reader\ text | visually\ ?hidden | a11y\ only | print\ only | printfooter | catlinks | editsection
     | mw\ editsection | mw\ jump\w*
-    | jump\ to\ nav | linenos? | lineno | linenumbers? | line\ numbers? | gutter | rouge\ gutter | copy\ button
+    | jump\ to\ nav | linenos? | lnt | lineno | linenumbers? | line\ numbers? | gutter | rouge\ gutter | copy\ button
     | copybtn | clipboard
     | language\ (?:switcher|list|selector|picker) | lang\ (?:switcher|list|selector|toggle|picker) | toplang
     | bottomlang
@@ -81,7 +81,7 @@ NAVIGATION = re.compile(
     | pagination | paging
     | search\ ?(?:box|bar)? | hidden | sr\ only | visually\ ?hidden | screen\ reader\ text | printfooter | catlinks
     | editsection | mw\ editsection | mw\ jump\w* | subpages | content\ ?sub | site\ ?sub | t\ navbar
-    | linenos? | lineno | linenumbers? | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back
+    | linenos? | lnt | lineno | linenumbers? | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back
     | link\ seesrc | ocn | mbrsel
     | language\ (?:switcher|list|selector|picker) | lang\ (?:switcher|list|selector|toggle|picker) | toplang
     | bottomlang
@@ -143,11 +143,11 @@ NOTES = re.compile(  # an aside of these is a part of the text
 # boilerplate are those of containers, and say nothing of words in the middle of a line.
 UNSEEN = re.compile(
     r"""
-      headerlink | permalink | backlink | skip\ ?link | copybtn
+      headerlink | skip\ ?link | copybtn
     | \b(?:
       sr\ only | screen\ reader\ text | visually\ ?hidden | a11y\ only | print\ only | nodisplay | invisible
     | (?:hidden|hide)(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|desktop|mobile|small|medium|large)\b)
-    | editsection | mw\ jump\w* | skip\ (?:nav|to)\w* | jump\ to\ nav | linenos? | lineno | linenumbers?
+    | editsection | mw\ jump\w* | skip\ (?:nav|to)\w* | jump\ to\ nav | linenos? | lnt | lineno | linenumbers?
     | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back | link\ seesrc | ocn | mbrsel
     )\b
     """,
@@ -160,11 +160,13 @@ SITE_PROSE = re.compile(
       cookie|newsletter|subscri|sign\ ?up|login|sponsor|advert|copyright|colophon|masthead|sidebar|side\ bar|popup
     | \B(?:footer|foot)\b | \b(?:foot|footer\w*|consent|gdpr|modal|overlay|widget\w*|author\w*|related\w*|recommend\w*
     | popular|recent|latest|more|most|next|prev\w*|nav\w*|menus?|submenu|social|shar\w*|addtoany\w*|donat\w*|user
-    | search\w*|login|respond|reply|replies|ads?|adv|akismet|infobox|factbox|message\ container|comments?|powered|skip\w*
-    | rss)\b
+    | search\w*|login|respond|reply|replies|ads?|adv|akismet|infobox|factbox|message\ container|comments?|powered
+    | skip\w*|rss)\b
     """,
     re.VERBOSE,
 )
+# Links to the heading or the note beside them, which are words of a sentence in other elements than a link.
+MARK_LINKS = re.compile("permalink|backlink")
 # Parts of tabs and accordions, which are closed at first.
 PANEL = re.compile(r"\b(?:tab\ ?pane|tab\ ?panel|tab\ content|collaps(?:e|ed|ible)|accordion|panel)\b")
 # Attributes of a button that opens and closes a part of the text.

@@ -1,5 +1,6 @@
 """Blocks of a page and the reasons for which they are no text of it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _BLOCK_TAGS = """
@@ -29,14 +30,15 @@ class Block:
         links: characters in links.
         running: characters of running text, which headings, short lines and links are not.
         pictured: a picture stands right before or after it.
+        cut: end of its text that was cut off, the signature of a mail.
         dropped: reason for which the block is no text of the page, `KEPT` if none.
     """
 
-    __slots__ = ("dropped", "kind", "links", "pictured", "running", "size", "text")
+    __slots__ = ("cut", "dropped", "kind", "links", "pictured", "running", "size", "text")
 
     def __init__(self, text: str, kind: str, links: int) -> None:
         self.text, self.kind, self.size, self.dropped = text, kind, len(text), KEPT
-        self.pictured = False
+        self.pictured, self.cut = False, ""
         self.links = min(links, self.size)
         runs = kind != "h" and (self.size > MIN_RUNNING or kind in ("p", "pre", "li")) and 2 * self.links < self.size
         self.running = self.size - self.links if runs else 0
@@ -60,3 +62,11 @@ class Candidate(NamedTuple):
     end: int
     tag: str
     name: str
+
+
+def is_prose(blocks: Sequence[Block]) -> bool:
+    """Return True for whole sentences without a link, and not under a picture."""
+    return sum(one.running for one in blocks) >= MIN_RUNNING and all(
+        one.dropped or one.kind == "h" or (one.text.endswith(SENTENCE_ENDS) and not (one.links or one.pictured))
+        for one in blocks
+    )

@@ -49,7 +49,7 @@ def script_text(script: HtmlElement) -> str:
 def image_text(image: HtmlElement) -> str:
     """TeX of an image of a formula, "" for any other image or if the formula stands beside it."""
     text = image.get("alt") or ""
-    if not text or not (IMAGES.search(image.get("class") or "") or (len(text) > 2 and text[0] == text[-1] == "$")):
+    if not text or not (text[0] == text[-1] == "$" or IMAGES.search(image.get("class") or "")):
         return ""
     before = image.getprevious()
     return "" if before is not None and not (before.tail or "").strip() and only_formula(before) is not None else text

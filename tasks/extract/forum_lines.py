@@ -51,7 +51,8 @@ def drop_post_lines(blocks: Sequence[Block], *, are_posts: bool) -> None:
         if one.kind == "pre":
             lines = one.text.split("\n")
             if DASHES in lines[1:]:
-                one.text = "\n".join(lines[: lines.index(DASHES, 1)]).rstrip()
+                end = lines.index(DASHES, 1)
+                one.text, one.cut = "\n".join(lines[:end]).rstrip(), "\n".join(lines[end:])
         elif one.kind != "h" and _is_noise(one, are_posts=are_posts):
             one.dropped = POST_LINE
 

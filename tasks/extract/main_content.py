@@ -68,14 +68,20 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
     The markup of some pages is empty until a script has run. Then the text that they state in JSON-LD is taken, or that
     of `noscript` elements and declarative shadow roots.
     """
-    text = _text_of_markup(tree, tables)
+    return find_text(tree, tables)[0]
+
+
+def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> tuple[str, Walk | None]:
+    """Main text of a page, and the walk that found it; None if it is stated in JSON-LD."""
+    walk = decide(tree, tables, account)
+    text = walk.text()
     if len(text) < MIN_TEXT:
         least = max(MIN_TEXT, 2 * len(text))
         if len(stated := article_body(tree)) > least:
-            return stated
-        if _show_unscripted(tree) and len(stated := _text_of_markup(tree, tables)) > least:
-            return stated
-    return text
+            return stated, None
+        if _show_unscripted(tree) and len(stated := (found := decide(tree, tables, account)).text()) > least:
+            return stated, found
+    return text, walk
 
 
 def _show_unscripted(tree: HtmlElement) -> bool:
@@ -90,14 +96,10 @@ def _show_unscripted(tree: HtmlElement) -> bool:
     return bool(found)
 
 
-def _text_of_markup(tree: HtmlElement, tables: bool) -> str:
-    return "\n".join(one.text for one in decide(tree, tables).blocks if not one.dropped)
-
-
-def decide(tree: HtmlElement, tables: bool) -> Walk:
+def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
     """Read the blocks of a page, and drop those that are no text of it, each for a reason."""
     kind = page_type(tree)
-    walk = page_blocks(tree, RULES[kind], kind, tables)
+    walk = page_blocks(tree, RULES[kind], kind, tables, account)
     titles = page_titles(tree)
     if kind == ARTICLE:
         start, end = _best_container(walk, titles)

@@ -4,67 +4,60 @@ A class that marks boilerplate is a statement on a container. An inline element 
 a line of its own: a word in the middle of a sentence is a word of it, whatever it is called.
 """
 
-import itertools
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import NamedTuple
 
-from lxml.etree import XPath
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_names import DROPPED_TAGS, TOGGLE
+from tasks.extract.attribute_names import DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
     BLOCK_TAGS,
-    CODE,
     COMMENT,
     FIGURE,
     FORM,
-    HEADINGS,
     HIDDEN,
     KEPT,
     LINKS,
     LISTS,
     MARKED,
-    MIN_RUNNING,
     PERMALINK,
-    SENTENCE_ENDS,
     TABLE,
     TAG,
     TOC,
     Block,
     Candidate,
     Contents,
+    is_prose,
+)
+from tasks.extract.code_text import SCRIPTS, code_text, is_code
+from tasks.extract.doubts import Doubt, has_letters, unsupported
+from tasks.extract.elements import (
+    CELLS,
+    QUESTIONS,
+    controlled_ids,
+    described,
+    is_attribution,
+    is_mostly_links,
+    is_plain,
+    is_question,
+    is_short,
+    kind_of,
+    shown_text,
 )
 from tasks.extract.formulas import formula_text, image_text, only_formula, script_marks, script_text, wrapped_text
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM
 
 # Classes of Doxygen, which has elements of its own for code (a `div` a line) and titles.
-CODE_BLOCK, TITLE = "fragment", "headertitle"
+TITLE = "headertitle"
 SUBTITLES = ("sub-title", "subTitle")  # of Javadoc: module and package, above the name of the class
-CODE_TABLES = ("RktBlk", "SVerbatim")  # of Scribble: code with a row a line
-CELLS = frozenset(("td", "th"))
 # Containers whose share of links is tested when they end.
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
-
-SCRIPTS = frozenset(["sub", "sup"])
 FORMULAS = {"math": formula_text, "mjx-container": wrapped_text}
-READ_SOMETIMES = frozenset(["button", "output", "script"])
+CONTROLS = ("button", "output")
 PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
 DROPPED_BLOCKS = frozenset(["dialog", "figcaption", "footer", "menu", "nav"])
-QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
-MAX_OUTER = 3  # elements between a question and its button
-CONTROLLED = XPath(
-    "//@aria-controls | //@data-target | //@data-bs-target | //a/@href[starts-with(., '#')]", smart_strings=False
-)
-# Texts of an element that a browser shows or could show.
-SHOWN = XPath(
-    "descendant-or-self::*[not(self::script or self::style or self::template or self::noscript)]/text()",
-    smart_strings=False,
-)
-NO_PROSE = ("a", "button", "form", "iframe", "img", "input", "picture", "select", "svg", "video")
 PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
@@ -76,15 +69,6 @@ MAX_FRAMES = 3 * 2048  # of the walk: three an element, on at most 2,048 levels 
 MAX_FORM = 500  # characters of a form that is no text; some sites are one form
 
 
-class Doubt(NamedTuple):
-    """Pieces of a block that may be no words of it, and the characters of links in them."""
-
-    start: int
-    end: int
-    links: int
-    is_control: bool
-
-
 class Walk:
     """One pass over the elements of a page.
 
@@ -92,17 +76,21 @@ class Walk:
         rules: rules by tag and attributes.
         page: type of the page.
         tables: keep the text of tables.
+        account: note also what is not read.
 
     Attributes:
         blocks: all blocks, in order.
         posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         size, links, running: characters of the blocks that are not dropped.
-        left_out: for an account of the page, place among the blocks, text and reason of what makes no block; None: the
-            page needs no account.
+        left_out: for an account of the page, place among the blocks, text, reason and element of what makes no block;
+            None: the page needs no account.
+        causes: for an account, first and last block, reason and element of the containers that were dropped.
     """
 
-    def __init__(self, tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True) -> None:
+    def __init__(
+        self, tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True, account: bool = False
+    ) -> None:
         self.tree, self.rules, self.page, self.tables = tree, rules, page, tables
         self.blocks: list[Block] = []
         self.posts: list[tuple[int, int]] = []
@@ -115,7 +103,8 @@ class Walk:
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
         self._in_doubt = self._pictured = False
         self._controlled: frozenset[str] | None = None
-        self.left_out: list[tuple[int, str, str]] | None = None
+        self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
+        self.causes: list[tuple[int, int, str, str]] = []
         self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
         self._doubtful: list[tuple[Contents, int]] = []
 
@@ -134,14 +123,8 @@ class Walk:
             if tag not in DROPPED_TAGS:
                 if isinstance(tag, str):
                     self._element(child, tag, kind)
-            elif tag in READ_SOMETIMES:
-                self._read_sometimes(child, tag, kind)
             else:
-                self._leave_out(child, TAG)
-                if tag in PICTURES:
-                    self._note_picture()
-                elif tag in DROPPED_BLOCKS:
-                    self.flush(kind)
+                self._read_sometimes(child, tag, kind)
             if text := child.tail:
                 if self._in_links:
                     self._linked += len(text)
@@ -154,7 +137,12 @@ class Walk:
         if not self._pieces:
             return
         if self._doubts:
-            links -= self._resolve_doubts()
+            for one in unsupported(self._pieces, self._doubts):
+                text = "".join(self._pieces[one.start : one.end])
+                self._leave_out(one.element, TAG if one.is_control else MARKED, text)
+                del self._pieces[one.start : one.end]
+                links -= one.links
+            self._doubts.clear()
         text = "".join(self._pieces)
         self._pieces.clear()
         if not text.isascii():
@@ -164,6 +152,10 @@ class Walk:
                 self._marker = ""
             self._add(Block(self._marker + text, kind, links))
             self._marker = ""
+
+    def text(self) -> str:
+        """Text of the blocks that are not dropped, a block a line."""
+        return "\n".join(one.text for one in self.blocks if not one.dropped)
 
     def settle(self) -> None:
         """Drop the large marked containers, except those that hold most of the page's text."""
@@ -184,7 +176,7 @@ class Walk:
             if verdict.drop or (tag == "table" and not self.tables):
                 self.flush(kind)
                 self._leave_out(element, TAG if verdict.drop else TABLE)
-            elif verdict.formula:
+            elif verdict.formula or (verdict.hidden and only_formula(element) is not None):
                 self.flush(kind)
                 self._pieces.append(wrapped_text(element))
                 self.flush(kind)
@@ -232,17 +224,22 @@ class Walk:
             self._container(element, element.tag, verdict, kind)
         elif verdict.hidden and not self._is_opened(element, verdict):
             self._leave_out(element, HIDDEN)
-        elif verdict.unseen:
+        elif verdict.unseen or (is_attribution(element) and not has_letters(self._pieces)):
             self._leave_out(element, MARKED)
         else:
             self._doubtful_words(element, kind, is_control=False)
 
     def _read_sometimes(self, element: HtmlElement, tag: str, kind: str) -> None:
-        """Read a formula in a script, or a control that is a heading or a word of a sentence."""
-        if tag == "script":
-            if text := script_text(element):
-                self._pieces.append(text)
-        elif tag == "button" and (kind == "h" or self._is_question(element)):
+        """Read a formula in a script, or a control that is a heading or a word of a sentence, but no other element."""
+        if tag == "script" and element.get("type"):
+            self._pieces += filter(None, [script_text(element)])
+        elif tag not in CONTROLS:
+            self._leave_out(element, TAG)
+            if tag in PICTURES:
+                self._note_picture()
+            elif tag in DROPPED_BLOCKS:
+                self.flush(kind)
+        elif tag == "button" and (kind == "h" or is_question(element)):
             own = kind if kind == "h" or element.getparent().tag in QUESTIONS else "h"
             if own != kind:
                 self.flush(kind)
@@ -252,23 +249,12 @@ class Walk:
         else:
             self._doubtful_words(element, kind, is_control=True)
 
-    def _is_question(self, button: HtmlElement) -> bool:
-        """Return True for a button that is the name of a part of the text, which it opens."""
-        if any(outer.tag in QUESTIONS for outer in itertools.islice(button.iterancestors(), MAX_OUTER)):
-            return True
-        if "aria-expanded" not in button.attrib and not TOGGLE.search(button.get("class") or ""):
-            controls = (button.get("aria-controls") or "").split()
-            if not controls:
-                return False
-        after = button.getnext()
-        return after is not None and after.tag in BLOCK_TAGS and _is_text(after)
-
     def _doubtful_words(self, element: HtmlElement, kind: str, *, is_control: bool) -> None:
         """Read an inline element that is dropped unless it is a part of a sentence."""
         if self._in_doubt:
             self.read(element, kind)
         elif next(element.iter("br", *BLOCK_TAGS), None) is not None:
-            if not is_control and _has_letters((*self._pieces, element.tail or "")):
+            if not is_control and has_letters((*self._pieces, element.tail or "")):
                 self.read(element, kind)
             else:
                 self._leave_out(element, TAG if is_control else MARKED)
@@ -279,78 +265,40 @@ class Walk:
             self.read(element, kind)
             self._in_links -= element.tag == "a"
             self._in_doubt = False
-            self._doubts.append(Doubt(start, len(self._pieces), self._linked - linked, is_control))
-
-    def _resolve_doubts(self) -> int:
-        """Remove the doubtful pieces of a block without other words; returns the characters of links in them."""
-        doubts, self._doubts = self._doubts, []
-        ends = [(one.start, one.end) for one in doubts]
-        starts = [0, *[end for _, end in ends]]
-        certain = [  # words before the first doubt, between two, and after the last one
-            _has_letters(self._pieces[start:end])
-            for start, end in zip(starts, [*[start for start, _ in ends], None], strict=True)
-        ]
-        links = 0
-        for number in reversed(range(len(doubts))):
-            one = doubts[number]
-            before, after = any(certain[: number + 1]), any(certain[number + 1 :])
-            if (before and after) if one.is_control else (before or after):
-                continue
-            if self.left_out is not None:
-                text = " ".join("".join(self._pieces[one.start : one.end]).split())
-                self.left_out.append((len(self.blocks), text, TAG if one.is_control else MARKED))
-            del self._pieces[one.start : one.end]
-            links += one.links
-        return links
+            self._doubts.append(Doubt(start, len(self._pieces), self._linked - linked, element, is_control))
 
     def _is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
         """Return True for a hidden element that a control of the page names, as those of tabs do."""
-        identity = element.get("id")
-        if not (verdict.closed and identity):
+        if not (verdict.closed and element.get("id")):
             return False
         if self._controlled is None:
-            names = CONTROLLED(self.tree)
-            self._controlled = frozenset(one.removeprefix("#") for value in names for one in value.split())
-        return identity in self._controlled
+            self._controlled = controlled_ids(self.tree)
+        return element.get("id") in self._controlled
 
-    def _leave_out(self, element: HtmlElement, reason: str) -> None:
-        """Note an element that is not read."""
-        if self.left_out is not None:
-            self.left_out.append((len(self.blocks), " ".join("".join(SHOWN(element)).split()), reason))
+    def _leave_out(self, element: HtmlElement, reason: str, text: str | None = None) -> None:
+        """Note an element that is not read, or the text of it that is not."""
+        if self.left_out is not None and (text := " ".join((shown_text(element) if text is None else text).split())):
+            self.left_out.append((len(self.blocks), text, reason, described(element)))
 
     def _container(self, element: HtmlElement, tag: str, verdict: Verdict, kind: str) -> None:
         if tag not in CELLS:
             self.flush(kind)
         elif self._pieces and not "".join(self._pieces[-3:]).isspace():
             self._pieces.append(" | ")
-        if verdict.hidden and (formula := only_formula(element)) is not None:
-            self._pieces.append(formula_text(formula))
-            self.flush(kind)
-            return
         if verdict.hidden and self._is_opened(element, verdict):
             verdict = verdict._replace(hidden=False)
-        # These are dropped whatever they hold, so they are not read: a sixth of the time.
-        if (
-            verdict.level != 0
-            and not verdict.toc
-            and (
-                (verdict.comments and self.page == ARTICLE)
-                or (
-                    (verdict.hidden or (verdict.marked and not (verdict.may_be_text and _is_plain(element))))
-                    and _is_short(element, MAX_DROPPED)
-                )
-            )
-        ):
+        if self._is_skipped(element, verdict):
             self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
         # Inline code comes here if it has several lines.
         name = element.get("class")
-        if tag in CODE or tag == "code" or (name == CODE_BLOCK and tag == "div") or name in CODE_TABLES:
-            self._code(element)
+        if is_code(element, tag):
+            if text := code_text(element, self.rules, self._leave_out):
+                self._add(Block(text, "pre", 0))
         else:
             is_title = name == TITLE or (name in SUBTITLES and self.page == DOCUMENTATION)
-            own = "h" if is_title else _kind(tag, kind)
+            own = "h" if is_title else kind_of(tag, kind)
             if tag == "li":
                 self._marker = "- "
             self.read(element, own)
@@ -373,42 +321,22 @@ class Walk:
                 self.posts.append((start, len(self.blocks)))
             self._weigh(element, tag, verdict, held)
 
-    def _code(self, element: HtmlElement) -> None:
-        for line_break in element.iter("br"):
-            line_break.tail = "\n" + (line_break.tail or "")
-        parts: list[str] = []
-        self._raw(element, parts)
-        text = "".join(parts).replace("\r\n", "\n").replace("\xa0", " ")
-        lines = [line.rstrip() for line in text.split("\n")]
-        full = [number for number, line in enumerate(lines) if line]
-        if full:
-            self._add(Block("\n".join(lines[full[0] : full[-1] + 1]), "pre", 0))
-
-    def _raw(self, element: HtmlElement, parts: list[str]) -> None:
-        if element.text:
-            parts.append(element.text)
-        for child in element:
-            if isinstance(child.tag, str):
-                verdict = self.rules.verdict(child, child.tag)
-                if verdict.drop or verdict.unseen or verdict.hidden:
-                    self._leave_out(child, TAG if verdict.drop else HIDDEN if verdict.hidden else MARKED)
-                else:
-                    marks = script_marks(child, "".join(parts[-2:])) if child.tag in SCRIPTS else ("", "")
-                    parts += filter(None, marks[:1])
-                    self._raw(child, parts)
-                    parts += filter(None, marks[1:])
-                    if child.tag == "tr" and not (parts and parts[-1].endswith("\n")):
-                        parts.append("\n")
-                    if child.tag == "div" and not (child.tail or "").startswith(("\n", "\r\n")):
-                        parts.append("\n")
-            if child.tail:
-                parts.append(child.tail)
+    def _is_skipped(self, element: HtmlElement, verdict: Verdict) -> bool:
+        """Return True for a container that is dropped whatever it holds, and so is not read: a sixth of the time."""
+        if verdict.level == 0 or verdict.toc:
+            return False
+        if verdict.comments and self.page == ARTICLE:
+            return True
+        is_boilerplate = verdict.hidden or (verdict.marked and not (verdict.may_be_text and is_plain(element)))
+        return is_boilerplate and is_short(element, MAX_DROPPED)
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""
         if not held.size:
             return
         reason = self._reason(element, tag, verdict, held)
+        if reason and self.left_out is not None:
+            self.causes.append((held.start, held.end, reason, described(element)))
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
         if reason and (held.running > MAX_DROPPED or strong):
             self._doubtful.append((held, reason))
@@ -424,24 +352,17 @@ class Walk:
         if verdict.hidden:
             return HIDDEN
         if verdict.marked:
-            is_text = verdict.may_be_text and self._is_prose(held) and _is_plain(element)
+            is_text = verdict.may_be_text and is_prose(self.blocks[held.start : held.end]) and is_plain(element)
             return KEPT if is_text else MARKED
         if verdict.toc:
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
-        if weighed and _is_mostly_links(tag, held):
+        if weighed and is_mostly_links(tag, held):
             return LINKS
         if tag == "form" and held.size < MAX_FORM:
             return FORM
         inside = self.blocks[held.start : held.end] if tag == "figure" and held.running <= MAX_DROPPED else ()
         return FIGURE if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
-
-    def _is_prose(self, held: Contents) -> bool:
-        """Return True for whole sentences without a link, and not under a picture."""
-        return held.running >= MIN_RUNNING and all(
-            one.dropped or one.kind == "h" or (one.text.endswith(SENTENCE_ENDS) and not (one.links or one.pictured))
-            for one in self.blocks[held.start : held.end]
-        )
 
     def _note_picture(self) -> None:
         self._pictured = True
@@ -464,9 +385,11 @@ class Walk:
                 self.running -= block.running
 
 
-def page_blocks(tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True) -> Walk:
+def page_blocks(
+    tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True, account: bool = False
+) -> Walk:
     """Read the blocks and the candidates of a page; `page` is its type."""
-    walk = Walk(tree, rules, page, tables)
+    walk = Walk(tree, rules, page, tables, account)
     body = tree.find("body") if tree.tag == "html" else tree
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + MAX_FRAMES)
@@ -477,45 +400,3 @@ def page_blocks(tree: HtmlElement, rules: AttributeRules, page: str, tables: boo
     walk.flush("")
     walk.settle()
     return walk
-
-
-def _is_short(element: HtmlElement, limit: int) -> bool:
-    """Return True if an element has at most `limit` characters."""
-    for text in element.itertext():
-        limit -= len(text)
-        if limit < 0:
-            return False
-    return True
-
-
-def _kind(tag: str, outer: str) -> str:
-    """Kind of the blocks in an element, of which `outer` is the one around it."""
-    if tag in ("li", "dd", "dt"):
-        return "li"
-    if tag in HEADINGS:
-        return "h"
-    if tag in ("p", "blockquote"):
-        return outer if outer in ("li", "td") else "p"
-    return "td" if tag in CELLS else outer
-
-
-def _is_mostly_links(tag: str, held: Contents) -> bool:
-    size, links = held.size, held.links
-    if held.end - held.start == 1 and tag == "p":
-        return links > 0.8 * size and size < 200
-    return links > 0.6 * size and (size < 2000 or links > 0.8 * size)
-
-
-def _is_plain(element: HtmlElement) -> bool:
-    """Return True for an element without links, controls and media."""
-    return next(element.iter(*NO_PROSE), None) is None
-
-
-def _is_text(element: HtmlElement) -> bool:
-    """Return True for an element that holds running text, most of which is no link."""
-    size = len(element.text_content())
-    return size >= MIN_RUNNING and 2 * sum(len(link.text_content()) for link in element.iter("a")) < size
-
-
-def _has_letters(pieces: Iterable[str]) -> bool:
-    return any(any(map(str.isalnum, piece)) for piece in pieces)
