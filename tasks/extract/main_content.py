@@ -74,12 +74,12 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
 def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> tuple[str, Walk | None]:
     """Main text of a page, and the walk that found it; None if it is stated in JSON-LD."""
     walk = decide(tree, tables, account)
-    text = walk.text()
+    text = _text(walk)
     if len(text) < MIN_TEXT:
         least = max(MIN_TEXT, 2 * len(text))
         if len(stated := article_body(tree)) > least:
             return stated, None
-        if _show_unscripted(tree) and len(stated := (found := decide(tree, tables, account)).text()) > least:
+        if _show_unscripted(tree) and len(stated := _text(found := decide(tree, tables, account))) > least:
             return stated, found
     return text, walk
 
@@ -125,6 +125,10 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
     while shown and shown[-1].kind == "h" and shown[-1].size <= MAX_ENDING:
         shown.pop().dropped = ENDING
     return walk
+
+
+def _text(walk: Walk) -> str:
+    return "\n".join(one.text for one in walk.blocks if not one.dropped)
 
 
 def _running(blocks: Sequence[Block]) -> int:

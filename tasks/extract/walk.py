@@ -153,10 +153,6 @@ class Walk:
             self._add(Block(self._marker + text, kind, links))
             self._marker = ""
 
-    def text(self) -> str:
-        """Text of the blocks that are not dropped, a block a line."""
-        return "\n".join(one.text for one in self.blocks if not one.dropped)
-
     def settle(self) -> None:
         """Drop the large marked containers, except those that hold most of the page's text."""
         for alike in self._cards.values():
