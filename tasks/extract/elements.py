@@ -88,6 +88,11 @@ def kind_of(tag: str, outer: str) -> str:
     return "td" if tag in CELLS else outer
 
 
+def is_link_to_page(element: HtmlElement) -> bool:
+    """Return True for an `a` that is not the name of a whole paragraph, as one that is never closed."""
+    return "href" in element.attrib or is_short(element, MIN_RUNNING)
+
+
 def is_mostly_links(tag: str, held: Contents) -> bool:
     """Return True for a container most of which is links."""
     size, links = held.size, held.links

@@ -14,7 +14,7 @@ from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from tasks.extract.article_lines import drop_lines, is_title, page_titles
 from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
-from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block
+from tasks.extract.blocks import HIDDEN, KEPT, LINKS, MARKED, TOC, Block
 from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
@@ -101,6 +101,9 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
     kind = page_type(tree)
     walk = page_blocks(tree, RULES[kind], kind, tables, account)
     titles = page_titles(tree)
+    if sum(one.size for one in walk.blocks) < MIN_TEXT:  # nothing to weigh its links against
+        for one in walk.blocks:
+            one.dropped = KEPT if one.dropped == LINKS else one.dropped
     if kind == ARTICLE:
         start, end = _best_container(walk, titles)
         lead = _lead(walk.blocks[:start])
@@ -122,7 +125,8 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
             _drop_header(walk, start, end)
     _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE, lead)
     shown = _live(walk.blocks)
-    while shown and shown[-1].kind == "h" and shown[-1].size <= MAX_ENDING:
+    has_text = any(one.kind != "h" for one in shown)
+    while has_text and shown[-1].kind == "h" and shown[-1].size <= MAX_ENDING:
         shown.pop().dropped = ENDING
     return walk
 
@@ -162,7 +166,7 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
         joint = _running(walk.blocks[start:end])
         if len(alike) == 1 or joint <= 1.1 * size:
             start, end, joint = best.start, best.end, size
-        if joint >= MIN_TEXT and joint >= MIN_SHARE * walk.running:
+        if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * walk.running:
             return start, end
     return 0, len(walk.blocks)
 

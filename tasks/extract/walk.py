@@ -39,6 +39,7 @@ from tasks.extract.elements import (
     controlled_ids,
     described,
     is_attribution,
+    is_link_to_page,
     is_mostly_links,
     is_plain,
     is_question,
@@ -201,9 +202,10 @@ class Walk:
         elif verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden or verdict.formula):
             marks = script_marks(element, "".join(self._pieces[-2:])) if tag in SCRIPTS else ("", "")
             self._pieces += filter(None, marks[:1])
-            self._in_links += tag == "a"
+            is_link = tag == "a" and is_link_to_page(element)
+            self._in_links += is_link
             self.read(element, kind)
-            self._in_links -= tag == "a"
+            self._in_links -= is_link
             self._pieces += filter(None, marks[1:])
         elif verdict.formula:
             self._pieces.append(wrapped_text(element))

@@ -154,3 +154,15 @@ def test_text_without_a_script_is_read_if_there_is_no_other(tag: str) -> None:
     assert text_of(page.format("")) == PLAIN
     assert text_of(page.format(PARAGRAPH.replace("fox", "wolf"))) == PLAIN.replace("fox", "wolf")
     assert text_of("<html><body><p>Hi</p><noscript>Enable JavaScript.</noscript></body></html>") == "Hi"
+
+
+def test_anchors_without_an_end_and_pages_of_few_words_are_text() -> None:
+    assert text_of(f"<html><body><a name='top'>{PARAGRAPH}{PARAGRAPH}</body></html>").count("fox") == 6
+    assert text_of("<html><body><h1>Case 1</h1><h1>Case 2</h1></body></html>") == "Case 1\nCase 2"
+    assert text_of("<html><body><p><a href='/a'>abc</a></p><p>def</p></body></html>") == "abc\ndef"
+
+
+def test_a_stated_article_body_is_the_text_though_more_stands_beside_it() -> None:
+    live = "".join(f"<div class='live'>{PARAGRAPH.replace('fox', 'wolf')}</div>" for _ in range(7))
+    page = f"<html><body><div itemprop='articleBody'>{PARAGRAPH * 3}</div><div>{live}</div></body></html>"
+    assert "wolf" not in text_of(page) and text_of(page).count("fox") == 9
