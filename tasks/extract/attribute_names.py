@@ -50,7 +50,8 @@ BOILERPLATE = re.compile(
     | slider
     | user\ (?:info|profile) | message\ container | factbox | infobox\ (?:ad|promo) | skip\ (?:link|nav|to)\w*
     | skiplink
-    | search\ ?(?:box|form|bar|wrapper)? | searchformwrapper | hidden | hide | invisible | nodisplay | sr\ only
+    | search\ ?(?:box|form|bar|wrapper)? | searchformwrapper | invisible | nodisplay | sr\ only
+    | (?:hidden|hide)(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|mobile|small)\b)
     | screen\ reader\ text | visually\ ?hidden | a11y\ only | print\ only | printfooter | catlinks | editsection
     | mw\ editsection | mw\ jump\w*
     | jump\ to\ nav | linenos? | lnt | lineno | linenumbers? | line\ numbers? | gutter | rouge\ gutter | copy\ button
@@ -79,7 +80,8 @@ NAVIGATION = re.compile(
     | nav\ (?:header|footer|table|panel|list|links?) | book\ navigation | prev\ next | prevnext | pager
     | (?:prev|previous|next)\ page | navset(?:top|bottom) | tocset | versionbox | chlink\w*
     | pagination | paging
-    | search\ ?(?:box|bar)? | hidden | sr\ only | visually\ ?hidden | screen\ reader\ text | printfooter | catlinks
+    | search\ ?(?:box|bar)? | sr\ only | hidden(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|mobile|small)\b)
+    | visually\ ?hidden | screen\ reader\ text | printfooter | catlinks
     | editsection | mw\ editsection | mw\ jump\w* | subpages | content\ ?sub | site\ ?sub | t\ navbar
     | linenos? | lnt | lineno | linenumbers? | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back
     | link\ seesrc | ocn | mbrsel
@@ -146,7 +148,7 @@ UNSEEN = re.compile(
       headerlink | skip\ ?link | copybtn
     | \b(?:
       sr\ only | screen\ reader\ text | visually\ ?hidden | a11y\ only | print\ only | nodisplay | invisible
-    | (?:hidden|hide)(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|desktop|mobile|small|medium|large)\b)
+    | (?:hidden|hide)(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|mobile|small)\b)
     | editsection | mw\ jump\w* | skip\ (?:nav|to)\w* | jump\ to\ nav | linenos? | lnt | lineno | linenumbers?
     | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back | link\ seesrc | ocn | mbrsel
     )\b

@@ -157,6 +157,7 @@ MODIFIED = [
     for separator in "-_"
 ]
 SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`
+DISPLAYS = frozenset(["block", "flex", "grid", "inline", "inline-block", "inline-flex", "table", "table-cell"])
 HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 SEPARATORS = str.maketrans("_-:.", "    ")
 
@@ -165,6 +166,8 @@ def words(value: str) -> str:
     """Words of a class or id in lower case, with single spaces (`postBody-main_text`: `post body main text`)."""
     if value.isalnum() and value.islower():
         return value
+    if (":" in value or "(" in value) and " " in value:
+        value = _without_variants(value)
     lower = value.islower()
     if "-" in value or "_" in value:
         text = value if lower else value.lower()
@@ -173,6 +176,13 @@ def words(value: str) -> str:
     if not lower:
         value = HUMPS.sub(" ", value)
     return " ".join(value.translate(SEPARATORS).split()).lower()
+
+
+def _without_variants(value: str) -> str:
+    """Class without names that hold on some screens or in some states (`md:flex`), or set a measure (`Mx(20px)`)."""
+    names = value.split()
+    is_shown = any(name.rpartition(":")[2] in DISPLAYS and ":" in name for name in names)
+    return " ".join(name for name in names if not (":" in name or "(" in name or (is_shown and name == "hidden")))
 
 
 def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Verdict:

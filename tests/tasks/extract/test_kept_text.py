@@ -24,6 +24,11 @@ def test_words_of_a_sentence_are_kept_in_any_inline_element(tag: str, name: str)
     assert between(f"<p>{marked}</p><p>{marked} | {marked}</p>") == ""  # a line of its own
 
 
+@pytest.mark.parametrize("name", ["hidden-xs", "hidden md:block", "md:flex print:hidden", "Mx(a)--modalCentered Cf"])
+def test_parts_that_other_screens_do_not_show_are_read(name: str) -> None:
+    assert between(f"<div class='{name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
+
+
 def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence() -> None:
     for name in ("sr-only", "visually-hidden", "mw-editsection", "headerlink", "hidden"):
         assert between(f"<h2>The river<span class='{name}'> aside</span></h2><p>{WORDS}</p>").startswith("The river\n")
