@@ -48,8 +48,13 @@ def is_short(element: HtmlElement, limit: int) -> bool:
 
 
 def is_plain(element: HtmlElement) -> bool:
-    """Return True for an element without links, controls and media."""
-    return next(element.iter(*NO_PROSE), None) is None
+    """Return True for an element without links, controls and media; pictures without a text are decoration."""
+    return not any(
+        not (inner.tag == "a" and inner.get("href") is None)
+        and not (inner.tag == "input" and inner.get("type") == "hidden")
+        and not (inner.tag == "img" and inner.get("alt") == "")
+        for inner in element.iter(*NO_PROSE)
+    )
 
 
 def is_text(element: HtmlElement) -> bool:

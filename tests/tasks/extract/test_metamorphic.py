@@ -1,4 +1,4 @@
-"""The same page told differently gives the same text, to the character."""
+"""The same page in other markup gives the same text, to the character."""
 
 import random
 import re
