@@ -79,7 +79,7 @@ def _fetched(url: str) -> "Page":
             page = await fetcher.fetch(url, "explain")
         if page.reason:
             raise UserError(f"{url} cannot be fetched: {page.reason} {page.detail}".rstrip() + "; save it as a file")
-        return dataclasses.replace(whole_page(page.final_url, "explain", page.body), charset=page.charset)
+        return dataclasses.replace(whole_page(page.final_url, "explain", page.body or b""), charset=page.charset)
 
     return asyncio.run(fetch())
 

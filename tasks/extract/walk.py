@@ -107,7 +107,7 @@ class Walk:
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
         self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
-        self._doubtful: list[tuple[Contents, int]] = []
+        self._doubtful: list[tuple[Contents, str]] = []
 
     def read(self, element: HtmlElement, kind: str) -> None:
         """Read the text and the children of an element, but not its tail."""
@@ -343,7 +343,7 @@ class Walk:
         if verdict.level >= 0 and (not reason or strong):
             self.candidates.append(Candidate(verdict.level, held.start, held.end, tag, element.get("class") or ""))
 
-    def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> int:
+    def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> str:
         """Reason to drop a container."""
         if verdict.comments and self.page != FORUM:
             return COMMENT
@@ -374,7 +374,7 @@ class Walk:
         self.links += block.links
         self.running += block.running
 
-    def _drop(self, held: Contents, reason: int) -> None:
+    def _drop(self, held: Contents, reason: str) -> None:
         for block in self.blocks[held.start : held.end]:
             if not block.dropped:
                 block.dropped = reason

@@ -47,7 +47,9 @@ def texts(tree: HtmlElement, least: int = 40) -> Iterator[HtmlElement]:
 
 def wrap_word(element: HtmlElement, tag: str, **attributes: str) -> None:
     """Wrap the third word of an element's own text."""
-    before, word, after = re.match(r"(\s*\S+\s+\S+\s+)(\S+)(.*)", element.text, re.DOTALL).groups()
+    found = re.match(r"(\s*\S+\s+\S+\s+)(\S+)(.*)", element.text or "", re.DOTALL)
+    assert found is not None
+    before, word, after = found.groups()
     inner = element.makeelement(tag, attributes)
     element.text, inner.text, inner.tail = before, word, after
     element.insert(0, inner)
