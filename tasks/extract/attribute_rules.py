@@ -222,14 +222,18 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     )
     if post:
         return Verdict(level=level, post=True)
+    comments = (tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments)
+    toc = identity.toc or classes.toc
+    if not (identity.boilerplate or classes.boilerplate):
+        return Verdict(comments=comments, toc=toc, level=level)
     marks = [one for one in (identity, classes) if one.boilerplate]
     is_site = any(one.unseen or SITE_PROSE.search(one.words) for one in marks)
     return Verdict(
-        marked=bool(marks),
+        marked=True,
         unseen=any(one.unseen or (tag == "a" and MARK_LINKS.search(one.words)) for one in marks),
         may_be_text=rules.boilerplate is BOILERPLATE and not is_site,
-        comments=(tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments),
-        toc=identity.toc or classes.toc,
+        comments=comments,
+        toc=toc,
         level=level,
     )
 

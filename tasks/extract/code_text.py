@@ -5,7 +5,7 @@ from collections.abc import Callable
 from lxml.html import HtmlElement
 
 from tasks.extract.attribute_rules import AttributeRules
-from tasks.extract.blocks import CODE, HIDDEN, MARKED, TAG
+from tasks.extract.blocks import HIDDEN, MARKED, TAG
 from tasks.extract.formulas import script_marks
 
 # Classes of code in other elements than `pre`, a row or a `div` a line: Scribble, Doxygen, GitHub, SyntaxHighlighter.
@@ -16,11 +16,9 @@ SCRIPTS = frozenset(["sub", "sup"])
 LeaveOut = Callable[[HtmlElement, str], None]
 
 
-def is_code(element: HtmlElement, tag: str) -> bool:
-    """Return True for the code of a highlighter, by its tag or its first class."""
-    if tag in CODE or tag == "code":  # inline code comes here if it has several lines
-        return True
-    name = (element.get("class") or "").partition(" ")[0]
+def is_code(element: HtmlElement, tag: str, name: str) -> bool:
+    """Return True for the code of a highlighter, by the first name of its class."""
+    name = name.partition(" ")[0]
     if name not in CODE_NAMES:
         return False
     if name == "container":

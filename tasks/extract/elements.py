@@ -95,7 +95,7 @@ def kind_of(tag: str, outer: str) -> str:
 
 def is_link_to_page(element: HtmlElement) -> bool:
     """Return True for an `a` that is not the name of a whole paragraph, as one that is never closed."""
-    return "href" in element.attrib or is_short(element, MIN_RUNNING)
+    return element.get("href") is not None or is_short(element, MIN_RUNNING)
 
 
 def is_mostly_links(tag: str, held: Contents) -> bool:

@@ -14,6 +14,7 @@ from tasks.extract.attribute_names import DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
     BLOCK_TAGS,
+    CODE,
     COMMENT,
     FIGURE,
     FORM,
@@ -289,9 +290,8 @@ class Walk:
             self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
-        # Inline code comes here if it has several lines.
         name = element.get("class")
-        if is_code(element, tag):
+        if tag in CODE or tag == "code" or (name and is_code(element, tag, name)):
             if text := code_text(element, self.rules, self._leave_out):
                 self._add(Block(text, "pre", 0))
         else:
