@@ -195,6 +195,8 @@ def _drop_labels(blocks: Sequence[Block]) -> None:
     shown = [one for one in blocks if not one.dropped or one.dropped == LINKS]
     lines: Counter[str] = Counter()
     labels = [not one.dropped and _is_label(one, shown, number, lines) for number, one in enumerate(shown)]
+    if not any(labels):
+        return
     start = 0
     for is_item, group in itertools.groupby(shown, key=lambda one: one.kind == "li" and not one.dropped):
         end = start + len(list(group))

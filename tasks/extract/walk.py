@@ -286,7 +286,7 @@ class Walk:
             self._pieces.append(" | ")
         if verdict.hidden and self._is_opened(element, verdict):
             verdict = verdict._replace(hidden=False)
-        if self._is_skipped(element, verdict):
+        if (verdict.marked or verdict.hidden or verdict.comments) and self._is_skipped(element, verdict):
             self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
