@@ -1,12 +1,15 @@
 """Lines of an article that are no part of its text: title, date, links to other pages, calls to follow or subscribe."""
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from lxml.html import HtmlElement
 
-from tasks.extract.blocks import MIN_RUNNING, Block
+from tasks.extract.blocks import LINKS, MIN_RUNNING, SENTENCE_ENDS, Block
 
+TITLE, RELATED_PAGES, CALLS, LABEL_LINE = "title", "related", "call", "label"  # reasons for which a line is dropped
 # The numbers were chosen on the gold pages; each rule raises the F1 of at least three quarters.
 MAX_LINE = 100  # characters of a line that may be noise
 MAX_HEADING = 60  # characters of a heading of links to other pages
@@ -14,6 +17,10 @@ MIN_PARAGRAPH = 100  # characters of a paragraph without links, which no list of
 MAX_RELATED = 0.2  # share of the running text that may follow such a heading
 MAX_CALLS = 3  # blocks at the end of an article that may be calls
 MAX_CALL = 400  # characters of one
+MIN_LINKED = 0.1  # of the characters of a call in links
+MOSTLY = 0.9  # of the characters of a line in links
+MIN_CREDITS = 3  # persons or groups with a part in an article
+MIN_SAME = 3  # lines that differ in numbers at most
 
 WORDS = re.compile(r"\w+")
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
@@ -25,18 +32,34 @@ DATE_WORD = re.compile(
     r"|st|nd|rd|th|updated?|published|posted|first|last|modified|aktualisiert|veröffentlicht|publié|mis|jour|à|publicado"
     r"|actualizado"
 )
-NOISE = re.compile(
-    r"(?:\d+ min(?:utes?|uten)? |share|sharen|tweet|pin|print|e-?mail|follow|like|teilen|drucken|gef[aä]llt|empfehlen"
-    r"|weiterlesen|mehr lesen|lesen sie|read (?:more|also|next)|see also|lire aussi|leggi anche|lee tambi[eé]n"
-    r"|s[ií]guenos|follow us|suivez|seguici|(?:submit|leave|post|add|view|show)(?: a| your| all)? comments?"
-    r"|continue reading|loading|正在加载|advertisement|anzeige|werbung|publicit[eé]|publicidad|pubblicità|reklama"
-    r"|foto|photo|bild|image|cr[eé]dits? photos?|fotos|photos|quelle|source|all rights reserved"
-    r"|alle rechte vorbehalten|tous droits|copyright|©|posted (?:by|on|in)|tags?|tagged|filed under|schlagw[oö]rter"
-    r"|themen|topics|categories|kategorien?|published|last (?:modified|updated)"
-    r"|related (?:news|stories|articles|posts)|ähnliche beiträge)\b.{0,80}",
+# Labels of controls and of what stands beside a text. A line is dropped if it is a label and no more, or a label and
+# what shows that no sentence follows: links, a date, a picture of which it names the author, the same line many times.
+LABELS = re.compile(
+    r"share|sharen|tweet|pin(?: it)?|print|e-?mail|follow|like|teilen|drucken|gef[aä]llt(?: mir)?|empfehlen|weiterlesen"
+    r"|mehr lesen|read (?:more|also|next)|see also|lire aussi|leggi anche|lee tambi[eé]n|s[ií]guenos|suivez-nous"
+    r"|seguici"
+    r"|(?:submit|leave|post|add|view|show)(?: a| your| all)? comments?|continue reading|loading|正在加载"
+    r"|fotos?|photos?|bild|image|(?:photo )?cr[eé]dits?(?: photos?)?|quelle|(?:photo )?source"
+    r"|all rights reserved|alle rechte vorbehalten|tous droits réservés|copyright|©|posted (?:by|on|in)|tags?|tagged"
+    r"|filed under|schlagw[oö]rter|themen|topics|categories|kategorien?|(?:first )?published|updated"
+    r"|last (?:modified|updated)|related (?:news|stories|articles|posts)|ähnliche beiträge"
+    r"|(?:share|print|tweet|e-?mail|follow|like)(?: this| us)?(?: (?:article|story|post|page))?"
+    r"(?: (?:on|via|with|by|auf) (?:facebook|twitter|x|linkedin|e-?mail|whatsapp|pinterest|reddit|instagram|telegram))?"
+    r"|\d+ min(?:utes?|uten)?(?: read| lesezeit| de lecture| de lectura)?"
+    r"|advertisement|anzeige|werbung|publicit[eé]|publicidad|pubblicità|reklama",
     re.IGNORECASE,
 )
-# At the start of a block or in it.
+ADVERTS = re.compile(LABELS.pattern[LABELS.pattern.rindex("advertisement") :], re.IGNORECASE)
+LABEL = re.compile(rf"(?:{LABELS.pattern})\b", re.IGNORECASE)
+CREDIT = re.compile(
+    r"(?:fotos?|photos?|bild(?:er)?|images?|(?:photo )?cr[eé]dits?(?: photos?)?|quellen?|(?:photo )?sources?|©"
+    r"|copyright)\b",
+    re.IGNORECASE,
+)
+SENTENCES = re.compile(r"[.!?…]\s*")
+DIGITS = re.compile(r"\d+")
+ADDRESS = re.compile(r"(?<!\w)@\w{2}|\w@[\w-]+\.\w|https?://|\bwww\.|\w\.(?:com|org|net)\b", re.IGNORECASE)
+# In the last blocks of an article: at the start of a block or in it.
 CALL = re.compile(
     r"\b(?:follow|like|find|join) (?:him|her|them|me|us|our|the author)\b.{0,60}\b(?:on|at)\b"
     r"|^(?:follow|subscribe|sign up|download|contact|e-?mail|donate|support|join|register) \b"
@@ -51,27 +74,37 @@ CALL = re.compile(
     r"|^(?:siga-nos|assine|inscreva-se)\b|^(?:volg|abonneer)\b",
     re.IGNORECASE,
 )
+CREDITS = re.compile(r"\b(?:reporting|writing|editing|compiled|translated|edited|written) by\b", re.IGNORECASE)
 # Headings of links to other pages.
 RELATED = re.compile(
     r"(?:related|similar|more|other|latest|recent|popular|recommended|trending|sponsored)"
-    r" (?:articles?|posts?|stories|news|reading|content|from|on|in|videos?|links|topics|coverage)\b.{0,40}"
-    r"|(?:read|see|watch) (?:also|more|next)\b.{0,40}|you (?:may|might) also (?:like|enjoy|be interested in)"
-    r"|today on\b.{0,30}|up next|keep reading|most (?:read|popular|viewed|shared)\b.{0,40}|don['’]?t miss"
+    r" (?:articles?|posts?|stories|news|reading|content|videos?|links|topics|coverage)"
+    r"|(?:read|see|watch) (?:also|more|next)|you (?:may|might) also (?:like|enjoy|be interested in)"
+    r"|up next|keep reading|most (?:read|popular|viewed|shared)|don['’]?t miss"
     r"|trending(?: now)?|editor['’]?s['’]? (?:picks?|choice|recommendations)|recommended(?: for you)?|what to read next"
-    r"|mehr (?:zum thema|zu|aus)\b.{0,40}|(?:das )?könnte (?:sie|dich) auch interessieren|auch interessant"
+    r"|mehr zum thema|(?:das )?könnte (?:sie|dich) auch interessieren|auch interessant"
     r"|lesen sie auch|lies auch|schon gelesen|meistgelesen|meist gelesen|lust auf mehr|passend zum thema"
     r"|(?:ähnliche|verwandte|weitere|neueste|aktuelle|letzte) (?:artikel|beiträge|themen|meldungen|nachrichten)"
     r"|(?:articles|sujets|contenus) (?:similaires|liés|connexes|récents)|(?:à|a) (?:lire|voir) (?:aussi|également)"
-    r"|(?:sur|dans) (?:le|la) même (?:sujet|thème|rubrique)|.{0,30}\bsur le (?:même )?sujet|(?:articles )?les plus lus"
+    r"|(?:sur|dans) (?:le|la) même (?:sujet|thème|rubrique)|.{0,30}\bsur le (?:même )?sujet"
+    r"|(?:articles )?les plus lus"
     r"|(?:noticias|artículos|notas|contenido) relacionad[oa]s?|(?:también )?(?:te|le) puede(?: también)? interesar"
     r"|(?:lea|lee|vea|mira) (?:también|además|más)|(?:lo )?más (?:leíd[oa]s?|vistos?|noticias)|te recomendamos"
     r"|(?:leia|veja|saiba) (?:também|mais)|(?:notícias|matérias|artigos) relacionad[oa]s|(?:as )?mais lidas"
     r"|articoli correlati|(?:leggi|vedi) anche|(?:ti )?potrebbe(?:ro)? interessar(?:e|ti)(?: anche)?"
     r"|lees (?:ook|meer|verder)|gerelateerde (?:artikelen|berichten)|meest gelezen|l[äæe]s (?:också|også|mer|mere)"
     r"|(?:zobacz|czytaj|przeczytaj) (?:też|także|również|więcej)|dowiedz się więcej|powiązane|polecamy"
-    r"|похожие (?:статьи|записи|материалы)|(?:читайте|смотрите) также|самые популярные\b.{0,30}|(?:материалы )?по теме"
+    r"|похожие (?:статьи|записи|материалы)|(?:читайте|смотрите) также|самые популярные|(?:материалы )?по теме"
     r"|baca juga|artikel terkait|ilgili haberler|関連(?:記事|リンク|ニュース)|相关(?:文章|阅读|新闻|链接)"
     r"|延伸阅读|推荐阅读",
+    re.IGNORECASE,
+)
+# The same with the name of a subject or a place, which may be words of a sentence too.
+RELATED_TO = re.compile(
+    r"(?:related|similar|more|other|latest|recent|popular|recommended|trending|sponsored)"
+    r" (?:articles?|posts?|stories|news|reading|content|from|on|in|videos?|links|topics|coverage)\b.{0,40}"
+    r"|(?:read|see|watch) (?:also|more|next)\b.{0,40}|today on\b.{0,30}|most (?:read|popular|viewed|shared)\b.{0,40}"
+    r"|mehr (?:zum thema|zu|aus)\b.{0,40}|самые популярные\b.{0,30}",
     re.IGNORECASE,
 )
 
@@ -91,56 +124,140 @@ def is_title(block: Block, titles: Sequence[str]) -> bool:
     return bool(words) and any(f" {words} " in title for title in titles)
 
 
-def clean_article(blocks: list[Block], titles: Sequence[str]) -> list[Block]:
-    """Blocks of an article without the lines that are no part of its text."""
-    text = _without_calls(_without_title(_without_related(blocks), titles))
-    return [one for one in text if not _is_noise(one)]
+def drop_lines(blocks: Sequence[Block], titles: Sequence[str]) -> None:
+    """Drop the lines of an article's container that are no part of its text."""
+    _drop_related(blocks)
+    _drop_title([one for one in blocks if not one.dropped], titles)
+    _drop_calls([one for one in blocks if not one.dropped])
+    _drop_labels(blocks)
 
 
-def _without_title(blocks: list[Block], titles: Sequence[str]) -> list[Block]:
-    """Blocks without the title and the date before the text; both have a column of their own."""
+def _drop_title(blocks: Sequence[Block], titles: Sequence[str]) -> None:
+    """Drop the title and the date before the text; both have a column of their own."""
     first = next((number for number, one in enumerate(blocks) if one.running > MIN_RUNNING), len(blocks))
-    return [one for one in blocks[:first] if not (is_title(one, titles) or is_date(one))] + blocks[first:]
+    for one in blocks[:first]:
+        if is_title(one, titles) or is_date(one):
+            one.dropped = TITLE
 
 
 def is_date(block: Block) -> bool:
     """Return True for a line that is a date, with or without a time."""
-    if block.size > MAX_HEADING or not YEAR.search(block.text):
-        return False
-    return all(map(DATE_WORD.fullmatch, WORDS.findall(block.text.lower())))
+    return block.size <= MAX_HEADING and is_date_text(block.text)
 
 
-def _without_related(blocks: list[Block]) -> list[Block]:
-    """Blocks before a heading of links to other pages, if little text and no paragraph follows it."""
-    after, total, end = 0, sum(one.running for one in blocks), len(blocks)
+def is_date_text(text: str) -> bool:
+    """Return True for words of dates and times alone, a year among them."""
+    return YEAR.search(text) is not None and all(map(DATE_WORD.fullmatch, WORDS.findall(text.lower())))
+
+
+def _drop_related(blocks: Sequence[Block]) -> None:
+    """Drop a heading of links to other pages and what follows it, if that has links, little text and no paragraph."""
+    after, links, total, end = 0, 0, sum(one.running for one in blocks if not one.dropped), len(blocks)
     for number in range(len(blocks) - 1, 0, -1):
         one = blocks[number]
+        if one.dropped:
+            links += one.links
+            continue
         after += one.running
         if after > MAX_RELATED * total or (one.kind == "p" and one.size > MIN_PARAGRAPH and not one.links):
             break
-        if one.size <= MAX_HEADING and one.kind not in ("pre", "td") and RELATED.fullmatch(_words(one)):
+        if links and one.size <= MAX_HEADING and one.kind not in ("pre", "td", "li") and _is_related(_words(one)):
             end = number
-    return blocks[:end]
+        links += one.links
+    for one in blocks[end:]:
+        one.dropped = one.dropped or RELATED_PAGES
 
 
-def _without_calls(blocks: list[Block]) -> list[Block]:
-    """Blocks without the last ones that name the author, or ask to follow or subscribe."""
-    end = len(blocks)
-    for number in range(len(blocks) - 1, max(len(blocks) - 1 - MAX_CALLS, 0), -1):
-        one = blocks[number]
-        if one.size <= MAX_CALL and one.kind != "pre" and CALL.search(one.text):
-            end = number
-    return blocks[:end]
+def _is_related(words: str) -> bool:
+    return RELATED.fullmatch(words) is not None or RELATED_TO.fullmatch(words) is not None
 
 
-def _is_noise(block: Block) -> bool:
-    """Return True for a short line that asks to share, names a photographer, or the like."""
+def _drop_calls(blocks: Sequence[Block]) -> None:
+    """Drop the last blocks that name the author, or ask to follow or subscribe, and the links after them."""
+    is_after = False
+    for one in blocks[max(len(blocks) - MAX_CALLS, 1) :]:
+        is_after = one.kind != "pre" and one.size <= MAX_CALL and (_is_call(one) or (is_after and one.links > 0))
+        if is_after:
+            one.dropped = CALLS
+
+
+def _is_call(block: Block) -> bool:
+    """Return True for a call with an address, a link that is a good part of it, a date, or a second call in it."""
+    calls = CALL.findall(block.text)
+    if not calls:
+        return False
+    has_link = MIN_LINKED * block.size <= block.links or ADDRESS.search(block.text) is not None
+    return has_link or len(calls) > 1 or is_date(block) or len(CREDITS.findall(block.text)) >= MIN_CREDITS
+
+
+def _drop_labels(blocks: Sequence[Block]) -> None:
+    """Drop the lines that are a label; of a list only all items of it, and no heading of a text."""
+    shown = [one for one in blocks if not one.dropped or one.dropped == LINKS]
+    lines: Counter[str] = Counter()
+    labels = [not one.dropped and _is_label(one, shown, number, lines) for number, one in enumerate(shown)]
+    if not any(labels):
+        return
+    start = 0
+    for is_item, group in itertools.groupby(shown, key=lambda one: one.kind == "li" and not one.dropped):
+        end = start + len(list(group))
+        if is_item and not all(labels[start:end]):
+            labels[start:end] = [not any(map(str.isalnum, one.text)) for one in shown[start:end]]
+        start = end
+    for number, one in enumerate(shown):
+        if labels[number] and not _is_heading_of(one, shown[number + 1 : number + 2]):
+            one.dropped = LABEL_LINE
+
+
+def _is_heading_of(block: Block, after: Sequence[Block]) -> bool:
+    """Return True for a heading of one everyday word, as `Topics`, with a text after it."""
+    if block.kind != "h" or not after or after[0].dropped or after[0].kind == "h" or after[0].links:
+        return False
+    words = _words(block)
+    return words.isalpha() and not (ADVERTS.fullmatch(words) or _is_related(words))
+
+
+def _is_label(block: Block, shown: Sequence[Block], number: int, lines: Counter[str]) -> bool:
+    """Return True for a short line that asks to share, names a photographer, or the like.
+
+    Args:
+        block: the line.
+        shown: all blocks of the container.
+        number: place of the line in them.
+        lines: counts of the short lines without their digits; filled when it is needed.
+    """
     if block.size > MAX_LINE or block.kind in ("pre", "td"):
         return False
     words = _words(block)
-    if NOISE.fullmatch(words) or (len(words) <= MAX_HEADING and RELATED.fullmatch(words)):
+    found = LABEL.match(words)
+    if (found and LABELS.fullmatch(words)) or (RELATED.fullmatch(words) and block.kind != "li"):
         return True
-    return not any(map(str.isalnum, block.text))
+    is_sentence = block.text.endswith(SENTENCE_ENDS)
+    if not is_sentence and len(words) <= MAX_HEADING and RELATED_TO.fullmatch(words):
+        after = shown[number + 1 : number + 2]
+        return not after or after[0].links > 0 or not after[0].running or 2 * block.links > block.size
+    if found is None:
+        return not any(map(str.isalnum, block.text))
+    rest = words[found.end() :]
+    named = rest.lstrip(" :：-–|,()")
+    if is_date_text(named):
+        return True
+    if block.links >= MOSTLY * block.size or (rest.lstrip()[:1] in (":", "：") and block.links >= len(named)):
+        return True
+    if " " in found.group() and 2 * block.links >= block.size:
+        return True
+    if is_sentence:
+        parts = [part for part in SENTENCES.split(words) if part]
+        return len(parts) > 1 and all(map(LABEL.match, parts))
+    is_credit = CREDIT.match(words) and (rest.lstrip()[:1] in tuple(":：(–-/|") or block.text[0] == "(")
+    if is_credit and (block.pictured or _is_last(shown[number:])):
+        return True
+    if not lines:
+        lines.update(DIGITS.sub("0", one.text) for one in shown if one.size <= MAX_LINE)
+    return lines[DIGITS.sub("0", block.text)] >= MIN_SAME
+
+
+def _is_last(blocks: Sequence[Block]) -> bool:
+    return not any(one.running > MIN_RUNNING and not one.dropped for one in blocks)
 
 
 def _words(block: Block) -> str:

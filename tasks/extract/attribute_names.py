@@ -3,106 +3,19 @@
 import re
 
 # Tags without text of the page: scripts, controls, media.
-DROPPED_TAGS = frozenset(
-    [
-        "applet",
-        "area",
-        "audio",
-        "base",
-        "button",
-        "canvas",
-        "col",
-        "colgroup",
-        "datalist",
-        "dialog",
-        "embed",
-        "fencedframe",
-        "figcaption",
-        "footer",
-        "frame",
-        "frameset",
-        "head",
-        "iframe",
-        "input",
-        "link",
-        "map",
-        "menu",
-        "menuitem",
-        "meta",
-        "meter",
-        "nav",
-        "noindex",
-        "noframes",
-        "noscript",
-        "object",
-        "optgroup",
-        "option",
-        "output",
-        "param",
-        "picture",
-        "progress",
-        "rp",
-        "rt",
-        "rtc",
-        "script",
-        "select",
-        "source",
-        "style",
-        "svg",
-        "template",
-        "textarea",
-        "track",
-        "use",
-        "video",
-    ]
-)
+_DROPPED_TAGS = """
+applet area audio base button canvas col colgroup datalist dialog embed fencedframe figcaption footer frame
+frameset head iframe input link map menu menuitem meta meter nav noindex noframes noscript object optgroup
+option output param picture progress rp rt rtc script select source style svg template textarea track use
+video
+"""
+DROPPED_TAGS = frozenset(_DROPPED_TAGS.split())
 # Containers that a class can mark as boilerplate.
-MARKED_TAGS = frozenset(
-    [
-        "a",
-        "aside",
-        "blockquote",
-        "center",
-        "dd",
-        "details",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "figure",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hgroup",
-        "label",
-        "legend",
-        "li",
-        "ol",
-        "p",
-        "section",
-        "small",
-        "span",
-        "strong",
-        "summary",
-        "table",
-        "tbody",
-        "td",
-        "time",
-        "tr",
-        "ul",
-        "address",
-        "cite",
-        "i",
-        "b",
-        "em",
-        "font",
-    ]
-)
+_MARKED_TAGS = """
+a aside blockquote center dd details div dl dt fieldset figure form h1 h2 h3 h4 h5 h6 header hgroup label
+legend li ol p section small span strong summary table tbody td time tr ul address cite i b em font
+"""
+MARKED_TAGS = frozenset(_MARKED_TAGS.split())
 CONTAINERS = frozenset(
     ["article", "aside", "center", "div", "fieldset", "form", "main", "section", "table", "tbody", "td"]
 )
@@ -137,10 +50,11 @@ BOILERPLATE = re.compile(
     | slider
     | user\ (?:info|profile) | message\ container | factbox | infobox\ (?:ad|promo) | skip\ (?:link|nav|to)\w*
     | skiplink
-    | search\ ?(?:box|form|bar|wrapper)? | searchformwrapper | hidden | hide | invisible | nodisplay | sr\ only
+    | search\ ?(?:box|form|bar|wrapper)? | searchformwrapper | invisible | nodisplay | sr\ only
+    | (?:hidden|hide)(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|mobile|small)\b)
     | screen\ reader\ text | visually\ ?hidden | a11y\ only | print\ only | printfooter | catlinks | editsection
     | mw\ editsection | mw\ jump\w*
-    | jump\ to\ nav | linenos? | lineno | linenumbers? | line\ numbers? | gutter | rouge\ gutter | copy\ button
+    | jump\ to\ nav | linenos? | lnt | lineno | linenumbers? | line\ numbers? | gutter | rouge\ gutter | copy\ button
     | copybtn | clipboard
     | language\ (?:switcher|list|selector|picker) | lang\ (?:switcher|list|selector|toggle|picker) | toplang
     | bottomlang
@@ -166,9 +80,10 @@ NAVIGATION = re.compile(
     | nav\ (?:header|footer|table|panel|list|links?) | book\ navigation | prev\ next | prevnext | pager
     | (?:prev|previous|next)\ page | navset(?:top|bottom) | tocset | versionbox | chlink\w*
     | pagination | paging
-    | search\ ?(?:box|bar)? | hidden | sr\ only | visually\ ?hidden | screen\ reader\ text | printfooter | catlinks
+    | search\ ?(?:box|bar)? | sr\ only | hidden(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|mobile|small)\b)
+    | visually\ ?hidden | screen\ reader\ text | printfooter | catlinks
     | editsection | mw\ editsection | mw\ jump\w* | subpages | content\ ?sub | site\ ?sub | t\ navbar
-    | linenos? | lineno | linenumbers? | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back
+    | linenos? | lnt | lineno | linenumbers? | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back
     | link\ seesrc | ocn | mbrsel
     | language\ (?:switcher|list|selector|picker) | lang\ (?:switcher|list|selector|toggle|picker) | toplang
     | bottomlang
@@ -226,6 +141,39 @@ NOTES = re.compile(  # an aside of these is a part of the text
     r"\b(?:admonition|note|notes|warning|caution|important|tip|hint|footnote|footnotes|topic|callout|seealso|example)\b"
 )
 
+# Signs of editing and text that no reader sees: they are no words of a sentence or of code. All other names of
+# boilerplate are those of containers, and say nothing of words in the middle of a line.
+UNSEEN = re.compile(
+    r"""
+      headerlink | skip\ ?link | copybtn
+    | \b(?:
+      sr\ only | screen\ reader\ text | visually\ ?hidden | a11y\ only | print\ only | nodisplay | invisible
+    | (?:hidden|hide)(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|mobile|small)\b)
+    | editsection | mw\ jump\w* | skip\ (?:nav|to)\w* | jump\ to\ nav | linenos? | lnt | lineno | linenumbers?
+    | line\ numbers? | gutter | copy\ button | clipboard | viewcode\ back | link\ seesrc | ocn | mbrsel
+    )\b
+    """,
+    re.VERBOSE,
+)
+# Boilerplate that is prose: about the site, its authors and its other pages. A container of another name that holds
+# whole sentences alone, without a link, a control or a picture, is a part of the text.
+SITE_PROSE = re.compile(
+    r"""
+      cookie|newsletter|subscri|sign\ ?up|login|sponsor|advert|copyright|colophon|masthead|sidebar|side\ bar|popup
+    | \B(?:footer|foot)\b | \b(?:foot|footer\w*|consent|gdpr|modal|overlay|widget\w*|author\w*|related\w*|recommend\w*
+    | popular|recent|latest|more|most|next|prev\w*|nav\w*|menus?|submenu|social|shar\w*|addtoany\w*|donat\w*|user
+    | search\w*|login|respond|reply|replies|ads?|adv|akismet|infobox|factbox|message\ container|comments?|powered
+    | skip\w*|rss)\b
+    """,
+    re.VERBOSE,
+)
+# Links to the heading or the note beside them, which are words of a sentence in other elements than a link.
+MARK_LINKS = re.compile("permalink|backlink")
+# Parts of tabs and accordions, which are closed at first.
+PANEL = re.compile(r"\b(?:tab\ ?pane|tab\ ?panel|tab\ content|collaps(?:e|ed|ible)|accordion|panel)\b")
+# Attributes of a button that opens and closes a part of the text.
+TOGGLE = re.compile(r"\b(?:accordion|collaps(?:e|ed|ible)|expander|toggle)\b")
+
 # Likely main content, the strongest first.
 LEVELS = (
     re.compile(
@@ -247,9 +195,8 @@ LEVELS = (
 # What each name has that they match; most names of elements have none of these.
 LEVEL_PARTS = re.compile("article|body|cell|column|content|copy|entry|inner|main|post|primary|story|text")
 OTHER_ROLES = frozenset(
-    ["navigation", "banner", "contentinfo", "search", "complementary", "menu", "menubar", "dialog", "alert"]
+    ["navigation", "banner", "contentinfo", "search", "complementary", "menu", "menubar", "dialog", "alertdialog"]
 )
-
 
 NAMED_TAGS = frozenset(
     ["a", "code", "dd", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "li", "p", "section", "span", "td", "tr"]

@@ -20,16 +20,21 @@ from tasks.extract.attribute_names import (
     HIDDEN,
     LEVEL_PARTS,
     LEVELS,
+    MARK_LINKS,
     MARKED_TAGS,
     NAMED_TAGS,
     NOTES,
     OTHER_ROLES,
+    PANEL,
     POSTS,
     READER_COMMENTS,
     SECTION,
+    SITE_PROSE,
     TOC,
     TOC_PARTS,
+    UNSEEN,
 )
+from tasks.extract.formulas import WRAPPERS
 
 MAX_CACHED = 50_000  # distinct sets of attributes, and values; one site has some hundred
 MAX_KEY = 300  # characters of attributes; longer ones are classified, but not cached
@@ -42,14 +47,22 @@ class Verdict(NamedTuple):
     """Boilerplate whatever it holds."""
     marked: bool = False
     """Boilerplate by its class; not dropped if it holds most of the page."""
+    unseen: bool = False
+    """Sign of editing or text that no reader sees, by its class; no words of a sentence or of code."""
+    may_be_text: bool = False
+    """Boilerplate by its class, unless it holds whole sentences alone."""
     hidden: bool = False
-    """Not displayed, or a part with another role than text."""
+    """Not displayed at first, or a part with another role than text."""
+    closed: bool = False
+    """Hidden by its state alone, so that a control may open it."""
     comments: bool = False
     """Section of reader comments."""
     toc: bool = False
     """Table of contents."""
     level: int = -1
     """Rank as container of the main content, 0 the strongest; -1: no container of it."""
+    formula: bool = False
+    """Holds all forms of one formula."""
     post: bool = False
     """Holds the text of one post of a forum."""
 
@@ -67,11 +80,12 @@ class Named(NamedTuple):
 
     words: str
     boilerplate: bool
+    unseen: bool
     comments: bool
     toc: bool
 
 
-NAMELESS = Named("", boilerplate=False, comments=False, toc=False)
+NAMELESS = Named("", boilerplate=False, unseen=False, comments=False, toc=False)
 
 
 class AttributeRules:
@@ -81,7 +95,7 @@ class AttributeRules:
         self.boilerplate = boilerplate
         # A forum names who wrote what it quotes in a `cite`.
         self.comments = COMMENTS if boilerplate is BOILERPLATE else READER_COMMENTS
-        self.plain = PLAIN | ({"cite": DROP} if boilerplate is FORUM_PARTS else {})
+        self.plain = PLAIN | ({"cite": QUOTED} if boilerplate is FORUM_PARTS else {})
         self.cache: dict[tuple[Any, ...], Verdict] = {}
         self.names: dict[str, Named] = {}
 
@@ -128,7 +142,8 @@ class AttributeRules:
         # Few names have these parts, and a search for parts takes a tenth of the time of the expression.
         comments = any(map(text.__contains__, COMMENT_PARTS)) and self.comments.search(text) is not None
         toc = any(map(text.__contains__, TOC_PARTS)) and TOC.search(text) is not None
-        return Named(text, self.boilerplate.search(text) is not None, comments, toc)
+        boilerplate = self.boilerplate.search(text) is not None
+        return Named(text, boilerplate, boilerplate and UNSEEN.search(text) is not None, comments, toc)
 
 
 # Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`).
@@ -142,6 +157,7 @@ MODIFIED = [
     for separator in "-_"
 ]
 SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`
+DISPLAYS = frozenset(["block", "flex", "grid", "inline", "inline-block", "inline-flex", "table", "table-cell"])
 HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 SEPARATORS = str.maketrans("_-:.", "    ")
 
@@ -150,6 +166,8 @@ def words(value: str) -> str:
     """Words of a class or id in lower case, with single spaces (`postBody-main_text`: `post body main text`)."""
     if value.isalnum() and value.islower():
         return value
+    if (":" in value or "(" in value) and " " in value:
+        value = _without_variants(value)
     lower = value.islower()
     if "-" in value or "_" in value:
         text = value if lower else value.lower()
@@ -160,23 +178,40 @@ def words(value: str) -> str:
     return " ".join(value.translate(SEPARATORS).split()).lower()
 
 
+def _without_variants(value: str) -> str:
+    """Class without names that hold on some screens or in some states (`md:flex`), or set a measure (`Mx(20px)`)."""
+    names = value.split()
+    is_shown = any(name.rpartition(":")[2] in DISPLAYS and ":" in name for name in names)
+    return " ".join(name for name in names if not (":" in name or "(" in name or (is_shown and name == "hidden")))
+
+
 def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Verdict:
     """Verdict on an element with these attributes."""
     if tag in DROPPED_TAGS:
         return DROP
+    value = attributes.get("class", "")
+    # A search for parts takes a tenth of the time of the expression.
+    if ("ath" in value or "katex" in value or "mjx" in value.lower()) and WRAPPERS.search(value):
+        return Verdict(formula=True)
     role = attributes.get("role", "").lower()
-    hidden = "hidden" in attributes or attributes.get("aria-hidden") == "true" or role in OTHER_ROLES
-    if hidden or HIDDEN.search(attributes.get("style", "")):
-        return Verdict(hidden=True)
     identity = rules.named(attributes["id"]) if attributes.get("id") else NAMELESS
     classes = rules.named(attributes["class"]) if attributes.get("class") else NAMELESS
+    if role in OTHER_ROLES and not (role == "complementary" and (NOTES.search(f"{identity.words} {classes.words}"))):
+        return Verdict(hidden=True)
+    if (
+        attributes.get("hidden", "until-found").lower() != "until-found"
+        or attributes.get("aria-hidden") == "true"
+        or HIDDEN.search(attributes.get("style", ""))
+    ):
+        marked = identity.boilerplate or classes.boilerplate
+        is_panel = role == "tabpanel" or PANEL.search(f"{identity.words} {classes.words}") is not None
+        if marked or not is_panel:
+            return Verdict(hidden=True, closed=not marked)
     if rules.boilerplate is not BOILERPLATE and (
         tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", ""))
     ):
         identity = NAMELESS  # the name of what the section documents
     is_forum = rules.boilerplate is FORUM_PARTS
-    if is_forum and tag == "cite":  # who wrote what is quoted
-        return DROP
     if tag == "aside" and not (is_forum and "quote" in classes.words.split()):
         return NEUTRAL if NOTES.search(identity.words) or NOTES.search(classes.words) else DROP
     level = _level(tag, role, identity, classes, attributes)
@@ -187,10 +222,18 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     )
     if post:
         return Verdict(level=level, post=True)
+    comments = (tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments)
+    toc = identity.toc or classes.toc
+    if not (identity.boilerplate or classes.boilerplate):
+        return Verdict(comments=comments, toc=toc, level=level)
+    marks = [one for one in (identity, classes) if one.boilerplate]
+    is_site = any(one.unseen or SITE_PROSE.search(one.words) for one in marks)
     return Verdict(
-        marked=identity.boilerplate or classes.boilerplate,
-        comments=(tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments),
-        toc=identity.toc or classes.toc,
+        marked=True,
+        unseen=any(one.unseen or (tag == "a" and MARK_LINKS.search(one.words)) for one in marks),
+        may_be_text=rules.boilerplate is BOILERPLATE and not is_site,
+        comments=comments,
+        toc=toc,
         level=level,
     )
 
@@ -218,4 +261,5 @@ def _level_of(name: str) -> int:
     return next((level for level, found in zip((0, 2, 3, 4), LEVELS, strict=True) if found.search(name)), -1)
 
 
+QUOTED = Verdict(marked=True)
 PLAIN = dict.fromkeys(DROPPED_TAGS, DROP) | {"aside": DROP, "article": Verdict(level=1), "main": Verdict(level=4)}

@@ -4,10 +4,12 @@ import re
 from collections.abc import Sequence
 
 from tasks.extract.article_lines import is_date
-from tasks.extract.blocks import Block
+from tasks.extract.blocks import SENTENCE_ENDS, Block
 
+SIGNATURE, POST_LINE = "signature", "post"  # reasons for which a line is dropped
+MAX_NAME = 3  # words of an attribution without a date or a link: a name, and `wrote:`
 MAX_LINE = 160  # characters of a line that may be noise
-SIGNATURE = "--"  # on a line of its own before the signature of a mail; white space at its end is removed
+DASHES = "--"  # on a line of its own before the signature of a mail; white space at its end is removed
 
 # Lines that templates put into a post, and those around the posts, for pages on which no post is found.
 INSIDE = (
@@ -38,31 +40,31 @@ def without_signature(post: Sequence[Block]) -> Sequence[Block]:
     return post[: next((number for number, one in enumerate(post) if one.text.strip("- _") == "" != one.text), None)]
 
 
-def clean_posts(blocks: Sequence[Block], *, are_posts: bool) -> list[Block]:
-    """Blocks without the lines that are no part of a post, and without the signatures of mails.
+def drop_post_lines(blocks: Sequence[Block], *, are_posts: bool) -> None:
+    """Drop the lines that are no part of a post, and the signatures of mails.
 
     Args:
         blocks: blocks of a page.
         are_posts: they are those of posts alone, in which fewer lines are taken for noise.
     """
-    kept = []
     for one in blocks:
         if one.kind == "pre":
             lines = one.text.split("\n")
-            if SIGNATURE in lines[1:]:
-                text = "\n".join(lines[: lines.index(SIGNATURE, 1)]).rstrip()
-                kept.append(Block(text, "pre", one.links))
-            else:
-                kept.append(one)
-        elif one.kind == "h" or not _is_noise(one, are_posts=are_posts):
-            kept.append(one)
-    return kept
+            if DASHES in lines[1:]:
+                end = lines.index(DASHES, 1)
+                one.text, one.cut = "\n".join(lines[:end]).rstrip(), "\n".join(lines[end:])
+        elif one.kind != "h" and _is_noise(one, are_posts=are_posts):
+            one.dropped = POST_LINE
 
 
 def _is_noise(block: Block, *, are_posts: bool) -> bool:
+    """Return True for a line of a template around a post; a sentence without a link or a number is none."""
     if block.size > MAX_LINE:
         return False
     words = block.text.strip("-–—•*|> \t[](){}:.!?…«»")
-    if ATTRIBUTION.fullmatch(block.text) or (NOISE_INSIDE if are_posts else NOISE_AROUND).fullmatch(words):
-        return True
+    is_sign = block.links > 0 or any(map(str.isdigit, block.text))
+    if ATTRIBUTION.fullmatch(block.text):
+        return is_sign or len(block.text.split()) <= MAX_NAME
+    if (NOISE_INSIDE if are_posts else NOISE_AROUND).fullmatch(words):
+        return is_sign or not block.text.endswith(SENTENCE_ENDS)
     return not are_posts and is_date(block)

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from lxml.etree import ElementDefaultClassLookup, ParserError, XMLSyntaxError
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
 
-from tasks.extract.article_lines import clean_article, is_title, page_titles
+from tasks.extract.article_lines import drop_lines, is_title, page_titles
 from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
-from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
-from tasks.extract.forum_lines import clean_posts, without_signature
+from tasks.extract.blocks import HIDDEN, KEPT, LINKS, MARKED, TOC, Block
+from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
+from tasks.extract.walk import Walk, page_blocks
 
 # A tree has up to 2,048 levels. By default it has 256, and the text below them is lost where many tags are not closed
 # (a page of gnuplot's manual has 754).
@@ -31,6 +32,7 @@ RULES = {
     FORUM: AttributeRules(FORUM_PARTS),
 }
 # The numbers below were chosen on the gold pages; benchmarks/extract_engines.py shows them by quarters.
+OUTSIDE, HEADER, BESIDE_PAGES, REPEATED, ENDING = "outside", "header", "beside", "repeated", "ending"
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
 MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
@@ -41,6 +43,7 @@ LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MAX_TEASER = 5  # blocks of an announcement of another page
 MIN_REPEATED = 20  # characters of a summary
 BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1,200}\[Contents\]")
+MAX_ENDING = 100  # characters of a last heading without a text
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
@@ -62,37 +65,74 @@ def parse(html: str | bytes) -> HtmlElement | None:
 def structured_text(tree: HtmlElement, tables: bool = True) -> str:
     """Main text of a page, a block a line; "" if it has none.
 
-    The markup of some pages is empty until a script has run. Then the text that they state in JSON-LD is taken.
+    The markup of some pages is empty until a script has run. Then the text that they state in JSON-LD is taken, or that
+    of `noscript` elements and declarative shadow roots.
     """
-    text = _text_of_markup(tree, tables)
-    if len(text) < MIN_TEXT and len(stated := article_body(tree)) > max(MIN_TEXT, 2 * len(text)):
-        return stated
-    return text
+    return find_text(tree, tables)[0]
 
 
-def _text_of_markup(tree: HtmlElement, tables: bool) -> str:
+def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> tuple[str, Walk | None]:
+    """Main text of a page, and the walk that found it; None if it is stated in JSON-LD."""
+    walk = decide(tree, tables, account)
+    text = _text(walk)
+    if len(text) < MIN_TEXT:
+        least = max(MIN_TEXT, 2 * len(text))
+        if len(stated := article_body(tree)) > least:
+            return stated, None
+        if _show_unscripted(tree) and len(stated := _text(found := decide(tree, tables, account))) > least:
+            return stated, found
+    return text, walk
+
+
+def _show_unscripted(tree: HtmlElement) -> bool:
+    """Make elements of the content that is not shown where scripts run; returns False if there is none."""
+    found = [
+        element
+        for element in tree.iter("noscript", "template")
+        if element.tag == "noscript" or "shadowrootmode" in element.attrib or "shadowroot" in element.attrib
+    ]
+    for element in found:
+        element.tag = "div"
+    return bool(found)
+
+
+def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
+    """Read the blocks of a page, and drop those that are no text of it, each for a reason."""
     kind = page_type(tree)
-    walk = page_blocks(tree, RULES[kind], kind, tables)
+    walk = page_blocks(tree, RULES[kind], kind, tables, account)
+    titles = page_titles(tree)
+    if sum(one.size for one in walk.blocks) < MIN_TEXT:  # nothing to weigh its links against
+        for one in walk.blocks:
+            one.dropped = KEPT if one.dropped == LINKS else one.dropped
     if kind == ARTICLE:
-        titles = page_titles(tree)
         start, end = _best_container(walk, titles)
-        text = clean_article(_article(walk.blocks[start:end]), titles)
-        kept = [*_lead(walk.blocks[:start]), *text]
+        lead = _lead(walk.blocks[:start])
+        _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
+        drop_lines(walk.blocks[start:end], titles)
     else:
         start, end = _smallest_container(walk)
-        posts = _posts(walk) if kind == FORUM else []
-        text = _with_contents(walk.blocks[start:end])
-        if kind == DOCUMENTATION:
-            text = _without_repeats(text)
-        if end - start == len(walk.blocks):
-            text = _without_header(text)
-        if posts:
-            kept = [*_subject(walk.blocks, posts, page_titles(tree)), *clean_posts(posts, are_posts=True)]
+        lead = _title(walk.blocks[:start])
+        _readmit_contents(walk.blocks[start:end])
+        if kind == FORUM and (posts := _posts(walk)):
+            lead = _subject(walk.blocks, posts, titles)
+            _drop(walk.blocks, OUTSIDE, [*lead, *posts])
+            drop_post_lines(posts, are_posts=True)
+        elif kind == FORUM:
+            _drop_header(walk, start, end)
+            drop_post_lines(_live(walk.blocks[start:end]), are_posts=False)
         else:
-            kept = [*_title(walk.blocks[:start]), *(clean_posts(text, are_posts=False) if kind == FORUM else text)]
-    while kept and kept[-1].kind == "h":  # a heading without text
-        kept.pop()
-    return "\n".join(one.text for one in kept)
+            _drop_repeats(_live(walk.blocks[start:end]))
+            _drop_header(walk, start, end)
+    _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE, lead)
+    shown = _live(walk.blocks)
+    has_text = any(one.kind != "h" for one in shown)
+    while has_text and shown[-1].kind == "h" and shown[-1].size <= MAX_ENDING:
+        shown.pop().dropped = ENDING
+    return walk
+
+
+def _text(walk: Walk) -> str:
+    return "\n".join(one.text for one in walk.blocks if not one.dropped)
 
 
 def _running(blocks: Sequence[Block]) -> int:
@@ -126,7 +166,7 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
         joint = _running(walk.blocks[start:end])
         if len(alike) == 1 or joint <= 1.1 * size:
             start, end, joint = best.start, best.end, size
-        if joint >= MIN_TEXT and joint >= MIN_SHARE * walk.running:
+        if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * walk.running:
             return start, end
     return 0, len(walk.blocks)
 
@@ -160,8 +200,13 @@ def _posts(walk: Walk) -> list[Block]:
     for start, end in walk.posts:  # an inner one comes before the outer one
         if not (ends and start <= ends[-1][0] and ends[-1][1] <= end):
             ends.append((start, end))
-    found = [one for start, end in sorted(ends) for one in without_signature(walk.blocks[start:end]) if not one.dropped]
-    return found if _running(found) >= MIN_POSTS * walk.running else []
+    found = [walk.blocks[start:end] for start, end in sorted(ends)]
+    posts = [one for post in found for one in without_signature(post) if not one.dropped]
+    if _running(posts) < MIN_POSTS * walk.running:
+        return []
+    for post in found:
+        _drop(post[len(without_signature(post)) :], SIGNATURE)
+    return posts
 
 
 def _subject(blocks: Sequence[Block], posts: Sequence[Block], titles: Sequence[str]) -> list[Block]:
@@ -178,39 +223,52 @@ def _title(before: Sequence[Block]) -> list[Block]:
     return [one for one in near[first:] if one.kind in ("h", "p")]
 
 
-def _without_header(blocks: list[Block]) -> list[Block]:
-    """Blocks without the short lines before the first heading: the path of a page, or its site's name."""
+def _drop_header(walk: Walk, start: int, end: int) -> None:
+    """Drop the short lines before the first heading of a page: its path, or its site's name."""
+    blocks = _live(walk.blocks)
+    if end - start < len(walk.blocks):
+        return
     first = next((number for number, one in enumerate(blocks[: LEAD_BLOCKS + 1]) if one.kind == "h"), 0)
-    return blocks if any(one.running or one.kind in ("td", "li") for one in blocks[:first]) else blocks[first:]
+    if not any(one.running or one.kind in ("td", "li") for one in blocks[:first]):
+        _drop(blocks[:first], HEADER)
 
 
-def _without_repeats(blocks: list[Block]) -> list[Block]:
-    """Blocks without those that the next one begins with, a summary before its text, and without lines of links.
+def _drop_repeats(blocks: list[Block]) -> None:
+    """Drop blocks that the next one begins with, a summary before its text, and lines of links.
 
     Texinfo names the pages beside a page at its end as it does at its beginning, without a class.
     """
-    kept = [one for one in blocks if not (one.links and BESIDE.match(one.text))]
-    repeated = {
-        number
-        for number, (one, after) in enumerate(itertools.pairwise(kept))
-        if one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td") and after.text.startswith(one.text)
-    }
-    return [one for number, one in enumerate(kept) if number not in repeated]
+    _drop([one for one in blocks if one.links and BESIDE.match(one.text)], BESIDE_PAGES)
+    for one, after in itertools.pairwise(_live(blocks)):
+        if one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td") and after.text.startswith(one.text):
+            one.dropped = REPEATED
 
 
-def _article(blocks: Sequence[Block]) -> list[Block]:
-    """Blocks of an article that are not dropped; also the marked ones if they hold most of the text."""
-    kept = [one for one in blocks if not one.dropped]
-    for reasons in ((MARKED,), (MARKED, HIDDEN)):
-        if sum(one.running for one in blocks if one.dropped == reasons[-1]) > 2 * sum(one.running for one in kept):
-            kept = [one for one in blocks if one.dropped in (KEPT, *reasons)]
-            break
-    return kept
+def _readmit(blocks: Sequence[Block], *choices: Sequence[str]) -> None:
+    """Take back the blocks of an article that were dropped for a reason, if they hold most of its text."""
+    for reasons in choices:
+        size = sum(one.running for one in blocks if one.dropped == reasons[-1])
+        if size > 2 * _running(blocks):
+            for one in blocks:
+                if one.dropped in reasons:
+                    one.dropped = KEPT
+            return
 
 
-def _with_contents(blocks: Sequence[Block]) -> list[Block]:
-    """Blocks that are not dropped; of a page that is mostly a table of contents, also this."""
-    kept = [one for one in blocks if not one.dropped]
-    if sum(one.size for one in blocks if one.dropped == TOC) > sum(one.size for one in kept):
-        kept = [one for one in blocks if one.dropped in (KEPT, TOC)]
-    return kept
+def _readmit_contents(blocks: Sequence[Block]) -> None:
+    """Take back the table of contents of a page that is mostly one."""
+    if sum(one.size for one in blocks if one.dropped == TOC) > _size(blocks):
+        for one in blocks:
+            one.dropped = KEPT if one.dropped == TOC else one.dropped
+
+
+def _live(blocks: Sequence[Block]) -> list[Block]:
+    return [one for one in blocks if not one.dropped]
+
+
+def _drop(blocks: Sequence[Block], reason: str, kept: Sequence[Block] = ()) -> None:
+    """Drop blocks that are not dropped yet, but those of `kept`."""
+    spared = set(map(id, kept))
+    for one in blocks:
+        if not one.dropped and id(one) not in spared:
+            one.dropped = reason

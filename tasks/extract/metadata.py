@@ -62,9 +62,12 @@ def _stated_languages(tree: HtmlElement, header: str | None) -> Iterator[str | N
     yield header
 
 
-def stated_date(tree: HtmlElement, latest: str) -> str | None:
-    """Publication day (ISO) stated by the tags of a page, at most `latest`; None if they state none."""
-    return next((day for day in stated_days(tree) if day <= latest[:10]), None)
+def publication_day(stated: list[str], latest: str) -> str | None:
+    """Most specific of the stated days that is at most `latest`; None if there is none.
+
+    Without a latest day, that of the fetch, the earliest one: a later one may be in the future.
+    """
+    return next((day for day in stated if day <= latest), None) if latest else min(stated, default=None)
 
 
 def stated_days(tree: HtmlElement) -> list[str]:

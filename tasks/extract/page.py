@@ -18,12 +18,13 @@ from tasks.download.warc import Page
 from tasks.extract import main_content
 from tasks.extract.complexity import MAX_ELEMENTS, cut_attributes
 from tasks.extract.decode import MAX_NOISE, count_undecodable, decode
-from tasks.extract.metadata import language_hint, page_title, stated_days
+from tasks.extract.metadata import language_hint, page_title, publication_day, stated_days
 from tasks.extract.prefilter import prefilter_reason
 from tasks.extract.settings import WORKER_OUTGROWN, Engine, ExtractOptions, ExtractResult
 from tasks.extract.soft_404 import detect_soft_404, page_marks
 
 RESET_PAGES = 1000  # after which the caches of an engine are emptied; those of trafilatura fill within some thousand
+NO_LATEST = "9999-12-31"  # of a page without a day of its fetch; htmldate would take the clock's
 _page_numbers = itertools.count(1)
 
 logging.getLogger("htmldate").setLevel(logging.CRITICAL)  # it warns about each page without a date
@@ -81,8 +82,8 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
             return _rejected("too_many_elements", f"found {elements:,}, at most {MAX_ELEMENTS:,} expected")
         title, language = page_title(tree), language_hint(tree, page.content_language)
         days = stated_days(tree)
-        date = next((day for day in days if day <= page.fetched_at[:10]), None)
-        by_fetch_day = bool(days and days[0] != date)
+        date = publication_day(days, page.fetched_at[:10])
+        by_fetch_day = bool(days and days[0] != date) or (not page.fetched_at and len(set(days)) > 1)
         marks = page_marks(tree, title) if options.detect_soft_404 else None
         if date is None and options.dates:
             date, by_fetch_day = _search_date(tree, page), True
@@ -117,7 +118,7 @@ def text_engine(name: Engine) -> TextEngine:
 def _search_date(tree: HtmlElement, page: Page) -> str | None:
     from htmldate import find_date  # 0.1 s, for a setting that is off by default
 
-    latest = page.fetched_at[:10]
+    latest = page.fetched_at[:10] or NO_LATEST
     return find_date(copy(tree), extensive_search=False, original_date=True, url=page.final_url, max_date=latest)
 
 

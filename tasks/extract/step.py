@@ -137,7 +137,7 @@ def _facts(documents: pa.Table) -> dict[str, int]:
 def earlier_result(earlier: RowFinder, page: Page) -> EarlierResult | None:
     """Return the earlier result of a page, if it is that of an extraction today."""
     found = earlier.find(page_key(page, is_dated=False)) or earlier.find(page_key(page, is_dated=True))
-    if found is not None and found.kept and (found.value("date") or "") > page.fetched_at[:10]:
+    if found is not None and found.kept and (found.value("date") or "") > page.fetched_at[:10] > "":
         return None  # an earlier fetch than that of the result: the date was not possible yet
     return found
 

@@ -37,7 +37,7 @@ def test_code_of_doxygen_keeps_its_lines_and_the_title_is_kept(end: str) -> None
     ],
 )
 def test_documentation_is_known_by_its_generator(mark: str) -> None:
-    notes = f"<div class='meta'><p>{WORDS}</p></div>"  # a class that marks boilerplate in an article
+    notes = f"<div class='author'><p>{WORDS}</p></div>"  # a class that marks boilerplate in an article
     kept = [text_of(f"<html><body>{mark_}<div>{PARAGRAPH}{notes}</div></body></html>") for mark_ in (mark, "")]
     assert [found.count(WORDS.strip()) for found in kept] == [4, 3]
 

@@ -1,9 +1,15 @@
 """Metadata of pages: title, language, date."""
 
+import dataclasses
+
 import pytest
 from lxml.html import document_fromstring
 
-from tasks.extract.metadata import language_hint, page_title, stated_date
+from benchmarks.extract import as_page
+from tasks.extract.metadata import language_hint, page_title, publication_day, stated_days
+from tasks.extract.page import extract_page
+from tasks.extract.settings import ExtractOptions
+from tests.tasks.extract.made_pages import PARAGRAPH
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,15 @@ def test_languages_are_found(page: str, header: str | None, language: str | None
     ],
 )
 def test_dates_are_found(tags: str, day: str | None) -> None:
-    assert (
-        stated_date(document_fromstring(f"<html><head>{tags}</head><body>x</body></html>"), "2026-01-01T00:00:00Z")
-        == day
-    )
+    stated = stated_days(document_fromstring(f"<html><head>{tags}</head><body>x</body></html>"))
+    assert publication_day(stated, "2026-01-01") == day
+    assert publication_day(stated[:1], "") == (stated[0] if stated else None)
+
+
+def test_without_a_fetch_day_the_earliest_stated_day_is_taken() -> None:
+    """A file has no day of its fetch, and a stated day may be in the future."""
+    tags = "<meta property='article:published_time' content='2031-05-05'><meta name='date' content='2019-03-02'>"
+    page = as_page("http://a.test/", f"<html><head>{tags}</head><body>{PARAGRAPH}</body></html>".encode())
+    found = extract_page(dataclasses.replace(page, fetched_at=""), ExtractOptions())
+    assert found.date == "2019-03-02" and found.by_fetch_day
+    assert extract_page(page, ExtractOptions()).date == "2019-03-02"

@@ -1,0 +1,82 @@
+"""Account of a page: each run of its visible text is kept, or dropped by a rule."""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lxml.html import HtmlElement
+
+from tasks.extract.blocks import KEPT
+from tasks.extract.forum_lines import SIGNATURE
+from tasks.extract.main_content import find_text
+from tasks.extract.walk import Walk
+
+RULES = {
+    "beside": "a line of links to the pages beside this one",
+    "call": "a call at the end to follow, write or subscribe, with an address, a link or a second sign",
+    "class": "the class or id names boilerplate, and it is no part of a sentence and no prose by itself",
+    "comments": "a section of comments of readers",
+    "contents": "a table of contents",
+    "ending": "a heading at the end, without a text",
+    "figure": "the text of a figure",
+    "form": "a short form",
+    "header": "a short line before the first heading",
+    "hidden": "not displayed, and no control opens it; or a role of navigation or dialog",
+    "label": "a label of a control, a credit or a heading of links, not a sentence",
+    "links": "links are most of it",
+    "outside": "outside the container of the main content",
+    "permalink": "a sign that links to the heading beside it",
+    "post": "a line of a forum's template",
+    "related": "after a heading of links to other pages",
+    "repeated": "the next block begins with it",
+    "signature": "the signature of a post",
+    "table": "tables are left out by extract.tables",
+    "tag": "an element of navigation, control or media",
+    "title": "the title or the date, which have columns of their own",
+}
+
+
+class Part(NamedTuple):
+    """Run of the visible text of a page."""
+
+    text: str
+    kind: str
+    """Kind of a block, as in `blocks.Block`; "" for text that makes no block."""
+    rule: str
+    """Rule that dropped it; "" for text that is kept."""
+    element: str
+    """Element that the rule applies to, where it is one."""
+
+
+def account(tree: HtmlElement, tables: bool = True) -> tuple[str, list[Part]]:
+    """Main text of a page, and all parts of its visible text in order; the tree is changed.
+
+    Text in JSON-LD is no visible text: the parts of a page whose text it is are empty.
+    """
+    text, walk = find_text(tree, tables, account=True)
+    return text, list(_parts(walk)) if walk else []
+
+
+def _parts(walk: Walk) -> Iterator[Part]:
+    left_out = deque(walk.left_out or ())
+    for number, block in enumerate([*walk.blocks, None]):
+        while left_out and left_out[0][0] == number:
+            _, text, rule, element = left_out.popleft()
+            yield Part(text, "", rule, element)
+        if block is not None:
+            yield Part(block.text, block.kind, block.dropped, _cause(walk, number, block.dropped))
+            if block.cut:
+                yield Part(block.cut, block.kind, SIGNATURE, "")
+
+
+def _cause(walk: Walk, number: int, reason: str) -> str:
+    """Innermost container that was dropped for a reason and holds a block."""
+    return next((name for start, end, rule, name in walk.causes if rule == reason and start <= number < end), "")
+
+
+def characters_by_rule(parts: Sequence[Part]) -> Counter[str]:
+    """Characters of the parts by the rule that dropped them; "" for those that are kept."""
+    found: Counter[str] = Counter({KEPT: 0})
+    for part in parts:
+        found[part.rule] += len(part.text)
+    return found

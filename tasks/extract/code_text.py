@@ -1,0 +1,64 @@
+"""Text of code: its lines and their indentation, whatever a highlighter made of them."""
+
+from collections.abc import Callable
+
+from lxml.html import HtmlElement
+
+from tasks.extract.attribute_rules import AttributeRules
+from tasks.extract.blocks import HIDDEN, MARKED, TAG
+from tasks.extract.formulas import script_marks
+
+# Classes of code in other elements than `pre`, a row or a `div` a line: Scribble, Doxygen, GitHub, SyntaxHighlighter.
+CODE_NAMES = frozenset(["RktBlk", "SVerbatim", "fragment", "blob-wrapper", "highlight", "container"])
+TABLE_PARTS = frozenset(["table", "tbody", "td", "th", "thead", "tr"])
+SCRIPTS = frozenset(["sub", "sup"])
+
+LeaveOut = Callable[[HtmlElement, str], None]
+
+
+def is_code(element: HtmlElement, tag: str, name: str) -> bool:
+    """Return True for the code of a highlighter, by the first name of its class."""
+    name = name.partition(" ")[0]
+    if name not in CODE_NAMES:
+        return False
+    if name == "container":
+        outer = element.getparent()
+        return outer.tag == "td" and outer.get("class") == "code"
+    if name in ("highlight", "blob-wrapper"):
+        return tag == "table" and "blob-code" in (element.xpath("string(.//td[last()]/@class)"))
+    return tag == "div" or name != "fragment"
+
+
+def code_text(element: HtmlElement, rules: AttributeRules, leave_out: LeaveOut) -> str:
+    """Text of code without empty lines around it; `leave_out` is called for the elements that are none of it."""
+    for line_break in element.iter("br"):
+        line_break.tail = "\n" + (line_break.tail or "")
+    parts: list[str] = []
+    _read(element, parts, rules, leave_out)
+    text = "".join(parts).replace("\r\n", "\n").replace("\xa0", " ")
+    lines = [line.rstrip() for line in text.split("\n")]
+    full = [number for number, line in enumerate(lines) if line]
+    return "\n".join(lines[full[0] : full[-1] + 1]) if full else ""
+
+
+def _read(element: HtmlElement, parts: list[str], rules: AttributeRules, leave_out: LeaveOut) -> None:
+    if element.text and not (element.tag in TABLE_PARTS and element.text.isspace() and element.tag != "td"):
+        parts.append(element.text)
+    for child in element:
+        if isinstance(child.tag, str):
+            verdict = rules.verdict(child, child.tag)
+            if verdict.drop or verdict.unseen or verdict.hidden:
+                leave_out(child, TAG if verdict.drop else HIDDEN if verdict.hidden else MARKED)
+            else:
+                marks = script_marks(child, "".join(parts[-2:])) if child.tag in SCRIPTS else ("", "")
+                start = len(parts)
+                parts += filter(None, marks[:1])
+                _read(child, parts, rules, leave_out)
+                parts += filter(None, marks[1:])
+                is_line = child.tag == "tr" or (
+                    child.tag == "div" and not (child.tail or "").startswith(("\n", "\r\n"))
+                )
+                if is_line and not (len(parts) > start and parts[-1].endswith("\n")):
+                    parts.append("\n")
+        if child.tail and not (child.tag in TABLE_PARTS and child.tail.isspace()):
+            parts.append(child.tail)

@@ -1,0 +1,101 @@
+"""The command `gpt2train data explain`: which parts of a page are its text, and which rule dropped the others."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpt2train.errors import UserError
+
+if TYPE_CHECKING:
+    from tasks.download.warc import Page
+    from tasks.extract.account import Part
+
+LINE = 100  # characters of a part in the terminal
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+p { margin: .3rem 0; padding-left: .6rem; border-left: 4px solid #2a7; white-space: pre-wrap; }
+p.dropped { border-color: #c33; color: #777; } small { color: #c33; } .h { font-weight: bold; }
+.pre { font-family: monospace; } td:first-child { text-align: right; padding-right: 1em; }
+"""
+
+
+def explain(page: str, /, *, output: Path | None = None) -> None:
+    """Show the parts of a page that the extraction keeps, and the rule that dropped each of the others.
+
+    The engine is `structure`, with its default settings.
+
+    Parameters
+    ----------
+    page
+        HTML file, or the address of a page, which is fetched as the download does it: robots.txt holds.
+    output
+        File or folder of a local HTML page with all parts in full.
+    """
+    from tasks.extract.account import RULES, account, characters_by_rule
+    from tasks.extract.decode import decode
+    from tasks.extract.main_content import parse
+
+    found = _fetched(page) if "://" in page else _read(Path(page))
+    html, encoding = decode(found.body, found.charset)
+    if (tree := parse(html)) is None:
+        raise UserError(f"{page} has no markup; give an HTML file or the address of a page")
+    text, parts = account(tree)
+    for part in parts:
+        line = " ".join(part.text.split())
+        print(f"{part.rule or 'kept':10} {line if len(line) <= LINE else line[: LINE - 1] + '…'}")
+    if text and not parts:
+        print(f"the markup has no text; JSON-LD states {len(text):,} characters")
+    sums = characters_by_rule(parts)
+    print(f"\n{page}: {encoding}, {len(text):,} characters of text")
+    for rule, size in sums.most_common():
+        print(f"{size:9,} {rule or 'kept':10} {RULES.get(rule, '')}".rstrip())
+    if output is not None:
+        path = output if output.suffix in (".html", ".htm") else output / "explain.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_document(page, parts, sums), encoding="utf-8")
+        print(f"page: {path}")
+
+
+def _read(path: Path) -> "Page":
+    from tasks.sources.index import whole_page
+
+    try:
+        return whole_page(str(path), "explain", path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}; give an HTML file or the address of a page"
+        ) from None
+
+
+def _fetched(url: str) -> "Page":
+    import asyncio
+    import dataclasses
+
+    from tasks.download.fetch import Fetcher
+    from tasks.download.settings import DownloadSettings
+    from tasks.sources.index import whole_page
+
+    async def fetch() -> "Page":
+        async with Fetcher(DownloadSettings(), {}) as fetcher:
+            page = await fetcher.fetch(url, "explain")
+        if page.reason:
+            raise UserError(f"{url} cannot be fetched: {page.reason} {page.detail}".rstrip() + "; save it as a file")
+        return dataclasses.replace(whole_page(page.final_url, "explain", page.body or b""), charset=page.charset)
+
+    return asyncio.run(fetch())
+
+
+def _document(name: str, parts: "list[Part]", sums: dict[str, int]) -> str:
+    from html import escape
+
+    from tasks.extract.account import RULES
+
+    rows = "".join(
+        f"<tr><td>{size:,}<td>{escape(rule or 'kept')}<td>{escape(RULES.get(rule, ''))}" for rule, size in sums.items()
+    )
+    lines = "\n".join(
+        f'<p class="{part.kind}{" dropped" if part.rule else ""}" title="{RULES.get(part.rule, "kept")}">'
+        f"{escape(part.text)}{f' <small>{part.rule} {escape(part.element)}</small>' if part.rule else ''}</p>"
+        for part in parts
+    )
+    head = f'<!doctype html><meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>'
+    return f"{head}\n<h1>{escape(name)}</h1>\n<table>{rows}</table>\n{lines}\n"

@@ -1,0 +1,106 @@
+"""Properties of elements that the walk over a page asks for."""
+
+import itertools
+
+from lxml.etree import XPath
+from lxml.html import HtmlElement
+
+from tasks.extract.attribute_names import TOGGLE
+from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MIN_RUNNING, Contents
+
+CELLS = frozenset(("td", "th"))
+QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
+MAX_OUTER = 3  # elements between a question and its button
+CONTROLLED = XPath(
+    "//@aria-controls | //@data-target | //@data-bs-target | //a/@href[starts-with(., '#')]", smart_strings=False
+)
+# Texts of an element that a browser shows or could show.
+SHOWN = XPath(
+    "descendant-or-self::text()[not(ancestor::script or ancestor::style or ancestor::template or ancestor::noscript)]",
+    smart_strings=False,
+)
+NO_PROSE = ("a", "button", "form", "iframe", "img", "input", "picture", "select", "svg", "video")
+
+
+def described(element: HtmlElement) -> str:
+    """Tag, id and class of an element, as in a selector."""
+    classes = "".join(f".{name}" for name in (element.get("class") or "").split())
+    return f"{element.tag}{'#' + element.get('id') if element.get('id') else ''}{classes}"
+
+
+def shown_text(element: HtmlElement) -> str:
+    """Text of an element that a browser shows or could show, in a line."""
+    return " ".join(SHOWN(element))
+
+
+def controlled_ids(tree: HtmlElement) -> frozenset[str]:
+    """Ids of the elements that a control or a link of the page opens."""
+    return frozenset(one.removeprefix("#") for value in CONTROLLED(tree) for one in value.split())
+
+
+def is_short(element: HtmlElement, limit: int) -> bool:
+    """Return True if an element has at most `limit` characters."""
+    for text in element.itertext():
+        limit -= len(text)
+        if limit < 0:
+            return False
+    return True
+
+
+def is_plain(element: HtmlElement) -> bool:
+    """Return True for an element without links, controls and media; pictures without a text are decoration."""
+    return not any(
+        not (inner.tag == "a" and inner.get("href") is None)
+        and not (inner.tag == "input" and inner.get("type") == "hidden")
+        and not (inner.tag == "img" and inner.get("alt") == "")
+        for inner in element.iter(*NO_PROSE)
+    )
+
+
+def is_text(element: HtmlElement) -> bool:
+    """Return True for an element that holds running text, most of which is no link."""
+    size = len(element.text_content())
+    return size >= MIN_RUNNING and 2 * sum(len(link.text_content()) for link in element.iter("a")) < size
+
+
+def is_question(button: HtmlElement) -> bool:
+    """Return True for a button that is the name of a part of the text, which it opens."""
+    if any(outer.tag in QUESTIONS for outer in itertools.islice(button.iterancestors(), MAX_OUTER)):
+        return True
+    if "aria-expanded" not in button.attrib and not TOGGLE.search(button.get("class") or ""):
+        controls = (button.get("aria-controls") or "").split()
+        if not controls:
+            return False
+    after = button.getnext()
+    return after is not None and after.tag in BLOCK_TAGS and is_text(after)
+
+
+def is_attribution(element: HtmlElement) -> bool:
+    """Return True for a `cite` in a quotation: a forum names there who wrote what it quotes."""
+    return element.tag == "cite" and any(
+        outer.tag == "blockquote" for outer in itertools.islice(element.iterancestors(), MAX_OUTER)
+    )
+
+
+def kind_of(tag: str, outer: str) -> str:
+    """Kind of the blocks in an element, of which `outer` is the one around it."""
+    if tag in ("li", "dd", "dt"):
+        return "li"
+    if tag in HEADINGS:
+        return "h"
+    if tag in ("p", "blockquote"):
+        return outer if outer in ("li", "td") else "p"
+    return "td" if tag in CELLS else outer
+
+
+def is_link_to_page(element: HtmlElement) -> bool:
+    """Return True for an `a` that is not the name of a whole paragraph, as one that is never closed."""
+    return element.get("href") is not None or is_short(element, MIN_RUNNING)
+
+
+def is_mostly_links(tag: str, held: Contents) -> bool:
+    """Return True for a container most of which is links."""
+    size, links = held.size, held.links
+    if held.end - held.start == 1 and tag == "p":
+        return links > 0.8 * size and size < 200
+    return links > 0.6 * size and (size < 2000 or links > 0.8 * size)

@@ -1,0 +1,399 @@
+"""One walk over the tree of a page: each paragraph, heading, list item, table row and code block once.
+
+A class that marks boilerplate is a statement on a container. An inline element of such a class is dropped only if it is
+a line of its own: a word in the middle of a sentence is a word of it, whatever it is called.
+"""
+
+import sys
+from collections import defaultdict
+
+from lxml.html import HtmlElement
+
+from gpt2train.data.text_units import without_invisible
+from tasks.extract.attribute_names import DROPPED_TAGS
+from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
+from tasks.extract.blocks import (
+    BLOCK_TAGS,
+    CODE,
+    COMMENT,
+    FIGURE,
+    FORM,
+    HIDDEN,
+    KEPT,
+    LINKS,
+    LISTS,
+    MARKED,
+    PERMALINK,
+    TABLE,
+    TAG,
+    TOC,
+    Block,
+    Candidate,
+    Contents,
+    is_prose,
+)
+from tasks.extract.code_text import SCRIPTS, code_text, is_code
+from tasks.extract.doubts import Doubt, has_letters, unsupported
+from tasks.extract.elements import (
+    CELLS,
+    QUESTIONS,
+    controlled_ids,
+    described,
+    is_attribution,
+    is_link_to_page,
+    is_mostly_links,
+    is_plain,
+    is_question,
+    is_short,
+    kind_of,
+    shown_text,
+)
+from tasks.extract.formulas import formula_text, image_text, only_formula, script_marks, script_text, wrapped_text
+from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM
+
+# Classes of Doxygen, which has elements of its own for code (a `div` a line) and titles.
+TITLE = "headertitle"
+SUBTITLES = ("sub-title", "subTitle")  # of Javadoc: module and package, above the name of the class
+# Containers whose share of links is tested when they end.
+WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
+FORMULAS = {"math": formula_text, "mjx-container": wrapped_text}
+CONTROLS = ("button", "output")
+PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
+DROPPED_BLOCKS = frozenset(["dialog", "figcaption", "footer", "menu", "nav"])
+PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
+MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
+MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
+MAX_CARD = 500  # characters of a card, an announcement under a link without text
+MIN_CARDS = 3  # cards with the same class; fewer may be the text of a short article
+CARDS = frozenset(["div", "li", "article", "section"])
+MAX_FRAMES = 3 * 2048  # of the walk: three an element, on at most 2,048 levels (libxml2)
+MAX_FORM = 500  # characters of a form that is no text; some sites are one form
+
+
+class Walk:
+    """One pass over the elements of a page.
+
+    Args:
+        rules: rules by tag and attributes.
+        page: type of the page.
+        tables: keep the text of tables.
+        account: note also what is not read.
+
+    Attributes:
+        blocks: all blocks, in order.
+        posts: first and last block of each post of a forum, inner containers before outer ones.
+        candidates: containers that may hold the main content, inner ones first.
+        size, links, running: characters of the blocks that are not dropped.
+        left_out: for an account of the page, place among the blocks, text, reason and element of what makes no block;
+            None: the page needs no account.
+        causes: for an account, first and last block, reason and element of the containers that were dropped.
+    """
+
+    def __init__(
+        self, tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True, account: bool = False
+    ) -> None:
+        self.tree, self.rules, self.page, self.tables = tree, rules, page, tables
+        self.blocks: list[Block] = []
+        self.posts: list[tuple[int, int]] = []
+        self.candidates: list[Candidate] = []
+        self.size = self.links = self.running = self.overlays = 0
+        self._pieces: list[str] = []  # of the block that is being read
+        self._linked = 0  # characters of links in them
+        self._in_links = 0  # depth of links
+        self._marker = ""  # of the list item that begins
+        self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
+        self._in_doubt = self._pictured = False
+        self._controlled: frozenset[str] | None = None
+        self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
+        self.causes: list[tuple[int, int, str, str]] = []
+        self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
+        self._doubtful: list[tuple[Contents, str]] = []
+
+    def read(self, element: HtmlElement, kind: str) -> None:
+        """Read the text and the children of an element, but not its tail."""
+        # Written out for text before and after each child: a page has 500 elements, and a call for each piece takes
+        # a tenth of the time of the walk.
+        pieces = self._pieces
+        if text := element.text:
+            if self._in_links:
+                self._linked += len(text)
+            if pieces or not text.isspace():  # white space at the start of a block is none of its text
+                pieces.append(text)
+        for child in element:
+            tag = child.tag
+            if tag not in DROPPED_TAGS:
+                if isinstance(tag, str):
+                    self._element(child, tag, kind)
+            else:
+                self._read_sometimes(child, tag, kind)
+            if text := child.tail:
+                if self._in_links:
+                    self._linked += len(text)
+                if pieces or not text.isspace():
+                    pieces.append(text)
+
+    def flush(self, kind: str) -> None:
+        """End the current block."""
+        links, self._linked = self._linked, 0
+        if not self._pieces:
+            return
+        if self._doubts:
+            for one in unsupported(self._pieces, self._doubts):
+                text = "".join(self._pieces[one.start : one.end])
+                self._leave_out(one.element, TAG if one.is_control else MARKED, text)
+                del self._pieces[one.start : one.end]
+                links -= one.links
+            self._doubts.clear()
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        if not text.isascii():
+            text = without_invisible(text)
+        if text := " ".join(text.split()).removesuffix(" |"):
+            if kind == "h" and self.page == FORUM:  # posts are the items of a list in some templates
+                self._marker = ""
+            self._add(Block(self._marker + text, kind, links))
+            self._marker = ""
+
+    def settle(self) -> None:
+        """Drop the large marked containers, except those that hold most of the page's text."""
+        for alike in self._cards.values():
+            for held in alike if len(alike) >= MIN_CARDS else ():
+                self._drop(held, LINKS)
+        for reason in (COMMENT, HIDDEN, MARKED, FORM, FIGURE, TOC, LINKS):
+            total = self.running
+            for held, found in self._doubtful:
+                if found == reason:
+                    live = sum(one.running for one in self.blocks[held.start : held.end] if not one.dropped)
+                    if reason == COMMENT or live < MAX_DROPPED_SHARE * total:
+                        self._drop(held, reason)
+
+    def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
+        if tag in BLOCK_TAGS:
+            verdict = self.rules.verdict(element, tag)
+            if verdict.drop or (tag == "table" and not self.tables):
+                self.flush(kind)
+                self._leave_out(element, TAG if verdict.drop else TABLE)
+            elif verdict.formula or (verdict.hidden and only_formula(element) is not None):
+                self.flush(kind)
+                self._pieces.append(wrapped_text(element))
+                self.flush(kind)
+            else:
+                self._container(element, tag, verdict, kind)
+            return
+        if tag == "br":
+            self.flush(kind)
+        elif tag in FORMULAS:
+            self._pieces.append(FORMULAS[tag](element))
+        elif element.text or len(element):
+            self._inline(element, tag, kind)
+        elif tag == "img":
+            self._note_picture()
+            self._pieces += filter(None, [image_text(element)])
+        elif tag == "a" and element.get("href"):
+            self.overlays += 1
+
+    def _inline(self, element: HtmlElement, tag: str, kind: str) -> None:
+        if tag == "a" and element.text in PERMALINKS and (element.get("href") or "").startswith("#"):
+            self._leave_out(element, PERMALINK)
+            return
+        verdict = self.rules.verdict(element, tag)
+        if verdict.post or (tag == "code" and element.find("br") is not None):
+            self._container(element, tag, verdict, kind)
+        elif verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden or verdict.formula):
+            marks = script_marks(element, "".join(self._pieces[-2:])) if tag in SCRIPTS else ("", "")
+            self._pieces += filter(None, marks[:1])
+            is_link = tag == "a" and is_link_to_page(element)
+            self._in_links += is_link
+            self.read(element, kind)
+            self._in_links -= is_link
+            self._pieces += filter(None, marks[1:])
+        elif verdict.formula:
+            self._pieces.append(wrapped_text(element))
+        elif verdict.drop:
+            self._leave_out(element, TAG)
+        else:
+            self._marked_words(element, verdict, kind)
+
+    def _marked_words(self, element: HtmlElement, verdict: Verdict, kind: str) -> None:
+        """Read an inline element that is hidden, or whose class marks boilerplate, if it is text all the same."""
+        if verdict.hidden and (formula := only_formula(element)) is not None:
+            self._pieces.append(formula_text(formula))
+        elif next(element.iter(*BLOCK_TAGS), None) is not None:
+            self._container(element, element.tag, verdict, kind)
+        elif verdict.hidden and not self._is_opened(element, verdict):
+            self._leave_out(element, HIDDEN)
+        elif verdict.unseen or (is_attribution(element) and not has_letters(self._pieces)):
+            self._leave_out(element, MARKED)
+        else:
+            self._doubtful_words(element, kind, is_control=False)
+
+    def _read_sometimes(self, element: HtmlElement, tag: str, kind: str) -> None:
+        """Read a formula in a script, or a control that is a heading or a word of a sentence, but no other element."""
+        if tag == "script" and element.get("type"):
+            self._pieces += filter(None, [script_text(element)])
+        elif tag not in CONTROLS:
+            self._leave_out(element, TAG)
+            if tag in PICTURES:
+                self._note_picture()
+            elif tag in DROPPED_BLOCKS:
+                self.flush(kind)
+        elif tag == "button" and (kind == "h" or is_question(element)):
+            own = kind if kind == "h" or element.getparent().tag in QUESTIONS else "h"
+            if own != kind:
+                self.flush(kind)
+            self.read(element, own)
+            if own != kind:
+                self.flush(own)
+        else:
+            self._doubtful_words(element, kind, is_control=True)
+
+    def _doubtful_words(self, element: HtmlElement, kind: str, *, is_control: bool) -> None:
+        """Read an inline element that is dropped unless it is a part of a sentence."""
+        if self._in_doubt:
+            self.read(element, kind)
+        elif next(element.iter("br", *BLOCK_TAGS), None) is not None:
+            if not is_control and has_letters((*self._pieces, element.tail or "")):
+                self.read(element, kind)
+            else:
+                self._leave_out(element, TAG if is_control else MARKED)
+        else:
+            start, linked = len(self._pieces), self._linked
+            self._in_doubt = True
+            self._in_links += element.tag == "a"
+            self.read(element, kind)
+            self._in_links -= element.tag == "a"
+            self._in_doubt = False
+            self._doubts.append(Doubt(start, len(self._pieces), self._linked - linked, element, is_control))
+
+    def _is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
+        """Return True for a hidden element that a control of the page names, as those of tabs do."""
+        if not (verdict.closed and element.get("id")):
+            return False
+        if self._controlled is None:
+            self._controlled = controlled_ids(self.tree)
+        return element.get("id") in self._controlled
+
+    def _leave_out(self, element: HtmlElement, reason: str, text: str | None = None) -> None:
+        """Note an element that is not read, or the text of it that is not."""
+        if self.left_out is not None and (text := " ".join((shown_text(element) if text is None else text).split())):
+            self.left_out.append((len(self.blocks), text, reason, described(element)))
+
+    def _container(self, element: HtmlElement, tag: str, verdict: Verdict, kind: str) -> None:
+        if tag not in CELLS:
+            self.flush(kind)
+        elif self._pieces and not "".join(self._pieces[-3:]).isspace():
+            self._pieces.append(" | ")
+        if verdict.hidden and self._is_opened(element, verdict):
+            verdict = verdict._replace(hidden=False)
+        if (verdict.marked or verdict.hidden or verdict.comments) and self._is_skipped(element, verdict):
+            self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
+            return
+        start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
+        name = element.get("class")
+        if tag in CODE or tag == "code" or (name and is_code(element, tag, name)):
+            if text := code_text(element, self.rules, self._leave_out):
+                self._add(Block(text, "pre", 0))
+        else:
+            is_title = name == TITLE or (name in SUBTITLES and self.page == DOCUMENTATION)
+            own = "h" if is_title else kind_of(tag, kind)
+            if tag == "li":
+                self._marker = "- "
+            self.read(element, own)
+            if tag not in CELLS or len(self.blocks) > start:
+                self.flush(own)
+            if tag == "li":
+                self._marker = ""
+        if len(self.blocks) > start:
+            held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
+            if (
+                self.overlays > overlays
+                and tag in CARDS
+                and self.page == ARTICLE
+                and held.size < MAX_CARD
+                and not held.links
+            ):
+                self._cards[tag, element.get("class")].append(held)
+            self.overlays = overlays if tag in CARDS else self.overlays
+            if verdict.post:
+                self.posts.append((start, len(self.blocks)))
+            self._weigh(element, tag, verdict, held)
+
+    def _is_skipped(self, element: HtmlElement, verdict: Verdict) -> bool:
+        """Return True for a container that is dropped whatever it holds, and so is not read: a sixth of the time."""
+        if verdict.level == 0 or verdict.toc:
+            return False
+        if verdict.comments and self.page == ARTICLE:
+            return True
+        is_boilerplate = verdict.hidden or (verdict.marked and not (verdict.may_be_text and is_plain(element)))
+        return is_boilerplate and is_short(element, MAX_DROPPED)
+
+    def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
+        """Weigh a container when it ends, by its marks and its share of links."""
+        if not held.size:
+            return
+        reason = self._reason(element, tag, verdict, held)
+        if reason and self.left_out is not None:
+            self.causes.append((held.start, held.end, reason, described(element)))
+        strong = verdict.level == 0 and reason in (KEPT, MARKED)
+        if reason and (held.running > MAX_DROPPED or strong):
+            self._doubtful.append((held, reason))
+        elif reason:
+            self._drop(held, reason)
+        if verdict.level >= 0 and (not reason or strong):
+            self.candidates.append(Candidate(verdict.level, held.start, held.end, tag, element.get("class") or ""))
+
+    def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> str:
+        """Reason to drop a container."""
+        if verdict.comments and self.page != FORUM:
+            return COMMENT
+        if verdict.hidden:
+            return HIDDEN
+        if verdict.marked:
+            is_text = verdict.may_be_text and is_prose(self.blocks[held.start : held.end]) and is_plain(element)
+            return KEPT if is_text else MARKED
+        if verdict.toc:
+            return TOC
+        weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
+        if weighed and is_mostly_links(tag, held):
+            return LINKS
+        if tag == "form" and held.size < MAX_FORM:
+            return FORM
+        inside = self.blocks[held.start : held.end] if tag == "figure" and held.running <= MAX_DROPPED else ()
+        return FIGURE if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
+
+    def _note_picture(self) -> None:
+        self._pictured = True
+        if self.blocks:
+            self.blocks[-1].pictured = True
+
+    def _add(self, block: Block) -> None:
+        block.pictured, self._pictured = self._pictured, False
+        self.blocks.append(block)
+        self.size += block.size
+        self.links += block.links
+        self.running += block.running
+
+    def _drop(self, held: Contents, reason: str) -> None:
+        for block in self.blocks[held.start : held.end]:
+            if not block.dropped:
+                block.dropped = reason
+                self.size -= block.size
+                self.links -= block.links
+                self.running -= block.running
+
+
+def page_blocks(
+    tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True, account: bool = False
+) -> Walk:
+    """Read the blocks and the candidates of a page; `page` is its type."""
+    walk = Walk(tree, rules, page, tables, account)
+    body = tree.find("body") if tree.tag == "html" else tree
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + MAX_FRAMES)
+    try:
+        walk.read(tree if body is None else body, "")
+    finally:
+        sys.setrecursionlimit(limit)
+    walk.flush("")
+    walk.settle()
+    return walk

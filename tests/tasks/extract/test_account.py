@@ -1,0 +1,92 @@
+"""The account of a page: all of its visible text, kept or dropped by a rule; and the command that shows it."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gold_pages import documentation_pages, gold_pages
+from gpt2train.cli import app
+from gpt2train.errors import UserError
+from tasks.extract import account as account_module
+from tasks.extract.account import RULES, account, characters_by_rule
+from tasks.extract.decode import decode
+from tasks.extract.elements import SHOWN
+from tasks.extract.main_content import parse
+from tests.tasks.extract.made_pages import PARAGRAPH, article, text_of
+
+PARTS = (
+    "<p>See <span class='tooltip'>this</span>.</p><span class='author'>A. Fox</span><br><button>Copy <b>it</b></button>"
+    "<div hidden><p>A dialog.</p></div><aside>Aside</aside><figure>Photo</figure><p>Share</p><pre>x"
+    "<i class=lineno>1</i></pre><h2>River<a href='#r'>¶</a></h2>"
+    + PARAGRAPH
+    + "<h3>Related articles</h3><p><a href='/b'>Another</a></p>"
+)
+
+
+def letters(texts: list[str]) -> Counter[str]:
+    return Counter(character for text in texts for character in text if character.isalnum())
+
+
+def check_account(html: str) -> None:
+    tree = parse(html)
+    assert tree is not None
+    body = tree.find("body")
+    shown = SHOWN(tree if body is None else body)
+    text, parts = account(tree)
+    assert text.strip() == text_of(html).strip()  # an account changes nothing
+    assert "\n".join(part.text for part in parts if not part.rule) == text
+    assert letters([part.text for part in parts]) == letters(shown)
+    assert {part.rule for part in parts} <= {"", *RULES}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parent / "forum_pages").glob("*.html")), ids=lambda path: path.stem
+)
+def test_all_text_of_a_forum_is_kept_or_dropped_by_a_rule(path: Path) -> None:
+    check_account(path.read_text())
+
+
+def test_all_text_of_an_article_is_kept_or_dropped_by_a_rule() -> None:
+    check_account(article(PARTS))
+    _, parts = account(parse(article(PARTS)))
+    found = {part.rule: part.text for part in parts}
+    assert {"class", "figure", "hidden", "label", "links", "permalink", "tag"} <= found.keys()
+    assert characters_by_rule(parts)["figure"] == len("Photo")
+
+
+@pytest.mark.exhaustive
+def test_all_text_of_real_pages_is_kept_or_dropped_by_a_rule(real_data: Path) -> None:
+    bodies = [page.body for page in gold_pages(real_data)]
+    bodies += [body for _, body in documentation_pages(real_data)][::5]
+    for body in bodies:
+        html = decode(body)[0]
+        if "<math" not in html:  # of whose forms one is read
+            check_account(html)
+
+
+def test_each_reason_in_the_code_is_described() -> None:
+    folder = Path(account_module.__file__).parent
+    values = [
+        node.value
+        for name in ("blocks", "main_content", "article_lines", "forum_lines")
+        for node in ast.parse((folder / f"{name}.py").read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+    ]
+    constants = [one for value in values for one in value.elts if isinstance(one, ast.Constant)]
+    reasons = {one.value for one in constants if isinstance(one.value, str)}
+    assert reasons == set(RULES)
+
+
+def test_explain_shows_each_part_and_its_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(article(PARTS.replace("See", "<b>&lt;script&gt;</b>")))
+    app(["data", "explain", str(page), "--output", str(tmp_path / "out")], result_action="return_value")
+    shown = capsys.readouterr().out
+    assert "\nkept       River\n" in shown and "\nlabel      Share\n" in shown
+    assert "kept" in shown.splitlines()[-2] or "characters of text" in shown
+    document = (tmp_path / "out" / "explain.html").read_text()
+    assert "<small>class span.author</small>" in document and "<b>" not in document and "&lt;script&gt;" in document
+    with pytest.raises(UserError, match="No such file or directory; give an HTML file"):
+        app(["data", "explain", str(tmp_path / "none")], result_action="return_value")

@@ -1,0 +1,173 @@
+"""Text that a reader sees is text of the page, whatever the markup around it is called."""
+
+import pytest
+
+from tests.tasks.extract.made_pages import PARAGRAPH, WORDS, article, text_of
+
+PLAIN = (WORDS * 3).strip()
+
+
+def between(inside: str, head: str = "") -> str:
+    """Text of an article between its first and its last paragraph."""
+    found = text_of(article(inside).replace("<body>", f"<body>{head}", 1))
+    assert found.startswith(PLAIN) and found.endswith(PLAIN), found
+    return found[len(PLAIN) : -len(PLAIN)].strip("\n")
+
+
+@pytest.mark.parametrize("tag", ["a", "b", "cite", "em", "font", "i", "label", "small", "span", "strong", "time"])
+@pytest.mark.parametrize("name", ["tooltip", "meta-org", "author", "caption", "options", "print", "promo", "buttons"])
+def test_words_of_a_sentence_are_kept_in_any_inline_element(tag: str, name: str) -> None:
+    marked = f"<{tag} class='{name}'>Verizon</{tag}>"
+    assert between(f"<p>The sale to {marked}</p>") == "The sale to Verizon"
+    assert between(f"<p>{marked} is <b>{marked}</b>.</p>") == "Verizon is Verizon."
+    assert between(f"<ul><li>first {marked}</li><li>second</li></ul>") == "- first Verizon\n- second"
+    assert between(f"<p>{marked}</p><p>{marked} | {marked}</p>") == ""  # a line of its own
+
+
+@pytest.mark.parametrize("name", ["hidden-xs", "hidden md:block", "md:flex print:hidden", "Mx(a)--modalCentered Cf"])
+def test_parts_that_other_screens_do_not_show_are_read(name: str) -> None:
+    assert between(f"<div class='{name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
+
+
+def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence() -> None:
+    for name in ("sr-only", "visually-hidden", "mw-editsection", "headerlink", "hidden"):
+        assert between(f"<h2>The river<span class='{name}'> aside</span></h2><p>{WORDS}</p>").startswith("The river\n")
+
+
+@pytest.mark.parametrize("name", ["hljs-meta", "token author", "cm-tags", "pl-ads", "hll print"])
+def test_code_keeps_the_words_of_any_class(name: str) -> None:
+    code = f"<pre><code><span class='{name}'>#include</span> &lt;a&gt;\n<i class='linenos'>2</i>\tx = 1</code></pre>"
+    assert between(code) == "#include <a>\n\tx = 1"
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        ("<div class='alert alert-warning' role='alert'>Close the valve.</div>", "Close the valve."),
+        ("<div role='complementary' class='note'>Close the valve.</div>", "Close the valve."),
+        ("<h2 class='x'><button type='button'>How long?</button></h2><p>Two days.</p>", "How long?\nTwo days."),
+        ("<details><summary><button>How long?</button></summary>Two days.</details>", "How long?\nTwo days."),
+        ("<dl><dt><button>How long?</button></dt><dd>Two days.</dd></dl>", "How long?\nTwo days."),
+        (f"<button aria-controls='a'>How long?</button><div id='a' hidden>{PARAGRAPH}</div>", f"How long?\n{PLAIN}"),
+        (f"<button class='accordion'>How long?</button><div class='panel'>{PARAGRAPH}</div>", f"How long?\n{PLAIN}"),
+        ("<p>Press <button>Save</button> twice.</p>", "Press Save twice."),
+        ("<p>It gives <output>60</output> at last.</p>", "It gives 60 at last."),
+        ("<p>Take the fox home.</p><button>Copy</button><p>Then rest.</p>", "Take the fox home.\nThen rest."),
+        ("<button aria-expanded='false' aria-controls='m'>Menu</button><ul id='m'><li><a href='/'>Home</a></ul>", ""),
+    ],
+)
+def test_parts_that_are_controls_or_notes_are_read(inside: str, expected: str) -> None:
+    assert between(inside) == expected
+
+
+@pytest.mark.parametrize("closed", ["hidden", "style='display:none'", "aria-hidden='true'", "hidden='until-found'"])
+@pytest.mark.parametrize(
+    ("panel", "control"),
+    [
+        ("role='tabpanel'", ""),
+        ("class='tab-pane fade'", ""),
+        ("class='accordion-collapse collapse'", ""),
+        ("class='panel' id='b'", ""),
+        ("id='b2'", "<a href='#b2'>Windows</a>"),
+        ("id='b2'", "<button aria-controls='b1 b2'>Windows</button>"),
+        ("id='b2'", "<span data-bs-target='#b2'>Windows</span>"),
+    ],
+)
+def test_parts_that_are_closed_at_first_are_read(panel: str, control: str, closed: str) -> None:
+    inside = f"<div><div id='b1'><p>Run it as root.</p></div><div {panel} {closed}><p>Run it as admin.</p></div></div>"
+    assert between(inside, control) == "Run it as root.\nRun it as admin."
+    assert "admin" not in between(inside.replace(panel, "class='x'"), control) or "until" in closed
+
+
+def test_dialogs_stay_closed() -> None:
+    dialog = "<div id='b' role='dialog' style='display:none'><p>Log in to read.</p></div>"
+    assert between(f"{dialog}<p>Read on.</p>", "<a data-toggle='modal' href='#b'>Log in</a>") == "Read on."
+
+
+MATHML = "<math {}><semantics><mrow><mi>E</mi></mrow><annotation encoding='application/x-tex'>E=mc^2</annotation>{}"
+MATHML += "</semantics></math>"
+ONE = MATHML.format("", "<annotation encoding='MathML-Content'>twice</annotation>")
+ALT = "<math alttext='E=mc^2'><mi>E</mi></math>"
+SCRIPT = "<script type='math/tex'>E=mc^2</script>"
+GLYPHS = "<nobr aria-hidden='true'><span class='math'>E=mc2</span></nobr>"
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        ONE,
+        ALT,
+        SCRIPT,
+        "<script type='math/tex; mode=display'>% <![CDATA[\nE=mc^2 %]]></script>",
+        f"<script type='math/mml'>{ALT}</script>",
+        f"<span class='mwe-math-element'><span class='mwe-math-mathml-inline' style='display: none;'>{ALT}</span>"
+        "<img class='mwe-math-fallback-image-inline' aria-hidden='true' alt='E=mc^2'></span>",
+        f"<span style='display: none'>{ALT}</span><img class='mwe-math-fallback-image-inline' alt='E=mc^2'>",
+        "<img class='tex' alt='E=mc^2'>",
+        "<img class='latex' src='x' alt='E=mc^2'>",
+        "<img class='formulaInl' alt='$E=mc^2$'>",
+        f"<span class='katex'><span class='katex-mathml'>{ONE}</span>"
+        "<span class='katex-html' aria-hidden='true'>E=mc2</span></span>",
+        f"<span class='katex-display'><span class='katex'><span class='katex-mathml'>{ONE}</span>"
+        "<span class='katex-html' aria-hidden='true'>E=mc2</span></span></span>",
+        f"<span class='MathJax_Preview'>E=mc2</span><span class='MathJax' id='MathJax-Element-1-Frame'>{GLYPHS}"
+        f"<span class='MJX_Assistive_MathML'>{ALT}</span></span>{SCRIPT}",
+        f"<span class='MathJax_SVG' data-mathml=\"{ALT}\">{GLYPHS}</span>",
+        f"<span class='mjx-chtml MathJax_CHTML'><span class='mjx-math'>E=mc2</span></span>{SCRIPT}",
+        f"<mjx-container class='MathJax' jax='CHTML'><mjx-math aria-hidden='true'>E</mjx-math>"
+        f"<mjx-assistive-mml>{ALT}</mjx-assistive-mml></mjx-container>",
+        f"<mjx-container><mjx-math data-latex='E=mc^2'><mjx-mi data-latex='E'>E</mjx-mi></mjx-math>"
+        f"<mjx-assistive-mml>{ALT.replace('alttext', 'x')}</mjx-assistive-mml></mjx-container>",
+        "<mjx-container><svg data-latex='E=mc^2'><text>E</text></svg></mjx-container>",
+    ],
+)
+def test_formulas_are_read_once(formula: str) -> None:
+    found = between(f"<p>The energy is {formula} by the theory.</p>")
+    assert found.replace("$", "") == "The energy is E=mc^2 by the theory."
+    assert between(f"<div>{formula}</div>").replace("$", "") == "E=mc^2"
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("10<sup>6</sup> cells", "10^6 cells"),
+        ("6.02×10<sup><b>23</b></sup>", "6.02×10^23"),
+        ("10<sup>−9</sup> m, 5 m<sup>2</sup>", "10^−9 m, 5 m2"),
+        ("2<sup>n</sup> and (a+b)<sup>2</sup>", "2^n and (a+b)^2"),
+        ("x<sup>2</sup>+y<sup>2</sup>", "x^2+y^2"),
+        ("1010<sub>2</sub> H<sub>2</sub>O CO<sub>2</sub>", "1010_2 H2O CO2"),
+        ("3<sup>1</sup>⁄<sub>2</sub> cups", "3 1⁄2 cups"),
+        ("the 1<sup>st</sup>, n<sup>o</sup> 3, M<sup>me</sup>", "the 1st, no 3, Mme"),
+        ("a note<sup>1</sup>, of 1999<sup>[2]</sup>", "a note1, of 1999[2]"),
+        ("<math><msup><mn>10</mn><mn>6</mn></msup></math>", "10^6"),
+        ("<math><mfrac><mn>1</mn><mn>2</mn></mfrac></math>", "1/2"),
+        ("<math><msup><mi>x</mi><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></msup></math>", "x^(n+1)"),
+        ("<math><msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup></math>", "x_i^2"),
+        ("<math><msup> <mi>x</mi> <mn>2</mn> </msup></math>", "x 2"),
+    ],
+)
+def test_numbers_are_not_changed_by_superscripts(markup: str, expected: str) -> None:
+    assert between(f"<p>{markup} are found.</p>") == f"{expected} are found."
+    if "math" not in markup:
+        assert between(f"<pre>{markup} are found.</pre>") == f"{expected} are found."
+
+
+@pytest.mark.parametrize("tag", ["noscript", "template shadowrootmode='open'", "template shadowroot=open"])
+def test_text_without_a_script_is_read_if_there_is_no_other(tag: str) -> None:
+    name = tag.split()[0]
+    page = f"<html><body><x-app>{{}}</x-app><{tag}><article>{PARAGRAPH}</article></{name}></body></html>"
+    assert text_of(page.format("")) == PLAIN
+    assert text_of(page.format(PARAGRAPH.replace("fox", "wolf"))) == PLAIN.replace("fox", "wolf")
+    assert text_of("<html><body><p>Hi</p><noscript>Enable JavaScript.</noscript></body></html>") == "Hi"
+
+
+def test_anchors_without_an_end_and_pages_of_few_words_are_text() -> None:
+    assert text_of(f"<html><body><a name='top'>{PARAGRAPH}{PARAGRAPH}</body></html>").count("fox") == 6
+    assert text_of("<html><body><h1>Case 1</h1><h1>Case 2</h1></body></html>") == "Case 1\nCase 2"
+    assert text_of("<html><body><p><a href='/a'>abc</a></p><p>def</p></body></html>") == "abc\ndef"
+
+
+def test_a_stated_article_body_is_the_text_though_more_stands_beside_it() -> None:
+    live = "".join(f"<div class='live'>{PARAGRAPH.replace('fox', 'wolf')}</div>" for _ in range(7))
+    page = f"<html><body><div itemprop='articleBody'>{PARAGRAPH * 3}</div><div>{live}</div></body></html>"
+    assert "wolf" not in text_of(page) and text_of(page).count("fox") == 9

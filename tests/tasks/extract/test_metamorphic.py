@@ -1,0 +1,103 @@
+"""The same page in other markup gives the same text, to the character."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.gold_pages import gold_pages
+from tasks.extract import article_lines, forum_lines
+from tasks.extract.decode import decode
+from tests.tasks.extract.made_pages import PARAGRAPH, WORDS, article, text_of
+from tests.tasks.extract.transformations import CLASSES, NAMES, copy, source, transformed
+
+FORUM_PAGES = sorted((Path(__file__).parent / "forum_pages").glob("*.html"))
+SAMPLE = (
+    "<h2>The river</h2><p>It begins in the <a href='/hills'>hills</a>, and <b>nobody</b> knows where it ends.</p>"
+    "<ul><li>Take the boat to the island before noon on a Sunday.</li><li>Wait there.</li></ul><h3>The boat</h3>"
+    "<p>A boat was built in 1920 by the people of the town, and it still floats. Énorme, said the ferryman.</p>"
+    "<pre>x = 1\n  y = 2</pre><table><tr><td>a</td><td>b</td></tr></table>"
+    "<blockquote>All rivers end in the sea.</blockquote>"
+)
+
+
+def check(html: str, name: str) -> None:
+    page = source(copy(html))
+    assert text_of(transformed(page, name)) == text_of(page)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_made_page_keeps_its_text(name: str) -> None:
+    check(article(SAMPLE), name)
+
+
+@pytest.mark.parametrize("name", random.Random(0).sample(NAMES, 12))
+def test_pages_of_forums_keep_their_text(name: str) -> None:
+    for path in FORUM_PAGES[:: 1 if name.startswith("word") else 3]:
+        check(path.read_text(), name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMES)
+def test_real_pages_keep_their_text(real_data: Path, name: str) -> None:
+    changed = []
+    for page in list(gold_pages(real_data))[::5]:
+        html = source(copy(decode(page.body)[0]))
+        if text_of(transformed(html, name)) != text_of(html):
+            changed.append(page.name)
+    assert len(changed) <= MAX_CHANGED.get(name, 0), changed
+
+
+# Pages that may change: a picture in a container of the class `teaser` makes its sentences a caption.
+MAX_CHANGED = {"image within": 1}
+
+
+def rule_words() -> list[str]:
+    """Each word of the rules that drop lines."""
+    rules = (article_lines.LABELS, article_lines.CALL, article_lines.RELATED, article_lines.RELATED_TO)
+    patterns = [one.pattern for one in (*rules, forum_lines.NOISE_AROUND)]
+    return sorted({word.capitalize() for one in patterns for word in re.findall(r"(?<![\\\w])[^\W\d_]{3,}", one)})
+
+
+def test_lines_are_kept_whatever_their_first_word_is() -> None:
+    lines = [f"{word} the bread with your neighbour first{end}" for word in rule_words() for end in (".", "")]
+    items = "".join(f"<ul><li>{line}</li><li>Then rest.</li></ul>" for line in lines)
+    assert set(lines) <= {line.removeprefix("- ") for line in text_of(article(items)).splitlines()}
+    for tag in ("p", "h2", "div", "dt"):
+        found = set(text_of(article("".join(f"<{tag}>{line}</{tag}><p>So it was.</p>" for line in lines))).splitlines())
+        assert set(lines) <= found, (tag, sorted(set(lines) - found))
+    post = "".join(f"<div class='postbody'><p>{line}.</p><p>{WORDS}</p></div>" for line in lines[::2])
+    assert {f"{line}." for line in lines[::2]} <= set(text_of(f"<html><body>{post}</body></html>").splitlines())
+
+
+def test_headings_of_a_text_are_kept_whatever_their_word_is() -> None:
+    words = [one for one in rule_words() if not article_lines.ADVERTS.fullmatch(one)]
+    page = "".join(f"<h2>{word}</h2>{PARAGRAPH}" for word in words)
+    lost = set(words) - set(text_of(article(page)).splitlines())
+    assert all(article_lines.RELATED.fullmatch(word) for word in lost), lost
+
+
+@settings(max_examples=20)
+@given(st.from_regex(article_lines.CALL, alphabet=st.characters(codec="latin-1", categories=["L", "N", "Zs"])))
+def test_last_paragraphs_are_kept_whatever_they_begin_with(phrase: str) -> None:
+    last = f"{' '.join(phrase.split())} the bridge, as it stood in the year of the flood."
+    assume(len(article_lines.CALL.findall(last)) < 2 and not article_lines.ADDRESS.search(last))
+    ending = "<p>He left, and nobody saw him again.</p>"
+    assert text_of(article(f"{PARAGRAPH}<p>{last}</p>{ending}")).count("of the flood.\nHe left") == 1
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_sentences_of_a_class_of_containers_are_prose(name: str) -> None:
+    """But those of prose of the site, and of classes that mean hidden."""
+    line = f"The rule holds for every member of the club, {WORDS}"
+    assert line.strip() in text_of(article(f"<div class='{name}'>{line}</div>")) or SITE.search(name)
+
+
+SITE = re.compile(
+    "newsletter|subscribe|sign-?up|login|sponsor|ads?$|adsense|advert|copyright|footer|foot|cookie|gdpr|consent|author"
+    "|related|widget|share|social|follow|nav|menu|breadcrumb|sidebar|skip|search|more|next|prev|donat|reply|comment|rss"
+    "|user|infobox|factbox|popup|byline|masthead|colophon|overlay|modal|permalink|pager|tag"
+)

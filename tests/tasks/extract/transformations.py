@@ -1,0 +1,280 @@
+"""Changes of a page's markup that do not change what a reader sees, each a function of the tree or of the source.
+
+A text must be the same to the character after each. The classes are those of real pages: of the page itself, and of
+`CLASSES`.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator
+
+from lxml.etree import tostring
+from lxml.html import HtmlElement, document_fromstring, fragment_fromstring
+
+from tasks.extract.main_content import PARSER
+
+# Names of classes by which real pages mark words of a sentence, and parts around a text.
+_CLASSES = """
+meta-org meta-per meta-loc tooltip popup author byline caption options print noprint hide-on-mobile promo overlay
+embed embedded-link btn-link button buttons tag tags tag-link label badge credit credits timestamp date time share
+social social-link follow related rating widget widgets modal-link newsletter-link subscribe signup login-link sponsor
+sponsored ad ads adsense advert copyright footer-note footnav navbox nav-link menu-item breadcrumb sidebar-link skip
+search expand collapse more read-more next prev pager feedback donate donation reply comment-link rss tools toolbar
+actions controls attachment viewport slider carousel slideshow banner teaser masthead colophon disclaimer cookie-link
+gdpr consent taglist permalink-text printer user-info user-name factbox infobox hidden-xs widget-title author-name
+"""
+CLASSES = _CLASSES.split()
+Change = Callable[[HtmlElement, random.Random], None]
+SKIPPED = ("pre", "textarea", "title", "script", "style", "code", "a", "button", "noscript", "option", "select", "math")
+
+
+def copy(page: str) -> HtmlElement:
+    return document_fromstring(page.encode(), parser=PARSER)
+
+
+def source(tree: HtmlElement, method: str = "html") -> str:
+    return str(tostring(tree, encoding="unicode", method=method))
+
+
+def texts(tree: HtmlElement, least: int = 40) -> Iterator[HtmlElement]:
+    """Elements whose own first text is the text of a sentence, outside of code and links."""
+    body = tree.find("body")
+    for element in () if body is None else body.iter("p", "li", "td", "dd", "blockquote"):
+        outside = not any(outer.tag in SKIPPED for outer in element.iterancestors())
+        if outside and element.text and len(element.text.split()) > 4 and len(element.text) >= least:
+            yield element
+
+
+def wrap_word(element: HtmlElement, tag: str, **attributes: str) -> None:
+    """Wrap the third word of an element's own text."""
+    found = re.match(r"(\s*\S+\s+\S+\s+)(\S+)(.*)", element.text or "", re.DOTALL)
+    assert found is not None
+    before, word, after = found.groups()
+    inner = element.makeelement(tag, attributes)
+    element.text, inner.text, inner.tail = before, word, after
+    element.insert(0, inner)
+
+
+def wrapped_in(tag: str) -> Change:
+    def change(tree: HtmlElement, chance: random.Random) -> None:
+        for element in texts(tree):
+            wrap_word(element, tag, **{"class": chance.choice(CLASSES)})
+
+    return change
+
+
+def each_word_in_a_span(tree: HtmlElement, chance: random.Random) -> None:
+    for element in texts(tree):
+        words = re.split(r"(\s+)", element.text)
+        element.text = None
+        for number, word in enumerate(reversed(words)):
+            inner = element.makeelement("span", {"class": chance.choice(CLASSES)} if number % 4 else {})
+            inner.text = word
+            element.insert(0, inner)
+
+
+def inserted(markup: str, *, within: bool = False) -> Change:
+    """Insert markup without text for a reader after blocks, or after the third word of them."""
+
+    def change(tree: HtmlElement, chance: random.Random) -> None:
+        for element in [one for one in texts(tree) if one.tag == "p"]:
+            new = fragment_fromstring(markup)
+            if within:
+                wrap_word(element, "span")
+                inner = element[0]
+                inner.append(new)
+            else:
+                new.tail, element.tail = element.tail, None
+                element.addnext(new)
+
+    return change
+
+
+def enclosed(tag: str, attributes: dict[str, str], part: str = "p") -> Change:
+    """Enclose each third paragraph in an element."""
+
+    def change(tree: HtmlElement, chance: random.Random) -> None:
+        for element in [one for one in texts(tree) if one.tag == part][::3]:
+            outer = element.makeelement(tag, attributes)
+            outer.tail, element.tail = element.tail, None
+            element.getparent().replace(element, outer)
+            outer.append(element)
+
+    return change
+
+
+def renamed(old: str, new: str) -> Change:
+    def change(tree: HtmlElement, chance: random.Random) -> None:
+        for element in [one for one in tree.iter(old) if not one.attrib]:
+            element.tag = new
+
+    return change
+
+
+def reversed_attributes(tree: HtmlElement, chance: random.Random) -> None:
+    for element in tree.iter():
+        pairs = element.items()
+        element.attrib.clear()
+        for name, value in reversed(pairs):
+            element.set(name, value)
+
+
+def in_one_more_div(tree: HtmlElement, chance: random.Random) -> None:
+    body = tree.find("body")
+    outer = body.makeelement("div", {"data-app": "1"})
+    outer.text, body.text = body.text, None
+    outer.extend(list(body))
+    body.append(outer)
+
+
+def other_language(tree: HtmlElement, chance: random.Random) -> None:
+    tree.set("lang", "cy")
+
+
+def headings_as_buttons(tree: HtmlElement, chance: random.Random) -> None:
+    for element in list(tree.iter("h2", "h3", "h4")):
+        inner = element.makeelement("button", {"type": "button", "class": "accordion-button collapsed"})
+        inner.text, element.text = element.text, None
+        inner.extend(list(element))
+        element.append(inner)
+
+
+def soft_hyphens(tree: HtmlElement, chance: random.Random) -> None:
+    for element in texts(tree):
+        element.text = re.sub(r"(?<=[a-z]{3})(?=[a-z]{3})", "\u00ad", element.text, count=3)
+
+
+def hard_spaces(tree: HtmlElement, chance: random.Random) -> None:
+    for element in texts(tree):
+        element.text = element.text.replace(" ", "\u00a0")
+
+
+def new_lines(tree: HtmlElement, chance: random.Random) -> None:
+    for element in texts(tree):
+        element.text = re.sub(r" ", lambda _: chance.choice([" ", "\n", "\t ", "   "]), element.text)
+
+
+def word_breaks(tree: HtmlElement, chance: random.Random) -> None:
+    for element in texts(tree):
+        wrap_word(element, "wbr")
+        inner = element[0]
+        inner.tail, inner.text = f"{inner.text}{inner.tail}", None
+
+
+def neutral_classes(tree: HtmlElement, chance: random.Random) -> None:
+    for element in tree.iter("p", "b", "em", "h2", "h3"):
+        if not element.get("class"):
+            element.set("class", chance.choice(["x1", "mb-4 text-lg", "css-1abc", "wp-block-paragraph", "sc-bdVaJa"]))
+
+
+def data_attributes(tree: HtmlElement, chance: random.Random) -> None:
+    for element in tree.iter():
+        if isinstance(element.tag, str):
+            element.set("data-v-1", "advert")
+
+
+TREES: dict[str, Change] = {
+    "serialised": lambda tree, chance: None,
+    "reversed attributes": reversed_attributes,
+    "one more div": in_one_more_div,
+    "another language": other_language,
+    "headings as buttons": headings_as_buttons,
+    "soft hyphens": soft_hyphens,
+    "hard spaces": hard_spaces,
+    "new lines": new_lines,
+    "word breaks": word_breaks,
+    "neutral classes": neutral_classes,
+    "data attributes": data_attributes,
+    "each word in a span": each_word_in_a_span,
+    "script between": inserted("<script>var advert = '<p>text</p>';</script>"),
+    "style between": inserted("<style>p { color: red }</style>"),
+    "template between": inserted("<template><p>Not yet.</p></template>"),
+    "empty div between": inserted("<div class='ad-slot'></div>"),
+    "empty link between": inserted("<a name='here'></a>"),
+    "input between": inserted("<input type='hidden' value='x'>"),
+    "script within": inserted("<script>var advert = 1;</script>", within=True),
+    "empty span within": inserted("<span class='ad'></span>", within=True),
+    "hidden within": inserted("<span class='sr-only'>(opens in a new tab)</span>", within=True),
+    "icon within": inserted("<i class='icon icon-share'></i>", within=True),
+    "image within": inserted("<img src='dot.gif' alt=''>", within=True),
+    "paragraph in div": enclosed("div", {}),
+    "paragraph in section": enclosed("section", {}),
+    "paragraph in open details": enclosed("details", {"open": ""}),
+    "paragraph in tab": enclosed("div", {"role": "tabpanel", "hidden": ""}),
+    "paragraph in tab pane": enclosed("div", {"class": "tab-pane fade", "style": "display:none"}),
+    "paragraph in accordion": enclosed("div", {"class": "accordion-collapse collapse"}),
+    "paragraph in alert": enclosed("div", {"class": "alert alert-info", "role": "alert"}),
+    "paragraph in custom element": enclosed("x-paragraph", {}),
+    "b for strong": renamed("strong", "b"),
+    "i for em": renamed("em", "i"),
+    "section for div": renamed("div", "section"),
+    **{
+        f"word in {tag}": wrapped_in(tag)
+        for tag in ("span", "b", "em", "i", "cite", "small", "label", "strong", "font", "time", "abbr", "mark", "u")
+    },
+}
+
+
+def numeric_entities(page: str, chance: random.Random) -> str:
+    return page.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def upper_case_tags(page: str, chance: random.Random) -> str:
+    return re.sub(r"</?[a-z][a-z0-9]*(?=[\s>])", lambda tag: tag[0].upper(), page)
+
+
+def comments(page: str, chance: random.Random) -> str:
+    return re.sub(r"</(p|div|li|ul|h2)>", r"</\1><!-- end of advert <p> -->", page)
+
+
+def comments_within(page: str, chance: random.Random) -> str:
+    return re.sub(r"(?<=<p>\w)", "<!-- react-text: 12 -->", page)
+
+
+def without_end_tags(page: str, chance: random.Random) -> str:
+    return re.sub(r"</(?:li|dd|dt|tr|td)>(?=\s*<(?:li|dd|dt|tr|td|/ul|/ol|/dl|/tr|/table|/tbody)\b)", "", page)
+
+
+def without_doctype(page: str, chance: random.Random) -> str:
+    return re.sub(r"(?i)^\s*<!doctype[^>]*>", "", page)
+
+
+def as_xhtml(page: str, chance: random.Random) -> str:
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + page.replace("<br>", "<br />").replace("<hr>", "<hr />")
+
+
+def with_byte_order_mark(page: str, chance: random.Random) -> str:
+    return "\ufeff" + page
+
+
+def crlf(page: str, chance: random.Random) -> str:
+    return page.replace("\n", "\r\n")
+
+
+def letters_as_entities(page: str, chance: random.Random) -> str:
+    return re.sub(r"(?<=<p>)([A-Z])(?=[a-z])", lambda letter: f"&#x{ord(letter[1]):x};", page)
+
+
+SOURCES: dict[str, Callable[[str, random.Random], str]] = {
+    "numeric entities": numeric_entities,
+    "upper-case tags": upper_case_tags,
+    "comments": comments,
+    "comments within": comments_within,
+    "optional end tags": without_end_tags,
+    "no doctype": without_doctype,
+    "XHTML": as_xhtml,
+    "byte order mark": with_byte_order_mark,
+    "CRLF": crlf,
+    "letters as entities": letters_as_entities,
+}
+NAMES = [*TREES, *SOURCES]
+
+
+def transformed(page: str, name: str, seed: int = 0) -> str:
+    """Return a page after a change; the page must be `serialised`."""
+    chance = random.Random(f"{seed} {name}")
+    if name in SOURCES:
+        return SOURCES[name](page, chance)
+    tree = copy(page)
+    TREES[name](tree, chance)
+    return source(tree)
