@@ -14,6 +14,7 @@ from lxml.html import HtmlElement
 
 from gpt2train.io.memory_limit import STATM, bytes_of, memory_limit
 from tasks.core.document import strip_unstorable
+from tasks.download.mime import HTML_TYPES, type_of
 from tasks.download.warc import Page
 from tasks.extract import main_content
 from tasks.extract.complexity import MAX_ELEMENTS, cut_attributes
@@ -63,6 +64,8 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
     engine = text_engine(options.engine)
     if next(_page_numbers) % RESET_PAGES == 0:
         engine.empty_caches()
+    if (kind := type_of(HTML_TYPES[0], page.body)) not in HTML_TYPES:  # archives of earlier releases hold such files
+        return _rejected("undecodable", f"the bytes are those of {kind}")
     html, encoding = decode(page.body, page.charset)
     # Bytes that are no UTF-8 are replaced by Python, not by the parser, whose rule is another one.
     utf_8 = page.body if encoding == "utf-8" and "\ufffd" not in html else None
