@@ -183,12 +183,15 @@ def memory(device: str, name: str) -> Iterator[Result]:
 
 
 def features(device: str, name: str) -> Iterator[Result]:
-    """Cost or gain of some options, in time and memory, against the plain engine: on a CPU fp8 against float32."""
+    """Cost or gain of some options, in time and memory, against the plain engine.
+
+    Without fp8 on a CPU, most of which emulate its products: some take 300 s for a run of the smallest model.
+    """
     task = Task(SHAPES[name][0], MICRO[name][-1], 1, device, compile=device == "cuda")
     plain = measured("ours", task)
     if plain is None:
         raise NotAvailable("out of memory")
-    eight = ("ours, fp8 tensorwise", "ours, fp8 rowwise") if has_fp8(device) else ()
+    eight = ("ours, fp8 tensorwise", "ours, fp8 rowwise") if device == "cuda" and has_fp8(device) else ()
     for other in ("ours, documents", "ours, selective", "ours, full", "ours, muon", *eight):
         found = measured(other, task)
         if found is None:

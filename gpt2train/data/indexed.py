@@ -145,7 +145,7 @@ def check_documents(documents: np.ndarray, sequences: int, index: Path) -> None:
     if last < sequences:
         raise UserError(
             f"{index}: its document index ends at {last:,} of {sequences:,} sequences, as some programs that merge "
-            "files write it; gpt2train data convert SOURCE TARGET --by-sequence takes each sequence as a document"
+            "files write it; each sequence is taken as a document by gpt2train data convert SOURCE TARGET --by-sequence"
         )
 
 

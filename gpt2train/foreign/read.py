@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from gpt2train.errors import UserError
@@ -278,7 +279,7 @@ def config_of_another_system(path: Path) -> str | None:
     kind, system = "script" if of_script else "config", found.system
     return (
         f"{path} is a {kind} of {system.title} in {KINDS[suffix]}, not settings in TOML; "
-        f"gpt2train config --from {path} > run.toml converts it (docs/{system.page}.md)"
+        f"convert it (docs/{system.page}.md): gpt2train config --from {quote(str(path))}"
     )
 
 

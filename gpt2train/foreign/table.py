@@ -193,4 +193,4 @@ def group_hint(name: str) -> str | None:
     found = (one for one in systems().values() if any(row.startswith(f"{name}.") for row in one.names))
     if (system := next(found, None)) is None:
         return None
-    return f"configs of {system.title} have it; gpt2train config --from FILE converts them (docs/{system.page}.md)"
+    return f"configs of {system.title} have it; convert them (docs/{system.page}.md): gpt2train config --from FILE"

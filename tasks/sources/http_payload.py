@@ -16,8 +16,10 @@ MAX_CHUNKS = 2**16  # of one body; servers that flush at each line send some tho
 _HTTP = StatusAndHeadersParser([], verify=False)
 
 
-def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, may_be_empty: bool = False) -> Page:
+def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, own: bool = False) -> Page:
     """Return the HTML page of a response record of the archive `source`, with the limits of `unpack`.
+
+    A record of this project's `own` download may be empty, and its type is the one that the download found.
 
     Raises:
         FetchRejectedError: The record holds no page: `http_status`, `content_type`, `too_large`, `compression_ratio`,
@@ -35,9 +37,9 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, ma
     if "chunked" in (head.get_header("Transfer-Encoding") or "").lower():
         body = unchunk(body)
     body = unpack(body, head.get_header("Content-Encoding") or "", max_bytes, max_ratio)
-    if not (body or may_be_empty):
+    if not (body or own):
         raise FetchRejectedError("empty", "a page of no bytes")
-    if (content_type := type_of(declared, body)) not in HTML_TYPES:
+    if (content_type := declared if own else type_of(declared, body)) not in HTML_TYPES:
         raise FetchRejectedError("content_type", wrong_type(declared, content_type))
     return Page(
         url=record.head.get_header("X-List-URL") or record.url,

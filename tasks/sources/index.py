@@ -130,7 +130,7 @@ def _pages_of(stream: ArchiveStream, name: str) -> Iterator[Page]:
         try:
             if isinstance(record, BrokenRecord):
                 raise FetchRejectedError(record.reason, record.detail)
-            page = page_of(record, name, MAX_BYTES, math.inf, may_be_empty=True)
+            page = page_of(record, name, MAX_BYTES, math.inf, own=True)
             if _has_digest(record, page):
                 yield page
                 continue

@@ -182,6 +182,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         command.main()
 
 
+@pytest.mark.slow  # two minutes
 def test_the_rehearsal_on_a_cpu_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "verdict.json"
     monkeypatch.setattr(sys, "argv", ["gpu", "--rehearse", "--json", str(file), "--minutes", "14"])
@@ -191,5 +192,5 @@ def test_the_rehearsal_on_a_cpu_passes(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert {result["part"] for result in outcome["results"]} == set(command.PARTS)
     names = {result["name"] for result in outcome["results"]}
     assert {"tiny against transformers", "tiny against plain", "tiny full", "tiny ours, muon", "served texts"} <= names
-    assert {"tiny autotuned", "tiny ours, fp8 tensorwise", "tiny ours, fp8 rowwise", "fp8 products"} <= names
+    assert {"tiny autotuned", "fp8 products"} <= names
     assert {f"fp8 rowwise llama {what}" for what in ("loss", "gradients")} | {"fp8 tensorwise gpt2 compiled"} <= names

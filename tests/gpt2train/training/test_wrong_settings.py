@@ -50,7 +50,6 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {  # name: setting, value, exit co
     "vocabulary too small": ("vocab", 50, 2, r"train\.bin contains the token id \d+, but the vocabulary has 50"),
     "vocabulary of one": ("vocab", 1, 2, r"vocab: "),
     "no data": ("data.train", "/nowhere/x", 2, r"/nowhere/x"),
-    "prefix with its ending": ("data.train", "DATA/train.bin", 2, r"train\.bin"),
     "data of one sample": ("data.train", "DATA/short", 2, r"short"),
     "data of another vocabulary": ("data.train", "DATA/other", 2, r"other\.bin contains the token id"),
     "truncated tokens": ("data.train", "DATA/cut", 1, r"cut\.bin"),
