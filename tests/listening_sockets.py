@@ -43,7 +43,7 @@ class Sampler:
     """Every socket that was open in a process tree at any sample.
 
     Attributes:
-        found: the command that owned it, by (address, port).
+        found: the commands that owned it, by (address, port); one may hand it to another.
         samples: number of samples of the process tree so far.
     """
 
@@ -58,7 +58,9 @@ class Sampler:
 
     def _sample(self) -> None:
         while not self._stop.is_set():
-            self.found |= open_sockets(self._root)
+            for address, command in open_sockets(self._root).items():
+                before = self.found.get(address, "")
+                self.found[address] = before if command in before else f"{before}\n{command}".strip()
             self.samples += 1
             time.sleep(self._seconds)
 

@@ -37,7 +37,7 @@ body_deadline = 3
 backoff = 0.1
 allow_private = ["127.0.0.0/8"]
 [clean.split]
-seed = 1
+seed = 2
 valid = 0.1
 test = 0.2
 [shuffle]
