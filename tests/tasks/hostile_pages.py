@@ -82,7 +82,10 @@ def bodies(seed: int) -> dict[str, tuple[bytes, tuple[str, ...]]]:
         "binary": (random.Random(3).randbytes(200_000), poor),
         "wrong-charset": (html(article(seed + 9), "<meta charset='utf-7'>"), kept),
         "no-such-charset": (html(article(seed + 10), "<meta charset='base64'>"), kept),
-        "gzip-unannounced": (gzip.compress(b"<p>" + article(seed + 11).encode() * 1000), poor),
+        "gzip-unannounced": (
+            gzip.compress(b"<p>" + article(seed + 11).encode() * 1000),
+            ("content_type", "undecodable"),
+        ),
         "empty": (b"", poor),
     }
 
