@@ -34,7 +34,8 @@ log = logging.getLogger("gpt2train")
 
 # Processes wait this long for the slowest disk. A dead process is detected at once, a hung one by training itself.
 SAVE_TIMEOUT = timedelta(hours=1)
-# A process that ends by an unexpected error waits for the save under way; for that of a lost process in vain.
+# A process that ends by an unexpected error waits for the save under way; after lost contact briefly, since a lost
+# process cannot finish its part of it.
 UNEXPECTED_SECONDS, LOST_SECONDS = 600.0, 10.0
 
 

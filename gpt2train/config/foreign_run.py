@@ -143,7 +143,7 @@ def convert(foreign: Foreign) -> Converted:
 
 
 def _row_of(foreign: Foreign, name: str) -> Row | None:
-    """What takes the place of a name; those of a launcher and of DeepSpeed's config belong to every system."""
+    """Entry for a name; those of a launcher and of DeepSpeed's config belong to every system."""
     candidates = (foreign.system, systems()["deepspeed"], systems()["megatron"] if name in LAUNCHER else foreign.system)
     return next((row for system in candidates if (row := system.row(name)) is not None), None)
 

@@ -26,7 +26,7 @@ COLOSSALAI_MODELS = {
 
 
 class Known(Protocol):
-    """What a conversion may ask: the settings so far, the values as they were given, and the processes."""
+    """Context of a conversion: the settings so far, the values as they were given, and the processes."""
 
     settings: dict[str, Any]
     values: dict[str, Any]

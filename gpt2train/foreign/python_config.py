@@ -27,7 +27,7 @@ class Symbol(str):
 
 @dataclass(frozen=True)
 class PythonConfig:
-    """What a config in Python says.
+    """Constants of a config in Python.
 
     Attributes:
         values: its values by dotted names.

@@ -17,7 +17,7 @@ SHORT_GROUPS = ("", "parallel", "batch", "data")  # whose settings other command
 
 @dataclass(frozen=True)
 class Row:
-    """What takes the place of a name.
+    """Counterpart of a name.
 
     Attributes:
         name: the name, with underscores.
@@ -66,7 +66,7 @@ class System:
     names: Mapping[str, Row]
 
     def row(self, name: str) -> Row | None:
-        """What takes the place of a name, dashes or underscores, of this system or of one that it is like."""
+        """Return the counterpart of a name, dashes or underscores, of this system or of one that it is like."""
         found = self.names.get(name.replace("-", "_"))
         return systems()[self.like].row(name) if found is None and self.like else found
 

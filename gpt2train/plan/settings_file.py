@@ -14,7 +14,7 @@ DEFAULT_PRESETS = {"settings": "345m", "run": None, "flow": "tiny"}
 
 
 class FlowFile(Settings):
-    """What a plan reads of a flow's file."""
+    """Settings of a plan that a flow's file gives."""
 
     train: dict[str, Any] = {}
     """Training settings."""

@@ -76,7 +76,7 @@ DIGITS = dict.fromkeys(map(ord, "023456789"), "1")  # digits are alike to all ru
 
 
 class Named(NamedTuple):
-    """What the words of one id or class say."""
+    """Verdict of the words of one id or class."""
 
     words: str
     boilerplate: bool

@@ -58,7 +58,7 @@ def encoded(html: str, encoding: str) -> bytes:
 
 @pytest.mark.parametrize(("text", "encoding"), CASES)
 def test_a_page_reads_the_same_however_its_encoding_is_declared(text: str, encoding: str) -> None:
-    """Also where it is declared late, in vain, or wrongly."""
+    """Also where it is declared late or wrongly, or beside an unknown label."""
     declared = [
         (page(text), encoding),
         (page(text, f'<meta charset="{encoding}">'), None),
