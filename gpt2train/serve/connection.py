@@ -113,7 +113,7 @@ class LimitedConnection(H11Protocol):
 
 
 class ConnectionServer(uvicorn.Server):
-    """uvicorn's server, which makes room and logs one line a minute if the process cannot open a file."""
+    """uvicorn's server, which closes a waiting connection and logs one line a minute if it cannot open a file."""
 
     _quiet_until = 0.0
 

@@ -94,7 +94,7 @@ class LocalPageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/{self.token}/"
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; make room for it if the process has no files left."""
+        """Accept a connection; close a silent one first if the process has no files left."""
         try:
             return super().get_request()
         except OSError as error:

@@ -14,7 +14,7 @@ MAX_REFRESH_TEXT = 1000  # letters and signs of a page that is not to be read; m
 _REFRESH = re.compile(
     r"\s*(\d{1,9})[\d.]*\s*[;,\s]\s*(?:url\s*=\s*)?(?:'([^']*)|\"([^\"]*)|(.*))", re.IGNORECASE | re.DOTALL
 )
-_NO_TEXT = re.compile(rb"<(script|style)\b.*?(?:</\1\b|\Z)|<[^>]*>|\s+", re.IGNORECASE | re.DOTALL)
+_NO_TEXT = re.compile(rb"<(script|style)\b.*?(?:</\1\b|\Z)|<[^>]*(?:>|\Z)|\s+", re.IGNORECASE | re.DOTALL)
 _RAW_BYTE = re.compile("[\udc80-\udcff]")  # of a header field that is not UTF-8
 
 

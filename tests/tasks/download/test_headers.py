@@ -28,7 +28,7 @@ from tasks.download.mime import parse_content_type, sniff_html, type_of
 from tasks.download.response_body import Decoder, FetchRejectedError
 from tasks.download.robots import RobotsRules
 from tasks.download.ssrf_guard import refuse
-from tasks.download.urls import join, parse
+from tasks.download.urls import join, parse, refresh_target
 from tasks.download.warc import Page, encode_head, encode_record
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import extract
@@ -269,6 +269,14 @@ def test_pages_without_a_content_type_are_sniffed(body: bytes, kind: str) -> Non
 def test_other_files_that_are_sent_as_html_are_known(body: bytes, kind: str) -> None:
     assert type_of("text/html", body) == (kind or "text/html")
     assert type_of("text/plain", body) == "text/plain"
+
+
+@pytest.mark.parametrize("piece", [b"<", b"<script", b"<!--", b"<meta ", b'<meta a="', b"\x20", b"a='"])
+def test_a_refresh_is_looked_for_in_linear_time(piece: bytes) -> None:
+    """CPU time; a quadratic search took minutes for a page of `<` alone, in the event loop of the crawl."""
+    began = time.process_time()
+    refresh_target("5; url=/x", piece * (2**21 // len(piece)))
+    assert time.process_time() - began < 2
 
 
 def test_each_malformed_response_ends_with_a_reason() -> None:
