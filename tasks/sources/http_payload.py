@@ -39,7 +39,7 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, ow
     body = unpack(body, head.get_header("Content-Encoding") or "", max_bytes, max_ratio)
     if not (body or own):
         raise FetchRejectedError("empty", "a page of no bytes")
-    if (content_type := declared if own else type_of(declared, body)) not in HTML_TYPES:
+    if (content_type := declared if own and declared else type_of(declared, body)) not in HTML_TYPES:
         raise FetchRejectedError("content_type", wrong_type(declared, content_type))
     return Page(
         url=record.head.get_header("X-List-URL") or record.url,
