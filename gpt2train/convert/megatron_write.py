@@ -12,8 +12,8 @@ from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, layer_names, old_
 from gpt2train.convert.megatron_parts import check_layout, megatron_rows
 from gpt2train.convert.settings import Names, Version
 from gpt2train.io.files import atomic_folder
-from gpt2train.model.lazy_weights import LazyWeights, pad_vocabulary
-from gpt2train.model.shape import Shape
+from gpt2train.model.lazy_weights import LazyWeights
+from gpt2train.model.shape import Shape, pad_vocabulary
 
 
 def write_megatron(
