@@ -242,11 +242,11 @@ def tokenize_data(
         Processes, by default one per core; the bytes do not depend on it.
     """
     from gpt2train.data.published_gpt2 import published_files
-    from gpt2train.data.text_files import END_OF_TEXT, expand
-    from gpt2train.data.tokenize_files import tokenize_files
+    from gpt2train.data.text_files import END_OF_TEXT
+    from gpt2train.data.tokenize_files import check_inputs, tokenize_files
     from gpt2train.data.tokenizer_reader import read_files
 
-    expand(inputs)  # before a download
+    check_inputs(inputs, json_key, separator)  # before a download
     if tokenizer == "gpt2" and not Path(tokenizer).exists():
         files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
     else:
