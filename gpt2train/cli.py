@@ -19,7 +19,6 @@ from gpt2train.errors import UserError
 from gpt2train.inference.command import generate
 from gpt2train.io.command_line import HELP_DEBUG, run_command
 from gpt2train.io.counts import count_of
-from gpt2train.io.files import check_folder
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.simulate_command import simulate
@@ -95,7 +94,14 @@ def merge(
     tokenizer
         Tokenizer folder of the training; by default `tokenizer` beside the training tokens.
     """
-    check_folder(source)
+    from gpt2train.convert.detect import find_source
+    from gpt2train.convert.hf_config import check_free
+    from gpt2train.data.tokenizer import load_tokenizer
+
+    find_source(source)
+    check_free(output)
+    if tokenizer is not None:
+        load_tokenizer(tokenizer)
     from gpt2train.convert.merge import merge as merge_checkpoint  # imports torch (1-2 s)
 
     checkpoint = merge_checkpoint(source, output, tokenizer, settings.dtype, settings.license)

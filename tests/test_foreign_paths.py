@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel
 
-from gpt2train.checkpoint.store import SafeReader, read_manifest
+from gpt2train.checkpoint.manifest import read_manifest
+from gpt2train.checkpoint.store import SafeReader
 from gpt2train.convert.dataset import export_dataset
 from gpt2train.convert.dist_tensors import DistTensors
 from gpt2train.convert.megatron_folder import iteration_folder

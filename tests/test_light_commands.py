@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest
 from gpt2train.cli import app
+from gpt2train.config import RunConfig, to_toml
+from gpt2train.settings import build
+from gpt2train.training.train_state import TrainState
 
 LARGE = ("torch", "sympy", "transformers", "scipy", "matplotlib")
 COMMANDS = [(name,) for name in app if not name.startswith("-")]
@@ -37,26 +41,81 @@ MISTAKES = [
 ]
 
 
+MODEL = {"model_type": "gpt2", "vocab_size": 300, "n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16}
+
+
 def mistakes_about_models(folder: Path) -> list[tuple[str, ...]]:
-    """Command lines of the commands that run models, which start no ranks either."""
+    """Command lines with a mistake in a model, run, tokenizer or documents, which start no ranks either."""
     (data := folder / "set.jsonl").write_text('{"text": "a b"}\n')
-    (model := folder / "model").mkdir()
-    (model / "config.json").touch()
-    nowhere, empty, scored = str(folder / "nowhere"), str(folder), ("--data", str(data))
+    configs = {"model": json.dumps(MODEL), "bert": '{"model_type": "bert"}', "broken": "{"}
+    for name, content in configs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(content)
+    (folder / "run").mkdir()
+    settings = {"vocab": 300, "output": str(folder / "run"), "data": {"train": str(folder / "tokens")}}
+    config = build(RunConfig, settings)
+    (folder / "run/config.toml").write_text(to_toml(config))
+    (folder / "words").mkdir()
+    (folder / "words/tokenizer.json").write_text("{")
+    (folder / "saved").mkdir()
+    position = TrainState(step=1, samples=1, updates=1, skipped=0)
+    manifest = CheckpointManifest(
+        format=FORMAT, position=position, config=config.model_dump(), tokenizer_hash=None, torch="2", files={}
+    )
+    (folder / "saved/manifest.json").write_text(manifest.model_dump_json())
+    model, bert, broken, run, words, saved, nowhere = (
+        str(folder / name) for name in ("model", "bert", "broken", "run", "words", "saved", "nowhere")
+    )
+    empty, scored = str(folder), ("--data", str(data))
+    readers = [
+        ("serve", "--model"),
+        ("generate", "--prompt", "a", "--model"),
+        *(("evaluate", name, *scored, "--model") for name in ("lambada", "wikitext")),
+    ]
+    made, exported = ("--to", "huggingface"), ("--to", f"{folder}/x.gguf")
     return [
-        *(("serve", "--model", name, *more) for name in (nowhere, empty) for more in ((), ("--tp", "4"))),
-        ("serve", "--model", str(model), "--host", "192.0.2.1"),
-        ("serve", "--model", str(model), "--key-file", nowhere),
-        ("serve", "--model", str(model), "--trace"),
-        *(("generate", "--prompt", "a", "--model", nowhere, *more) for more in ((), ("--pp", "2"), ("--beams", "3"))),
-        *(("evaluate", "lambada", "--model", name, *scored) for name in (nowhere, empty)),
-        ("evaluate", "curve", nowhere, *scored),
+        *((*reader, name) for reader in readers for name in (nowhere, empty, bert, broken, model)),
+        *((*reader, model, *more) for reader in readers for more in (("--tp", "3"), ("--pp", "3"), ("--tp", "0"))),
+        ("serve", "--model", model, "--host", "192.0.2.1"),
+        ("serve", "--model", model, "--key-file", nowhere),
+        ("serve", "--model", model, "--trace"),
+        ("generate", "--prompt", "a", "--model", nowhere, "--beams", "3"),
+        *(("evaluate", "lambada", *scored, "--model", name) for name in (run, words)),
+        ("evaluate", "lambada", *scored, "--model", model, "--tokenizer", words),
+        ("evaluate", "lambada", *scored, "--model", run, "--tp", "2"),
+        ("evaluate", "lambada", "--data", nowhere, "--model", model),
+        ("evaluate", "documents", *scored, "--model", bert),
+        ("evaluate", "lambada", *scored, "--model", saved),
+        ("evaluate", "lambada", *scored, "--model", saved, "--tokenizer", words),
+        ("evaluate", "nothing", *scored, "--model", model),
+        *(("evaluate", "curve", name, *scored) for name in (nowhere, run)),
+        *(("merge", name, "--output", f"{folder}/x") for name in (model, run, nowhere)),
+        ("merge", saved, "--output", words),
+        *(("merge", saved, "--output", f"{folder}/x", "--tokenizer", name) for name in (nowhere, words)),
+        *(("convert", name, f"{folder}/x", *made) for name in (bert, broken, run, words)),
+        *(("export", name, *exported) for name in (bert, broken, run, words)),
+        *(("convert", model, f"{folder}/x", *made, "--tokenizer", name) for name in (nowhere, words, model)),
+        *(("export", model, *exported, "--tokenizer", name) for name in (nowhere, words, model)),
+        ("data", "tokenize", str(data), "--output", f"{folder}/x", "--tokenizer", words),
+        ("data", "tokenize", str(data), "--output", f"{folder}/x", "--json-key", "body"),
+        ("data", "tokenize", nowhere, "--output", f"{folder}/x"),
+        ("data", "index", run),
+        ("data", "explain", nowhere),
+        ("data", "label", nowhere),
+        ("data", "contamination", str(data), "--data", nowhere),
+        ("data", "contamination", nowhere, "--run", run),
+        ("trace", "--sample", "0", "--run", run, "--documents", nowhere),
+        ("trace", "--text", "a b", "--run", run),
+        ("compare-data", str(data), nowhere, "--output", f"{folder}/x"),
+        ("simulate", "--preset", "tiny", "--tp", "3"),
+        ("runs", run, "--sort", "none"),
         ("client", "nowhere"),
     ]
 
 
 ALL_IN_ONE = """
 import contextlib, io, json, sys
+from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest
 from gpt2train.cli import app
 from gpt2train.io.command_line import run_command
 found = []

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpt2train.checkpoint import store
-from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
+from gpt2train.checkpoint.manifest import CheckpointManifest, StoredCorpus, verify
 from gpt2train.config import RunConfig
 from gpt2train.data.dataset import Dataset
 from gpt2train.data.identity import tokens_identity
@@ -153,7 +152,7 @@ def verified(checkpoint: Path, group: dist.ProcessGroup | None) -> CheckpointMan
 
     Hashing 18 GB (1542m) takes one core half a minute, and reading takes the disk longer.
     """
-    return all_or_raise(lambda: store.verify(checkpoint, dist.get_rank(), dist.get_world_size()), group)
+    return all_or_raise(lambda: verify(checkpoint, dist.get_rank(), dist.get_world_size()), group)
 
 
 def check_same_run(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from gpt2train.checkpoint.store import FORMAT, CheckpointManifest, StoredFile, sha256
+from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredFile, sha256
 from gpt2train.config import ModelSettings
 from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError

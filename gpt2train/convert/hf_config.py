@@ -106,6 +106,25 @@ def read_label_names(folder: Path) -> tuple[str, ...]:
     return label_names(_read_config(folder), folder / "config.json")
 
 
+def check_free(folder: Path) -> None:
+    """Check that a model may be written to a path: it does not exist, is empty, or is an older model folder.
+
+    Raises:
+        UserError: the path is something else.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _is_model_folder(folder):
+        raise UserError(f"{folder} already exists and is not a model folder; give another --output")
+
+
+def _is_model_folder(folder: Path) -> bool:
+    """Return True if the folder has a supported model; a folder with any other `config.json` is not overwritten."""
+    try:
+        read_shape(folder)
+    except UserError:
+        return False
+    return True
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     check_model_folder(folder)
     return read_object(folder / "config.json")

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.checkpoint.manifest import CheckpointManifest
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.convert.card_scores import Score
 from gpt2train.convert.hf_layout import layout_of

@@ -36,6 +36,7 @@ __all__ = [
     "all_blocks",
     "block_sizes",
     "check_decoder_alone",
+    "check_language_model",
     "context_length",
     "initial_std",
     "is_embedding",
@@ -216,6 +217,18 @@ def check_decoder_alone(shape: Shape, source: object) -> None:
         raise UserError(
             f"{source} has an encoder and a decoder ({shape.family}), and no probability of a text by itself; use "
             "gpt2train generate"
+        )
+
+
+def check_language_model(shape: Shape, source: object) -> None:
+    """Check that a model predicts tokens.
+
+    Raises:
+        UserError: it is a sequence classifier.
+    """
+    if shape.labels:
+        raise UserError(
+            f"{source} is a classifier of {shape.labels} classes and predicts no tokens; give another model"
         )
 
 

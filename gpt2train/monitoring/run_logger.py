@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpt2train.checkpoint.store import StoredCorpus
+from gpt2train.checkpoint.manifest import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.dataset import Dataset
 from gpt2train.io.counts import count_of

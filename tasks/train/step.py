@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, resolve_epochs, run_config, to_toml
 from gpt2train.config.data import split_weights
 from gpt2train.data.samples import Samples, samples_per_epoch
@@ -91,10 +92,8 @@ def train(
     ):
         run_job(Job(step.folder.path(CONFIG_FILE), launch))
     config = read_run_config(step.folder.path(CONFIG_FILE))  # with the steps of the checkpoint that the job began from
-    from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
-
     # A job that receives SIGTERM saves a checkpoint and exits with 0 before its last step.
-    reached = store.read_manifest(newest_checkpoint(step.folder.path())).position.step
+    reached = read_manifest(newest_checkpoint(step.folder.path())).position.step
     if (record := read_record(step.folder.path())) and (early := record.early_stop) and early.step == reached:
         log.info("training finished at step %d of %d: %s", reached, config.steps, early.reason)
     elif reached < config.steps:

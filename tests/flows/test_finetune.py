@@ -17,8 +17,8 @@ from flows.finetune_settings import FinetuneFlowSettings
 from flows.recipe import PlannedRun
 from flows.settings import resolve
 from gpt2train.config import CONFIG_FILE, ModelSettings, read_run_config
+from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import write_model
-from gpt2train.convert.merge import find_source
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model

@@ -12,7 +12,7 @@ import pytest
 
 from flows.demo import DemoSite
 from flows.orchestration.server import prefect_server
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.errors import RunError
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
@@ -93,7 +93,7 @@ def test_training_resumes_from_its_last_checkpoint(
             watched.check_failed_in_one_line(run)
             saved = training.saved()
             assert begun < saved < STEPS
-            assert store.verify(newest_checkpoint(training.folder)).position.step == saved
+            assert verify(newest_checkpoint(training.folder)).position.step == saved
             assert not list(training.folder.glob("checkpoints/*.tmp"))
             fill(disk)
             watched.retry(run)

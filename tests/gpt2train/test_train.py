@@ -13,7 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from gpt2train.checkpoint import store, writer
+from gpt2train.checkpoint import writer
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import open_tokens
@@ -84,7 +85,7 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
     code, out, err = finish(job)
     assert (code, err) == (0, "")
     assert "the same command resumes from there" in out
-    saved = store.verify(newest_checkpoint(config.output)).position
+    saved = verify(newest_checkpoint(config.output)).position
     assert saved.step == read_metrics(config.output)[-1]["step"] > 3
     assert saved.samples == 8 * saved.step
 

@@ -10,9 +10,9 @@ import torch
 
 from flows.settings import DataprepSettings
 from gpt2train.cli import app
-from gpt2train.convert.detect import open_source
 from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.huggingface import open_model, read_model, save_model
+from gpt2train.convert.opened_source import open_source
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import UserError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.torchrun import UNFINISHED
@@ -82,4 +82,4 @@ def test_a_signal_to_one_machine_stops_and_saves_on_all(tmp_path: Path) -> None:
     done = finish_all(jobs)
     assert [(code, err) for code, _, err in done] == [(UNFINISHED, "")] * 2, done
     assert all("of 1000000; it resumes from there when it is started again" in out for _, out, _ in done), done
-    assert store.verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] > 3
+    assert verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] > 3

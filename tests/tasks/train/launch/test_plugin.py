@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import to_toml
 from gpt2train.errors import UserError
 from gpt2train.io.run_folder import newest_checkpoint
@@ -53,7 +53,7 @@ def test_the_launcher_of_the_page_runs_a_job_and_lets_it_save(tmp_path: Path) ->
     finally:
         process.kill()
     assert process.returncode == 130, printed
-    assert store.read_manifest(newest_checkpoint(tmp_path / "run")).position.step > 0
+    assert read_manifest(newest_checkpoint(tmp_path / "run")).position.step > 0
     wait_until_ended(ranks)
 
 
