@@ -1,7 +1,6 @@
 """Log-probabilities of given tokens under the model in training, on its layout."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,8 +8,6 @@ from torch import Tensor
 
 from gpt2train.model.shape import Shape
 from gpt2train.training.engine import Engine
-
-LOGIT_ROWS = 256  # rows of logits in memory at a time: 51 MB in float32 at a vocabulary of 50,257
 
 
 class EngineScorer:
@@ -41,9 +38,14 @@ class EngineScorer:
             tokens[row, : len(sequences[index])] = torch.tensor(sequences[index])
         mine = [at for at, row in enumerate(rows) if row % layout.data == engine.data_rank]
         places = [rows[at] // layout.data for at in mine], [positions[at] for at in mine]
-        device = engine.ctx.device
-        with self._scored_rows(places, torch.tensor([targets[at] for at in mine], dtype=torch.int64, device=device)):
-            found = engine.logits(tokens.to(device))
+        device, head = engine.ctx.device, engine.model_parts[-1]
+        own_targets = torch.tensor([targets[at] for at in mine], dtype=torch.int64, device=device)
+
+        def scored(hidden: Tensor) -> Tensor:
+            log_probs, greedy = head.log_probs(hidden[places], own_targets)
+            return torch.stack((log_probs, greedy.float()))
+
+        found = engine.logits(tokens.to(device), scored)
         results = torch.zeros(2, len(rows))
         # The tensor-parallel ranks have the same numbers; one of them gives each number, so that the sum is exact.
         if found is not None and layout.coordinates(engine.ctx.rank).tp == 0 and mine:
@@ -51,31 +53,3 @@ class EngineScorer:
         if engine.ctx.world > 1:
             dist.all_reduce(results)
         return results[0], results[1] > 0
-
-    @contextmanager
-    def _scored_rows(self, places: tuple[list[int], list[int]], targets: Tensor) -> Iterator[None]:
-        """Have the model compute, in the place of logits, log-probability and verdict of the targets, float32 [2, n].
-
-        Args:
-            places: row and position of the hidden state before each target.
-            targets: int64 [n].
-        """
-        head, vocab = self._engine.model_parts[-1], self.shape.vocab
-        project, cap = head.project, head.cap
-
-        def scored(hidden: Tensor, weight: Tensor) -> Tensor:
-            chosen, parts = hidden[places], [torch.zeros(2, 0, device=hidden.device)]
-            for start in range(0, max(len(targets), 1), LOGIT_ROWS):
-                logits = cap(project(chosen[None, start : start + LOGIT_ROWS], weight))[0, :, :vocab].float()
-                target = targets[start : start + LOGIT_ROWS]
-                log_probs = logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(1)
-                greedy = logits.argmax(1) == target
-                parts.append(torch.stack([log_probs, greedy.float()]))
-            return torch.cat(parts, 1)
-
-        head.project, head.cap = scored, lambda logits: logits  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            head.project = project
-            del head.cap  # the method of the class again

@@ -10,18 +10,16 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor
 
 from gpt2train.errors import RunError
 from gpt2train.evaluate.distributed_scoring import check_same, gather, share
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, Report, Score, ScoringRequest
+from gpt2train.inference.decoder import score_targets
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.families import MODELS
 from gpt2train.parallel.mesh import all_or_raise
 
 NOT_FINITE = "the model gives numbers that are not finite: its weights are damaged or its training diverged"
-LOGIT_ROWS = 1024  # rows of logits in memory at a time: 206 MB in float32 at a vocabulary of 50,257
 
 
 def score(
@@ -110,7 +108,7 @@ def score_batch(model: CausalLM | DistributedScorer, requests: Sequence[ScoringR
         for position in range(len(request.tokens) - 1 - request.scored, len(request.tokens) - 1)
     ]
     targets = [token for request in requests for token in request.tokens[-request.scored :]]
-    scorer = functools.partial(score_local, model) if isinstance(model, CausalLM) else model.score
+    scorer = functools.partial(score_targets, model) if isinstance(model, CausalLM) else model.score
     log_probs, greedy = scorer(sequences, rows, positions, targets)
     if not torch.isfinite(log_probs).all():
         raise RunError(NOT_FINITE)
@@ -120,28 +118,3 @@ def score_batch(model: CausalLM | DistributedScorer, requests: Sequence[ScoringR
         answers.append(Score(tuple(log_probs[part].tolist()), tuple(greedy[part].tolist())))
         start += request.scored
     return answers
-
-
-@torch.inference_mode()
-def score_local(
-    model: CausalLM,
-    sequences: Sequence[Sequence[int]],
-    rows: Sequence[int],
-    positions: Sequence[int],
-    targets: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """Score as `DistributedScorer.score` defines, with a model in this process."""
-    device = model.wte.weight.device
-    tokens = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
-    for row, sequence in enumerate(sequences):
-        tokens[row, : len(sequence)] = torch.tensor(sequence)
-    hidden = model.hidden(tokens.to(device))[rows, positions]
-    target_ids = torch.tensor(targets, device=device)
-    matrix = model.output_weight[: model.shape.vocab]
-    log_probs, greedy = [], []
-    for start in range(0, len(target_ids), LOGIT_ROWS):
-        logits = model.cap(F.linear(hidden[start : start + LOGIT_ROWS], matrix)).float()
-        target = target_ids[start : start + LOGIT_ROWS]
-        log_probs.append(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1))
-        greedy.append(logits.argmax(1) == target)
-    return torch.cat(log_probs).cpu(), torch.cat(greedy).cpu()

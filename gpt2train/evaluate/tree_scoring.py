@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2train.errors import RunError
@@ -24,8 +23,6 @@ from gpt2train.evaluate.token_tree import ROOT, TokenTree, build_trees, tree_bat
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.families import MODELS
 from gpt2train.parallel.mesh import all_or_raise
-
-LOGIT_ROWS = 256  # rows of logits in memory at a time: 51 MB in float32 at a vocabulary of 50,257
 
 
 class TreeMask:
@@ -112,7 +109,7 @@ def _score_batch(model: CausalLM, rows: Sequence[Sequence[TokenTree]]) -> dict[i
             mask = TreeMask(torch.from_numpy(_ancestors(placed, (len(rows), size, size))).unsqueeze(1).to(device))
             caches: list[Any] = [mask] * len(model.blocks)
             hidden = model.hidden(tokens.to(device), caches, depths.to(device))
-    log_probs, greedy = _log_probs(model, hidden[places], torch.tensor(at), torch.tensor(targets))
+    log_probs, greedy = model.log_probs(hidden[places], *torch.tensor([targets, at], device=device))
     if not torch.isfinite(log_probs).all():
         raise RunError(NOT_FINITE)
     values, right = iter(log_probs.tolist()), iter(greedy.tolist())
@@ -181,29 +178,3 @@ def _ancestors(
             if parent != ROOT:
                 seen[node, : parent + 1] = seen[parent, : parent + 1]
     return mask
-
-
-def _log_probs(model: CausalLM, hidden: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each target after its row of `hidden`, and True where it is the most likely token.
-
-    Args:
-        model: model, for its output projection.
-        hidden: last hidden states [nodes, hidden].
-        rows: row of each target, int64 [targets].
-        targets: token ids, int64 [targets].
-
-    Returns:
-        float32 [targets] and bool [targets], on the CPU.
-    """
-    matrix = model.output_weight[: model.shape.vocab]
-    log_probs, greedy = torch.zeros(len(targets)), torch.zeros(len(targets), dtype=torch.bool)
-    for start in range(0, len(hidden), LOGIT_ROWS):
-        here = ((rows >= start) & (rows < start + LOGIT_ROWS)).nonzero().flatten()
-        at, target = (rows[here] - start).to(hidden.device), targets[here].to(hidden.device)
-        logits = model.cap(F.linear(hidden[start : start + LOGIT_ROWS], matrix)).float()
-        chosen, (top, best) = logits[at, target], logits.max(1, keepdim=True)
-        # In place: logits are the largest tensor here, and a copy takes as long as a tenth of their product.
-        normaliser = logits.sub_(top).exp_().sum(1).log() + top[:, 0]
-        log_probs[here] = (chosen - normaliser[at]).cpu()
-        greedy[here] = (best[at, 0] == target).cpu()
-    return log_probs, greedy
