@@ -152,7 +152,7 @@ MODELS.register(
         value_tables=llama_family.VALUE_TABLES,
         initial_std=llama_family.initial_std,
         layout="gpt2train.convert.hf_llama:LlamaLayout",
-        decode_step="gpt2train.inference.fast_llama_step:FastLlamaStep",
+        decode_step="gpt2train.inference.fast_decode_step:FastLlamaStep",
     ),
 )
 MODELS.register(
