@@ -1,7 +1,7 @@
 """Limits on the markup of a page, against quadratic parsing time.
 
 libxml2 and lxml scan all attributes of an element to find or add one: 30,000 attributes on one element take 5 CPU s,
-and a page of 16 MiB can hold two million. trafilatura is nearly linear in the number of elements, up to 0.1 ms each.
+and a page of 16 MiB can hold two million.
 Nesting needs no limit here: libxml2 cuts it at 256 levels, and at 2,048 for the engine structure.
 """
 
