@@ -84,7 +84,6 @@ NOT_SHAPING = {
     "safetensors": "the format is fixed: every reader gives the same numbers",
     "idna": "compares domains with those of a list, which is in the fingerprint",
     "yarl": "compares addresses with those of a list, which is in the fingerprint",
-    "scipy": "connected components of a graph, which are a fact",
 }
 # Step -> why its own libraries are not declared.
 NOTHING_DECLARED = {
