@@ -31,7 +31,7 @@ RULES = {
     DOCUMENTATION: AttributeRules(NAVIGATION),
     FORUM: AttributeRules(FORUM_PARTS),
 }
-# The numbers below were chosen on the gold pages; benchmarks/extract_engines.py shows them by quarters.
+# The numbers below were chosen on the gold pages; benchmarks/extract.py shows them by quarters.
 OUTSIDE, HEADER, BESIDE_PAGES, REPEATED, ENDING = "outside", "header", "beside", "repeated", "ending"
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
 MIN_TEXT = 250  # characters of running text of a main content

@@ -117,10 +117,10 @@ def _dedup(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifes
 
 
 def _extract(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
-    # The engine trafilatura is older than the setting, and not named in its outputs.
-    parameters = {"engine": "trafilatura", **made.parameters}
-    version = parameters.pop("engine_version", None)
-    if version != ENGINE_VERSIONS.get(parameters["engine"], {}).get("engine_version"):
+    # The first version of the engine trafilatura named neither itself nor its version.
+    parameters = {"engine": "trafilatura", "engine_version": 1, **made.parameters}
+    version = parameters.pop("engine_version")
+    if version != ENGINE_VERSIONS[parameters["engine"]]:
         raise NotRedoneError(f"its texts are of version {version} of the engine {parameters['engine']}")
     rules = parameters.pop("wanted", None)
     cleaning = None

@@ -115,7 +115,7 @@ def test_the_extraction_is_done_again_by_its_own_engine(
         extract(root, pages, ExtractSettings(engine=engine), runner, clean=CleanSettings())
     found = verified(capsys, tmp_path / "out")["extract"]
     assert (found["problems"], found["redone"]) == ([], "1 of 1 batches")
-    monkeypatch.setitem(ENGINE_VERSIONS, engine, {"engine_version": 99})  # a later release
+    monkeypatch.setitem(ENGINE_VERSIONS, engine, 99)  # a later release
     assert f"of the engine {engine}" in verified(capsys, tmp_path / "out")["extract"]["notes"][0]
 
 
