@@ -145,12 +145,15 @@ def main() -> int:
     import torch
 
     from benchmarks.gpu.speed import FIRST, REHEARSAL, SECOND, bars
+    from benchmarks.gpu.tiny import has_fp8
 
     if not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU here; rehearse the parts on a CPU by --rehearse")
     kind = "rehearsal" if options.rehearse else "second" if options.second else "first"
     card = find_card("cpu" if options.rehearse else "cuda")
     jobs = asked(options.jobs) if options.jobs else {"first": FIRST, "second": SECOND, "rehearsal": REHEARSAL}[kind]
+    if not has_fp8(card.device):
+        jobs = tuple(job for job in jobs if "fp8" not in job.contestant)
     jobs = jobs if "speed" in options.only else ()
     others = [part for part in PARTS if part != "speed" and part in options.only]
     if options.second or options.jobs:
