@@ -18,7 +18,6 @@ import os
 import platform
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,32 +88,23 @@ def asked(texts: list[str]) -> "tuple[Job, ...]":
     return tuple(found)
 
 
-def run(
-    jobs: "tuple[Job, ...]",
-    parts: dict[str, list[str]],
-    card: "Card",
-    end: float,
-    verdict: Verdict,
-    stop: threading.Event,
-) -> None:
+def run(jobs: "tuple[Job, ...]", parts: dict[str, list[str]], card: "Card", turns: Turns, verdict: Verdict) -> None:
     """Run everything side by side until it is done or the time is up, and record what was left out.
 
     Args:
         jobs: contestants to measure.
         parts: command of each further part.
         card: the device.
-        end: moment by the monotonic clock.
+        turns: the right to measure, and the end of the time.
         verdict: takes the results.
-        stop: set to end before.
     """
     from benchmarks.gpu.speed import Speed
 
-    turns = Turns()
-    threads = [daemon(run_part, part, command, end, verdict, turns) for part, command in parts.items()]
-    speed = Speed(jobs, card, turns, verdict, WORKERS, end)
-    waited = [*threads, *speed.threads]
-    while any(thread.is_alive() for thread in waited) and time.monotonic() < end and not stop.wait(0.1):
-        pass
+    threads = [daemon(run_part, part, command, verdict, turns) for part, command in parts.items()]
+    speed = Speed(jobs, card, turns, verdict, WORKERS)
+    while turns.left > 0 and any(thread.is_alive() for thread in (*threads, *speed.threads)):
+        time.sleep(0.1)
+    turns.end = 0.0
     end_children()
     for thread in threads:  # which record what they leave out
         thread.join(2.0)
@@ -161,11 +151,10 @@ def main() -> int:
     extra = ["--rehearse"] if options.rehearse else []
     parts = {part: [sys.executable, "-m", f"benchmarks.gpu.{part}", card.device, *extra] for part in others}
     verdict = Verdict(options.json, machine(card), bars(jobs, card))
-    end = STARTED + 60 * (options.minutes or MINUTES[kind]) - END_SECONDS
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    turns = Turns(STARTED + 60 * (options.minutes or MINUTES[kind]) - END_SECONDS)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(turns, "end", 0.0))
     print(verdict.machine, flush=True)
-    run(jobs, parts, card, end, verdict, stop)
+    run(jobs, parts, card, turns, verdict)
     print(verdict.table(), flush=True)
     if options.rehearse:
         return _rehearsed(verdict)

@@ -72,10 +72,20 @@ def first_line(text: str) -> str:
 
 
 class Turns:
-    """The right to measure: one process at a time, all others that this command has started being stopped."""
+    """The right to measure: one process at a time, all others that this command has started being stopped.
 
-    def __init__(self) -> None:
+    Args:
+        end: moment by the monotonic clock at which all processes are killed.
+    """
+
+    def __init__(self, end: float) -> None:
+        self.end = end
         self._lock = threading.Lock()
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; a process that ends without any has not failed."""
+        return self.end - time.monotonic()
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
@@ -165,20 +175,16 @@ def last_error(errors: IO[bytes]) -> str:
     return text.splitlines()[-1].strip()[:300] if text else "no error was printed"
 
 
-def run_part(
-    part: str, command: list[str], end: float, record: Callable[[Result], None], turns: Turns | None = None
-) -> None:
+def run_part(part: str, command: list[str], record: Callable[[Result], None], turns: Turns) -> None:
     """Run a part in a process of its own, and again without the check in which it died, until it ends or time is up.
 
     Args:
         part: name of the part.
         command: command of the process, which calls `run_checks`; the names of the checks to leave out are added.
-        end: moment by the monotonic clock at which the time is up.
         record: function that takes each result at once.
         turns: the right to start a process, and to measure in it.
     """
-    turns, left = turns or Turns(), [part]
-    skip = list[str]()
+    left, skip = [part], list[str]()
     while True:
         with tempfile.TemporaryFile() as errors:
             with turns.starting():
@@ -190,7 +196,7 @@ def run_part(
                     text=True,
                     start_new_session=True,  # so that nothing that a check started outlives it and holds memory
                 )
-            current, limit = "", Limit(process, min(HANG_SECONDS, end - time.monotonic()))
+            current, limit = "", Limit(process, min(HANG_SECONDS, turns.left))
             daemon(_end_session, process)
             try:
                 with contextlib.ExitStack() as turn:
@@ -204,7 +210,7 @@ def run_part(
                                 _answer(process)
                         elif "begin" in row:
                             current = row["begin"]
-                            limit.renew(min(row["limit"], end - time.monotonic()))
+                            limit.renew(min(row["limit"], turns.left))
                             left.remove(current)
                             skip.append(current)
                         elif row:
@@ -215,7 +221,7 @@ def run_part(
                 code = process.wait()
             if code == 0:
                 return
-            if time.monotonic() >= end:
+            if turns.left <= 0:
                 for name in [current, *left] if current else left:
                     record(Result(part, name, None, detail=TIME_UP))
                 return

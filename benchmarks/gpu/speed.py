@@ -143,7 +143,6 @@ class Speed:
         turns: the right to start a process, and to measure in it.
         record: function that takes each result at once.
         workers: number of jobs that compile side by side.
-        end: moment by the monotonic clock at which all processes are killed.
     """
 
     def __init__(
@@ -153,9 +152,8 @@ class Speed:
         turns: Turns,
         record: Callable[[Result], None],
         workers: int,
-        end: float,
     ) -> None:
-        self.jobs, self.card, self.turns, self.record, self.end = jobs, card, turns, record, end
+        self.jobs, self.card, self.turns, self.record = jobs, card, turns, record
         self.waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         for job in jobs:
             self.waiting.put(job)
@@ -164,7 +162,7 @@ class Speed:
         self.threads = [daemon(self._work) for _ in range(workers)]
 
     def _work(self) -> None:
-        while time.monotonic() < self.end:
+        while self.turns.left > 0:
             try:
                 job = self.waiting.get_nowait()
             except queue.Empty:
@@ -172,7 +170,7 @@ class Speed:
             try:
                 self._measure(job)
             except Exception as error:  # noqa: BLE001 - the finding
-                if time.monotonic() >= self.end:
+                if self.turns.left <= 0:
                     return
                 text = first_line(str(error))
                 text = text if isinstance(error, ChildProcessError) else f"{type(error).__name__}: {text}"

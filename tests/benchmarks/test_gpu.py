@@ -104,7 +104,7 @@ run_checks("p", checks, set(sys.argv[2:]), {"hang": 3.0})
 def test_each_fault_of_a_part_is_reported_by_its_name_and_the_others_still_run(tmp_path: Path) -> None:
     found: list[Result] = []
     part = [sys.executable, "-c", PART, str(tmp_path / "pid")]
-    run_part("p", part, time.monotonic() + 60, found.append)
+    run_part("p", part, found.append, Turns(time.monotonic() + 60))
     reported = [(result.name, result.ok, result.detail) for result in found]
     assert reported[:4] == [
         ("crash", False, "the process ended with exit code 7: Xid 31"),
@@ -120,7 +120,7 @@ def test_each_fault_of_a_part_is_reported_by_its_name_and_the_others_still_run(t
 def test_what_the_time_does_not_suffice_for_is_left_out_by_name(tmp_path: Path) -> None:
     found: list[Result] = []
     part = [sys.executable, "-c", PART, str(tmp_path / "pid"), "crash", "killed"]
-    run_part("p", part, time.monotonic() + 2.5, found.append)
+    run_part("p", part, found.append, Turns(time.monotonic() + 2.5))
     assert [result.name for result in found if result.left_out] == ["hang", "lost", "wrong", "works"]
     assert ended(int((tmp_path / "pid").read_text()))
 
@@ -154,7 +154,7 @@ for line in sys.stdin:
 def measured(monkeypatch: pytest.MonkeyPatch, card: Card, *jobs: Job) -> list[Result]:
     monkeypatch.setattr(Contestant, "command", (sys.executable, "-c", TRAINER))
     found: list[Result] = []
-    run = Speed(jobs, card, Turns(), found.append, 2, time.monotonic() + 60)
+    run = Speed(jobs, card, Turns(time.monotonic() + 60), found.append, 2)
     for thread in run.threads:
         thread.join(60)
     run.leave_out()
@@ -184,7 +184,7 @@ def test_a_card_has_its_bars_and_the_largest_micro_batches_that_fit_by_plan(monk
     assert (h100.bar("1542m"), h200.bar("1542m"), Card("cuda", "NVIDIA A100").bar("1542m")) == (0.48, 0.5, None)
     chosen = {}
     for card in (h100, h200):
-        of = Speed((), card, Turns(), print, 0, 0.0)
+        of = Speed((), card, Turns(math.inf), print, 0)
         chosen[card.name] = [of._fitting(job)[0] for job in speed.FIRST]
     assert chosen["NVIDIA H100 80GB HBM3"][0] == 8 and chosen["NVIDIA H200"][0] == 16
     names = speed.bars(speed.FIRST, h100)
@@ -199,7 +199,7 @@ def test_a_card_has_its_bars_and_the_largest_micro_batches_that_fit_by_plan(monk
 
 
 def test_others_are_stopped_while_one_is_measured() -> None:
-    turns, sleep = Turns(), [sys.executable, "-c", "import time; time.sleep(60)"]
+    turns, sleep = Turns(math.inf), [sys.executable, "-c", "import time; time.sleep(60)"]
     one, other = psutil.Popen(sleep), psutil.Popen(sleep)
     try:
         with turns.alone(one.pid):
