@@ -169,6 +169,29 @@ def test_a_server_that_does_not_answer_holds_neither_the_steps_nor_the_end(
     wait_for(lambda: "logging.mlflow" not in [thread.name for thread in threading.enumerate()], 20, "its thread's end")
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_tracker_that_cannot_be_opened_takes_no_metrics_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """A path that is no folder, and a port at which nothing listens."""
+    for constant in ("RETRY_SECONDS", "MAX_RETRY_SECONDS"):
+        monkeypatch.setattr(trackers, constant, 0.01)
+    settings = config(tmp_path / "run", **{name: True if name == "tensorboard" else "x"})
+    if name == "mlflow":
+        pytest.importorskip("mlflow", reason="MLflow is not installed (extra track)")
+        with Server() as closed:
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed.server_port}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    else:
+        (tmp_path / "run" / "tensorboard").touch()
+    with caplog.at_level(logging.WARNING, "gpt2train"):
+        write_rows(settings, 1, 3)
+    first, last = caplog.messages
+    assert f"warning: logging.{name}: " in first and "the run goes on" in first
+    assert last == f"warning: logging.{name} lacks 3 rows; metrics.jsonl has all"
+    assert len(read_metrics(settings.output)) == 3
+
+
 def test_a_server_that_refuses_ends_a_new_run_at_once_but_none_that_goes_on(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
