@@ -23,7 +23,7 @@ class ScoreInputs:
             the local copy of the tokens.
         tokenizer: manifest of the tokenizer; None: the run folder has a copy of it.
         documents: manifest of the shuffled documents; None: no perplexity of held-out documents.
-        lambada: path of the evaluation set; None: no LAMBADA score.
+        lambada: path of the evaluation set; None: no cloze score.
     """
 
     data: Folder
@@ -78,7 +78,7 @@ def scores_after_training(run: PlannedRun[PretrainFlowSettings]) -> tuple[ScoreI
         inputs = ScoreInputs(run.root, None, None, settings.lambada)
         if settings.lambada:
             return inputs, None
-        return inputs, "no LAMBADA score: token files have no evaluation set of their own; give --lambada FILE"
+        return inputs, "no cloze score: token files have no evaluation set of their own; give --lambada FILE"
     data = Folder(settings.data or settings.output)
     lambada, note = settings.lambada, None
     if lambada is None:
@@ -90,7 +90,7 @@ def _drawn_set(data: Folder) -> tuple[str | None, str | None]:
     """Return the path of the cloze set that a data flow drew, or the reason for which there is none."""
     drawn = read_manifest(data / "evalset")
     if drawn is None:
-        return None, f"no LAMBADA score: {data.url} holds no cloze set of its own; give --lambada FILE"
+        return None, f"no cloze score: {data.url} holds no cloze set of its own; give --lambada FILE"
     found = cloze_file(data, drawn)
     return found, None if found else no_passages_message(drawn)
 
@@ -102,6 +102,6 @@ def scores_row(run: PlannedRun[Settings]) -> str | None:
     inputs, note = scores_after_training(run)  # type: ignore[arg-type]  # of these settings, as checked
     if inputs is None:
         return note
-    found = [f"LAMBADA by {inputs.lambada}"] if inputs.lambada else []
+    found = [f"cloze set {inputs.lambada}"] if inputs.lambada else []
     found += ["perplexity of held-out documents"] if inputs.documents else []
     return "; ".join([", ".join([*found, "samples"]), *([note] if note else [])])

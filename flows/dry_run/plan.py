@@ -106,7 +106,7 @@ def _step_rows(run: PlannedRun[Settings]) -> Rows:
             if name == "cloze" and not done.outputs:
                 text = f"cached: {no_passages_message(done)}"
         elif name == "cloze" and isinstance(settings, DataprepSettings) and not settings.clean.split.test:
-            text = "to run; clean.split.test is 0, so it finds no passage and the run has no LAMBADA score"
+            text = "to run; clean.split.test is 0, so it finds no passage and the run has no cloze score"
         elif any_pending:
             text = "to run, unless the steps above give the same output as before"
         any_pending = any_pending or done is None

@@ -14,6 +14,7 @@ from gpt2train.io.inner_path import STEP_MANIFEST
 # OpenAI's file of LAMBADA's test set; other copies have its number of passages and its name.
 LAMBADA_SHA256, LAMBADA_PASSAGES = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226", 5153
 OWN_CLOZE = "cloze.jsonl"  # file that the data flow draws from held-out documents
+HEADLINE = "lambada_openai"  # first of the definitions of a cloze score
 HASH_CHARS = 8  # characters of a file's hash that name a set
 NORMAL_95 = 1.96  # standard errors of half a 95 % interval
 
@@ -85,6 +86,11 @@ def cloze_title(result: Mapping[str, Any], measure: str) -> str:
     return f"cloze {measure} ({'own held-out text' if data == OWN_CLOZE else data})"
 
 
+def definition_title(name: str, result: Mapping[str, Any]) -> str:
+    """Return the name of a definition of a cloze score in words, without that of LAMBADA for other passages."""
+    return "whole word" if name == HEADLINE and not is_lambada(result) else name.replace("_", " ")
+
+
 def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
     """Return the scores in a run's `eval/` and `task/`; empty if they belong to other weights.
 
@@ -107,7 +113,7 @@ def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
 def _evaluations(folder: Path) -> Iterator[Score]:
     if lambada := read_object(folder / "lambada.json"):
         for name, found in lambada["definitions"].items():
-            if name == lambada.get("headline", "lambada_openai"):
+            if name == lambada.get("headline", HEADLINE):
                 count, error = int(lambada["passages"]), _number(found.get("standard_error"))
                 by, data = f" by {name}", str(lambada.get("data"))
                 if not is_lambada(lambada):

@@ -8,7 +8,7 @@ of each passage.
 Texts in scripts without spaces between words (Chinese, Japanese, Thai) give passages without spaces, whose last
 character is the target (`tasks/cloze/unspaced.py`).
 
-Code and small corpora have no such passage. The step then succeeds without `cloze.jsonl`, and the run has no LAMBADA
+Code and small corpora have no such passage. The step then succeeds without `cloze.jsonl`, and the run has no cloze
 score unless the user gives a set.
 """
 
@@ -164,6 +164,6 @@ def no_passages_message(manifest: Manifest) -> str:
     if outcome.seen:
         reason = f"each of the {outcome.seen:,} cloze passages of the test documents is a common phrase"
     return (
-        f"{reason}: the run continues without a LAMBADA score; for one, give more documents of prose, a larger "
+        f"{reason}: the run continues without a cloze score; for one, give more documents of prose, a larger "
         "clean.split.test, or --lambada FILE"
     )

@@ -99,7 +99,7 @@ def evaluate(
     of_the_run = [name for name in OF_THE_RUN if held_out is not None or name != "perplexity"]
     items = [*first, *of_the_run, *(name for name in sorted(paths) if name not in first), *works]
     if is_encoder_decoder(Path(model_folder)):
-        log.warning("the model has an encoder and a decoder: samples alone, no LAMBADA score and no perplexity")
+        log.warning("the model has an encoder and a decoder: samples alone, no cloze score and no perplexity")
         items = ["samples"]
     documents = data or root
     inputs = PartInputs(model_folder, paths, files, works, chosen.limit, documents, held_out)

@@ -131,7 +131,7 @@ def test_a_model_of_two_lines_is_trained_and_scored(
     assert [record.name for record in scores.outputs] == ["samples.json"]
     page = report(root, [*data.manifests, training, model, scores], settings.report, runner=direct)
     text = (root / page.folder).read_bytes(REPORT).decode()
-    assert "No LAMBADA score: no cloze passage" in text and "the test split is empty" in text
+    assert "No cloze score: no cloze passage" in text and "the test split is empty" in text
 
 
 def test_a_validation_split_below_one_sample_is_left_out(

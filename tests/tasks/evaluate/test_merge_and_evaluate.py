@@ -319,7 +319,7 @@ def test_without_any_evaluation_data_only_samples_are_written(
         assert bare.outcome.facts["held_out_documents"] == 0
         assert "no document of unsplit is in the split 'test'" in caplog.text
         page = (upstream.root / report(upstream.root, [bare], ReportSettings(), runner=one).folder).read_bytes(REPORT)
-        assert b"No LAMBADA score" in page and b"the test split is empty" in page
+        assert b"No cloze score" in page and b"the test split is empty" in page
         assert evaluate(upstream.root, model, str(upstream.cloze), upstream.documents, SETTINGS, one) == scores
 
 
