@@ -98,9 +98,10 @@ def _show_unscripted(tree: HtmlElement) -> bool:
 
 def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
     """Read the blocks of a page, and drop those that are no text of it, each for a reason."""
-    kind = page_type(tree)
+    metas = list(tree.iter("meta"))
+    kind = page_type(tree, metas)
     walk = page_blocks(tree, RULES[kind], kind, tables, account)
-    titles = page_titles(tree)
+    titles = page_titles(tree, metas)
     if sum(one.size for one in walk.blocks) < MIN_TEXT:  # nothing to weigh its links against
         for one in walk.blocks:
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
