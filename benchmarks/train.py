@@ -153,4 +153,7 @@ def summary(task: Task, steps: int, contestants: dict[str, Contestant], clock: s
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except MemoryError as error:
+        sys.exit(f"error: {error}; give a smaller --micro-batch")

@@ -33,7 +33,10 @@ PARTS = ("correctness", "speed", "ceilings")
 MINUTES = {"first": 6.25, "second": 4.75, "rehearsal": 10.0}
 END_SECONDS = 8.0  # for the end of the processes and the table
 WORKERS = 3  # contestants that compile side by side
-NEEDED = ("torch", "numpy", "pydantic", "tokenizers", "safetensors", "tomli_w", "psutil", "filelock")
+NEEDED = (
+    *("torch", "numpy", "tokenizers", "safetensors", "tomli_w", "psutil", "filelock"),
+    *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),
+)
 # Faults of a rehearsal, and the words by which each must be reported.
 PLANTED = {
     "planted crash": "ended with exit code 9",

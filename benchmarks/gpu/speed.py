@@ -111,12 +111,12 @@ SECOND = (
     Job("124m", "ours, muon", (32, 16)),
 )
 REHEARSAL = (
-    Job("tiny", "planted crash", (4,), 2_048),
-    Job("tiny", "planted hang", (4,), 2_048, seconds=15),
-    Job("tiny", "planted out of memory", (4, 2), 2_048),
-    Job("tiny", "ours", (4,), 2_048, has_bars=True),
-    Job("tiny", "plain", (4,), 2_048),
-    Job("tiny", "ours, muon", (4,), 2_048),
+    Job("tiny", "planted crash", (4,), 1_024),
+    Job("tiny", "planted hang", (4,), 1_024, seconds=15),
+    Job("tiny", "planted out of memory", (4, 2), 1_024),
+    Job("tiny", "ours", (4,), 1_024, has_bars=True),
+    Job("tiny", "plain", (4,), 1_024),
+    Job("tiny", "ours, muon", (4,), 1_024),
 )
 
 

@@ -19,7 +19,7 @@ IGNORE = -100
 # Rows of logits in memory at a time. On a CPU they should fit the cache: at a vocabulary of 50,304 and a width of 384,
 # 256 rows take 1.36 s, 1,024 take 1.45 s and 64 take 1.65 s. On a GPU large matrices are faster: the product for the
 # hidden states' gradient has 96 tiles of 128 x 128 at 2,048 rows and a width of 768, for the 132 multiprocessors of an
-# H100. Compiled code never has the logits in float32, so that four times the rows take the same memory.
+# H100. Compiled code never has the logits in float32, so that four times the rows take about the same memory.
 CHUNK = {"cpu": 256, "cuda": 2048}
 COMPILED_ROWS = 4
 LOGIT_ROWS = 256  # the same for log-probabilities: 51 MB in float32 at a vocabulary of 50,257

@@ -5,10 +5,12 @@ pytest -m gpu tests/benchmarks/test_gpu.py          on a machine with a GPU
 
 import json
 import math
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,6 +24,16 @@ from benchmarks.gpu.result import NotAvailable, Result, Verdict, at_least, at_mo
 from benchmarks.gpu.speed import Card, Job, Speed
 from benchmarks.gpu.tiny import STEPS, difference, losses, twin
 from benchmarks.train import Contestant
+
+
+@pytest.fixture(autouse=True)
+def process_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore what the command changes in its process."""
+    for name, value in (command.ENVIRONMENT | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}).items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.gpu
@@ -196,6 +208,26 @@ def test_a_card_has_its_bars_and_the_largest_micro_batches_that_fit_by_plan(monk
     found = {r.name: r for r in measured(monkeypatch, h100, Job("345m", "ours", (16,), has_bars=True))}
     assert set(speed.bars((Job("345m", "ours", (16,), has_bars=True),), h100)) <= set(found)
     assert found["345m MFU"].ok and not found["345m memory"].ok
+
+
+@pytest.mark.parametrize("call", [[], ["--second"], ["--jobs", "345m:ours:16"]])
+def test_a_call_on_a_card_measures_its_jobs(
+    call: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = SimpleNamespace(name="NVIDIA H200", total_memory=150_000_000_000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(Contestant, "command", (sys.executable, "-c", TRAINER))
+    monkeypatch.setattr(command, "STARTED", time.monotonic())
+    monkeypatch.setattr(sys, "argv", ["gpu", *call, "--only", "speed", "--json", str(tmp_path / "verdict.json")])
+    assert command.main() == (0 if call == ["--second"] else 1), "plan does not foresee a step of 20 ms"
+    outcome = json.loads((tmp_path / "verdict.json").read_text())
+    jobs = {"[]": speed.FIRST, "['--second']": speed.SECOND}.get(str(call), (Job("345m", "ours", (16,)),))
+    names = {result["name"] for result in outcome["results"]}
+    assert {f"{job.name} spread" for job in jobs} <= names
+    assert outcome["machine"]["device"] == "NVIDIA H200" and outcome["complete"]
+    assert capsys.readouterr().out.splitlines()[-1] == "complete"
 
 
 def test_others_are_stopped_while_one_is_measured() -> None:
