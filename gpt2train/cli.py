@@ -247,8 +247,8 @@ def tokenize_data(
     workers
         Processes, by default one per core; the bytes do not depend on it.
     """
+    from gpt2train.data.documents import END_OF_TEXT
     from gpt2train.data.published_gpt2 import published_files
-    from gpt2train.data.text_files import END_OF_TEXT
     from gpt2train.data.tokenize_files import check_inputs, tokenize_files
     from gpt2train.data.tokenizer_reader import read_files
 
@@ -290,7 +290,7 @@ def export_data(source: Path, /, *, output: Path, step: str | None = None, licen
         Licence of the collection for the card, as hubs write it (mit, cc-by-4.0, odc-by); unknown by default.
     """
     from gpt2train.convert.dataset import STEP, export_dataset, export_lines
-    from gpt2train.data.text_files import JSON_NAMES
+    from gpt2train.data.documents import JSON_NAMES
 
     if output.suffix in JSON_NAMES:
         print(count_of(export_lines(source, output, step or STEP), "document"))

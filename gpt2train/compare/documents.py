@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt2train.compare.near_duplicates import near_duplicate_groups
+from gpt2train.data.documents import Rejected, documents, expand
 from gpt2train.data.indexed import IndexedDataset, idx_path
-from gpt2train.data.text_files import expand, read_rows
 from gpt2train.data.text_units import ALPHABETIC, letters_in, units_of
-from gpt2train.data.tokenize_block import Rejected, read_text
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.counts import count_of
@@ -205,9 +204,7 @@ def _texts(path: Path, key: str) -> Iterator[str]:
     if prefixes:
         return
     for file in expand([path]):
-        for row in read_rows(file, key):
-            text = read_text(row, key)
-            yield "" if isinstance(text, Rejected) else text
+        yield from ("" if isinstance(text, Rejected) else text for text in documents(file, key))
 
 
 def _decoded(prefix: Path) -> Iterator[str]:

@@ -24,17 +24,10 @@ from typing import Any
 import filelock
 import numpy as np
 
+from gpt2train.data.documents import Rejected, Row, expand, read_rows, read_text
 from gpt2train.data.indexed import bin_path, idx_path, token_dtype, write_index
 from gpt2train.data.template import prefix_ids
-from gpt2train.data.text_files import Row, expand, read_rows
-from gpt2train.data.tokenize_block import (
-    BlockEncoder,
-    EncodedBlock,
-    Rejected,
-    encode_in_worker,
-    read_text,
-    start_worker,
-)
+from gpt2train.data.tokenize_block import BlockEncoder, EncodedBlock, encode_in_worker, start_worker
 from gpt2train.data.tokenizer import canonical_files, end_of_text_id, open_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_file, atomic_folder, make_folder, write_error

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gpt2train.convert.markdown import table
+from gpt2train.data.documents import Row, expand, read_rows
 from gpt2train.data.suffix_search import Span, find_spans
-from gpt2train.data.text_files import Row, expand, read_rows
 from gpt2train.data.tokenizer import encode_ordinary
 from gpt2train.errors import UserError
 from gpt2train.io.files import write_atomic

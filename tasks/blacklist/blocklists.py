@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 import fsspec
 
-from gpt2train.data.text_files import read_lines
+from gpt2train.data.documents import read_lines
 from gpt2train.errors import UserError
 from tasks.core.input_files import PACKED, open_input
 from tasks.core.object_stores import check_store_url

@@ -75,7 +75,7 @@ def download(
     forgotten = read_forgotten(root)
     with Crawler(settings, connect_to or {}, runner.stopping, runner.advance, forgotten) as crawler:
         if done:
-            from tasks.download.retry import retry
+            from tasks.download.refresh import retry
 
             return retry(step, done, runner, crawler, settings.shards_at_once)
         args = (root / urls.folder, crawler, step.fingerprint)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from gpt2train.data.text_files import scraped_text
+from gpt2train.data.documents import scraped_text
 from gpt2train.errors import DamagedFileError, UserError
 from tasks.core.input_files import InputFile, find_inputs, kind_of
 from tasks.core.manifest import digest

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gpt2train.data.text_files import END_OF_TEXT
+from gpt2train.data.documents import END_OF_TEXT
 from gpt2train.errors import DamagedFileError
 from gpt2train.io.counts import count_of
 from gpt2train.settings import Settings
@@ -23,8 +23,7 @@ from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Step
 from tasks.core.storage import Folder
-from tasks.sources.text_item import Item
-from tasks.sources.text_records import SEPARATE, TEXT, read_items
+from tasks.sources.text_records import SEPARATE, TEXT, Item, read_items
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 log = logging.getLogger("gpt2train")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt2train.data.text_files import read_rows
+from gpt2train.data.documents import read_rows
 from gpt2train.errors import UserError
 from tasks.core.storage import Folder
 from tasks.sources.documents import find_documents

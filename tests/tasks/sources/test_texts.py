@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.json_lines import split_objects
+from gpt2train.data.documents import split_objects
 from tasks.core.merge_manifests import merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows

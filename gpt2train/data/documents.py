@@ -7,14 +7,17 @@ Archives are read as streams and nothing is unpacked to the disk. A compressed m
 import bz2
 import gzip
 import io
+import json
 import lzma
+import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple
 
-from gpt2train.data.json_lines import split_objects
+import orjson
+
 from gpt2train.data.zstd_file import ZstdFile
 from gpt2train.errors import DamagedFileError, UserError
 
@@ -24,6 +27,7 @@ MAX_DEPTH = 3  # archives within archives, and compressions of one stream: a gzi
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
 PARQUET_MAGIC = b"PAR1"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")
+PACKINGS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 UNKNOWN = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
@@ -36,6 +40,14 @@ JSON_NAMES = (".json", ".jsonl", ".ndjson")
 END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
 REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
+_SEAM = re.compile(rb"\}\s*\{")
+_SPACE = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
+PYTHON_ROW = re.compile(rb"\s*\{\s*'")  # as Python prints a dict
+PYTHON_REMEDY = (
+    "it is a dict as Python prints it, not JSON; convert the file: python -c 'import ast, json, sys; "
+    "[print(json.dumps(ast.literal_eval(line))) for line in sys.stdin]' < IN > OUT"
+)
 
 
 class Row(NamedTuple):
@@ -49,6 +61,68 @@ class Row(NamedTuple):
     """The last four have no text. After a broken file's row its file has no more rows."""
     content: bytes
     """Text or JSON object; the fault of a broken file."""
+
+
+class Rejected(NamedTuple):
+    """Document without tokens, and why."""
+
+    place: str
+    line: int
+    reason: str
+    detail: str
+
+
+def documents(path: Path, key: str, separator: str = "") -> Iterator[str | Rejected]:
+    """Read the documents of a file as `read_rows` does: the text of each, or the reason why it has none.
+
+    Args:
+        path: file.
+        key: key of the text in JSON lines, column of the texts in Parquet.
+        separator: string between the documents of a .txt file; without one the file is a document.
+    """
+    return (read_text(row, key) for row in read_rows(path, key, separator))
+
+
+def read_text(row: Row, key: str) -> str | Rejected:
+    """Text of a document, or the reason why it has none."""
+    if row.kind == "too_large":
+        return rejected(row, "too_large", f"more than {MAX_DOCUMENT:,} bytes")
+    if row.kind == "null":
+        return rejected(row, "not_text", f"{key} is null")
+    if row.kind == "not_text":
+        return rejected(row, "not_text", "a member of an archive that is no text")
+    if row.kind == "broken_file":
+        return rejected(row, "broken_file", f"cannot read on: {row.content.decode()}; copy the file again")
+    if row.kind == "json":
+        try:
+            value = parse(row.content)
+        except (ValueError, RecursionError) as error:
+            return rejected(row, "not_json", PYTHON_REMEDY if PYTHON_ROW.match(row.content) else str(error))
+        if not isinstance(value, dict):
+            return rejected(row, "not_json", "not a JSON object")
+        try:
+            text = find_value(value, key)
+        except KeyError:
+            return rejected(row, "no_key", f"keys: {', '.join(sorted(value))}")
+        if not isinstance(text, str):
+            return rejected(row, "not_text", f"{key} is not a string")
+    else:
+        try:
+            text = row.content.decode("utf-8" if row.kind == "cell" else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            return rejected(row, "not_utf8", str(error))
+    if not text:
+        return rejected(row, "empty", "a document without text has no tokens")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return rejected(row, "not_utf8", "a lone surrogate, which UTF-8 cannot encode")
+    return text
+
+
+def rejected(row: Row, reason: str, detail: str) -> Rejected:
+    """Reject a document."""
+    return Rejected(row.place, row.number, reason, " ".join(detail.split())[:300])
 
 
 def expand(inputs: list[Path]) -> list[Path]:
@@ -143,11 +217,12 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
     head, stream = _peek(file)
     name = place.lower()
     for _ in range(MAX_DEPTH):
-        packed = _unpacked(head, stream, place)
-        if packed is None:
+        if not (suffix := compression(head)):
             break
-        head, stream = _peek(packed)
+        head, stream = _peek(unpack(stream, suffix))
         name = name.removesuffix(PurePosixPath(name).suffix) if name.endswith(PACKED) else name
+    if unknown := next((name for magic, name in UNKNOWN.items() if head.startswith(magic)), None):
+        raise UserError(f"{place} has an unknown compression ({unknown}); {REMEDY}")
     if head[257:262] == b"ustar":
         yield from _members(stream, place, separator, depth)
     elif name.endswith(".txt") and separator:
@@ -205,20 +280,23 @@ def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Ite
                 yield from _rows(content, where, separator, depth + 1)
 
 
-def _unpacked(head: bytes, stream: IO[bytes], place: str) -> IO[bytes] | None:
-    """Stream without its compression, None if it has none."""
-    if head.startswith(b"\x1f\x8b"):
-        return gzip.GzipFile(fileobj=stream)  # type: ignore[return-value]
-    if head.startswith(b"BZh"):
-        return bz2.BZ2File(stream)
-    if head.startswith(b"\xfd7zXZ\x00"):
-        return lzma.LZMAFile(stream)
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return ZstdFile(stream)  # type: ignore[return-value]
-    for magic, name in UNKNOWN.items():
-        if head.startswith(magic):
-            raise UserError(f"{place} has an unknown compression ({name}); {REMEDY}")
-    return None
+def compression(head: bytes) -> str:
+    """Return the suffix of the compression that a stream begins with; empty if it is none that is read."""
+    return next((suffix for magic, suffix in PACKINGS.items() if head.startswith(magic)), "")
+
+
+def unpack(stream: IO[bytes], suffix: str) -> Any:
+    """Decompress a stream as a suffix says: .gz, .bz2, .xz, .zst; with another, return it as it is."""
+    match suffix:
+        case ".gz":
+            return gzip.GzipFile(fileobj=stream)
+        case ".bz2":
+            return bz2.BZ2File(stream)
+        case ".xz":
+            return lzma.LZMAFile(stream)
+        case ".zst":
+            return ZstdFile(stream)
+    return stream
 
 
 def _peek(file: IO[bytes]) -> tuple[bytes, IO[bytes]]:
@@ -259,3 +337,56 @@ class FaultLast(io.RawIOBase):
         if self._fault and not count:
             raise self._fault
         return count
+
+
+def parse(line: bytes) -> Any:
+    """Return a JSON value, also one with NaN or lone surrogates as Python writes them.
+
+    Raises:
+        ValueError, RecursionError: the line is not JSON.
+    """
+    try:
+        return orjson.loads(line)
+    except ValueError:
+        return json.loads(line)
+
+
+def split_objects(line: bytes) -> list[bytes]:
+    """Split a line where files without a last newline were concatenated; what follows the last whole object is one."""
+    if not _SEAM.search(line):
+        return [line]
+    try:
+        parse(line)
+    except (ValueError, RecursionError):
+        return _split(line)
+    return [line]
+
+
+def _split(line: bytes) -> list[bytes]:
+    parts: list[bytes] = []
+    at = 0
+    try:
+        text = line.decode("utf-8-sig").strip()
+        while at < len(text) and text[at] == "{":
+            _, end = _DECODER.raw_decode(text, at)
+            parts.append(text[at:end].encode())
+            at = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+    except UnicodeDecodeError:
+        return [line]
+    except (ValueError, RecursionError):  # of the object at `at`
+        pass
+    return [*parts, text[at:].encode()] if at < len(text) else parts
+
+
+def find_value(record: Any, key: str) -> Any:
+    """Return the value of a key, or of a path of keys through nested objects (`metadata.id`).
+
+    Raises:
+        KeyError: there is none.
+    """
+    if not isinstance(record, Mapping):
+        raise KeyError(key)
+    if key in record:
+        return record[key]
+    first, dot, rest = key.partition(".")
+    return find_value(record.get(first) if dot else None, rest)
