@@ -23,6 +23,7 @@ ORDER = {
         "settings",
         "plugins",
         "compat",
+        "store",
         "io",
         "model",
         "config",

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.heartbeat import Heartbeat, LastChange
+from gpt2train.store.process import Heartbeat, LastChange
 from tasks.core.object_stores import abort_uploads, is_alive
 from tasks.core.storage import TEMPORARY, Folder, sweep_drafts
 

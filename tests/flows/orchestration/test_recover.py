@@ -24,8 +24,8 @@ from flows.orchestration import crash_reporter
 from flows.orchestration.stale_runs import HOLDER_FILE
 from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
-from gpt2train.launch.parent_death import CLOSING
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.process import CLOSING
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Retries, Runner
 from tasks.core.step import Step
