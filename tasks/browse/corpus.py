@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.output import Origins
 from tasks.core.forgotten import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest, read_manifest
-from tasks.core.origins import Origins
 from tasks.core.storage import FileRecord, Folder
 
 T = TypeVar("T")

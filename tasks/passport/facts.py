@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from gpt2train.convert.card_scores import Score, scores_of
 from gpt2train.errors import UserError
 from gpt2train.runs.reading import Run, read_run
+from gpt2train.store.output import Origins
 from tasks.browse.corpus import FinishedStep, find_steps, opened
 from tasks.core.manifest import Manifest, read_manifest
-from tasks.core.origins import Origins
 from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 

@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass, field
 
+from gpt2train.store.manifest import merge_manifests
+from gpt2train.store.output import Origins
 from tasks.core.manifest import MANIFEST, Manifest, read_manifest
-from tasks.core.merge_manifests import merge_manifests
-from tasks.core.origins import Origins
 from tasks.core.storage import Folder
 
 IDENTITY = re.compile(r"[0-9a-f]{32}:.+")  # of a step; other inputs are hashes of files

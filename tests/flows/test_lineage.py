@@ -11,9 +11,9 @@ import pytest
 
 from flows.orchestration import assets
 from flows.orchestration.assets import AssetLineage
+from gpt2train.store.output import Origins
 from tasks.browse.corpus import find_steps
 from tasks.core.manifest import MANIFEST, Manifest
-from tasks.core.origins import Origins
 from tasks.core.storage import Folder
 from tasks.forget.command import forget
 from tasks.passport.facts import corpus_facts

@@ -7,8 +7,7 @@ file that a step has written (the drawn cloze set).
 import itertools
 from collections.abc import Iterable
 
-from tasks.core.manifest import Manifest
-from tasks.core.merge_manifests import merge_manifests
+from gpt2train.store.manifest import Manifest, merge_manifests
 
 # Steps whose outputs become one input, in order.
 MERGED = (("download", "commoncrawl", "warcs", "webpages"), ("extract", "texts"))
