@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.counts import count_of
-from tasks.core.forgotten import check_no_removal
+from gpt2train.store.output import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest
 from tasks.core.storage import FileRecord, Folder
 from tasks.verify.differences import first_difference
