@@ -11,13 +11,12 @@ import pytest
 
 from flows.orchestration import assets
 from flows.orchestration.assets import AssetLineage
-from gpt2train.store.output import Origins, Output
+from gpt2train.store.output import IDENTITY, Origins, Output
 from tasks.core.manifest import MANIFEST, Manifest
 from tasks.core.storage import Folder
 from tasks.forget.command import forget
 from tasks.passport.facts import corpus_facts
 from tasks.passport.lineage import events
-from tasks.verify.output import IDENTITY
 from tests.flows.openlineage_rules import schema_errors, violations
 from tests.tasks.cloze.test_step import story
 from tests.tasks.forget.corpus import html, run_flow, serve
