@@ -212,7 +212,9 @@ def tokenize_manifest(prefix: str | Path) -> Manifest | None:
     files of another size. Files that are gone have the sizes of the manifest.
     """
     path = Path(prefix)
-    made = read_manifest(Folder(path.parent.parent))
+    made = None
+    with contextlib.suppress(OSError):  # such as one that may not be read
+        made = read_manifest(Folder(path.parent.parent))
     sizes = {record.name: record.bytes for record in made.outputs} if made and made.step == "tokenize" else {}
     for file in (path.with_name(f"{path.name}.{suffix}") for suffix in ("bin", "idx")):
         size = sizes.get(f"{path.parent.name}/{file.name}")
