@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 
 from gpt2train.errors import UserError
-from gpt2train.io import process_exit
 from gpt2train.io.command_line import fail
 from gpt2train.plugins import load, load_plugins
+from gpt2train.store.process import skip_teardown
 
 COMMANDS = ("flows.dataprep", "flows.evaluate", "flows.finetune", "flows.pipeline", "flows.pretrain")
 
 IS_COMMAND = sys.argv[:1] == ["-m"] and any(name in sys.orig_argv for name in COMMANDS)  # `-m` during this import
 
 if IS_COMMAND:
-    process_exit.install()
+    skip_teardown()
     # Imports create a million objects and no garbage; collection takes 10 % of their time. The command re-enables it.
     gc.disable()
 

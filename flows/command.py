@@ -13,10 +13,9 @@ from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.ui.arguments import arguments_app
 from gpt2train.io.command_line import run_command
-from gpt2train.io.process_exit import set_exit_status
 from gpt2train.io.progress import console
-from gpt2train.launch.parent_death import CLOSING, ends_with_terminal
 from gpt2train.settings import Settings
+from gpt2train.store.process import CLOSING, ends_with_terminal, set_exit_status
 
 S = TypeVar("S", bound=Settings)
 

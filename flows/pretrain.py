@@ -23,7 +23,7 @@ from gpt2train.errors import UserError
 from gpt2train.model.objectives import SpanCorruptionOptions
 from gpt2train.parallel.layout import Layout
 from gpt2train.settings import MAX_COUNT
-from tasks.core.forgotten import check_no_removal
+from gpt2train.store.output import check_no_removal
 from tasks.core.manifest import Manifest, need_manifest
 from tasks.core.runner import Retries, Runner
 from tasks.core.stage_inputs import on_local_disk

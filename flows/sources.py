@@ -9,11 +9,11 @@ from typing import Any
 from flows.demo import demo_site
 from flows.settings import DataprepSettings
 from gpt2train.settings import Settings
+from gpt2train.store.manifest import merge_manifests
 from tasks.blacklist.step import blacklist
 from tasks.commoncrawl.step import commoncrawl
 from tasks.core.input_files import InputFile
 from tasks.core.manifest import Manifest
-from tasks.core.merge_manifests import merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, read_urls

@@ -24,6 +24,7 @@ ORDER = {
         "plugins",
         "compat",
         "io",
+        "store",
         "model",
         "config",
         "data",

@@ -7,8 +7,8 @@ a training names the tokens of the data flow that it read. A step that was finis
 import logging
 
 from flows.compat.prefect import materialize
+from gpt2train.store.output import Origins
 from tasks.core.manifest import Manifest
-from tasks.core.origins import Origins
 from tasks.core.storage import Folder
 
 log = logging.getLogger("gpt2train")

@@ -31,8 +31,7 @@ from flows.compat.prefect import brief_client
 from flows.orchestration.server import is_embedded
 from flows.orchestration.worker_watchdog import drop_output
 from gpt2train.errors import RunError
-from gpt2train.io.heartbeat import LastChange
-from gpt2train.launch.parent_death import hangup_signals
+from gpt2train.store.process import LastChange, hangup_signals
 
 log = logging.getLogger("gpt2train")
 

@@ -14,7 +14,7 @@ from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
 from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
 from flows.settings import DataprepSettings, OutputSettings
-from tasks.core.forgotten import check_no_removal
+from gpt2train.store.output import check_no_removal
 from tasks.core.lost_files import translate_lost_files
 from tasks.core.output_lock import locked
 from tasks.core.storage import Folder

@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import signal
-import threading
 import time
 
 import psutil
@@ -21,6 +20,7 @@ from prefect.client.schemas.objects import FlowRun
 from flows.orchestration.crash_reporter import is_running, start_crash_reporter
 from gpt2train.errors import RunError
 from gpt2train.launch.rank_logs import quietly
+from gpt2train.store.process import signal_after
 
 log = logging.getLogger("gpt2train")
 
@@ -50,7 +50,8 @@ def terminate_with(watched: list[psutil.Process], seconds: float) -> None:
     logs with, raises SystemExit on a broken pipe. The process would then not report how it ended.
     """
     rich.console.Console.on_broken_pipe = _on_broken_pipe  # type: ignore[assignment]  # also for existing consoles
-    threading.Thread(target=_watch, args=(watched, seconds), daemon=True).start()
+    message = "the worker that started this run is gone; the run saves its state and ends"
+    signal_after(lambda: _wait_for_end(watched), signal.SIGTERM, seconds, lambda: quietly(log.warning)(message))
 
 
 def _on_broken_pipe(console: rich.console.Console) -> None:
@@ -91,11 +92,7 @@ def is_worker(process: psutil.Process) -> bool:
     return any(pair == ("worker", "start") for pair in itertools.pairwise(arguments))
 
 
-def _watch(watched: list[psutil.Process], seconds: float) -> None:
+def _wait_for_end(watched: list[psutil.Process]) -> None:
     parent = os.getppid()
     while os.getppid() == parent and all(is_running(one.pid, one.create_time()) for one in watched):
         time.sleep(POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
-    quietly(log.warning)("the worker that started this run is gone; the run saves its state and ends")
-    time.sleep(seconds)
-    os.kill(os.getpid(), signal.SIGKILL)

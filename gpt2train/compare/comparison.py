@@ -24,7 +24,7 @@ from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id,
 from gpt2train.errors import UserError
 from gpt2train.io.counts import count_of
 from gpt2train.io.files import write_atomic
-from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.store.process import die_with_parent
 
 VERSION = 3  # of the data and of the trainings; another one invalidates all results
 ARMS = ("A", "B")

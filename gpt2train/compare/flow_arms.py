@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.store.process import die_with_parent
 
 SUFFIX = ".toml"  # of a settings file
 FLOW = "flows.dataprep"

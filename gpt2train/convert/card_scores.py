@@ -1,15 +1,16 @@
 """Scores of a run's model for its card, each with its error and what it was measured on, and names of cloze sets."""
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2train.convert.step_manifests import read_object
 from gpt2train.io.counts import count_of
-from gpt2train.io.inner_path import STEP_MANIFEST
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 
 # OpenAI's file of LAMBADA's test set; other copies have its number of passages and its name.
 LAMBADA_SHA256, LAMBADA_PASSAGES = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226", 5153
@@ -98,16 +99,24 @@ def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
         run: run folder.
         weights: SHA-256 of `model.safetensors`.
     """
-    merged = read_object(run / "merge" / STEP_MANIFEST)
+    merged = read_manifest(Folder(run / "merge"))
+    if merged is None or ("model.safetensors", weights) not in [(file.name, file.sha256) for file in merged.outputs]:
+        return ()
     found: list[Score] = []
     for folder, collect in (("eval", _evaluations), ("task", _of_task)):
-        scored = read_object(run / folder / STEP_MANIFEST)
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-            files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
-            identity = f"{merged['fingerprint']}:{merged['content']}"
-            if files.get("model.safetensors") == weights and scored["inputs"]["merge"] == identity:
+        scored = read_manifest(Folder(run / folder))
+        if scored and scored.inputs.get("merge") == merged.identity:
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 found += list(collect(run / folder))
     return tuple(found)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _evaluations(folder: Path) -> Iterator[Score]:

@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import multiprocessing
 import os
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ from gpt2train.data.documents import END_OF_TEXT, Rejected, Row, read_text, reje
 from gpt2train.data.encoder import Encoded, Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
 from gpt2train.data.template import prefix_ids
 from gpt2train.data.tokenizer import end_of_text_id, open_tokenizer
+from gpt2train.store.process import die_after_parent
 
 SAMPLE_TEXTS, SAMPLE_CHARACTERS = 8, 2000  # of each block, encoded by both engines
 
@@ -102,15 +101,8 @@ def start_worker(*arguments: Any) -> None:
     """Prepare a worker process."""
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other workers use the other cores
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    die_after_parent()
     _encoder = BlockEncoder(*arguments)
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is gone: after a `kill -9` it would wait for work for ever."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
 
 
 def encode_in_worker(rows: Sequence[Row]) -> EncodedBlock:

@@ -10,7 +10,7 @@ import os
 import sys
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.launch.parent_death import LOST_CONTACT
+from gpt2train.launch.exit_codes import LOST_CONTACT
 from gpt2train.launch.process_env import likely_rank, read_process_env
 from gpt2train.launch.rank_process import exit_code, exit_without_teardown, follow_launcher, install_excepthook
 

@@ -21,13 +21,13 @@ from torch import Tensor
 from gpt2train.errors import RunError
 from gpt2train.inference.decoder import score_targets
 from gpt2train.inference.model_shard import ModelShard
-from gpt2train.io.heartbeat import Heartbeat
 from gpt2train.launch import rank_store
-from gpt2train.launch.parent_death import LOST_CONTACT
+from gpt2train.launch.exit_codes import LOST_CONTACT
 from gpt2train.launch.rank_logs import write_raw_stderr
 from gpt2train.launch.rank_process import is_lost_contact
 from gpt2train.model.families import check_decoder_alone, context_length
 from gpt2train.model.shape import Shape
+from gpt2train.store.process import Heartbeat
 
 FRAME = 64  # numbers in the first message; the rest of a longer one follows in a second message
 HEARTBEATS = 4  # per timeout

@@ -4,7 +4,6 @@ Manifests, records, indexes and checkpoints may come from strangers. A model tha
 field as `InnerPath`; other readers call `inner_path`.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,6 @@ from pydantic import AfterValidator, ValidationInfo
 from gpt2train.errors import UserError
 
 _FORBIDDEN = re.compile(r"[\\\0]|^[A-Za-z]:")  # other separators, and a drive of Windows
-STEP_MANIFEST = "_manifest.json"  # of a finished data step, beside its files
 
 
 def is_inner(name: str) -> bool:
@@ -47,34 +45,6 @@ def inner_file(folder: Path, name: str, place: object) -> Path:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{path} is a link out of {folder}; put the file itself there")
     return path
-
-
-def step_files(folder: Path, kind: str = "outputs") -> list[str]:
-    """Return the names of a finished data step's files of one kind: `outputs`, `rejected` or `audit`.
-
-    Raises:
-        UserError: a name could lead out of the folder.
-        ValueError: there is no manifest, or it is damaged.
-    """
-    file = folder / STEP_MANIFEST
-    try:
-        return file_names(json.loads(file.read_bytes()), kind, file)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read") from error
-
-
-def file_names(manifest: object, kind: str, place: object) -> list[str]:
-    """Return the names of files of one kind in a data step's manifest.
-
-    Raises:
-        UserError: a name could lead out of the folder.
-        ValueError: the value is no manifest.
-    """
-    try:
-        names = [record["name"] for record in manifest["outcome"][kind]]  # type: ignore[index]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{place} is no manifest") from error
-    return [inner_path(name, place) for name in names]
 
 
 def _validate(name: str, info: ValidationInfo) -> str:

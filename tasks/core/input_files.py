@@ -25,7 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 from gpt2train.data.documents import FaultLast, unpack
 from gpt2train.data.zstd_file import WindowError
 from gpt2train.errors import DamagedFileError, UserError, is_io_failure, redact
-from tasks.core.object_stores import check_store_url
+from gpt2train.store.object_stores import check_store_url
 from tasks.core.storage import Folder
 
 BLOCK = 2**20  # bytes read at a time

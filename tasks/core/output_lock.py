@@ -24,8 +24,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.heartbeat import Heartbeat, LastChange
-from tasks.core.object_stores import abort_uploads, is_alive
+from gpt2train.store.object_stores import abort_uploads, is_alive
+from gpt2train.store.process import Heartbeat, LastChange
 from tasks.core.storage import TEMPORARY, Folder, sweep_drafts
 
 LOCK = ".lock"

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.core.forgotten import check_no_removal
+from gpt2train.store.output import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest, read_manifest
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.runs.reading import find_runs, read_runs
-from tasks.core.forgotten import check_no_removal
+from gpt2train.store.output import check_no_removal
 from tasks.core.manifest import MANIFEST, Manifest, canonical
 from tasks.core.storage import Folder
 from tasks.passport.about import STATED, About, stated_about

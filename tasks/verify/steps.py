@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from gpt2train.store.output import Output
 from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.boilerplate.step import boilerplate
 from tasks.clean.settings import CleanSettings
@@ -34,7 +35,7 @@ from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import tokenizer
-from tasks.verify.output import NotRedoneError, Output
+from tasks.verify.redo import NotRedoneError
 
 # By output, manifest of the step and runner. The folder is for steps that only read files of the user.
 Call = Callable[[Output, Manifest, Runner, Folder], Manifest]

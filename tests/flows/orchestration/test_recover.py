@@ -15,8 +15,8 @@ import tomli_w
 
 from flows.orchestration import crash_reporter
 from flows.orchestration.stale_runs import HOLDER_FILE
-from gpt2train.launch.parent_death import CLOSING
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.process import CLOSING
 from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
 from tests.flows.prefect_server import ROOT, PrefectServer
 from tests.flows.slow_batches import BATCHES

@@ -286,7 +286,7 @@ def test_an_unusable_store_is_reported_in_one_line() -> None:
         )
     gone = environment("s3", free_port())
     waiting = run_code(
-        "from tasks.core import object_stores; object_stores.MAX_ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
+        "from gpt2train.store import object_stores; object_stores.MAX_ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
         **gone,
     )
     assert "ConnectionError the store does not answer for s3://b/out/.writable" in waiting

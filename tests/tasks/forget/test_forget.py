@@ -14,7 +14,8 @@ from gpt2train.cli import app
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.command_line import run_command
 from gpt2train.io.removal import PENDING
-from tasks.core.forgotten import FORGOTTEN, check_no_removal, name_of, read_forgotten
+from gpt2train.store.output import check_no_removal
+from tasks.core.forgotten import FORGOTTEN, name_of, read_forgotten
 from tasks.core.manifest import MANIFEST, read_manifest
 from tasks.core.output_lock import locked
 from tasks.core.shards import read_rows

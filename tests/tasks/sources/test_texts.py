@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.data.documents import split_objects
-from tasks.core.merge_manifests import merge_manifests
+from gpt2train.store.manifest import merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.storage import Folder

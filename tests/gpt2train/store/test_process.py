@@ -1,11 +1,14 @@
-"""Heartbeats come at their interval and end with their block; a value that changes is young."""
+"""Heartbeats come at their interval, children end with their parent, and a command ends without teardown."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
 import pytest
 
-from gpt2train.io.heartbeat import Heartbeat, LastChange
+from gpt2train.store.process import Heartbeat, LastChange
 
 
 def test_it_beats_until_the_block_ends() -> None:
@@ -56,3 +59,39 @@ def test_the_age_counts_from_the_last_change(monkeypatch: pytest.MonkeyPatch) ->
     now[0] += 5
     assert change.age({"beat": 1}) == 5
     assert change.age({"beat": 2}) == 0
+
+
+# The object of a module that is destroyed while the interpreter is torn down, as a native library's threads are.
+PROGRAM = """
+import atexit, logging, sys, threading, time
+from gpt2train.store import process
+
+process.skip_teardown()
+import tempfile
+
+class Teardown:
+    def __del__(self):
+        print("teardown", flush=True)
+
+kept = Teardown()
+atexit.register(print, "handler")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+if sys.argv[1] != "none":
+    process.set_exit_status(int(sys.argv[1]))
+print("done")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "printed"),
+    [
+        ("0", 0, ["done", "thread", "handler"]),
+        ("2", 2, ["done", "thread", "handler"]),
+        ("none", 3, ["done", "thread", "handler", "teardown"]),
+    ],
+)
+def test_handlers_run_and_the_teardown_does_not(status: str, code: int, printed: list[str]) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), status]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (code, printed, "")
