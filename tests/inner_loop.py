@@ -237,6 +237,7 @@ NOT_UNIT = (
     "tasks/train/launch/test_slurm_jobs.py",
     "tasks/train/launch/test_ssh.py",
     "test_container.py",
+    "test_recorded.py",
 )
 COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes
 
