@@ -30,6 +30,7 @@ NOT_UNIT = (
     "flows/test_demo.py",
     "flows/test_deployments.py",
     "flows/test_docs.py",
+    "flows/test_foreign_names.py",
     "flows/test_full_disk.py",
     "flows/test_hostile.py",
     "flows/test_kill.py",

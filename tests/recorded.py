@@ -140,7 +140,7 @@ def help_pages() -> Iterator[tuple[str, str]]:
     def pages(app: App, *path: str) -> Iterator[tuple[str, str]]:
         yield f"help of {' '.join(['gpt2train', *path])}", help_page(gpt2train_app, *path, "--help")
         for name in app:
-            if not name.startswith("-"):
+            if not name.startswith("-") and path != ("flow",):  # whose pages are those of `FLOWS`
                 yield from pages(app[name], *path, name)
 
     yield from pages(gpt2train_app)
