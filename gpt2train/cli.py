@@ -3,6 +3,7 @@
 torch is imported only by the commands that need it.
 """
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,16 +51,12 @@ app = _App(
 )
 # Imported when it is used: its commands include those of the installed plug-ins.
 app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score models and checkpoints.")
-# By their names: the commands belong to the data steps, which this package does not import.
-app.command("tasks.verify.command:verify_output", name="verify")
-app.command("tasks.passport.command:passport", name="passport")
-app.command("tasks.passport.command:publish", name="publish")
-app.command("tasks.forget.command:forget", name="forget")
 data = App(name="data", help="Token files and documents.")
 app.command(data)
-data.command("tasks.browse.command:label", name="label")
-data.command("tasks.browse.command:browse", name="browse")
-data.command("tasks.extract.command:explain", name="explain")
+# Those of the layers above, which this package does not import: each is imported when it is used.
+for point in importlib.metadata.entry_points(group="gpt2train.commands"):
+    *group, name = point.name.split(".")  # as data.browse
+    (app[group[0]] if group else app).command(point.value, name=name)
 data.command(train_quality)
 data.command(index)
 data.command(contamination)

@@ -30,6 +30,7 @@ NOT_UNIT = (
     "flows/test_demo.py",
     "flows/test_deployments.py",
     "flows/test_docs.py",
+    "flows/test_foreign_names.py",
     "flows/test_full_disk.py",
     "flows/test_hostile.py",
     "flows/test_kill.py",
@@ -233,6 +234,7 @@ NOT_UNIT = (
     "tasks/train/launch/test_slurm_jobs.py",
     "tasks/train/launch/test_ssh.py",
     "test_container.py",
+    "test_recorded.py",
 )
 COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes
 

@@ -126,19 +126,24 @@ for words in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 FLOWS = """
-import json, sys
+import contextlib, io, json, sys
 from flows.ui.arguments import MODELS, check_arguments
+from flows.ui.commands import FLOWS
 large = json.loads(sys.argv[1])
 for name in MODELS:
-    sys.orig_argv = ["python", "-m", f"flows.{name}", "--no-such-option"]
-    try:
-        check_arguments(name)
-    except SystemExit as end:
-        assert end.code == 2, name
-    assert not [module for module in (*large, "prefect") if module in sys.modules], name
-import flows.dataprep, flows.evaluate, flows.finetune, flows.pipeline, flows.pretrain
-models = {name: getattr(getattr(flows, name), name).model for name in MODELS}
-assert models == MODELS
+    for word, code in (("--no-such-option", 2), ("--help", 0)):
+        with contextlib.redirect_stdout(io.StringIO()) as page:
+            try:
+                check_arguments(name, [word])
+            except SystemExit as end:
+                assert end.code == code, (name, word)
+        assert code or FLOWS[name].split(".")[0] in " ".join(page.getvalue().split()), name
+        assert not [module for module in (*large, "prefect") if module in sys.modules], (name, word)
+from tests.flows.commands import run
+assert run("pipeline", "--dry-run", "--output", sys.argv[2]) == 0
+models = {name: getattr(sys.modules[f"flows.{name}"], name) for name in MODELS}
+assert {name: flow.model for name, flow in models.items()} == MODELS
+assert {name: " ".join(flow.__doc__.split()) for name, flow in models.items()} == FLOWS
 print([module for module in large if module in sys.modules])
 """
 
@@ -154,9 +159,10 @@ def test_a_mistake_and_help_import_nothing_large(tmp_path: Path) -> None:
     assert [(words, code, out) for words, code, _, out in found if code != (0 if "--help" in words else 2)] == []
 
 
-def test_a_mistake_in_a_flow_imports_no_prefect_and_a_flow_nothing_large() -> None:
-    done = subprocess.run([sys.executable, "-c", FLOWS, json.dumps(LARGE)], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+def test_a_mistake_and_help_of_a_flow_import_no_prefect_and_a_dry_run_nothing_large(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FLOWS, json.dumps(LARGE), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
     command = [sys.executable, "-X", "importtime", "-m", "flows.pretrain", "--config", "missing.toml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "error: cannot read the settings file missing.toml" in done.stderr
