@@ -41,8 +41,8 @@ def check_packages(flow: str) -> None:
 def start_command(flow: str, words: Sequence[str]) -> None:
     """Prepare this process for the command of a flow; exit after a wrong argument, or after a help page."""
     check_packages(flow)
+    from gpt2train.command_line import fail
     from gpt2train.errors import UserError
-    from gpt2train.io.command_line import fail
     from gpt2train.plugins import load, load_plugins
     from gpt2train.store.process import skip_teardown
 

@@ -12,10 +12,10 @@ from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.ui.arguments import arguments_app
-from gpt2train.io.command_line import run_command
-from gpt2train.io.progress import console
+from gpt2train.command_line import run_command
 from gpt2train.settings import Settings
 from gpt2train.store.process import CLOSING, ends_with_terminal, set_exit_status
+from gpt2train.store.progress import console
 
 S = TypeVar("S", bound=Settings)
 

@@ -13,14 +13,14 @@ from flows.settings import DataprepSettings
 from flows.sources import Sources, documents_of
 from flows.ui.result import show_result
 from gpt2train.evaluate.passages import read_passages
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.blacklist.blocklists import check_blocklists
 from tasks.boilerplate.step import boilerplate
 from tasks.clean.step import clean
 from tasks.cloze.step import cloze, cloze_file, no_passages_message
 from tasks.core.input_files import read_any
-from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.data_steps.registry import After, steps_after
 from tasks.data_steps.step import function_of
 from tasks.decontaminate.eval_sets import check_sets

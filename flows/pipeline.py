@@ -14,7 +14,7 @@ from flows.recipe import PlannedRun
 from flows.scores import ScoreInputs, check_data, merge_and_score
 from flows.settings import PipelineSettings
 from flows.ui.result import show_result
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.passport.write import leave_passport, run_names
 from tasks.report.step import REPORT, report

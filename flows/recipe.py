@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 from flows.settings import EvaluateFlowSettings, OutputSettings, PretrainFlowSettings
 from flows.sources import Sources
 from gpt2train.settings import Settings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.dry_runner import DryRunner
-from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.step import Environment
-from tasks.core.storage import Folder
 from tasks.ready_tokens.tokens import ReadyTokens, open_ready_tokens
 
 S = TypeVar("S", bound=Settings, covariant=True)

@@ -6,10 +6,10 @@ from typing import Any
 from flows.recipe import PlannedRun
 from flows.settings import MergeAndScoreSettings, PretrainFlowSettings
 from gpt2train.settings import Settings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, read_manifest
 from tasks.cloze.step import cloze_file, no_passages_message
-from tasks.core.manifest import Manifest, read_manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.evaluate.step import data_files, evaluate, read_data, read_tasks
 from tasks.merge.step import merge, write_card
 

@@ -12,14 +12,13 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpt2train import __version__
+from gpt2train.command_line import HELP_DEBUG, run_command
 from gpt2train.compare.command import compare_data
 from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
 from gpt2train.inference.command import generate
-from gpt2train.io.command_line import HELP_DEBUG, run_command
-from gpt2train.io.counts import count_of
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.simulate_command import simulate
@@ -28,6 +27,7 @@ from gpt2train.runs.command import runs
 from gpt2train.runs.corpus_command import contamination, index
 from gpt2train.runs.trace_command import trace
 from gpt2train.serve.command import serve
+from gpt2train.store.counts import count_of
 
 DEFAULT_MERGE = MergeSettings()
 

@@ -32,7 +32,6 @@ from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
 from gpt2train.data.dataset import Dataset, open_data
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import checkpoint_step
 from gpt2train.launch import rank_store
 from gpt2train.launch.hang_report import record_nccl
 from gpt2train.launch.process_env import ProcessEnv, likely_rank, read_process_env
@@ -53,6 +52,7 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, broadcast_from_rank0, first_of_ranks, join
 from gpt2train.settings import parse_assignment
 from gpt2train.store.process import CLOSING, ends_with_terminal
+from gpt2train.store.run_folder import checkpoint_step
 from gpt2train.training.callbacks import CallbackList, RunView
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes

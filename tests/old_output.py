@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import tomli_w
 
-from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.monitoring.metrics import read_metrics
-from tasks.core.manifest import MANIFEST
+from gpt2train.store.manifest import MANIFEST
+from gpt2train.store.run_folder import list_checkpoints
 
 ROOT = Path(__file__).parents[1]
 STEPS, BATCH = 8, 4

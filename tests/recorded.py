@@ -30,10 +30,10 @@ from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.settings import resolve
 from gpt2train.cli import app as gpt2train_app
+from gpt2train.store.folder import FileRecord
+from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.core.dry_runner import DryRunner
-from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord
 from tests.flows.test_data_step import install as install_step
 from tests.tasks.plugin_page import ROOT, install
 from tests.tasks.sources.archives import archive, members, numbered, response

@@ -28,14 +28,14 @@ from gpt2train.convert.megatron_folder import iteration_folder
 from gpt2train.convert.tensor_files import open_tensors
 from gpt2train.data.suffix_index import read_index_manifest
 from gpt2train.errors import UserError
-from gpt2train.io.inner_path import inner_path, is_inner
-from gpt2train.io.run_folder import selected_checkpoint
 from gpt2train.quality.documents import sample_documents
+from gpt2train.store import manifest as step_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.inner_path import inner_path, is_inner
 from gpt2train.store.output import Output
-from tasks.core import manifest as step_manifest
+from gpt2train.store.run_folder import selected_checkpoint
 from tasks.core.stage_inputs import on_local_disk
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.forget.command import forget
 from tasks.passport.publish import contents_of, publish_to_folder
 

@@ -117,7 +117,7 @@ ALL_IN_ONE = """
 import contextlib, io, json, sys
 from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest
 from gpt2train.cli import app
-from gpt2train.io.command_line import run_command
+from gpt2train.command_line import run_command
 found = []
 for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):

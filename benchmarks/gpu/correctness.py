@@ -37,10 +37,10 @@ from gpt2train.data.indexed import bin_path, idx_path, write_index
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
 from gpt2train.inference.generate import continue_tokens
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.performance import KERNELS
 

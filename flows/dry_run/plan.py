@@ -22,10 +22,10 @@ from flows.sources import Sources
 from gpt2train.config import TrainSettings
 from gpt2train.data.document_split import PARTS
 from gpt2train.errors import RunError, UserError, redact
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import format_bytes
 from gpt2train.plan.fit import ResourceEstimate, duration
 from gpt2train.settings import Settings
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import format_bytes
 from tasks.cloze.step import no_passages_message
 from tasks.core.input_files import InputFile
 from tasks.ready_tokens.tokens import ReadyTokens

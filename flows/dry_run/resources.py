@@ -20,14 +20,14 @@ from gpt2train.data.epoch import samples_in
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
-from gpt2train.io.files import format_bytes
 from gpt2train.model.families import parameter_count
 from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.plan.fit import ResourceEstimate, estimate_resources, missing_resources
 from gpt2train.settings import Settings
+from gpt2train.store.files import format_bytes
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 from gpt2train.training.train_state import newest_state
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
 from tasks.ready_tokens.step import step_of
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import own_files

@@ -42,7 +42,7 @@ from flows.ui import log_filter
 from flows.ui.flags import dump
 from gpt2train.errors import RunError, UserError, redact, redact_values, redacted_errors
 from gpt2train.settings import Settings
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 
 S = TypeVar("S", bound=Settings)
 

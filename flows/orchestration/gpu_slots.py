@@ -25,8 +25,8 @@ from prefect.runtime import flow_run
 from flows.compat.prefect import acquire_lease, renew_lease
 from flows.orchestration.server import is_embedded
 from flows.ui.artifact_publisher import ArtifactPublisher
-from gpt2train.io.progress import format_duration
 from gpt2train.store.process import Heartbeat
+from gpt2train.store.progress import format_duration
 from tasks.core.gpu_queue import QueueMessage, Slot, gpu_slot
 
 log = logging.getLogger("gpt2train")

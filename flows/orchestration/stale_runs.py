@@ -1,7 +1,7 @@
 """Detection of stale flow runs: each run writes its id into the output folder, and reports a killed predecessor.
 
 A flow whose process was killed together with its worker or its machine reports nothing: Prefect lists it as running
-for ever. But an output folder has one run at a time (`tasks/core/output_lock.py`). A run that holds the lock and finds
+for ever. But an output folder has one run at a time (`store/output_lock.py`). A run that holds the lock and finds
 the id of another run in the folder knows that the other run has ended, and reports it as Crashed.
 """
 
@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
 from flows.compat.prefect import brief_client
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 
 log = logging.getLogger("gpt2train")
 

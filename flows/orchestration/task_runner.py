@@ -27,12 +27,12 @@ from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
 from flows.ui.console import step_line
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from gpt2train.errors import redacted_errors
-from gpt2train.io.progress import ProgressBar, StageProgress
-from tasks.core.lost_files import translate_lost_files
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.lost_files import translate_lost_files
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.progress import ProgressBar, StageProgress
 from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import explained_loss
 
 log = logging.getLogger("gpt2train")

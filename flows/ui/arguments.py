@@ -17,7 +17,7 @@ from flows.settings import (
 from flows.ui.commands import FLOWS
 from flows.ui.flags import dump, flags_model
 from flows.ui.help import ALL_FLAG, FlowApp, flow_app
-from gpt2train.io.command_line import run_command
+from gpt2train.command_line import run_command
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)

@@ -27,11 +27,11 @@ from gpt2train.checkpoint.resume import (
 )
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io import run_folder
 from gpt2train.model.families import SCORE
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.parallel.fsdp import copy_into_shard
 from gpt2train.parallel.mesh import all_or_raise
+from gpt2train.store import run_folder
 from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")

@@ -1,4 +1,4 @@
-"""Files of a checkpoint (`gpt2train.io.run_folder` has their folder), and its manifest; imports no torch.
+"""Files of a checkpoint (`gpt2train.store.run_folder` has their folder), and its manifest; imports no torch.
 
 __0_0.distcp, … .metadata         torch.distributed.checkpoint: one file per process
 manifest.json                     size and SHA-256 of each file; step, sample index, settings, tokenizer, data
@@ -13,11 +13,11 @@ from pydantic import Field, ValidationError
 
 from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.inner_path import InnerPath
-from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
 from gpt2train.settings import Settings
+from gpt2train.store.inner_path import InnerPath
+from gpt2train.store.run_folder import MANIFEST
 from gpt2train.training.train_state import TrainState
 
 FORMAT = 1

@@ -16,11 +16,11 @@ from gpt2train.data.identity import tokens_identity
 from gpt2train.data.samples import validation_corpora
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.io import run_folder
-from gpt2train.io.counts import count_of
 from gpt2train.model.gpt2_family import GPT2Options
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.settings import flatten
+from gpt2train.store import run_folder
+from gpt2train.store.counts import count_of
 from gpt2train.training.train_state import TrainState
 
 log = logging.getLogger("gpt2train")

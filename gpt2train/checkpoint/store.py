@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from gpt2train.checkpoint.manifest import stored_labels, stored_shape, verify
 from gpt2train.compat.torch import CHECKPOINT_METADATA_NAMES
 from gpt2train.errors import RunError
-from gpt2train.io.inner_path import inner_path
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.parallel.mesh import all_or_raise
+from gpt2train.store.inner_path import inner_path
 
 # Classes in the `.metadata` of tensors. BytesStorageMetadata is excluded, since its payload would be unpickled.
 ALLOWED = CHECKPOINT_METADATA_NAMES | {

@@ -19,7 +19,7 @@ from gpt2train.data.indexed import IndexedDataset, idx_path
 from gpt2train.data.text_units import ALPHABETIC, letters_in, units_of
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 from gpt2train.store.manifest import MANIFEST
 
 MAX_BYTES = 1 << 28  # of a corpus in UTF-8; of a larger one the texts with the smallest hashes, with all copies

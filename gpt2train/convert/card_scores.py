@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import read_manifest
 

@@ -14,9 +14,9 @@ from typing import IO, Any
 from gpt2train.convert.markdown import table
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_file, atomic_folder, check_folder
-from gpt2train.io.inner_path import inner_file
+from gpt2train.store.files import atomic_file, atomic_folder, check_folder
 from gpt2train.store.folder import Folder
+from gpt2train.store.inner_path import inner_file
 from gpt2train.store.manifest import Manifest, read_manifest
 from gpt2train.store.output import Output
 

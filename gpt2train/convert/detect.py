@@ -16,8 +16,8 @@ from gpt2train.data.run_tokenizer import tokenizer_folders
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import check_folder
-from gpt2train.io.run_folder import FOLDER, MANIFEST, selected_checkpoint
+from gpt2train.store.files import check_folder
+from gpt2train.store.run_folder import FOLDER, MANIFEST, selected_checkpoint
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from gpt2train.convert.settings import GGUFType
 from gpt2train.errors import UserError
-from gpt2train.io.files import format_bytes
+from gpt2train.store.files import format_bytes
 
 SUFFIX = ".gguf"
 

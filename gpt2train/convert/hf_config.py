@@ -18,9 +18,9 @@ from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.tokenizer import TOKENIZER, Tokenizer, end_of_text_id, end_token, padding_id
 from gpt2train.data.tokenizer_reader import LEGACY, SOURCE_KEY
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_model_folder
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
+from gpt2train.store.files import check_model_folder
 
 
 def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype, labels: Sequence[str] = ()) -> None:

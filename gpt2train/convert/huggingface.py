@@ -23,11 +23,11 @@ from gpt2train.convert.settings import CARD, Device, Dtype
 from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, unwrapped, write_tensors
 from gpt2train.data.tokenizer import Tokenizer, copy_tokenizer, kind_of, load_model_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_folder
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.families import EMBEDDING, check_language_model, sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory
 from gpt2train.model.shape import Shape
+from gpt2train.store.files import atomic_folder
 
 __all__ = [
     "fill_folder",

@@ -15,8 +15,8 @@ from gpt2train.convert.model_card import CardFacts, training_facts
 from gpt2train.convert.settings import CARD, Dtype
 from gpt2train.convert.tensor_files import SAFETENSORS
 from gpt2train.data.tokenizer import load_tokenizer
-from gpt2train.io.files import atomic_folder
-from gpt2train.io.run_folder import FOLDER
+from gpt2train.store.files import atomic_folder
+from gpt2train.store.run_folder import FOLDER
 
 
 def merge(

@@ -15,8 +15,8 @@ from gpt2train.convert.settings import Format
 from gpt2train.data.tokenizer import load_tokenizer, vocab_size
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder
 from gpt2train.model.lazy_weights import LazyWeights
+from gpt2train.store.files import check_folder
 
 
 @dataclass(frozen=True)

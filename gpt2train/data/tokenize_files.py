@@ -30,7 +30,7 @@ from gpt2train.data.template import prefix_ids
 from gpt2train.data.tokenize_block import BlockEncoder, EncodedBlock, encode_in_worker, start_worker
 from gpt2train.data.tokenizer import canonical_files, end_of_text_id, open_tokenizer, vocab_size
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_file, atomic_folder, make_folder, write_error
+from gpt2train.store.files import atomic_file, atomic_folder, make_folder, write_error
 
 FORMAT = 2  # of the partial files
 BLOCK_BYTES = 1 << 22  # of stored documents; about a second of the reference encoder

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from gpt2train.command_line import HELP_DEBUG
 from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
@@ -34,8 +35,7 @@ from gpt2train.evaluate.tasks.description import read_description
 from gpt2train.evaluate.tasks.suite import read_works
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.io.command_line import HELP_DEBUG
-from gpt2train.io.files import write_atomic
+from gpt2train.store.files import write_atomic
 
 if TYPE_CHECKING:
     from gpt2train.evaluate.eval_model import EvalModel

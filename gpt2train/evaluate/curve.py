@@ -25,10 +25,10 @@ from gpt2train.evaluate.files import DATA_HASH_KEY, SCORES, check_run, data_fiel
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.evaluate.tasks.suite import Work, score_work
-from gpt2train.io.files import write_atomic
-from gpt2train.io.run_folder import FOLDER, MANIFEST, list_checkpoints
 from gpt2train.parallel.mesh import broadcast_from_rank0
 from gpt2train.settings import Settings
+from gpt2train.store.files import write_atomic
+from gpt2train.store.run_folder import FOLDER, MANIFEST, list_checkpoints
 
 VERSION = 2  # version of the scoring rules; a new version invalidates all cached results
 

@@ -14,9 +14,9 @@ from gpt2train.data.tokenizer import Tokenizer, load_model_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.inference.open_model import check_model
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.io.files import check_folder, write_atomic
-from gpt2train.io.run_folder import FOLDER
 from gpt2train.model.families import check_decoder_alone, check_language_model
+from gpt2train.store.files import check_folder, write_atomic
+from gpt2train.store.run_folder import FOLDER
 
 ONE_MODEL = "--tp and --pp need one --model, in a command started without torchrun"
 DATA_HASH_KEY = "data_sha256"  # key of every result; marks a file as a result

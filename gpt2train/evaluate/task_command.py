@@ -18,7 +18,7 @@ from gpt2train.evaluate.registry import BUILT_IN
 from gpt2train.evaluate.tasks.suite import Samples, read_works, score_work
 from gpt2train.evaluate.tasks.table import definitions, task_lines
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.io.files import write_atomic
+from gpt2train.store.files import write_atomic
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def main() -> None:
 def _run_rank_0() -> int:
     """Run the command on rank 0 and return its exit code, from which the launcher finds the first failure."""
     from gpt2train.cli import app  # here: the other ranks need no command line
-    from gpt2train.io.command_line import fail, run_command
+    from gpt2train.command_line import fail, run_command
 
     code = run_command(app)
     job = sys.modules.get("gpt2train.inference.distributed_job")  # a command on one process does not load it

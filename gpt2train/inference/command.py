@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from gpt2train.command_line import printable
 from gpt2train.convert.settings import Device, Dtype
 from gpt2train.errors import UserError
 from gpt2train.inference.open_model import check_model, open_model
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
-from gpt2train.io.command_line import printable
-from gpt2train.io.counts import count_of
 from gpt2train.settings import build
+from gpt2train.store.counts import count_of
 
 if TYPE_CHECKING:
     from gpt2train.data.tokenizer import Tokenizer

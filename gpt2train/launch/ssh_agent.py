@@ -26,10 +26,10 @@ import filelock
 from pydantic import Field, ValidationError
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import private_folder
 from gpt2train.launch.exit_codes import LOST_CONTACT, USER_ERROR
 from gpt2train.launch.network_interfaces import forget_loopback, use_interface_of
 from gpt2train.settings import Settings
+from gpt2train.store.files import private_folder
 from gpt2train.store.process import signal_after
 
 READY = "gpt2train: ready"

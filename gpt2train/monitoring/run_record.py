@@ -27,13 +27,13 @@ from pydantic import ConfigDict, ValidationError
 import gpt2train
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
-from gpt2train.io.files import write_atomic
-from gpt2train.io.run_folder import RECORD
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import Settings
+from gpt2train.store.files import write_atomic
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, read_manifest
+from gpt2train.store.run_folder import RECORD
 
 log = logging.getLogger("gpt2train")
 

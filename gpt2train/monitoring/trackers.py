@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import write_atomic
 from gpt2train.settings import flatten
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import write_atomic
 
 log = logging.getLogger("gpt2train")
 

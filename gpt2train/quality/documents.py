@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import check_folder
-from gpt2train.io.removal import check_no_removal_above
+from gpt2train.store.files import check_folder
 from gpt2train.store.folder import Folder
 from gpt2train.store.output import FinishedStep, Output
+from gpt2train.store.removal import check_no_removal_above
 
 MAX_FILES = 16  # read of each kind, evenly spaced
 MAX_DOCUMENTS = 1000  # of each kind

@@ -18,8 +18,8 @@ from gpt2train.data.documents import Row, expand, read_rows
 from gpt2train.data.suffix_search import Span, find_spans
 from gpt2train.data.tokenizer import encode_ordinary
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_atomic
 from gpt2train.runs.text_trace import TextTracer
+from gpt2train.store.files import write_atomic
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import read_manifest
 

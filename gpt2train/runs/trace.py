@@ -18,9 +18,9 @@ from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.counts import count_of
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.runs.documents import document_steps, find_pages
+from gpt2train.store.counts import count_of
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import read_manifest
 from gpt2train.store.output import Output

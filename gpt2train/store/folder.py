@@ -20,9 +20,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, atomic_file, make_folder, write_error
-from gpt2train.io.inner_path import InnerPath
 from gpt2train.settings import Record
+from gpt2train.store.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, atomic_file, make_folder, write_error
+from gpt2train.store.inner_path import InnerPath
 from gpt2train.store.object_stores import BLOCK, is_alive, open_store, translate_store_errors
 
 TEMPORARY = ".tmp-"  # of the files of `atomic_file`; killed runs leave some behind, which each step sweeps

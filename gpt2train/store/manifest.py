@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpt2train.errors import RunError
-from gpt2train.io.inner_path import OptionalInnerPath
 from gpt2train.settings import Record
 from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.inner_path import OptionalInnerPath
 
 MANIFEST = "_manifest.json"
 

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gpt2train.errors import UserError
-from gpt2train.io.removal import PENDING, removal_message
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import MANIFEST, Manifest, merge_manifests, read_manifest
+from gpt2train.store.removal import PENDING, removal_message
 
 if TYPE_CHECKING:
     from gpt2train.store.rows import Place

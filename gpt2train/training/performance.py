@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2train.config import PerformanceSettings, RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io.files import private_folder
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.families import MODELS
+from gpt2train.store.files import private_folder
 
 # Attention kernels on a GPU; the first one that supports the input is used. torch prefers flash. cuDNN's is faster on
 # Hopper (1.7 to 2.3 times in published measurements, not our own). Flash takes no masks.

@@ -9,10 +9,10 @@ import numpy as np
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config
 from gpt2train.data.epoch import Epoch
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import Folder
 from gpt2train.store.output import FinishedStep
 from gpt2train.store.rows import column_of
-from tasks.core.storage import Folder
 
 MAX_DOCUMENTS = 2_000_000  # above, the order of an epoch takes more than a second to make
 MAX_SAMPLES = 20

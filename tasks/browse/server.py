@@ -4,15 +4,15 @@ from functools import lru_cache
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.io.removal import removed_message
 from gpt2train.serve.local_page import Routes
+from gpt2train.store.folder import Folder
 from gpt2train.store.output import Output, check_no_removal
+from gpt2train.store.removal import removed_message
 from tasks.browse.difference import difference
 from tasks.browse.samples import Runs
 from tasks.browse.search import counts, search
 from tasks.browse.way import text_of, way_of
 from tasks.core.forgotten import read_forgotten
-from tasks.core.storage import Folder
 
 PAGE = f"{__package__}.page"
 Values = dict[str, Any]

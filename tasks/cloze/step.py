@@ -21,13 +21,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.cloze.passages import passages
 from tasks.cloze.settings import ClozeSettings
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_rows, read_table, rejected_row, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.decontaminate.ngrams import NgramIndex
 
 CLOZE = "cloze.jsonl"

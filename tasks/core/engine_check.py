@@ -5,11 +5,11 @@ One rule for all steps that have both: where the results differ, a warning says 
 
 from collections.abc import Callable, Sequence
 
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import sample_texts
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 
 CHECK_SHARDS = 16  # evenly spaced
 

@@ -12,11 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.io.removal import FORGOTTEN
 from gpt2train.settings import Settings
-from tasks.core.manifest import canonical, digest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import canonical, digest
+from gpt2train.store.removal import FORGOTTEN
 from tasks.core.reject_limits import FORGOTTEN as REASON
-from tasks.core.storage import Folder
 
 URL_COLUMNS = ("url", "final_url")  # columns that name the page of a row
 NAME_DIGITS = 32  # of a hash in place of a URL

@@ -25,8 +25,8 @@ from fsspec.implementations.local import LocalFileSystem
 from gpt2train.data.documents import FaultLast, unpack
 from gpt2train.data.zstd_file import WindowError
 from gpt2train.errors import DamagedFileError, UserError, is_io_failure, redact
+from gpt2train.store.folder import Folder
 from gpt2train.store.object_stores import check_store_url
-from tasks.core.storage import Folder
 
 BLOCK = 2**20  # bytes read at a time
 PACKED = (".gz", ".bz2", ".xz", ".zst")

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.core.manifest import Outcome
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.dedup import datasketch_engine, shingles
 from tasks.dedup.document_index import Group, document_numbers, write_numbers
 from tasks.dedup.settings import DedupSettings

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import UserError
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.engine_check import check_engine
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import EXCERPT, REJECTED, read_table, write_table
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.bands import with_bands
 from tasks.dedup.clusters import CLUSTER, Part, find_clusters
 from tasks.dedup.components import edge_parts, partition_edges

@@ -21,12 +21,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from gpt2train.errors import RunError
-from gpt2train.io.counts import count_of
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.download.crawl import Crawler
 from tasks.download.host_stats import HOSTS_FILE
 from tasks.download.journal import Journal, journal_folder

@@ -21,12 +21,12 @@ from gpt2train.evaluate.perplexity import document_perplexity
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS, plugin_versions
 from gpt2train.evaluate.tasks.suite import Work, read_works, score_work
 from gpt2train.evaluate.wikitext import WikitextSettings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.input_files import read_any
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.evaluate.settings import EvaluateSettings
 
 log = logging.getLogger("gpt2train")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
-from gpt2train.io.memory_limit import STATM, bytes_of, memory_limit
+from gpt2train.store.memory_limit import STATM, bytes_of, memory_limit
 from tasks.core.document import strip_unstorable
 from tasks.download.mime import HTML_TYPES, type_of
 from tasks.download.warc import Page

@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.settings import CleanSettings
 from tasks.core.document import document_id
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.row_reuse import EarlierResult, PreviousRows, RowFinder, RowResult, commit_results, row_key
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, rejected_row
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, local_pool, spent_cpu
 from tasks.download.warc import Page
 from tasks.extract.settings import WORKER_OUTGROWN, ExtractOptions, ExtractResult, ExtractSettings, PrefilterRules

@@ -8,8 +8,8 @@ from warcio.archiveiterator import ArchiveIterator
 from warcio.statusandheaders import StatusAndHeaders
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.forgotten import Forgotten
-from tasks.core.storage import FileRecord, Folder
 from tasks.download.forgotten_pages import WARC_URLS
 from tasks.download.warc import EMPTY, Span, is_response, record_spans
 

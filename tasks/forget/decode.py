@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from gpt2train.data.documents import compression, unpack
 from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST
 from tasks.core.forgotten import URL_COLUMNS
-from tasks.core.manifest import MANIFEST
-from tasks.core.storage import Folder
 from tasks.forget.archives import archive_pages
 from tasks.forget.token_text import text_of, tokenizer_beside
 

@@ -5,12 +5,12 @@ from pathlib import PurePosixPath
 
 from gpt2train.data.suffix_index import FOLDER as TOKEN_INDEX
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.inner_path import InnerPath
 from gpt2train.settings import Settings
+from gpt2train.store.folder import Folder
+from gpt2train.store.inner_path import InnerPath
+from gpt2train.store.manifest import MANIFEST, Manifest
 from gpt2train.store.output import COPIES, IDENTITY, Output
 from tasks.core.forgotten import Forgotten, domain_hash, read_forgotten, url_hash, url_key
-from tasks.core.manifest import MANIFEST, Manifest
-from tasks.core.storage import Folder
 from tasks.forget.corpus import RUNS, SOURCES, Found, find_pages, unfinished
 from tasks.forget.scan import Trace, scan
 from tasks.forget.targets import domain_of, selection_of

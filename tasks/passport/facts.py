@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from gpt2train.convert.card_scores import Score, scores_of
 from gpt2train.errors import UserError
 from gpt2train.runs.reading import Run, read_run
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, read_manifest
 from gpt2train.store.output import FinishedStep, Output
 from gpt2train.store.rows import opened
-from tasks.core.manifest import Manifest, read_manifest
-from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 
 HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:@\s]+)"

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from gpt2train.convert.dataset import Counts, dataset_card, write_splits
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import atomic_folder
-from gpt2train.io.inner_path import inner_file
+from gpt2train.store.files import atomic_folder
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.inner_path import inner_file
 from gpt2train.store.manifest import MANIFEST
 from gpt2train.store.output import FinishedStep
-from tasks.core.storage import FileRecord, Folder
 from tasks.passport.about import About, stated_about
 from tasks.passport.cards import corpus_sections
 from tasks.passport.croissant import DataFile, croissant

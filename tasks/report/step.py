@@ -14,15 +14,15 @@ import jinja2
 from gpt2train.convert.card_scores import cloze_title, definition_title
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.evaluate.tasks.table import is_of_tasks, result_rows
-from gpt2train.io.files import format_bytes
 from gpt2train.monitoring.metrics import cpu_kwh, gpu_kwh, read_metrics
 from gpt2train.monitoring.run_record import read_record
 from gpt2train.monitoring.samples import read_samples
+from gpt2train.store.files import format_bytes
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.cloze.step import no_passages_message
-from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 from tasks.evaluate.step import OF_THE_RUN
 from tasks.report.findings import contamination, duplicates, findings

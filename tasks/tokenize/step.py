@@ -22,12 +22,12 @@ from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.template import prefix_ids
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, vocab_size
 from gpt2train.errors import UserError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.engine_check import check_engine
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows, write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
 from tasks.tokenize.merge_shards import ENCODED, SPLITS, join_part, plan
 from tasks.tokenize.settings import TokenizeSettings

@@ -17,16 +17,16 @@ from gpt2train.data.samples import Samples, samples_per_epoch
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import atomic_folder
-from gpt2train.io.run_folder import checkpoint_step, newest_checkpoint, selected_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
 from gpt2train.monitoring.run_record import read_record, record_flow
 from gpt2train.parallel.layout import Layout
+from gpt2train.store.files import atomic_folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest, fingerprint
+from gpt2train.store.run_folder import checkpoint_step, newest_checkpoint, selected_checkpoint
 from gpt2train.training.train_state import newest_state
-from tasks.core.manifest import Manifest, Outcome, digest, fingerprint
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.ready_tokens.tokens import TOKENIZER, ReadyTokens
 from tasks.train.launch.job import Job
 from tasks.train.launch.launchers import devices_of, run_job

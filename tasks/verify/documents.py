@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 from gpt2train.data.encoder import PlainEncoder, Texts, with_end
 from gpt2train.data.indexed import token_dtype
 from gpt2train.data.tokenizer import end_of_text_id, vocab_size
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from gpt2train.store.output import Output
-from tasks.core.manifest import Manifest
 from tasks.core.shards import read_table
-from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
 
 

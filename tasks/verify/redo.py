@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Group, Outcomes, Runner, Stage, Where
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 
 PART = "part"  # stage whose batches each write files of the outcome
 

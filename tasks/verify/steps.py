@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from gpt2train.store.output import Output
 from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.boilerplate.step import boilerplate
@@ -13,9 +15,7 @@ from tasks.cloze.settings import ClozeSettings
 from tasks.cloze.step import CLOZE, cloze
 from tasks.core.forgotten import FORGOTTEN
 from tasks.core.input_files import InputFile, find_inputs
-from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.data_steps.registry import DATA_STEPS
 from tasks.data_steps.step import MIN_TOKENS, function_of
 from tasks.decontaminate.settings import DecontaminateSettings

@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import MANIFEST, Manifest
 from gpt2train.store.output import MissingInputError, Output, check_no_removal
-from tasks.core.manifest import MANIFEST, Manifest
-from tasks.core.storage import FileRecord, Folder
 from tasks.verify.differences import first_difference
 from tasks.verify.documents import check_documents
 from tasks.verify.records import Finding, check_records

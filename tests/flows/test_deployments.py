@@ -15,9 +15,9 @@ import pytest
 
 from flows.settings import deployment_names
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import read_run_config
 from gpt2train.data.tokenizer import save_tokenizer
-from gpt2train.io.command_line import run_command
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server
 from tests.flows.small_tokens import TRAIN, prepare_scored_data
 from tests.gpt2train.data.test_tokenizer import small_tables

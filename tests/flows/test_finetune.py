@@ -25,7 +25,7 @@ from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores
 from tests.flows.commands import run as run_command
 from tests.gpt2train.data.test_tokenizer import small_tables

@@ -14,8 +14,8 @@ from flows.demo import DemoSite
 from flows.orchestration.server import prefect_server
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.errors import RunError
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
 from tests.flows.mini_pipeline import Mini
 from tests.flows.prefect_server import PrefectServer, running_server

@@ -11,9 +11,9 @@ import pytest
 
 from flows.orchestration import assets
 from flows.orchestration.assets import AssetLineage
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Manifest
 from gpt2train.store.output import IDENTITY, Origins, Output
-from tasks.core.manifest import MANIFEST, Manifest
-from tasks.core.storage import Folder
 from tasks.forget.command import forget
 from tasks.passport.facts import corpus_facts
 from tasks.passport.lineage import events

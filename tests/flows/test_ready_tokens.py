@@ -17,13 +17,13 @@ from flows.recipe import PlannedRun
 from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
 from tasks.ready_tokens.tokens import open_ready_tokens
 from tests.flows.commands import run
 from tests.gpt2train import jobs

@@ -11,10 +11,10 @@ from flows.dataprep import prepare
 from flows.settings import DataprepSettings, resolve
 from flows.sources import Sources
 from gpt2train.runs.documents import find_pages
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
 from gpt2train.store.output import Output
 from tasks.clean import step as cleaning
-from tasks.core.manifest import need_manifest
-from tasks.core.storage import Folder
 from tasks.download.shard_writer import changes
 from tasks.extract import step as extraction
 from tasks.report.step import REPORT, report

@@ -14,7 +14,7 @@ from flows.recipe import PlannedRun
 from flows.settings import EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
 from gpt2train.errors import UserError
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
 from tasks.report.settings import ReportSettings
 from tasks.report.step import report
 from tests.flows.commands import run

@@ -19,7 +19,7 @@ from flows.scores import ScoreInputs, merge_and_score
 from flows.settings import PipelineSettings, resolve
 from flows.sources import Sources
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.report.step import REPORT, report
 from tasks.train.step import validation_warning
 from tests.tasks.corpus import Inline

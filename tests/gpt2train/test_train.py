@@ -20,11 +20,11 @@ from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.training_data import training_data
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.rank_logs import log_to
 from gpt2train.launch.rank_process import install_excepthook, lock_run_folder
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import all_ended, curve, finish, make, start, start_alone, wait_for, weights, with_lr, write

@@ -12,10 +12,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Retries, Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tests.flows.deployed_run import SECONDS
 from tests.flows.prefect_server import ROOT, PrefectServer
 from tests.processes import wait_for

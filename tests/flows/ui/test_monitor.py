@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 from tests.flows.conftest import Finished, Server
 from tests.processes import wait_for
 

@@ -12,9 +12,9 @@ from gpt2train.checkpoint.manifest import read_manifest, verify
 from gpt2train.config import RunConfig
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.errors import RunError
-from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import list_checkpoints
 from gpt2train.train import train
 from gpt2train.training.engine import Engine, PendingStats
 from tests.gpt2train.checkpoint.stored_weights import load_weights

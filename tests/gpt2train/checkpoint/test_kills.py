@@ -12,8 +12,8 @@ import torch
 
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.jobs import all_ended, curve, finish, make, start, wait_for, weights, write
 
 HERE = Path(__file__).parent

@@ -13,9 +13,9 @@ from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import RunConfig
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START

@@ -16,8 +16,8 @@ from gpt2train.checkpoint import store
 from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredFile, read_manifest, sha256, verify
 from gpt2train.checkpoint.writer import clean_up, write
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.parallel.mesh import join
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.training.train_state import TrainState
 from tests.gpt2train.checkpoint.stored_weights import load_weights
 

@@ -17,11 +17,11 @@ from gpt2train.checkpoint.manifest import CheckpointManifest, read_manifest, ver
 from gpt2train.checkpoint.store import SafeReader
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.run_logger import RunLogger
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from tests.gpt2train.checkpoint.stored_weights import load_weights

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import TrainSettings, read_run_config
 from gpt2train.config.foreign_run import convert, foreign_run, nested
 from gpt2train.errors import UserError
 from gpt2train.foreign.read import read_foreign
-from gpt2train.io.command_line import run_command
 from gpt2train.settings import build
 from tests.gpt2train.config.foreign_scripts import DEEPSPEED, MEGATRON, as_line
 

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.data import documents, tokenize_files
 from gpt2train.data.documents import Rejected, Row, read_rows, read_text
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from tests.gpt2train.data.test_tokenizer import small_tables
 
 # The sample of OneFlow's tutorial, as it stands there.

@@ -9,9 +9,9 @@ import pytest
 
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.elastic_agent import report_failure
 from gpt2train.launch.exit_codes import LOST_CONTACT, RESUMES
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
 from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, rendezvous_arguments, start_machines
 

@@ -7,9 +7,9 @@ import pytest
 
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.torchrun import UNFINISHED
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.jobs import curve, make, wait_for, write, write_tokens
 from tests.gpt2train.launch.multi_node_jobs import (
     RANKS,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from gpt2train.checkpoint.manifest import verify
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.exit_codes import LAUNCHER
 from gpt2train.launch.rank_process import SIGNAL_DEBOUNCE_SECONDS, StopRequest
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.store.process import CLOSING, MULTIPLEXERS
+from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.jobs import make, write, write_tokens
 from tests.processes import read_terminal, wait_for

@@ -15,11 +15,11 @@ import pytest
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring import trackers
 from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
 from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.jobs import finish, make, start_alone, write
 from tests.processes import wait_for
 

@@ -16,8 +16,8 @@ import pytest
 
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig, to_toml
-from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import lock_run_folder
+from gpt2train.store.run_folder import list_checkpoints
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import make, write_tokens

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core import engine_check
-from tasks.core.manifest import Manifest
-from tasks.core.storage import Folder
 from tasks.dedup import datasketch_engine, minhash, shingles
 from tasks.dedup.bands import with_bands
 from tasks.dedup.exact import run_starts

@@ -18,7 +18,7 @@ from warcio.archiveiterator import ArchiveIterator
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.download.mime import parse_content_type
 from tasks.download.warc import (
     EMPTY,

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.settings import CleanSettings
 from tasks.core.document import document_id
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page
 from tasks.extract.page import extract_pages

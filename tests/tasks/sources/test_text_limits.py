@@ -20,7 +20,7 @@ MEMORY = """
 import pathlib, re, sys
 from tasks.sources.documents import find_documents
 from tasks.sources.texts import TextsSettings, texts_part
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 def peak():
     return int(re.search("VmHWM: *\\t* *([0-9]+)", pathlib.Path("/proc/self/status").read_text()).group(1))
 before = peak()

@@ -14,10 +14,10 @@ import psutil
 
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.errors import RunError, TransientError, UserError
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import write_atomic
-from gpt2train.io.run_folder import last_step, newest_checkpoint
 from gpt2train.launch.rank_logs import quietly
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import write_atomic
+from gpt2train.store.run_folder import last_step, newest_checkpoint
 from tasks.train.launch.job import Job, LogLineSink, again
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.slurm import controller

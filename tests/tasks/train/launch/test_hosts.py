@@ -16,8 +16,8 @@ import pytest
 
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig, to_toml
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tasks.train.launch.settings import LaunchSettings
 from tests.gpt2train.jobs import curve, finish, make, start, write_tokens
 from tests.network_namespaces import ip

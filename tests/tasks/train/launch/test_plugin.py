@@ -14,9 +14,9 @@ import pytest
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import to_toml
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
 from tasks.train.launch.registry import Launcher, launchers, register_launcher
 from tasks.train.launch.settings import LaunchSettings
 from tests.gpt2train.jobs import make, write_tokens

@@ -13,7 +13,7 @@ import pytest
 
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.store.run_folder import newest_checkpoint
 from tasks.train.launch.job import Job
 from tasks.train.launch.launchers import run_job
 from tests.gpt2train.jobs import curve, write_tokens

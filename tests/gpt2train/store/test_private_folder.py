@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import private_folder
-from tasks.core.storage import DRAFT, Folder, sweep_drafts
+from gpt2train.store.files import private_folder
+from gpt2train.store.folder import DRAFT, Folder, sweep_drafts
 from tasks.download.journal import Journal, journal_folder
 
 OTHER_USER = 12345  # a user id

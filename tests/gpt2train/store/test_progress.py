@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.io.progress import StageProgress, format_duration, progress_bar
+from gpt2train.store.progress import StageProgress, format_duration, progress_bar
 
 ROOT = Path(__file__).parents[3]
 DRAW = """
-from gpt2train.io.progress import ProgressBar, StageProgress
+from gpt2train.store.progress import ProgressBar, StageProgress
 import time
 progress = StageProgress("page", 8, started=time.monotonic() - 30)
 bar = ProgressBar("download", progress)
@@ -23,7 +23,7 @@ time.sleep(0.3)
 bar.close()
 """
 BLOCK = """
-from gpt2train.io.progress import progress_bar
+from gpt2train.store.progress import progress_bar
 import time
 with progress_bar("lambada") as report:
     time.sleep(0.3)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpt2train.io.counts import count_of
-from gpt2train.io.progress import StageProgress
+from gpt2train.store.counts import count_of
+from gpt2train.store.progress import StageProgress
 
 
 @pytest.mark.parametrize(

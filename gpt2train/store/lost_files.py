@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpt2train.errors import UserError
-from tasks.core.storage import TEMPORARY, Folder
+from gpt2train.store.folder import TEMPORARY, Folder
 
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gpt2train.io.counts import count_of, plural
+from gpt2train.store.counts import count_of, plural
 
 
 class BrokenPipeSafeConsole(Console):

@@ -7,7 +7,9 @@ import pytest
 from gpt2train.config import CONFIG_FILE, preset, run_config, to_toml
 from gpt2train.config.run import TrainSettings
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import (
+from gpt2train.launch.torchrun import UNFINISHED, _completeness
+from gpt2train.settings import build
+from gpt2train.store.run_folder import (
     FOLDER,
     MANIFEST,
     checkpoint_name,
@@ -16,8 +18,6 @@ from gpt2train.io.run_folder import (
     list_without_manifest,
     newest_checkpoint,
 )
-from gpt2train.launch.torchrun import UNFINISHED, _completeness
-from gpt2train.settings import build
 
 
 def add(run: Path, name: str, manifest: bool = True) -> Path:

@@ -24,9 +24,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.folder import TEMPORARY, Folder, sweep_drafts
 from gpt2train.store.object_stores import abort_uploads, is_alive
 from gpt2train.store.process import Heartbeat, LastChange
-from tasks.core.storage import TEMPORARY, Folder, sweep_drafts
 
 LOCK = ".lock"
 HEARTBEAT_SECONDS = 10.0  # between two heartbeats

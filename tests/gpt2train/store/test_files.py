@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io import files
-from gpt2train.io.files import atomic_file, atomic_folder, make_folder, write_atomic
-from tasks.core.storage import Folder
+from gpt2train.store import files
+from gpt2train.store.files import atomic_file, atomic_folder, make_folder, write_atomic
+from gpt2train.store.folder import Folder
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

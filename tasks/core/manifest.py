@@ -1,1 +1,0 @@
-from gpt2train.store.manifest import *  # noqa: D100, F403

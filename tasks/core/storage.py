@@ -1,1 +1,0 @@
-from gpt2train.store.folder import *  # noqa: D100, F403
