@@ -144,13 +144,14 @@ def check_inputs(inputs: list[Path], json_key: str, separator: str = "") -> list
     Raises:
         UserError: an input cannot be read, or no document of the first block has the key.
     """
-    documents, found = expand(inputs), None
+    documents, detail = expand(inputs), None
     for row in next(blocks_of(documents, json_key, separator), []):
-        found = read_text(row, json_key)
-        if not isinstance(found, Rejected) or found.reason != "no_key":
+        text = read_text(row, json_key)
+        if not isinstance(text, Rejected) or text.reason != "no_key":
             return documents
-    if found is not None:
-        raise UserError(f"no document has the key {json_key!r} ({found.detail}); give --json-key")
+        detail = text.detail
+    if detail is not None:
+        raise UserError(f"no document has the key {json_key!r} ({detail}); give --json-key")
     return documents
 
 

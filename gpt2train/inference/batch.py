@@ -57,12 +57,12 @@ class TokenDelta:
 class Continuation:
     """Sampled continuation of a prompt, in one row; `streams` to send an event per token instead of one at the end."""
 
-    width = 1
+    width: int = 1
 
     def __init__(self, sequence: TokenSequence, streams: bool = False) -> None:
         self.sequence, self.streams = sequence, streams
         self.error: Exception | None = None
-        self.prompt = sequence.prompt
+        self.prompt: Sequence[int] = sequence.prompt
         self._sent = 0
 
     @property

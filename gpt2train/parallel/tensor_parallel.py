@@ -76,10 +76,17 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
     model.enter, model.slices = region.enter, mesh.size() if sequence_parallel else 1
     model.kv_heads = HeadSplit.of(model.shape, mesh.size()).computed_keys(region.rank)
     vocab, softcap = model.shape.vocab, model.softcap
-    model.logits = lambda x: model.cap(model.project(x, model.output_weight)[..., :vocab]).float()  # type: ignore[method-assign]
-    model.log_probs = lambda x, targets, rows=None, chunk=LOGIT_ROWS: vocab_parallel.log_probs(  # type: ignore[method-assign]
-        x, region.local(model.output_weight), targets, rows, region, vocab, model.cap, chunk
-    )
+
+    def logits(hidden: Tensor) -> Tensor:
+        return model.cap(model.project(hidden, model.output_weight)[..., :vocab]).float()
+
+    def log_probs(
+        hidden: Tensor, targets: Tensor, rows: Tensor | None = None, chunk: int = LOGIT_ROWS
+    ) -> tuple[Tensor, Tensor]:
+        weight = region.local(model.output_weight)
+        return vocab_parallel.log_probs(hidden, weight, targets, rows, region, vocab, model.cap, chunk)
+
+    model.logits, model.log_probs = logits, log_probs  # type: ignore[method-assign]
     model.cross_entropy = lambda x, weight, targets, z_loss=0.0: vocab_parallel.cross_entropy(
         x, region.local(weight), targets, region, vocab, softcap, z_loss
     )
