@@ -156,7 +156,10 @@ class Batch:
     def _keep(self, kept: Mapping[Job, Pairs]) -> list[Job]:
         """Keep the rows of these jobs alone, and return the jobs without any."""
         self.running = {job: pairs for job, pairs in kept.items() if pairs}
+        ended = [job for job, pairs in kept.items() if not pairs]
         sources = [row for pairs in self.running.values() for row, _ in pairs]
+        if sources == list(range(len(self.decoder.lengths))):  # most steps: every row goes on where it is
+            return ended
         at = row_targets(sources)
         if sorted(sources) != list(range(len(self.decoder.lengths))):
             moved = [0] * len(sources)
@@ -165,7 +168,7 @@ class Batch:
             self.decoder.select(moved)
         rows = iter(at)
         self.running = {job: [(next(rows), token) for _, token in pairs] for job, pairs in self.running.items()}
-        return [job for job, pairs in kept.items() if not pairs]
+        return ended
 
 
 def advance(jobs: Sequence[Job], rows: Sequence[Sequence[int]], logits: Tensor) -> list[Pairs]:
