@@ -66,6 +66,10 @@ def mistakes_about_models(folder: Path) -> list[tuple[str, ...]]:
     model, bert, broken, run, words, saved, nowhere = (
         str(folder / name) for name in ("model", "bert", "broken", "run", "words", "saved", "nowhere")
     )
+    (taken := folder / "taken.gguf").touch()
+    (folder / "model/model.safetensors").touch()  # no mistake below is found by its content
+    (folder / "bare").mkdir()
+    (folder / "bare/config.json").write_text(json.dumps(MODEL))
     empty, scored = str(folder), ("--data", str(data))
     readers = [
         ("serve", "--model"),
@@ -74,7 +78,14 @@ def mistakes_about_models(folder: Path) -> list[tuple[str, ...]]:
     ]
     made, exported = ("--to", "huggingface"), ("--to", f"{folder}/x.gguf")
     return [
-        *((*reader, name) for reader in readers for name in (nowhere, empty, bert, broken, model)),
+        *(
+            (*reader, name)
+            for reader in readers
+            for name in (nowhere, empty, bert, broken, str(folder / "bare"), model)
+        ),
+        *(("convert", model, words, "--to", to) for to in ("huggingface", "megatron", "gpt2train")),
+        ("convert", model, f"{folder}/x", "--to", "megatron", "--tp", "3"),
+        ("export", model, "--to", str(taken)),
         *((*reader, model, *more) for reader in readers for more in (("--tp", "3"), ("--pp", "3"), ("--tp", "0"))),
         ("serve", "--model", model, "--host", "192.0.2.1"),
         ("serve", "--model", model, "--key-file", nowhere),

@@ -8,6 +8,7 @@ from cyclopts.validators import Number
 
 from gpt2train.convert.settings import CoreFormat, Dtype, Format, Names, Spec, Version
 from gpt2train.errors import UserError
+from gpt2train.store.files import check_new
 
 ONE_OR_MORE = Parameter(validator=Number(gte=1))
 
@@ -77,8 +78,13 @@ def convert(
     if to == "gpt2train" and dtype != "float32":
         raise UserError(f"--dtype {dtype}: a checkpoint to train from has float32; leave it out")
     from gpt2train.convert.detect import check_source
+    from gpt2train.convert.hf_config import check_free
+    from gpt2train.convert.megatron_folder import check_shape
 
-    check_source(source, from_, tokenizer)
+    known = check_source(source, from_, tokenizer)
+    if known is not None and to in ("megatron", "megatron-core"):
+        check_shape(known, tp, pp)
+    (check_free if to == "huggingface" else check_new)(target)
     from gpt2train.convert.from_weights import write_checkpoint
     from gpt2train.convert.hf_layout import layout_of
     from gpt2train.convert.huggingface import save_model

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import CONFIG_FILE, read_run_config
-from gpt2train.convert.hf_config import read_shape
+from gpt2train.convert.hf_config import check_weights, read_shape
 from gpt2train.convert.megatron_folder import backend, is_megatron, iteration_folder
 from gpt2train.convert.settings import Format
 from gpt2train.data.run_tokenizer import tokenizer_folders
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
+from gpt2train.model.shape import Shape
 from gpt2train.store.files import check_folder
 from gpt2train.store.run_folder import FOLDER, MANIFEST, selected_checkpoint
 
@@ -62,8 +63,11 @@ def vocabulary_of(path: Path) -> int | None:
     return None
 
 
-def check_source(path: Path, kind: Format | None = None, tokenizer: Path | None = None) -> None:
+def check_source(path: Path, kind: Format | None = None, tokenizer: Path | None = None) -> Shape | None:
     """Check what a command is to open, as far as the weights need not be read.
+
+    Returns:
+        Shape of the model; None if it takes its weights to know it.
 
     Args:
         path: folder of the model.
@@ -75,12 +79,15 @@ def check_source(path: Path, kind: Format | None = None, tokenizer: Path | None 
     """
     check_folder(path)
     kind = kind or detect(path)
+    shape = None
     if kind == "huggingface":
-        read_shape(path)
+        shape = read_shape(path)
+        check_weights(path)
     elif kind == "gpt2train":
         find_source(path)
     if tokenizer is not None:
         load_tokenizer(tokenizer)
+    return shape
 
 
 def find_source(path: Path) -> Source:

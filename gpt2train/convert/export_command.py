@@ -35,6 +35,8 @@ def export(
     """
     if to.suffix != SUFFIX:
         raise UserError(f"--to {to}: the name of a GGUF file ends with {SUFFIX}; give {to.with_suffix(SUFFIX)}")
+    if to.exists():
+        raise UserError(f"{to} already exists; give another --to, or remove it")
     from gpt2train.convert.detect import check_source
 
     check_source(source, tokenizer=tokenizer)

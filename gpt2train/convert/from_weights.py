@@ -12,10 +12,9 @@ import torch.distributed.checkpoint as dcp
 from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredFile, sha256
 from gpt2train.config import ModelSettings
 from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer, tokenizer_hash
-from gpt2train.errors import UserError
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
-from gpt2train.store.files import atomic_folder
+from gpt2train.store.files import atomic_folder, check_new
 from gpt2train.store.run_folder import MANIFEST
 from gpt2train.training.train_state import START
 
@@ -36,8 +35,7 @@ def write_checkpoint(
     Raises:
         UserError: the folder is not empty, or the tokenizer does not fit the model.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists; give another folder")
+    check_new(folder)
     shape = weights.shape
     check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(shape), "the model")
     if tokenizer is not None:

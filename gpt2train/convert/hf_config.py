@@ -21,6 +21,9 @@ from gpt2train.errors import UserError
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 from gpt2train.store.files import check_model_folder
+from gpt2train.store.inner_path import inner_path
+
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype, labels: Sequence[str] = ()) -> None:
@@ -104,6 +107,36 @@ def read_shape(folder: Path) -> Shape:
 def read_label_names(folder: Path) -> tuple[str, ...]:
     """Read the names of the classes of a classifier; empty for a language model. Errors as `read_shape`."""
     return label_names(_read_config(folder), folder / "config.json")
+
+
+def check_weights(folder: Path) -> None:
+    """Check that a model folder has files of weights, which are not read.
+
+    Raises:
+        UserError: it has none.
+    """
+    if not any(weight_files(folder, name) for name in (SAFETENSORS, PICKLED)):
+        raise no_weights(folder)
+
+
+def no_weights(folder: Path) -> UserError:
+    """Error of a model folder without weights."""
+    return UserError(f"{folder} has neither {SAFETENSORS} nor {PICKLED}; copy or merge the model again")
+
+
+def weight_files(folder: Path, name: str) -> list[Path]:
+    """Return the file of this name, or the shards listed in its index; empty if neither exists."""
+    index = folder / f"{name}.index.json"
+    if (folder / name).is_file():
+        return [folder / name]
+    if not index.is_file():
+        return []
+    try:
+        shards = sorted({inner_path(shard, index) for shard in json.loads(index.read_bytes())["weight_map"].values()})
+        "".join(shards).encode()  # a lone surrogate is in no name of a file
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{index} is damaged ({error}); copy the model again") from error
+    return [folder / shard for shard in shards]
 
 
 def check_free(folder: Path) -> None:

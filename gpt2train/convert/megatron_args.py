@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gpt2train.convert.megatron_folder import EXACT_GELU
 from gpt2train.convert.megatron_names import EMBEDDING, HEAD, POSITIONS
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
@@ -30,7 +31,6 @@ GPT2_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 # The fused kernel and `openai_gelu` approximate GELU by tanh; without both it is exact.
-EXACT_GELU = ("activation", "gelu")
 
 
 def options_of_args(args: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -11,12 +11,37 @@ import re
 from pathlib import Path
 
 from gpt2train.errors import UserError
+from gpt2train.model.shape import Shape
 
 TRACKER = "latest_checkpointed_iteration.txt"
 COMMON, BACKEND_FILE = "common.pt", "metadata.json"  # of distributed checkpoints
 FILES = ("model_optim_rng.pt", "model_rng.pt")  # the second if the optimizer is in a file of its own
 DISTRIBUTED_OPTIMIZER = "distrib_optim.pt"
 RANK = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?")
+
+EXACT_GELU = ("activation", "gelu")  # the option that Megatron has too
+
+
+def check_shape(shape: Shape, tp: int, pp: int) -> None:
+    """Check that Megatron has models of this shape, and that a layout divides it.
+
+    Raises:
+        UserError: it has not, or the layout does not.
+    """
+    if shape.family != "gpt2":
+        raise UserError(f"Megatron-LM's format is written for gpt2 only, not {shape.family}; use --to huggingface")
+    if shape.labels:
+        raise UserError(
+            "Megatron-LM's format is written for language models, not for a classifier; use --to huggingface"
+        )
+    if others := [option for option in shape.options if option != EXACT_GELU]:
+        given = ", ".join(f"{name} = {value}" for name, value in others)
+        raise UserError(f"Megatron-LM's format is written for GPT-2 as published, not with {given}")
+    if tp < 1 or pp < 1 or shape.heads % tp or shape.layers % pp:
+        raise UserError(
+            f"{tp} x {pp} ranks do not divide the model: --tp must divide {shape.heads} heads, "
+            f"--pp must divide {shape.layers} layers"
+        )
 
 
 def is_megatron(path: Path) -> bool:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2train.convert.megatron_args import EXACT_GELU, number, options_of_args
+from gpt2train.convert.megatron_args import number, options_of_args
+from gpt2train.convert.megatron_folder import check_shape
 from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, layer_names, rows_from, split_dim
 from gpt2train.errors import UserError
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
 from gpt2train.model.shape import PADDING, Shape, pad_vocabulary
+from gpt2train.store.files import check_new
 
 Tensors = dict[str, Tensor]
 
@@ -139,21 +141,6 @@ def check_layout(folder: Path, weights: LazyWeights, tp: int, pp: int) -> None:
     Raises:
         UserError: it is no GPT-2, the layout does not divide it, or the folder is not empty.
     """
-    shape = weights.shape
-    if shape.family != "gpt2":
-        raise UserError(f"Megatron-LM's format is written for gpt2 only, not {shape.family}; use --to huggingface")
-    if shape.labels:
-        raise UserError(
-            "Megatron-LM's format is written for language models, not for a classifier; use --to huggingface"
-        )
-    if others := [option for option in shape.options if option != EXACT_GELU]:
-        given = ", ".join(f"{name} = {value}" for name, value in others)
-        raise UserError(f"Megatron-LM's format is written for GPT-2 as published, not with {given}")
-    if tp < 1 or pp < 1 or shape.heads % tp or shape.layers % pp:
-        raise UserError(
-            f"{tp} x {pp} ranks do not divide the model: --tp must divide {shape.heads} heads, "
-            f"--pp must divide {shape.layers} layers"
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists; give another folder")
-    check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(shape), "the model")
+    check_shape(weights.shape, tp, pp)
+    check_new(folder)
+    check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(weights.shape), "the model")

@@ -15,13 +15,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from gpt2train.convert.hf_config import PICKLED, SAFETENSORS, no_weights, weight_files
 from gpt2train.convert.safe_pickle import read_pickle
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import UserError
 from gpt2train.model.lazy_weights import LazyTensor
-from gpt2train.store.inner_path import inner_path
 
-SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Components of names that torch.compile, FSDP, activation checkpointing and DDP add.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
@@ -35,12 +34,12 @@ def open_tensors(folder: Path) -> dict[str, LazyTensor]:
         UserError: there is no such file, a shard is missing, or a file is damaged or contains more than tensors.
     """
     for name, opened in ((SAFETENSORS, _open_safetensors), (PICKLED, _open_pickled)):
-        if files := _files(folder, name):
+        if files := weight_files(folder, name):
             found: dict[str, LazyTensor] = {}
             for file in files:
                 found |= opened(file)
             return found
-    raise UserError(f"{folder} has neither {SAFETENSORS} nor {PICKLED}; copy or merge the model again")
+    raise no_weights(folder)
 
 
 def unwrapped(tensors: Mapping[str, LazyTensor], anchor: str) -> dict[str, LazyTensor]:
@@ -94,21 +93,6 @@ def write_tensors(
             tensor = read(name)
             assert tuple(tensor.shape) == tuple(size) and tensor.dtype == dtype, name
             file.write(tensor.contiguous().view(torch.uint8).numpy().data)
-
-
-def _files(folder: Path, name: str) -> list[Path]:
-    """Return the file of this name, or the shards listed in its index; empty if neither exists."""
-    index = folder / f"{name}.index.json"
-    if (folder / name).is_file():
-        return [folder / name]
-    if not index.is_file():
-        return []
-    try:
-        shards = sorted({inner_path(shard, index) for shard in json.loads(index.read_bytes())["weight_map"].values()})
-        "".join(shards).encode()  # a lone surrogate is in no name of a file
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{index} is damaged ({error}); copy the model again") from error
-    return [folder / shard for shard in shards]
 
 
 def _open_safetensors(file: Path) -> dict[str, LazyTensor]:

@@ -23,15 +23,16 @@ def check_model(model: Path, layout: ServingLayout) -> "Shape":
     """Read the shape of a model folder, and check that it is a language model that a layout can split.
 
     Raises:
-        UserError: the folder has no model of a known family, or the layout does not fit it.
+        UserError: the folder has no model of a known family, or no weights, or the layout does not fit it.
     """
-    from gpt2train.convert.hf_config import read_shape
+    from gpt2train.convert.hf_config import check_weights, read_shape
     from gpt2train.model.families import check_language_model
     from gpt2train.parallel.layout import Layout
 
     shape = read_shape(model)
     check_language_model(shape, model)
     Layout.of_model(shape, layout.tp, layout.pp, layout.processes)
+    check_weights(model)
     return shape
 
 

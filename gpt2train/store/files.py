@@ -59,6 +59,16 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     raise UserError(f"there is no folder {path}; check the path")
 
 
+def check_new(folder: Path) -> None:
+    """Check that a folder can be written: it does not exist, or is empty.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} already exists; give another folder")
+
+
 def check_model_folder(path: str | os.PathLike[str]) -> None:
     """Check that a path is a folder with the `config.json` of a model.
 
