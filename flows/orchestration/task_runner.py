@@ -30,7 +30,7 @@ from gpt2train.errors import redacted_errors
 from gpt2train.io.progress import ProgressBar, StageProgress
 from tasks.core.lost_files import translate_lost_files
 from tasks.core.manifest import Manifest
-from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
+from tasks.core.runner import Group, Outcomes, Retries, Runner, Stage, Where, step_name
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import explained_loss
@@ -140,36 +140,36 @@ class PrefectRunner(Runner):
             name_after_run_folder(self.root, step.folder)
         return super().finished(step)
 
-    def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
-        """Run named work items as task runs, at most `at_once` at a time."""
+    @contextmanager
+    def showing(self, stage: Stage) -> Iterator[None]:
+        """Show the progress bar of a stage, whose batches become task runs of the flow in this thread."""
         step = stage.step
-        batch = task(
+        self._batch = task(
             name=f"{step} batch",
             cache_policy=NO_CACHE,
             retries=2,
             retry_delay_seconds=[1, 5],
             retry_condition_fn=RetryCondition(self.stopping),
-        )(_run_work)
+        )(run_redacted)
         self._progress = StageProgress(UNITS.get(step, "document"), stage.batches, all_rows=sum(stage.rows.values()))
         self._stage, self._batch_rows = stage, {name: (0, rows) for name, rows in stage.rows.items()}
         self._context = contextvars.copy_context()
         self._bar = ProgressBar(f"{step} {stage.name}" if stage.name != "part" else step, self._progress)
         self._started_at = time.monotonic()
-
-        def as_task(name: str, work: Work) -> Work:
-            named = batch.with_options(task_run_name=f"{step} {name}")
-            # A new thread does not inherit the context variables of the flow run: it gets a copy of them.
-            return functools.partial(contextvars.copy_context().run, self.run_task, named, work)
-
         try:
-            super().dispatch(stage, [(name, as_task(name, work)) for name, work in todo], at_once)
+            yield
         finally:
             self._bar.close()
 
-    def run_task(self, batch: Task[..., Any], work: Work) -> Outcomes:
-        """Run a task in the calling thread and return its outcomes."""
-        outcomes: Outcomes = batch(work)  # type: ignore[assignment]  # not a coroutine: `_run_work` is none
-        return outcomes
+    def run_group(self, group: Group, where: Where) -> Outcomes:
+        """Run a group of batches as a task run."""
+        work = functools.partial(super().run_group, group, where)
+        return self.call_task(group, lambda batch: batch(work))
+
+    def call_task(self, group: Group, call: Callable[[Task[..., Any]], Outcomes]) -> Outcomes:
+        """Call the task of a group in a copy of the flow run's context, which a new thread does not inherit."""
+        batch = self._batch.with_options(task_run_name=f"{group.step.name} {group.name}")
+        return self._context.copy().run(call, batch)
 
     def progress(self, stage: Stage, done: int, rows: int) -> None:
         """Update the progress bars of the terminal and of the run page."""
@@ -223,7 +223,8 @@ class PrefectRunner(Runner):
         )
 
 
-def _run_work(work: Work) -> Outcomes:
+def run_redacted(work: Callable[[], Outcomes]) -> Outcomes:
+    """Run a group of batches, as the function of a task; no secret is in the message of its error."""
     with redacted_errors():
         return work()
 
