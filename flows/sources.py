@@ -8,7 +8,6 @@ from typing import Any
 
 from flows.demo import demo_site
 from flows.settings import DataprepSettings
-from gpt2train.settings import Settings
 from tasks.blacklist.step import blacklist
 from tasks.commoncrawl.step import commoncrawl
 from tasks.core.input_files import InputFile
@@ -36,8 +35,8 @@ class Sources:
     `UserError`.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings if isinstance(settings, DataprepSettings) else DataprepSettings()
+    def __init__(self, settings: DataprepSettings) -> None:
+        self._settings = settings
 
     @cached_property
     def urls(self) -> tuple[InputFile, ...]:

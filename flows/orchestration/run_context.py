@@ -13,7 +13,7 @@ from flows.orchestration.cancellation import watched
 from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
 from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
-from flows.settings import DataprepSettings, OutputSettings
+from flows.settings import FlowSettings, OutputSettings
 from tasks.core.forgotten import check_no_removal
 from tasks.core.lost_files import translate_lost_files
 from tasks.core.output_lock import locked
@@ -27,10 +27,8 @@ HANDOVER_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def run_context(
-    settings: OutputSettings, plan: Callable[[], str] | None = None
-) -> Iterator[tuple[Folder, PrefectRunner]]:
-    """Lock the output folder for this run and yield it with the runner of its batches.
+def run_context(settings: FlowSettings, plan: Callable[[], str] | None = None) -> Iterator[PrefectRunner]:
+    """Lock the output folder for this run and yield the runner of its batches.
 
     Args:
         settings: output and execution of the run.
@@ -65,16 +63,16 @@ def run_context(
             stale_runs.claim_output(root, flow_run.id)
         if plan is not None:
             runner.publisher.publish("plan", plan, "resources that the run needs", of_step=False)
-        yield root, runner
+        yield runner
 
 
-def runner_of(settings: OutputSettings) -> PrefectRunner:
+def runner_of(settings: FlowSettings) -> PrefectRunner:
     """Create the runner of these settings; a cluster is joined only when its first batch runs."""
-    limits = settings.limits if isinstance(settings, DataprepSettings) else None
+    limits = getattr(settings, "limits", None)  # of the data steps
     options: dict[str, Any] = {"verify": settings.verify, "limits": limits, "environment": settings.environment}
-    if settings.runner == "local":
+    if (kind := getattr(settings, "runner", "local")) == "local":
         return PrefectRunner(settings.workers, **options)
-    return ClusterRunner(settings.runner, settings.cluster, settings.workers, **options)
+    return ClusterRunner(kind, getattr(settings, "cluster", None), settings.workers, **options)
 
 
 def check_output(settings: OutputSettings) -> None:

@@ -5,21 +5,26 @@ that is finished by its manifest ends in Prefect's own state name `Cached`. Pref
 second cache can contradict the disk.
 """
 
+import contextlib
 import contextvars
 import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import Any, Self
 
+import httpx
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
 from prefect.states import Completed
 from prefect.tasks import Task
 
+from flows.compat.prefect import brief_client
 from flows.orchestration.assets import AssetLineage
-from flows.orchestration.flow import name_after_run_folder
 from flows.orchestration.gpu_slots import prefect_slot
 from flows.orchestration.retries import RetryCondition, retry_options
 from flows.ui import artifacts
@@ -38,6 +43,7 @@ from tasks.core.worker_pool import explained_loss
 log = logging.getLogger("gpt2train")
 
 CURVE_SECONDS = 10.0
+RENAME_SECONDS = 10.0  # for the server's answer
 UNITS = {  # all other steps count documents
     **{"discover": "URL", "blacklist": "URL"},
     **{"download": "page", "commoncrawl": "page", "extract": "page"},
@@ -140,7 +146,7 @@ class PrefectRunner(Runner):
             name_after_run_folder(self.root, step.folder)
         return super().finished(step)
 
-    @contextmanager
+    @contextlib.contextmanager
     def showing(self, stage: Stage) -> Iterator[None]:
         """Show the progress bar of a stage, whose batches become task runs of the flow in this thread."""
         step = stage.step
@@ -195,7 +201,7 @@ class PrefectRunner(Runner):
             percent = 100.0 * self._progress.share
             self.publisher.publish(key, lambda: percent, text, kind="progress")
 
-    @contextmanager
+    @contextlib.contextmanager
     def gpu_slot(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
         """Hold slots on this machine's GPUs, in its lock files and in the server's concurrency limits."""
         with prefect_slot(devices, max_jobs, run, self.publisher):
@@ -241,3 +247,26 @@ class LocalCall:
 
     def __reduce__(self) -> tuple[type["LocalCall"], tuple[None]]:
         return LocalCall, (None,)
+
+
+def name_after_run_folder(root: Folder, folder: Folder) -> None:
+    """End the name of a training's flow run with the fingerprint of its run folder in place of its output's name.
+
+    An output can have many run folders.
+    """
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None:
+        output, fingerprint = PurePosixPath(root.path()).name, folder.path().rpartition("-")[2]
+        rename_run(f"{context.flow_run.name.removesuffix(f'-{output}')}-{fingerprint}")
+
+
+def rename_run(name: str) -> None:
+    """Rename the current flow run; errors of the server are ignored."""
+    context = FlowRunContext.get()
+    # Without the engine's own client there is no server.
+    client = getattr(context, "client", None)
+    if context is None or context.flow_run is None or not isinstance(client, SyncPrefectClient):
+        return
+    with contextlib.suppress(httpx.HTTPError, PrefectException, OSError), brief_client(RENAME_SECONDS) as brief:
+        brief.set_flow_run_name(context.flow_run.id, name)
+        context.flow_run.name = name

@@ -28,6 +28,7 @@ MODELS: dict[str, type[Settings]] = {
     "pipeline": PipelineSettings,
     "pretrain": PretrainFlowSettings,
 }
+resolved: Settings | None = None  # of the command of this process
 CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
 
 
@@ -61,8 +62,13 @@ def arguments_app(name: str, model: type[S], about: str, use: Callable[[S], obje
 
 
 def check_arguments(name: str) -> None:
-    """Exit with the line of a wrong argument of a flow's command; a help page is left to the command."""
+    """Resolve the settings of a flow's command, or exit with its mistake; a help page is left to the command."""
+
+    def keep(settings: Settings) -> None:
+        global resolved
+        resolved = settings
+
     if not {"--help", "-h", ALL_FLAG}.intersection(sys.orig_argv):
         words = sys.orig_argv[sys.orig_argv.index(f"flows.{name}") + 1 :]
-        if code := run_command(arguments_app(name, MODELS[name], "", lambda settings: None), words):
+        if code := run_command(arguments_app(name, MODELS[name], "", keep), words):
             sys.exit(code)
