@@ -21,8 +21,8 @@ from pydantic import BaseModel, WithJsonSchema
 from pydantic_core import MISSING
 
 from flows.compat.prefect import ParametersFlow, final_state, set_signature
-from flows.orchestration.cancellation import RunEndedError
 from flows.orchestration.run_context import run_context
+from flows.orchestration.run_guard import RunEndedError
 from flows.orchestration.task_runner import rename_run
 from flows.recipe import PlannedRun
 from flows.settings import SOURCES, FlowSettings, resolve

@@ -8,8 +8,7 @@ from typing import Any
 from prefect.context import FlowRunContext
 
 from flows.compat.prefect import started_flow_run
-from flows.orchestration import stale_runs, worker_watchdog
-from flows.orchestration.cancellation import watched
+from flows.orchestration import run_guard
 from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
 from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
@@ -45,11 +44,11 @@ def run_context(settings: FlowSettings, plan: Callable[[], str] | None = None) -
         if flow_run is not None:
             started = started_flow_run()
             if str(flow_run.id) == started:
-                worker_watchdog.watch_worker(flow_run, launch.shutdown_timeout)
-            stack.enter_context(watched(flow_run, has_worker=started is not None))
+                run_guard.watch_worker(flow_run, launch.shutdown_timeout)
+            stack.enter_context(run_guard.watched(flow_run, has_worker=started is not None))
         root.check_writable()
         patience = 0.0
-        if flow_run is not None and stale_runs.is_claimed(root, flow_run.id):
+        if flow_run is not None and run_guard.is_claimed(root, flow_run.id):
             # Resumed or retried: the process that it had before may still save.
             patience = launch.shutdown_timeout + HANDOVER_SECONDS
             log.info("this run was at work in %s before; its process, if it still saves, is waited for", root.url)
@@ -60,7 +59,7 @@ def run_context(settings: FlowSettings, plan: Callable[[], str] | None = None) -
         stack.enter_context(runner)
         check_no_removal(root)
         if flow_run is not None:
-            stale_runs.claim_output(root, flow_run.id)
+            run_guard.claim_output(root, flow_run.id)
         if plan is not None:
             runner.publisher.publish("plan", plan, "resources that the run needs", of_step=False)
         yield runner

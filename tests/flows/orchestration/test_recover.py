@@ -20,8 +20,7 @@ import tomli_w
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.orchestration import crash_reporter
-from flows.orchestration.stale_runs import HOLDER_FILE
+from flows.orchestration.run_guard import HOLDER_FILE, WORKER_REPORT_SECONDS
 from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.launch.parent_death import CLOSING
@@ -182,7 +181,7 @@ def test_the_end_of_a_cancelled_run_is_left_to_a_slow_worker(training: Deployed)
         worker.suspend()
         training.set_state(run, "CANCELLING", "Cancelling")
         wait_for(lambda: only_worker_left(training, worker, reporters=True), SECONDS, "the run's own end")
-        time.sleep(crash_reporter.WORKER_SECONDS + 15)
+        time.sleep(WORKER_REPORT_SECONDS + 15)
         assert training.state(run)["type"] == "CANCELLING"
         worker.resume()
         assert "ended without" not in training.wait(run, "CANCELLED")["message"]
