@@ -20,19 +20,20 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.tasks import Task
 
 from flows.compat.prefect import brief_client
 from flows.orchestration.assets import AssetLineage
-from flows.orchestration.gpu_slots import prefect_slot
 from flows.orchestration.retries import RetryCondition, retry_options
 from flows.ui import artifacts
 from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
 from flows.ui.console import step_line
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from gpt2train.errors import redacted_errors
-from gpt2train.io.progress import ProgressBar, StageProgress
+from gpt2train.io.progress import ProgressBar, StageProgress, format_duration
+from tasks.core.gpu_queue import gpu_slot
 from tasks.core.lost_files import translate_lost_files
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Group, Outcomes, Retries, Runner, Stage, Where, step_name
@@ -43,6 +44,7 @@ from tasks.core.worker_pool import explained_loss
 log = logging.getLogger("gpt2train")
 
 CURVE_SECONDS = 10.0
+GPU_QUEUE = "gpu-queue"  # key of the artifact that shows the wait for GPUs
 RENAME_SECONDS = 10.0  # for the server's answer
 UNITS = {  # all other steps count documents
     **{"discover": "URL", "blacklist": "URL"},
@@ -203,8 +205,19 @@ class PrefectRunner(Runner):
 
     @contextlib.contextmanager
     def gpu_slot(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
-        """Hold slots on this machine's GPUs, in its lock files and in the server's concurrency limits."""
-        with prefect_slot(devices, max_jobs, run, self.publisher):
+        """Hold slots on this machine's GPUs; the run page shows the wait."""
+        started_at = time.monotonic()
+
+        def on_wait(reason: str) -> None:
+            log.info("waiting for a GPU slot: %s; launch.max_jobs_per_gpu allows more trainings at a time", reason)
+            text = f"**Waiting for a GPU slot:** {reason}.\n"
+            self.publisher.publish(GPU_QUEUE, lambda: text, "waiting for a GPU slot")
+
+        with gpu_slot(devices, max_jobs, f"{flow_run.name} at work in {run}" if flow_run.id else run, on_wait):
+            if self.publisher.has(GPU_QUEUE):
+                text = f"waited {format_duration(time.monotonic() - started_at)} for a slot on {' and '.join(devices)}"
+                log.info(text)
+                self.publisher.publish(GPU_QUEUE, lambda: f"Training began after the run {text}.\n", text)
             yield
 
     def report_metrics(
