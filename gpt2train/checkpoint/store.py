@@ -33,7 +33,7 @@ from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import all_or_raise
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.training.train_state import TrainState
 
 FORMAT = 1
@@ -52,14 +52,14 @@ ALLOWED = CHECKPOINT_METADATA_NAMES | {
 }
 
 
-class StoredFile(Settings):
+class StoredFile(Record):
     """File of a checkpoint."""
 
     bytes: int  # size in bytes
     sha256: str  # SHA-256 of the content, lower-case hex
 
 
-class StoredCorpus(Settings):
+class StoredCorpus(Record):
     """Training corpus of a run, as stored in checkpoints."""
 
     identity: str  # hash of its document lengths and of a sample of its tokens, independent of its path
@@ -67,7 +67,7 @@ class StoredCorpus(Settings):
     share: float  # share of the samples, 0 to 1
 
 
-class CheckpointManifest(Settings):
+class CheckpointManifest(Record):
     """Content of `manifest.json`, whose presence makes a folder a checkpoint."""
 
     format: int  # version of the layout on disk

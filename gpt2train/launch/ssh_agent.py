@@ -30,7 +30,7 @@ from gpt2train.errors import UserError
 from gpt2train.io.files import private_folder
 from gpt2train.launch.network_interfaces import forget_loopback, use_interface_of
 from gpt2train.launch.parent_death import LOST_CONTACT, USER_ERROR
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 
 READY = "gpt2train: ready"
 GO = "go"
@@ -38,7 +38,7 @@ REQUEST_SECONDS = 60.0  # timeout of the request
 POLL_SECONDS = 5.0  # interval of the message while an earlier job is still running
 
 
-class RemoteJobRequest(Settings):
+class RemoteJobRequest(Record):
     """Request to run the ranks of one machine."""
 
     release: str  # `release()` of the requesting machine: ranks with different code would not train the same model

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpt2train.errors import UserError
 from gpt2train.io.removal import FORGOTTEN, PENDING, removal_message
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from tasks.core.manifest import canonical, digest
 from tasks.core.reject_limits import FORGOTTEN as REASON
 from tasks.core.storage import Folder
@@ -24,7 +24,7 @@ _SCHEME = re.compile(r"(?:([a-z][a-z0-9+-]{0,30}):)?([/\\]*)", re.IGNORECASE)
 _AUTHORITY = re.compile(r"[^/\\?#\s]*")
 
 
-class Forgotten(Settings):
+class Forgotten(Record):
     """Hashes of URLs and domains; falsy if there are none."""
 
     urls: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpt2train.io.inner_path import InnerPath, OptionalInnerPath
 from gpt2train.io.removal import PENDING
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from tasks.core.forgotten import FORGOTTEN, Forgotten
 from tasks.core.output_lock import LOCK
 from tasks.core.storage import Folder
@@ -28,7 +28,7 @@ OWN = (FORGOTTEN, PENDING, LOCK)  # files without texts, or those of the removal
 MIRROR = 0.3  # share of the runs of a page's text that make another page a copy worth reporting
 
 
-class Trace(Settings):
+class Trace(Record):
     """Trace of a page in a file."""
 
     file: InnerPath

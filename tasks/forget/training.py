@@ -19,7 +19,7 @@ from gpt2train.io.run_folder import checkpoint_step, list_checkpoints
 from gpt2train.monitoring.run_record import RunRecord, read_record
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_tables
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from tasks.core.forgotten import Forgotten
 from tasks.core.manifest import read_manifest
 from tasks.core.stage_inputs import INPUTS
@@ -30,7 +30,7 @@ MAX_LISTED = 1000  # samples and steps
 GO_ON = "forget.toml"  # settings of the flow that goes on, in the run folder
 
 
-class GoOn(Settings):
+class GoOn(Record):
     """Settings of the training flow."""
 
     preset: str
@@ -40,7 +40,7 @@ class GoOn(Settings):
     launch: dict[str, Any]
 
 
-class RunReading(Settings):
+class RunReading(Record):
     """What a run has read of the pages."""
 
     run: str

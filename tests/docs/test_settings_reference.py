@@ -67,7 +67,6 @@ COMPOSED = {
     "PretrainSettings",
     "PipelineSettings",
     "TuningSettings",
-    "LenientSettings",
     "CommonLaunchSettings",
 }
 
