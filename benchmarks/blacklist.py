@@ -15,12 +15,12 @@ from typing import Any
 import tldextract
 
 from benchmarks.pairs import compare, machine
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.blacklist.rules import EXTENSIONS, blocked_names
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.blacklist.step import blacklist
-from tasks.core.manifest import Outcome
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists
 
 FORM = re.compile(r"^(?:http)s?://(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}(?::\d+)?(?:/?|[/?]\S+)$", re.I)

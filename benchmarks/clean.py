@@ -21,13 +21,13 @@ from langdetect import DetectorFactory, LangDetectException
 from benchmarks.corpora import DATA, texts
 from benchmarks.pairs import compare, machine
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_tables, save_tokenizer
+from gpt2train.store.folder import Folder
 from tasks.clean.repair import fix_text
 from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
 from tasks.clean.step import clean_part
 from tasks.clean.token_counts import TokenizerFile
 from tasks.core.shards import CLEAN, DOCUMENT, commit_rows, read_rows, rejected_row, write_rows
-from tasks.core.storage import Folder
 from tasks.decontaminate.ngrams import NgramIndex
 
 SETTINGS = CleanSettings()

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.pairs import machine
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.dedup.clusters import Part, find_clusters
 from tasks.dedup.components import PAIRS, edge_parts, partition_edges
 from tasks.dedup.document_index import Group, write_numbers

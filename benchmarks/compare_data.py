@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.corpora import texts
 from gpt2train.compare.comparison import Comparison, Request
-from gpt2train.io.files import read_json_lines, write_atomic
+from gpt2train.store.files import read_json_lines, write_atomic
 
 SHARE = 0.3
 HELD = 50

@@ -31,8 +31,8 @@ from warcio.warcwriter import WARCWriter
 
 from benchmarks.pairs import machine
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
-from tasks.core.manifest import need_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h

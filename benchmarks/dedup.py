@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.pairs import machine
 from benchmarks.synthetic import COPIES, HUNDRED, ORIGINALS, SIMILARITIES, documents, mix, plan
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.dedup.bands import with_bands
 from tasks.dedup.settings import DedupSettings, Policy
 from tasks.dedup.step import dedup

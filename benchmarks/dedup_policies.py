@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs import machine
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 from tests.tasks.corpus import documents_of, read_jsonl, row

@@ -19,12 +19,12 @@ import urllib3
 from aiohttp import web
 
 from benchmarks.pairs import compare, machine
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.blacklist.step import URLS
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
 

@@ -31,11 +31,11 @@ from gpt2train.config import RunConfig
 from gpt2train.config.recipe import training_of
 from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.tokenize_files import tokenize_files
-from gpt2train.io.files import read_json_lines, write_atomic
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import flops_per_token, read_metrics
 from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.settings import build, layer
+from gpt2train.store.files import read_json_lines, write_atomic
 from gpt2train.train import train
 
 

@@ -34,9 +34,9 @@ from gpt2train.config import RunConfig
 from gpt2train.convert.merge import merge
 from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.tokenize_files import tokenize_files
-from gpt2train.io.files import write_atomic
 from gpt2train.parallel.mesh import join
 from gpt2train.settings import build
+from gpt2train.store.files import write_atomic
 from gpt2train.train import train
 
 Pair = tuple[int, str, str]  # 1 for the same, and the sentences

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import lxml.html
 from lxml.html import HtmlElement
 
-from benchmarks.extract import as_page
-from benchmarks.extract_engines import DATA, resiliparse, texts_of
+from benchmarks.extract import DATA, as_page, resiliparse, texts_of
 from benchmarks.gold_pages import documentation_pages
 from benchmarks.pairs import machine
 from benchmarks.reference_pages import FAMILIES, SILENT, TOC, remove
@@ -126,7 +125,7 @@ def main() -> None:
     pages = [as_page("http://docs.example/", body) for _, body in listed]
     engines: dict[str, Callable[[Sequence[Page]], list[str]]] = {
         "structure": lambda some: texts_of("structure", some),
-        "trafilatura, ours": lambda some: texts_of("trafilatura", some),
+        "trafilatura": lambda some: texts_of("trafilatura", some),
         "resiliparse": resiliparse,
     }
     print(f"{len(pages)} pages")

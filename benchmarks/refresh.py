@@ -31,9 +31,9 @@ from aiohttp import web
 
 from benchmarks.datapath import DATA, pages
 from benchmarks.pairs import machine
-from tasks.core.manifest import need_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
 from tasks.core.shards import read_table, write_table
-from tasks.core.storage import Folder
 from tasks.core.timings import TIMINGS
 
 HOSTS = 64

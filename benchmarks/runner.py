@@ -13,10 +13,10 @@ from typing import Any
 import flows  # noqa: F401 - settles Prefect's environment
 from benchmarks.pairs import machine
 from flows.orchestration.server import prefect_server
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.core.runner import Group, Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 
 
 def touch(folder: Folder, name: str, item: int) -> Outcome:

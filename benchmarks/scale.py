@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, read_manifest
 from tasks.blacklist.settings import BlacklistSettings
-from tasks.core.manifest import Manifest, read_manifest
-from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 
 

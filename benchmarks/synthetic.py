@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 
 WORDS = 300
 NGRAM = 5

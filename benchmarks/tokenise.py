@@ -21,11 +21,11 @@ import numpy as np
 from benchmarks.pairs import compare, machine
 from gpt2train.data.encoder import FastEncoder, PlainEncoder, Texts, disagreement, with_end
 from gpt2train.data.tokenizer import build_tokenizer, end_of_text_id, read_tables
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings

@@ -16,10 +16,11 @@ import os
 import statistics
 import subprocess
 import sys
-from typing import IO, cast
+from collections.abc import Sequence
+from typing import IO, Any, cast
 
 from benchmarks.pairs import compare, machine, table
-from benchmarks.trainer import CONTESTANTS, DEFAULT, Task
+from benchmarks.trainer import CONTESTANTS, DEFAULT, OUT_OF_MEMORY, Task
 from gpt2train.model.families import parameter_count
 from gpt2train.model.llama_family import complete_shape
 from gpt2train.model.shape import Shape
@@ -42,22 +43,41 @@ SHAPES = {
 
 
 class Contestant:
-    """A process that trains when asked to."""
+    """A process that trains when asked to.
 
-    def __init__(self, name: str, task: Task, steps: int, threads: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.trainer", name, task.to_json()]
+    Args:
+        name: one of `benchmarks.trainer.CONTESTANTS`.
+        task: what it does in a step.
+        steps: steps of a call.
+        threads: threads of the matrix products on a CPU.
+        options: further arguments of `subprocess.Popen`.
+    """
+
+    command: Sequence[str] = (sys.executable, "-m", "benchmarks.trainer")
+
+    def __init__(self, name: str, task: Task, steps: int, threads: int, **options: Any) -> None:
+        command = [*self.command, name, task.to_json()]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, **options
         )
         self.name, self.steps, self.rounds = name, steps, list[dict[str, float]]()
 
     def __call__(self) -> None:
-        """Make some steps and keep the figures that the process prints for them."""
+        """Make some steps and keep the figures that the process prints for them.
+
+        Raises:
+            MemoryError: the device has too little memory.
+            SystemExit: the process has ended.
+        """
         ask, answer = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)
         try:
             print(self.steps, file=ask, flush=True)
-            self.rounds.append(json.loads(answer.readline()))
+            figures = json.loads(answer.readline())
+            if OUT_OF_MEMORY in figures:
+                self.process.wait()
+                raise MemoryError(f"{self.name}: {figures[OUT_OF_MEMORY]}")
+            self.rounds.append(figures)
         except (OSError, json.JSONDecodeError) as error:
             raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}; see its error above") from error
 
@@ -133,4 +153,7 @@ def summary(task: Task, steps: int, contestants: dict[str, Contestant], clock: s
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except MemoryError as error:
+        sys.exit(f"error: {error}; give a smaller --micro-batch")

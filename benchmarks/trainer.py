@@ -3,13 +3,15 @@
     python -m benchmarks.trainer NAME SETTINGS.json
 
 A line with a number on standard input is answered, after that many optimizer steps, by a line of JSON: seconds by the
-wall and of the processor, the loss, the peak memory in bytes. The batches are random tokens, the same for all.
+wall and of the processor, the loss, the peak memory in bytes. The batches are random tokens, the same for all. If the
+device has too little memory, the answer says that and the process ends.
 """
 
 import contextlib
 import gc
 import itertools
 import json
+import os
 import resource
 import sys
 import time
@@ -25,6 +27,7 @@ from gpt2train.convert.hf_layout import layout_of
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
 
+OUT_OF_MEMORY = "out_of_memory"  # field of the answer of a process whose device has too little memory
 kernels = contextlib.ExitStack()  # preferred by ours until the process ends
 Step = Callable[[list[Tensor]], Tensor]  # micro-batches of tokens [batch, context + 1] -> mean loss, on the device
 
@@ -87,7 +90,7 @@ def ours(
     config = build(
         RunConfig, config_of(task, speed, parallel=parallel), {"optimizer": {"name": "muon"}} if muon else {}
     )
-    kernels.enter_context(fast_kernels(config.performance, torch.device(task.device)))
+    kernels.enter_context(fast_kernels(config.performance, torch.device(task.device), documents))
     engine = Engine(config, join(task.device))
     steps = itertools.count(1)
     length = task.shape.context
@@ -231,6 +234,7 @@ CONTESTANTS: dict[str, Callable[[Task], Step]] = {
     "ours, selective": partial(ours, activation_checkpointing="selective"),
     "ours, full": partial(ours, activation_checkpointing="full"),
     "ours, flash": partial(ours, speed={"attention": "flash"}),
+    "ours, blocks": partial(ours, speed={"compile": "blocks"}),
     "ours, autotuned": partial(ours, speed={"max_autotune": True}),
     "ours, flash, autotuned": partial(ours, speed={"attention": "flash", "max_autotune": True}),
     "ours, fp8 tensorwise": partial(ours, speed={"fp8": "tensorwise"}),
@@ -242,11 +246,39 @@ CONTESTANTS: dict[str, Callable[[Task], Step]] = {
 DEFAULT = ("ours", "transformers", "products")
 
 
+def faulty(fault: str, task: Task) -> Step:
+    """A step that fails in one way, for rehearsals of what reads the answers."""
+
+    def step(batches: list[Tensor]) -> Tensor:
+        if fault == "out of memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 TiB")
+        if fault == "crash":
+            os._exit(7)
+        time.sleep(3_600)
+        return torch.zeros(())
+
+    return step
+
+
+PLANTED = {f"planted {fault}": partial(faulty, fault) for fault in ("crash", "hang", "out of memory")}
+
+
 def main() -> None:
+    """Answer requests for steps until standard input ends, or memory does."""
+    try:
+        answer()
+    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+        if not any(words in str(error) for words in ("out of memory", "ALLOC_FAILED")):
+            raise
+        print(json.dumps({OUT_OF_MEMORY: str(error).splitlines()[0]}), flush=True)
+        sys.exit(str(error).splitlines()[0])
+
+
+def answer() -> None:
     """Answer requests for steps until standard input ends."""
     name, settings = sys.argv[1:]
     task = Task.from_json(settings)
-    step = CONTESTANTS[name](task)
+    step = (CONTESTANTS | PLANTED)[name](task)
     generator = torch.Generator().manual_seed(0)
     size = (task.micro_batch, task.shape.context + 1)
     gc.disable()

@@ -7,21 +7,14 @@ the logging configuration of the commands. A variable that is already set is kep
 import gc
 import os
 import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from gpt2train.errors import UserError
-from gpt2train.io import process_exit
-from gpt2train.io.command_line import fail
-from gpt2train.plugins import load, load_plugins
-
+ROOT = Path(__file__).parents[1]
 COMMANDS = ("flows.dataprep", "flows.evaluate", "flows.finetune", "flows.pipeline", "flows.pretrain")
 
 IS_COMMAND = sys.argv[:1] == ["-m"] and any(name in sys.orig_argv for name in COMMANDS)  # `-m` during this import
-
-if IS_COMMAND:
-    process_exit.install()
-    # Imports create a million objects and no garbage; collection takes 10 % of their time. The command re-enables it.
-    gc.disable()
 
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -31,12 +24,40 @@ os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_n
 os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "gpt2train")
 os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
 
-if IS_COMMAND:
+
+def check_packages(flow: str) -> None:
+    """Exit if a file of the user's folder has the name of a package that a flow imports: `python -m` looks there first.
+
+    Nothing of the other packages is imported before.
+    """
+    for package in ("gpt2train", "tasks"):
+        spec = find_spec(package)
+        if spec is not None and spec.origin is not None and Path(spec.origin).parent != ROOT / package:
+            remedy = f"run `gpt2train flow {flow}`, which does not look into this folder, or start from another one"
+            print(f"error: {spec.origin} hides the package {package} of gpt2train; {remedy}", file=sys.stderr)
+            sys.exit(2)
+
+
+def start_command(flow: str, words: Sequence[str]) -> None:
+    """Prepare this process for the command of a flow; exit after a wrong argument, or after a help page."""
+    check_packages(flow)
+    from gpt2train.command_line import fail
+    from gpt2train.errors import UserError
+    from gpt2train.plugins import load, load_plugins
+    from gpt2train.store.process import skip_teardown
+
+    skip_teardown()
+    # Imports create a million objects and no garbage; collection takes 10 % of their time. The command re-enables it.
+    gc.disable()
     # The settings of the flows contain those of plug-ins, so they are read before a command can report their errors.
     try:
         load_plugins()
     except UserError as error:
-        sys.exit(fail(str(error), 2, "--debug" in sys.orig_argv))
+        sys.exit(fail(str(error), 2, "--debug" in words))
     # By its name, since this package stands below all its modules.
-    flow = next(name for name in COMMANDS if name in sys.orig_argv).removeprefix("flows.")
-    load("flows.ui.arguments:check_arguments")(flow)
+    load("flows.ui.arguments:check_arguments")(flow, words)
+
+
+if IS_COMMAND:
+    _command = next(name for name in COMMANDS if name in sys.orig_argv)
+    start_command(_command.removeprefix("flows."), sys.orig_argv[sys.orig_argv.index(_command) + 1 :])

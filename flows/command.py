@@ -13,10 +13,9 @@ from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.settings import FlowSettings
 from flows.ui import arguments
-from gpt2train.io.command_line import exit_code, run_command
-from gpt2train.io.process_exit import set_exit_status
-from gpt2train.io.progress import console
-from gpt2train.launch.parent_death import CLOSING, ends_with_terminal
+from gpt2train.command_line import exit_code, run_command
+from gpt2train.store.process import CLOSING, ends_with_terminal, set_exit_status
+from gpt2train.store.progress import console
 
 S = TypeVar("S", bound=FlowSettings)
 

@@ -16,14 +16,14 @@ from flows.sources import Sources, documents_of
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.result import show_result
 from gpt2train.evaluate.passages import read_passages
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, read_manifest
 from tasks.blacklist.blocklists import check_blocklists
 from tasks.boilerplate.step import boilerplate
 from tasks.clean.step import clean
 from tasks.cloze.step import cloze, cloze_file, no_passages_message
 from tasks.core.input_files import read_any
-from tasks.core.manifest import Manifest, read_manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.data_steps.registry import After, steps_after
 from tasks.data_steps.step import function_of
 from tasks.decontaminate.eval_sets import check_sets
@@ -99,7 +99,7 @@ class Dataprep(PlannedRun[DataprepSettings]):
         return [*source_rows(self.settings, self.sources), *super().rows(estimate)]
 
     def step_notes(self) -> dict[str, str]:
-        note = "clean.split.test is 0, so it finds no passage and the run has no LAMBADA score"
+        note = "clean.split.test is 0, so it finds no passage and the run has no cloze score"
         return {} if self.settings.clean.split.test else {"cloze": note}
 
 

@@ -14,11 +14,11 @@ from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.result import show_result
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, need_manifest, read_manifest
+from gpt2train.store.output import check_no_removal
 from tasks.cloze.step import cloze_file, no_passages_message
-from tasks.core.forgotten import check_no_removal
-from tasks.core.manifest import Manifest, need_manifest, read_manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.ready_tokens.step import NAME as READY_TOKENS
 
 log = logging.getLogger("gpt2train")

@@ -20,9 +20,9 @@ from gpt2train.config import Corpus, TrainSettings
 from gpt2train.data.epoch import samples_in
 from gpt2train.parallel.layout import Layout
 from gpt2train.settings import build, layer
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Retries, Runner
-from tasks.core.storage import Folder
 from tasks.finetune.base_model import BaseModel, check_classes, open_base_model
 from tasks.finetune.scores import read_scores, task_scores
 from tasks.finetune.settings import TaskSettings, read_task

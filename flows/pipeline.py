@@ -12,9 +12,9 @@ from flows.settings import PipelineSettings
 from flows.token_source import OwnTokens
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.result import show_result
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.passport.write import leave_passport, run_names
 from tasks.report.step import REPORT, report
 

@@ -31,11 +31,11 @@ from gpt2train.errors import UserError
 from gpt2train.model.objectives import SpanCorruptionOptions
 from gpt2train.parallel.layout import Layout
 from gpt2train.settings import MAX_COUNT
-from tasks.core.forgotten import check_no_removal
-from tasks.core.manifest import Manifest, need_manifest, read_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, need_manifest, read_manifest
+from gpt2train.store.output import check_no_removal
 from tasks.core.runner import Retries, Runner
 from tasks.core.stage_inputs import on_local_disk
-from tasks.core.storage import Folder
 from tasks.passport.write import leave_passport, run_names
 from tasks.ready_tokens.step import ready_tokens
 from tasks.ready_tokens.tokens import ReadyTokens, open_ready_tokens

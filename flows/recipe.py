@@ -14,11 +14,11 @@ from flows.dry_run.resources import MissingResourcesError, RunEstimate, Training
 from flows.settings import FlowSettings
 from flows.ui.artifact_publisher import ArtifactPublisher
 from gpt2train.errors import RunError, UserError, redact
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.dry_runner import DryRunner
-from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.step import Environment
-from tasks.core.storage import Folder
 
 S = TypeVar("S", bound=FlowSettings, covariant=True)
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.settings import MergeAndScoreSettings, PretrainFlowSettings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, read_manifest
 from tasks.cloze.step import cloze_file, no_passages_message
-from tasks.core.manifest import Manifest, read_manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.evaluate.step import data_files, evaluate, read_data, read_tasks
 from tasks.merge.step import merge, write_card
 from tasks.ready_tokens.tokens import ReadyTokens
@@ -22,7 +22,7 @@ class ScoreInputs:
             the local copy of the tokens.
         tokenizer: manifest of the tokenizer; None: the run folder has a copy of it.
         documents: manifest of the shuffled documents; None: no perplexity of held-out documents.
-        lambada: path of the evaluation set; None: no LAMBADA score.
+        lambada: path of the evaluation set; None: no cloze score.
     """
 
     data: Folder
@@ -78,7 +78,7 @@ def scores_after_training(
         inputs = ScoreInputs(Folder(settings.output), None, None, settings.lambada)
         if settings.lambada:
             return inputs, None
-        return inputs, "no LAMBADA score: token files have no evaluation set of their own; give --lambada FILE"
+        return inputs, "no cloze score: token files have no evaluation set of their own; give --lambada FILE"
     data = Folder(settings.data or settings.output)
     lambada, note = settings.lambada, None
     if lambada is None:
@@ -90,7 +90,7 @@ def _drawn_set(data: Folder) -> tuple[str | None, str | None]:
     """Return the path of the cloze set that a data flow drew, or the reason for which there is none."""
     drawn = read_manifest(data / "evalset")
     if drawn is None:
-        return None, f"no LAMBADA score: {data.url} holds no cloze set of its own; give --lambada FILE"
+        return None, f"no cloze score: {data.url} holds no cloze set of its own; give --lambada FILE"
     found = cloze_file(data, drawn)
     return found, None if found else no_passages_message(drawn)
 
@@ -99,6 +99,6 @@ def scores_text(inputs: ScoreInputs | None, note: str | None) -> str | None:
     """Describe the scores after a pretraining for its plan; None without scores. See `scores_after_training`."""
     if inputs is None:
         return note
-    found = [f"LAMBADA by {inputs.lambada}"] if inputs.lambada else []
+    found = [f"cloze set {inputs.lambada}"] if inputs.lambada else []
     found += ["perplexity of held-out documents"] if inputs.documents else []
     return "; ".join([", ".join([*found, "samples"]), *([note] if note else [])])

@@ -19,12 +19,12 @@ from gpt2train.errors import UserError
 from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
 from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.settings import MAX_COUNT, Settings, build, layer, nearest, read_toml
+from gpt2train.store.folder import Folder
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.clean.settings import CleanSettings
 from tasks.cloze.settings import ClozeSettings
 from tasks.core.step import Environment
-from tasks.core.storage import Folder
 from tasks.data_steps.registry import DATA_STEPS, limit_settings, settings_groups
 from tasks.decontaminate.settings import DecontaminateSettings
 from tasks.dedup.settings import DedupSettings

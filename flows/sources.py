@@ -8,13 +8,12 @@ from typing import Any
 
 from flows.demo import demo_site
 from flows.settings import DataprepSettings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, merge_manifests
 from tasks.blacklist.step import blacklist
 from tasks.commoncrawl.step import commoncrawl
 from tasks.core.input_files import InputFile
-from tasks.core.manifest import Manifest
-from tasks.core.merge_manifests import merge_manifests
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, read_urls
 from tasks.discover.domains import Domain, find_domains
 from tasks.discover.step import discover, lists_of

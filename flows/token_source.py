@@ -13,8 +13,8 @@ from gpt2train.data.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.objectives import SpanCorruptionOptions
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 from tasks.ready_tokens.step import step_of
 from tasks.ready_tokens.tokens import GPT2_VOCAB, TOKENIZER, ReadyTokens
 from tasks.tokenizer.settings import TokenizerSettings

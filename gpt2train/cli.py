@@ -3,6 +3,7 @@
 torch is imported only by the commands that need it.
 """
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,15 +12,13 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpt2train import __version__
+from gpt2train.command_line import HELP_DEBUG, run_command
 from gpt2train.compare.command import compare_data
 from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
 from gpt2train.inference.command import generate
-from gpt2train.io.command_line import HELP_DEBUG, run_command
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import check_folder
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.simulate_command import simulate
@@ -28,6 +27,7 @@ from gpt2train.runs.command import runs
 from gpt2train.runs.corpus_command import contamination, index
 from gpt2train.runs.trace_command import trace
 from gpt2train.serve.command import serve
+from gpt2train.store.counts import count_of
 
 DEFAULT_MERGE = MergeSettings()
 
@@ -51,16 +51,12 @@ app = _App(
 )
 # Imported when it is used: its commands include those of the installed plug-ins.
 app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score models and checkpoints.")
-# By their names: the commands belong to the data steps, which this package does not import.
-app.command("tasks.verify.command:verify_output", name="verify")
-app.command("tasks.passport.command:passport", name="passport")
-app.command("tasks.passport.command:publish", name="publish")
-app.command("tasks.forget.command:forget", name="forget")
 data = App(name="data", help="Token files and documents.")
 app.command(data)
-data.command("tasks.browse.command:label", name="label")
-data.command("tasks.browse.command:browse", name="browse")
-data.command("tasks.extract.command:explain", name="explain")
+# Those of the layers above, which this package does not import: each is imported when it is used.
+for point in importlib.metadata.entry_points(group="gpt2train.commands"):
+    *group, name = point.name.split(".")  # as data.browse
+    (app[group[0]] if group else app).command(point.value, name=name)
 data.command(train_quality)
 data.command(index)
 data.command(contamination)
@@ -95,7 +91,14 @@ def merge(
     tokenizer
         Tokenizer folder of the training; by default `tokenizer` beside the training tokens.
     """
-    check_folder(source)
+    from gpt2train.convert.detect import find_source
+    from gpt2train.convert.hf_config import check_free
+    from gpt2train.data.tokenizer import load_tokenizer
+
+    find_source(source)
+    check_free(output)
+    if tokenizer is not None:
+        load_tokenizer(tokenizer)
     from gpt2train.convert.merge import merge as merge_checkpoint  # imports torch (1-2 s)
 
     checkpoint = merge_checkpoint(source, output, tokenizer, settings.dtype, settings.license)
@@ -241,12 +244,12 @@ def tokenize_data(
     workers
         Processes, by default one per core; the bytes do not depend on it.
     """
+    from gpt2train.data.documents import END_OF_TEXT
     from gpt2train.data.published_gpt2 import published_files
-    from gpt2train.data.text_files import END_OF_TEXT, expand
-    from gpt2train.data.tokenize_files import tokenize_files
+    from gpt2train.data.tokenize_files import check_inputs, tokenize_files
     from gpt2train.data.tokenizer_reader import read_files
 
-    expand(inputs)  # before a download
+    check_inputs(inputs, json_key, separator)  # before a download
     if tokenizer == "gpt2" and not Path(tokenizer).exists():
         files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
     else:
@@ -284,7 +287,7 @@ def export_data(source: Path, /, *, output: Path, step: str | None = None, licen
         Licence of the collection for the card, as hubs write it (mit, cc-by-4.0, odc-by); unknown by default.
     """
     from gpt2train.convert.dataset import STEP, export_dataset, export_lines
-    from gpt2train.data.text_files import JSON_NAMES
+    from gpt2train.data.documents import JSON_NAMES
 
     if output.suffix in JSON_NAMES:
         print(count_of(export_lines(source, output, step or STEP), "document"))

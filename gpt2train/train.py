@@ -32,10 +32,8 @@ from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
 from gpt2train.data.dataset import Dataset, open_data
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import checkpoint_step
 from gpt2train.launch import rank_store
 from gpt2train.launch.hang_report import record_nccl
-from gpt2train.launch.parent_death import CLOSING, ends_with_terminal
 from gpt2train.launch.process_env import ProcessEnv, likely_rank, read_process_env
 from gpt2train.launch.rank_logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.launch.rank_process import (
@@ -53,11 +51,13 @@ from gpt2train.monitoring.run_record import find_early_stop, record_early_stop
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, broadcast_from_rank0, first_of_ranks, join
 from gpt2train.settings import parse_assignment
+from gpt2train.store.process import CLOSING, ends_with_terminal
+from gpt2train.store.run_folder import checkpoint_step
 from gpt2train.training.callbacks import CallbackList, RunView
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
-from gpt2train.training.performance import check_fp8, collective_timeout, fast_kernels, freeze_gc
+from gpt2train.training.performance import check_fp8, collective_timeout, fast_kernels, freeze_gc, has_masks
 from gpt2train.training.skipped_steps import SkippedSteps, divergence_remedy
 from gpt2train.training.train_state import StepStats, TrainState, is_plausible, is_sound
 from gpt2train.training.validation import Validation
@@ -138,7 +138,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         all_or_raise(lambda: check_fp8(config.performance, ctx.device))
         data, valid_data = all_or_raise(lambda: _open(config, ctx))
 
-        cleanup.enter_context(fast_kernels(config.performance, ctx.device))
+        cleanup.enter_context(fast_kernels(config.performance, ctx.device, has_masks(config)))
         engine = Engine(config, ctx)
         checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid_data))
         state = checkpoints.restore(engine.state(), open_initial_weights)

@@ -28,21 +28,20 @@ of its row, so that there is no cycle:
 | `finetune`      |                                          |
 | `report`        | `cloze`, `dedup`, `download`, `evaluate` |
 | `browse`        |                                          |
-| `passport`      | `browse`                                 |
+| `passport`      |                                          |
 | `verify`        | `boilerplate`, `clean`, `cloze`          |
 | `verify`        | `data_steps`, `decontaminate`, `dedup`   |
 | `verify`        | `download`, `extract`, `shuffle`         |
 | `verify`        | `sources`, `substrings`, `tokenize`      |
 | `verify`        | `tokenizer`                              |
 | `forget`        | `decontaminate`, `download`, `sources`   |
-| `forget`        | `verify`                                 |
 
 `discover` requests sitemaps and `commoncrawl` pages as politely as `download`, whose page format `commoncrawl` has too;
 `sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
 the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `substrings` counts tokens as
 `clean` and finds words as `dedup`; `train` reads the files that `ready_tokens` has opened; `report` shows the results
-of `cloze`, `dedup`, `download` and `evaluate`; `passport` finds the steps of an output as `browse` does, and has
-sections of the card that `merge` writes; `verify` does the steps of a corpus again; `forget` rewrites the files of
-`download` and `sources`, finds texts as `decontaminate` does and reads an output as `verify`.
+of `cloze`, `dedup`, `download` and `evaluate`; `passport` has sections of the card that `merge` writes; `verify` does
+the steps of a corpus again; `forget` rewrites the files of `download` and `sources`, and finds texts as `decontaminate`
+does.
 """

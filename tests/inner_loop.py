@@ -30,6 +30,7 @@ NOT_UNIT = (
     "flows/test_demo.py",
     "flows/test_deployments.py",
     "flows/test_docs.py",
+    "flows/test_foreign_names.py",
     "flows/test_full_disk.py",
     "flows/test_hostile.py",
     "flows/test_kill.py",
@@ -104,8 +105,8 @@ NOT_UNIT = (
     "gpt2train/inference/test_fast_decode_step.py::test_equal_to_the_plain_model_as_rows_come_and_go",
     "gpt2train/inference/test_generate.py::test_a_batch_gives_what_each_prompt_gives_alone",
     "gpt2train/inference/test_generate.py::test_equal_to_transformers",
-    "gpt2train/io/test_progress.py::test_a_terminal_shows_rate_and_time_left",
-    "gpt2train/io/test_progress.py::test_the_bar_of_a_block_of_work",
+    "gpt2train/store/test_progress.py::test_a_terminal_shows_rate_and_time_left",
+    "gpt2train/store/test_progress.py::test_the_bar_of_a_block_of_work",
     "gpt2train/launch/test_container_init.py",
     "gpt2train/launch/test_elastic.py",
     "gpt2train/launch/test_listening_sockets.py",
@@ -206,10 +207,6 @@ NOT_UNIT = (
     "tasks/extract/test_row_reuse.py",
     "tasks/extract/test_soft_404.py::test_real_content_is_not_flagged_on_a_sample",
     "tasks/extract/test_step.py",
-    "tasks/extract/test_trafilatura_fallbacks.py::test_extraction_quality_and_kept_pages_are_equal_on_a_sample",
-    "tasks/extract/test_trafilatura_patches.py::test_expressions_find_the_same_elements_on_any_tree",
-    "tasks/extract/test_trafilatura_patches.py::test_expressions_find_the_same_elements_on_real_pages",
-    "tasks/extract/test_trafilatura_patches.py::test_the_same_links_are_pruned",
     "tasks/report/test_report.py",
     "tasks/shuffle/test_step.py::test_bytes_do_not_depend_on_shards_and_workers",
     "tasks/shuffle/test_step.py::test_every_position_is_equally_likely",
@@ -237,6 +234,7 @@ NOT_UNIT = (
     "tasks/train/launch/test_slurm_jobs.py",
     "tasks/train/launch/test_ssh.py",
     "test_container.py",
+    "test_recorded.py",
 )
 COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes
 

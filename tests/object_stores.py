@@ -85,7 +85,7 @@ def serve(kind: str, port: int) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    from gpt2train.launch.parent_death import die_with_parent
+    from gpt2train.store.process import die_with_parent
 
     die_with_parent(int(sys.argv[1]))
     serve(sys.argv[2], int(sys.argv[3]))

@@ -20,21 +20,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel
 
-from gpt2train.checkpoint.store import SafeReader, read_manifest
+from gpt2train.checkpoint.manifest import read_manifest
+from gpt2train.checkpoint.store import SafeReader
 from gpt2train.convert.dataset import export_dataset
 from gpt2train.convert.dist_tensors import DistTensors
 from gpt2train.convert.megatron_folder import iteration_folder
 from gpt2train.convert.tensor_files import open_tensors
 from gpt2train.data.suffix_index import read_index_manifest
 from gpt2train.errors import UserError
-from gpt2train.io.inner_path import inner_path, is_inner
-from gpt2train.io.run_folder import selected_checkpoint
 from gpt2train.quality.documents import sample_documents
-from gpt2train.runs.documents import OutputFolder
-from tasks.core import manifest as step_manifest
+from gpt2train.store import manifest as step_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.inner_path import inner_path, is_inner
+from gpt2train.store.output import Output
+from gpt2train.store.run_folder import selected_checkpoint
 from tasks.core.stage_inputs import on_local_disk
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.forget.command import forget
 from tasks.passport.publish import contents_of, publish_to_folder
 
@@ -114,15 +115,14 @@ def test_each_text_of_a_stored_model_is_an_inner_path_or_known_to_be_none() -> N
         assert plain == PLAIN.get(model.__name__, set()), f"{model.__name__}: declare paths as InnerPath"
 
 
-def test_names_of_step_files_are_read_by_one_function() -> None:
+def test_names_of_step_files_are_read_by_the_model_of_a_manifest_alone() -> None:
     readers = {
         path.as_posix()
         for layer in LAYERS
         for path in Path(layer).rglob("*.py")
         if '["name"]' in (text := path.read_text()) and '["outcome"]' in text
     }
-    compared = {"gpt2train/monitoring/run_record.py", "gpt2train/convert/card_scores.py"}  # no file is opened by them
-    assert readers == {"gpt2train/io/inner_path.py", *compared}
+    assert readers == set()
 
 
 @given(st.lists(st.sampled_from(["a", "..", ".", "", "...", " ", "b.c"]), max_size=5))
@@ -177,7 +177,7 @@ def labelled(folder: Path, name: str) -> object:
 
 def looked_up(folder: Path, name: str) -> object:
     written_manifest(folder / "clean", name)
-    return (OutputFolder(folder) / "clean").names()
+    return Output(Folder(folder)).steps
 
 
 def token_index(folder: Path, name: str) -> object:

@@ -25,7 +25,8 @@ ORDER = {
         "settings",
         "plugins",
         "compat",
-        "io",
+        "store",
+        "command_line",
         "model",
         "config",
         "data",
@@ -139,6 +140,18 @@ def test_no_layer_imports_one_above(layer: str, above: tuple[str, ...]) -> None:
         for line, other in imported(path.read_text(encoding="utf-8"), known)
     ]
     assert found == []
+
+
+def test_no_string_names_a_module_of_a_layer_above() -> None:
+    """Commands of the layers above are entry points of the distribution, and flows are started as commands."""
+    name = re.compile(r"(tasks|flows)(\.\w+)+(:\w+)?")
+    found = {
+        (str(path.relative_to(ROOT)), node.value)
+        for path in modules("gpt2train").values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.fullmatch(node.value)
+    }
+    assert found == {("gpt2train/plan/best_command.py", "flows.pretrain")}  # of a command that is printed
 
 
 def test_an_import_inside_a_function_counts() -> None:

@@ -1,143 +1,78 @@
-"""Prove the engine on a GPU: right numbers, speed, memory, and the cost of options, in one verdict.
+"""Prove the engine on a GPU: right numbers, speed, memory, in one verdict.
 
-    python -m benchmarks.gpu [--minutes 10] [--json verdict.json] [--html verdict.html]
-    python -m benchmarks.gpu --rehearse           the same parts on a CPU, at a tiny size
-    python -m benchmarks.gpu --only correctness   some parts
+    python -m benchmarks.gpu [--json verdict.json]     the presets' speed, the card's ceilings, correctness: 375 s
+    python -m benchmarks.gpu --second                  peers, other kernels, Muon, fp8, document masks: 285 s
+    python -m benchmarks.gpu --rehearse                both on a CPU, at a tiny size, with planted faults
+    python -m benchmarks.gpu --jobs 345m:ours:16       some contestants of benchmarks.trainer alone
 
-It ends within the minutes given: parts that do not fit are left out and listed as such. A check that hangs is ended and
-named. The JSON file is written after every result, so that a kill loses one check at most. Exit code 1 if a check
-failed. Needs the checkout, and the packages NEEDED; `transformers` for the comparison with it, and for the server
-cyclopts, fastapi, uvicorn and prometheus-client.
+Contestants compile side by side; everything else is stopped while one is measured. It ends within the minutes given:
+what does not fit is listed as left out. A check that crashes, hangs or loses the device is named, and the others still
+run. Each result is printed and written at once; a table of failures and speeds comes last. Exit code 1 if a check
+failed, 3 if something is missing. Needs the checkout, and the packages NEEDED; `transformers` for the comparison with
+it, and for the server cyclopts, fastapi, uvicorn, opentelemetry-api and prometheus-client.
 """
 
 import argparse
-import contextlib
 import importlib.util
-import json
-import math
 import os
 import platform
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from benchmarks.gpu.page import page
-from benchmarks.gpu.result import BEGIN, Result
+from benchmarks.gpu.processes import Turns, daemon, end_children, run_part
+from benchmarks.gpu.result import Result, Verdict
 
-# Part, and the module with its arguments; in the order of their worth, since the last ones may be left out.
-CORRECTNESS = ("correctness", "benchmarks.gpu.correctness", ())
-MEASURE = "benchmarks.gpu.measure"
-FULL = [
-    CORRECTNESS,
-    ("speed", MEASURE, ("speed products",)),
-    *[("speed", MEASURE, (f"speed {shape}",)) for shape in ("345m", "124m", "1542m")],
-    *[("memory", MEASURE, (f"memory {shape}",)) for shape in ("345m", "124m", "1542m")],
-    ("features", MEASURE, ("features 345m", "features fp8")),
-    *[("speed", MEASURE, (f"speed {shape} autotuned",)) for shape in ("345m", "124m")],
-]
-# One process for all measurements of a tiny model, since each one takes seconds to start.
-TINY = [*[f"{part} tiny" for part in ("speed", "memory", "features")], "speed tiny autotuned"]
-REHEARSAL = [CORRECTNESS, ("speed", MEASURE, ("speed products", *TINY, "features fp8"))]
-PARTS = ("correctness", "speed", "memory", "features")
-SMALLEST = 15.0  # seconds below which no part is started
-HANGING = {"correctness": 120.0}  # seconds after which a check is taken to hang; compilation takes most of it
-HANGING_MEASUREMENT = 600.0  # of four contestants, each compiled; each has a limit of its own
-NEEDED = ("torch", "numpy", "pydantic", "tokenizers", "safetensors", "tomli_w", "psutil", "filelock")
+if TYPE_CHECKING:
+    from benchmarks.gpu.speed import Card, Job
 
-
-def run_part(
-    part: str,
-    command: list[str],
-    seconds: float,
-    record: Callable[[Result], None],
-    hanging: float = HANGING_MEASUREMENT,
-) -> None:
-    """Run a part in a process of its own, and again without the check in which it died, until it ends or time is up.
-
-    Args:
-        part: name of the part.
-        command: command of the process, to which the names of the checks to leave out are added.
-        seconds: time for the part.
-        record: function that takes each result at once.
-        hanging: time for one check.
-    """
-    end, skip = time.monotonic() + seconds, list[str]()
-    while True:
-        # A session of its own, so that nothing that a check started outlives it and holds memory of the GPU.
-        process = subprocess.Popen([*command, *skip], stdout=subprocess.PIPE, text=True, start_new_session=True)
-        began, current = time.monotonic(), ""
-        killer = _kill_at(process, min(end, began + hanging))
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:
-                    row = None
-                if not isinstance(row, dict):
-                    print(line, end="", file=sys.stderr)
-                elif BEGIN in row:
-                    current = row[BEGIN]
-                    skip.append(current)
-                    killer.cancel()
-                    began = time.monotonic()
-                    killer = _kill_at(process, min(end, began + hanging))
-                else:
-                    record(Result(**row))
-        finally:
-            killer.cancel()
-            _kill(process)
-            code = process.wait()
-        if code == 0:
-            return
-        if time.monotonic() >= end:
-            record(Result(part, current or part, None, detail="left out: the time was up"))
-            return
-        # The system kills by the same signal when memory is short.
-        hung = code == -signal.SIGKILL and time.monotonic() - began >= hanging
-        ended = f"hung for {hanging:g} s" if hung else f"the process ended with {code}"
-        record(Result(part, current or part, False, detail=f"{ended}; its error is above"))
-        if not current:
-            return
+STARTED = time.monotonic()
+PARTS = ("correctness", "speed", "ceilings")
+MINUTES = {"first": 6.25, "second": 4.75, "rehearsal": 10.0}
+END_SECONDS = 8.0  # for the end of the processes and the table
+WORKERS = 3  # contestants that compile side by side
+NEEDED = (
+    *("torch", "numpy", "tokenizers", "safetensors", "tomli_w", "psutil", "filelock"),
+    *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),
+)
+# Faults of a rehearsal, and the words by which each must be reported.
+PLANTED = {
+    "planted crash": "ended with exit code 9",
+    "planted hang": "hung for 4 s",
+    "planted lost device": "illegal memory access",
+    "planted wrong kernel causal": "against math",
+    "tiny planted crash": "ended with exit code 7",
+    "tiny planted hang": "hung for 15 s in its first step",
+    "tiny planted out of memory": "out of memory at every micro-batch of (4, 2)",
+}
+# Whole-GPU settings of the processes, unless they are set. There is one rank: NCCL needs no network.
+ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
-def _kill_at(process: subprocess.Popen[str], moment: float) -> threading.Timer:
-    timer = threading.Timer(max(0.1, moment - time.monotonic()), _kill, (process,))
-    timer.daemon = True
-    timer.start()
-    return timer
+def find_card(device: str) -> "Card":
+    """The device, of which no memory is taken."""
+    from benchmarks.gpu.speed import Card
+
+    if device == "cpu":
+        return Card("cpu")
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return Card("cuda", properties.name, properties.total_memory)
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process and all that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def print_result(result: Result) -> None:
-    """Print one line."""
-    mark = {True: "ok  ", False: "FAIL", None: "    "}[result.ok]
-    value = "" if result.value is None else f" {result.value:.4g} {result.unit}"
-    bound = "" if result.bound is None else f" (bound {result.bound:g})"
-    print(f"{mark} {result.part}: {result.name}{value}{bound} {result.detail}", flush=True)
-
-
-def machine() -> dict[str, str]:
+def machine(card: "Card") -> dict[str, str]:
     """Hardware and versions."""
     import torch
 
     import gpt2train
 
-    cuda = torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "device": card.name or platform.processor() or platform.machine(),
         "gpus": str(torch.cuda.device_count()),
+        "cores": str(os.cpu_count()),
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "python": platform.python_version(),
@@ -145,77 +80,96 @@ def machine() -> dict[str, str]:
     }
 
 
-def verdict(results: list[Result], facts: dict[str, str], seconds: float) -> dict[str, object]:
-    """The whole outcome as JSON; `ok` is True if nothing failed and something was checked."""
-    failed = [f"{result.part}: {result.name}" for result in results if result.ok is False]
-    checked = sum(result.ok is not None for result in results)
-    return {
-        "ok": not failed and checked > 0,
-        "failed": failed,
-        "checked": checked,
-        "seconds": round(seconds, 1),
-        "machine": facts,
-        "results": [asdict(result) for result in results],
-    }
+def asked(texts: list[str]) -> "tuple[Job, ...]":
+    """Jobs of "SHAPE:CONTESTANT:MICRO"."""
+    from benchmarks.gpu.speed import Job
+
+    found = []
+    for text in texts:
+        shape, contestant, micro = text.split(":")
+        found.append(Job(shape, contestant, (int(micro),), share=1.0, has_bars=contestant in ("ours", "ours, blocks")))
+    return tuple(found)
 
 
-def write(outcome: dict[str, object], file: Path, html: Path | None) -> None:
-    """Write the verdict as JSON, with null for what is not a number, and as a page."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    texts = {file: json.dumps(_finite(outcome), indent=1) + "\n", html or file.with_suffix(".html"): page(outcome)}
-    for path, text in texts.items():
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+def run(jobs: "tuple[Job, ...]", parts: dict[str, list[str]], card: "Card", turns: Turns, verdict: Verdict) -> None:
+    """Run everything side by side until it is done or the time is up, and record what was left out.
+
+    Args:
+        jobs: contestants to measure.
+        parts: command of each further part.
+        card: the device.
+        turns: the right to measure, and the end of the time.
+        verdict: takes the results.
+    """
+    from benchmarks.gpu.speed import Speed
+
+    threads = [daemon(run_part, part, command, verdict, turns) for part, command in parts.items()]
+    speed = Speed(jobs, card, turns, verdict, WORKERS)
+    while turns.left > 0 and any(thread.is_alive() for thread in (*threads, *speed.threads)):
+        time.sleep(0.1)
+    turns.end = 0.0
+    end_children()
+    for thread in threads:  # which record what they leave out
+        thread.join(2.0)
+    speed.leave_out()
 
 
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have by None."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def unnoticed(results: list[Result]) -> list[str]:
+    """Planted faults that no result reports by name and cause."""
+    reported = {result.name: result.detail for result in results if result.ok is False}
+    return [name for name, words in PLANTED.items() if words not in reported.get(name, "")]
 
 
 def main() -> int:
-    """Run the parts that fit, write the verdict and return the exit code."""
+    """Run what fits, print the table and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--json", type=Path, default=Path("gpu-verdict.json"))
-    parser.add_argument("--html", type=Path, help="by default beside the JSON file")
+    parser.add_argument("--second", action="store_true", help="what a first call has no time for")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, at a tiny size, with planted faults")
+    parser.add_argument("--jobs", nargs="+", metavar="SHAPE:CONTESTANT:MICRO", help="these alone")
+    parser.add_argument("--minutes", type=float, help=f"by default {MINUTES}")
+    parser.add_argument("--json", type=Path, default=Path("gpu-verdict.json"), help="a page lies beside it")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, at a tiny size")
     options = parser.parse_args()
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise SystemExit(f"error: {sys.executable} has no {', '.join(missing)}; install what is missing")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
     import torch
+
+    from benchmarks.gpu.speed import FIRST, REHEARSAL, SECOND, bars
+    from benchmarks.gpu.tiny import has_fp8
 
     if not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU here; rehearse the parts on a CPU by --rehearse")
-    device = "cpu" if options.rehearse else "cuda"
-    started, results, facts = time.monotonic(), list[Result](), machine()
-    end = started + 60 * options.minutes
+    kind = "rehearsal" if options.rehearse else "second" if options.second else "first"
+    card = find_card("cpu" if options.rehearse else "cuda")
+    jobs = asked(options.jobs) if options.jobs else {"first": FIRST, "second": SECOND, "rehearsal": REHEARSAL}[kind]
+    if not has_fp8(card.device):
+        jobs = tuple(job for job in jobs if "fp8" not in job.contestant)
+    jobs = jobs if "speed" in options.only else ()
+    others = [part for part in PARTS if part != "speed" and part in options.only]
+    if options.second or options.jobs:
+        others = []
+    extra = ["--rehearse"] if options.rehearse else []
+    parts = {part: [sys.executable, "-m", f"benchmarks.gpu.{part}", card.device, *extra] for part in others}
+    verdict = Verdict(options.json, machine(card), bars(jobs, card))
+    turns = Turns(STARTED + 60 * (options.minutes or MINUTES[kind]) - END_SECONDS)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(turns, "end", 0.0))
+    print(verdict.machine, flush=True)
+    run(jobs, parts, card, turns, verdict)
+    print(verdict.table(), flush=True)
+    if options.rehearse:
+        return _rehearsed(verdict)
+    return 1 if verdict.failed() else 3 if verdict.missing() else 0
 
-    def record(result: Result) -> None:
-        print_result(result)
-        results.append(result)
-        write(verdict(results, facts, time.monotonic() - started), options.json, options.html)
 
-    for part, module, arguments in REHEARSAL if options.rehearse else FULL:
-        names = [name for name in arguments if name.split()[0] in options.only]
-        if part not in options.only and not names:
-            continue
-        left = end - time.monotonic()
-        if left < SMALLEST:
-            for name in names or [part]:
-                record(Result(name.split()[0], name, None, detail="left out: the time was up"))
-        else:
-            hanging = HANGING.get(part, HANGING_MEASUREMENT)
-            run_part(part, [sys.executable, "-m", module, device, *names], left, record, hanging)
-    failed = [result for result in results if result.ok is False]
-    print(f"{len(failed)} failed of {sum(result.ok is not None for result in results)}; {options.json}")
-    return 1 if failed else 0
+def _rehearsed(verdict: Verdict) -> int:
+    """Say whether all planted faults of a rehearsal were reported and nothing else failed; returns the exit code."""
+    others = [result.name for result in verdict.failed() if "planted" not in result.name]
+    silent = unnoticed(verdict.results)
+    print(f"planted faults reported: {len(PLANTED) - len(silent)} of {len(PLANTED)}", *silent, flush=True)
+    return 1 if others or silent or verdict.missing() else 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections import Counter
 from flows.demo import site_index
 from flows.demo.pages import PageNotFoundError, import_packages, render_page
 from flows.demo.site_index import JOURNAL
-from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.store.process import die_with_parent
 
 HUGE_BYTES = 64 * 2**20  # larger than any `download.max_bytes`
 SLOW_SECONDS = 120.0

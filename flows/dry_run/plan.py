@@ -11,13 +11,13 @@ from flows.sources import Sources
 from flows.token_source import EarlierTokens
 from gpt2train.config import TrainSettings
 from gpt2train.data.document_split import PARTS
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import format_bytes
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.fit import ResourceEstimate, duration
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import format_bytes
+from gpt2train.store.manifest import Manifest
 from tasks.cloze.step import no_passages_message
 from tasks.core.input_files import InputFile
-from tasks.core.manifest import Manifest
 from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.train.launch.launchers import runs_here
 from tasks.train.step import validation_remedy, validation_warning

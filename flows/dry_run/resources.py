@@ -7,12 +7,12 @@ from pathlib import Path
 from flows.settings import PRESET_TOKENIZERS, PretrainSettings
 from flows.token_source import EarlierTokens
 from gpt2train.errors import UserError
-from gpt2train.io.files import format_bytes
 from gpt2train.model.families import parameter_count
 from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.plan.fit import ResourceEstimate, estimate_resources, missing_resources
+from gpt2train.store.files import format_bytes
+from gpt2train.store.folder import Folder
 from gpt2train.training.train_state import newest_state
-from tasks.core.storage import Folder
 from tasks.ready_tokens.tokens import GPT2_VOCAB
 from tasks.train.launch.launchers import runs_here
 

@@ -7,9 +7,9 @@ a training names the tokens of the data flow that it read. A step that was finis
 import logging
 
 from flows.compat.prefect import materialize
-from tasks.core.manifest import Manifest
-from tasks.core.origins import Origins
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.output import Origins
 
 log = logging.getLogger("gpt2train")
 

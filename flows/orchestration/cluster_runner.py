@@ -20,8 +20,8 @@ from flows.orchestration.task_runner import PrefectRunner
 from flows.settings import OutputSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch.process_env import is_loopback
+from gpt2train.store.folder import Folder
 from tasks.core.runner import MAX_GROUPS, Group, Outcomes, Where
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import SINGLE_THREADED
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
 from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
 from flows.settings import FlowSettings, OutputSettings
-from tasks.core.forgotten import check_no_removal
-from tasks.core.lost_files import translate_lost_files
-from tasks.core.output_lock import locked
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.lost_files import translate_lost_files
+from gpt2train.store.output import check_no_removal
+from gpt2train.store.output_lock import locked
 from tasks.train.launch.settings import LaunchSettings
 
 log = logging.getLogger("gpt2train")

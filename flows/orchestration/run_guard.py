@@ -29,7 +29,7 @@ is the worker's to report as long as it lives: first it imports the flow, 10 s o
 whatever the state is, so that a run that was reported earlier and retried would be cancelled again.
 
 What is killed together with its machine reports nothing. But an output folder has one run at a time
-(`tasks/core/output_lock.py`): a run that holds the lock and finds the id of another knows that the other has ended.
+(`store/output_lock.py`): a run that holds the lock and finds the id of another knows that the other has ended.
 """
 
 import atexit
@@ -60,10 +60,9 @@ from prefect.states import Cancelled, Crashed
 from flows.compat.prefect import brief_client
 from flows.orchestration.server import is_embedded
 from gpt2train.errors import RunError
-from gpt2train.io.heartbeat import LastChange
-from gpt2train.launch.parent_death import hangup_signals
 from gpt2train.launch.rank_logs import quietly
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.process import LastChange, hangup_signals, signal_after
 
 log = logging.getLogger("gpt2train")
 
@@ -228,7 +227,8 @@ def terminate_with(watched: list[psutil.Process], seconds: float) -> None:
     logs with, raises SystemExit on a broken pipe. The process would then not report how it ended.
     """
     rich.console.Console.on_broken_pipe = _on_broken_pipe  # type: ignore[assignment]  # also for existing consoles
-    threading.Thread(target=_watch_processes, args=(watched, seconds), daemon=True).start()
+    message = "the worker that started this run is gone; the run saves its state and ends"
+    signal_after(lambda: _wait_for_end(watched), signal.SIGTERM, seconds, lambda: quietly(log.warning)(message))
 
 
 def _on_broken_pipe(console: rich.console.Console) -> None:
@@ -269,14 +269,10 @@ def is_worker(process: psutil.Process) -> bool:
     return any(pair == ("worker", "start") for pair in itertools.pairwise(arguments))
 
 
-def _watch_processes(watched: list[psutil.Process], seconds: float) -> None:
+def _wait_for_end(watched: list[psutil.Process]) -> None:
     parent = os.getppid()
     while os.getppid() == parent and all(is_running(one.pid, one.create_time()) for one in watched):
         time.sleep(PROCESS_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
-    quietly(log.warning)("the worker that started this run is gone; the run saves its state and ends")
-    time.sleep(seconds)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def start_crash_reporter(run: FlowRun, worker: psutil.Process) -> None:

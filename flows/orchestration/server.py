@@ -38,11 +38,10 @@ from typing import IO
 import psutil
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import is_full
-from gpt2train.io.heartbeat import LastChange
-from gpt2train.launch.parent_death import die_with_parent
 from gpt2train.launch.process_env import is_loopback
 from gpt2train.settings import read_toml
+from gpt2train.store.files import is_full
+from gpt2train.store.process import LastChange, die_with_parent
 
 log = logging.getLogger("gpt2train")
 

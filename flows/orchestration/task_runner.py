@@ -32,13 +32,13 @@ from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
 from flows.ui.console import step_line
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from gpt2train.errors import redacted_errors
-from gpt2train.io.progress import ProgressBar, StageProgress, format_duration
+from gpt2train.store.folder import Folder
+from gpt2train.store.lost_files import translate_lost_files
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.progress import ProgressBar, StageProgress, format_duration
 from tasks.core.gpu_queue import gpu_slot
-from tasks.core.lost_files import translate_lost_files
-from tasks.core.manifest import Manifest
 from tasks.core.runner import Group, Outcomes, Retries, Runner, Stage, Where, step_name
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import explained_loss
 
 log = logging.getLogger("gpt2train")

@@ -1,7 +1,7 @@
-"""Arguments of the flow commands, read without Prefect: its import takes longer than all else before a flow starts."""
+"""Arguments and help pages of the flow commands, without Prefect, whose import takes longer than all else here."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import cyclopts
@@ -14,9 +14,10 @@ from flows.settings import (
     PretrainFlowSettings,
     resolve,
 )
+from flows.ui.commands import FLOWS
 from flows.ui.flags import dump, flags_model
 from flows.ui.help import ALL_FLAG, FlowApp, flow_app
-from gpt2train.io.command_line import run_command
+from gpt2train.command_line import run_command
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
@@ -61,14 +62,13 @@ def arguments_app(name: str, model: type[S], about: str, use: Callable[[S], obje
     return app
 
 
-def check_arguments(name: str) -> None:
-    """Resolve the settings of a flow's command, or exit with its mistake; a help page is left to the command."""
+def check_arguments(name: str, words: Sequence[str]) -> None:
+    """Resolve the settings of a flow's command. Exit with its mistake, or after its help page."""
 
     def keep(settings: Settings) -> None:
         global resolved
         resolved = settings
 
-    if not {"--help", "-h", ALL_FLAG}.intersection(sys.orig_argv):
-        words = sys.orig_argv[sys.orig_argv.index(f"flows.{name}") + 1 :]
-        if code := run_command(arguments_app(name, MODELS[name], "", keep), words):
-            sys.exit(code)
+    is_help = not {"--help", "-h", ALL_FLAG}.isdisjoint(words)
+    if (code := run_command(arguments_app(name, MODELS[name], FLOWS[name], keep), words)) or is_help:
+        sys.exit(code)

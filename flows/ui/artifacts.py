@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt2train.io.progress import format_duration
 from gpt2train.monitoring.time_left import TimeLeft
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.progress import format_duration
 from tasks.report.pictures import loss_curve
 
 COLUMNS = {

@@ -2,8 +2,8 @@
 
 import logging
 
-from gpt2train.io.progress import console
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.progress import console
 
 log = logging.getLogger("gpt2train")
 

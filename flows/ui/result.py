@@ -8,9 +8,9 @@ from typing import Any
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import as_table
 from gpt2train.data.document_split import PARTS
-from gpt2train.io.counts import count_of
-from tasks.core.manifest import Manifest
-from tasks.core.storage import Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.ready_tokens.step import NAME as READY_TOKENS
 from tasks.report.step import REPORT, gather, summary
 

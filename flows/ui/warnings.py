@@ -12,8 +12,8 @@ from prefect.runtime import task_run
 
 from flows.ui.artifact_publisher import ArtifactPublisher
 from gpt2train.errors import redact
-from gpt2train.io.counts import count_of
-from tasks.core.manifest import Manifest
+from gpt2train.store.counts import count_of
+from gpt2train.store.manifest import Manifest
 from tasks.core.reject_limits import LimitSettings
 
 log = logging.getLogger("gpt2train")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import StoredCorpus, stored_shape
 from gpt2train.checkpoint.resume import (
     OPTIMIZER,
     SHAPE,
@@ -24,14 +25,13 @@ from gpt2train.checkpoint.resume import (
     newest_intact,
     verified,
 )
-from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io import run_folder
 from gpt2train.model.families import SCORE
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.parallel.fsdp import copy_into_shard
 from gpt2train.parallel.mesh import all_or_raise
+from gpt2train.store import run_folder
 from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
@@ -97,7 +97,7 @@ def _from_run(
     config: RunConfig, corpora: tuple[StoredCorpus, ...], found: VerifiedCheckpoint, group: dist.ProcessGroup | None
 ) -> InitialState:
     source, restore = config.checkpoints.init_from, config.checkpoints.restore
-    labels = store.stored_shape(found.manifest, found.checkpoint).labels
+    labels = stored_shape(found.manifest, found.checkpoint).labels
     if found.manifest.position.step == 0:  # a converted checkpoint, which has no train state
         has_optimizer = bool(store.open_tensors(found.checkpoint, "optim."))
         _no_train_state(found.checkpoint, restore, has_optimizer)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gpt2train.checkpoint import resume, store
 from gpt2train.checkpoint.init_from import OpenWeights, find_start
+from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredCorpus
 from gpt2train.checkpoint.staging import copy_to_cpu, deduplicate
-from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
 from gpt2train.checkpoint.writer import clean_up, write
 from gpt2train.config import RunConfig
 from gpt2train.data.dataset import Dataset
@@ -152,7 +152,7 @@ class CheckpointManager:
         config, valid_loss = self.config, measured.get("valid_loss", math.nan)
         scores = {name: value for name, value in measured.items() if name.startswith("valid_") and name != "valid_loss"}
         manifest = CheckpointManifest(
-            format=store.FORMAT,
+            format=FORMAT,
             position=state.model_copy(update={"consecutive_skipped": 0}),
             config=config.model_dump(mode="json"),
             tokenizer_hash=config.tokenizer_hash,

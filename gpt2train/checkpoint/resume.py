@@ -9,19 +9,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpt2train.checkpoint import store
-from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
+from gpt2train.checkpoint.manifest import CheckpointManifest, StoredCorpus, verify
 from gpt2train.config import RunConfig
 from gpt2train.data.dataset import Dataset
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.samples import validation_corpora
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.io import run_folder
-from gpt2train.io.counts import count_of
 from gpt2train.model.gpt2_family import GPT2Options
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.settings import flatten
+from gpt2train.store import run_folder
+from gpt2train.store.counts import count_of
 from gpt2train.training.train_state import TrainState
 
 log = logging.getLogger("gpt2train")
@@ -153,7 +152,7 @@ def verified(checkpoint: Path, group: dist.ProcessGroup | None) -> CheckpointMan
 
     Hashing 18 GB (1542m) takes one core half a minute, and reading takes the disk longer.
     """
-    return all_or_raise(lambda: store.verify(checkpoint, dist.get_rank(), dist.get_world_size()), group)
+    return all_or_raise(lambda: verify(checkpoint, dist.get_rank(), dist.get_world_size()), group)
 
 
 def check_same_run(

@@ -1,42 +1,30 @@
-"""Files of a checkpoint (`gpt2train.io.run_folder` has their folder), and reading them.
-
-    __0_0.distcp, … .metadata         torch.distributed.checkpoint: one file per process
-    manifest.json                     size and SHA-256 of each file; step, sample index, settings, tokenizer, data
+"""Tensors of a checkpoint, in torch's distributed format, and reading them.
 
 Tensors have flat names that do not depend on the parallel layout (`model.wte.weight`, `optim.wte.weight.exp_avg`), so
 that another layout can load them. torch's own loader does not detect a flipped bit; here hashes are compared first.
 """
 
 import functools
-import hashlib
 import pickle
 import warnings
 from collections.abc import Mapping
-from operator import not_
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from pydantic import Field, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from gpt2train.checkpoint.manifest import stored_labels, stored_shape, verify
 from gpt2train.compat.torch import CHECKPOINT_METADATA_NAMES
-from gpt2train.config import ModelSettings
-from gpt2train.errors import RunError, UserError
-from gpt2train.io.inner_path import InnerPath, inner_path
-from gpt2train.io.run_folder import MANIFEST
+from gpt2train.errors import RunError
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
-from gpt2train.model.objectives import label_names
-from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import all_or_raise
-from gpt2train.settings import Record
-from gpt2train.training.train_state import TrainState
+from gpt2train.store.inner_path import inner_path
 
-FORMAT = 1
 # Classes in the `.metadata` of tensors. BytesStorageMetadata is excluded, since its payload would be unpickled.
 ALLOWED = CHECKPOINT_METADATA_NAMES | {
     ("torch", "Size"),
@@ -50,77 +38,6 @@ ALLOWED = CHECKPOINT_METADATA_NAMES | {
     ("torch.distributed.checkpoint.metadata", "TensorProperties"),
     ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
 }
-
-
-class StoredFile(Record):
-    """File of a checkpoint."""
-
-    bytes: int  # size in bytes
-    sha256: str  # SHA-256 of the content, lower-case hex
-
-
-class StoredCorpus(Record):
-    """Training corpus of a run, as stored in checkpoints."""
-
-    identity: str  # hash of its document lengths and of a sample of its tokens, independent of its path
-    tokens: int  # number of tokens; 0 if they are no token files
-    share: float  # share of the samples, 0 to 1
-
-
-class CheckpointManifest(Record):
-    """Content of `manifest.json`, whose presence makes a folder a checkpoint."""
-
-    format: int  # version of the layout on disk
-    position: TrainState  # train state of the run
-    config: dict[str, Any]  # complete settings of the run
-    tokenizer_hash: str | None  # hash of the tokenizer that the weights belong to
-    data: tuple[StoredCorpus, ...] = ()  # training corpora, whose samples `position.samples` counts
-    validation: str | None = None  # identity of the validation set; losses of different sets are not compared
-    valid_loss: float | None = Field(None, allow_inf_nan=True)
-    """Validation loss of these weights, if they were validated."""
-    valid_metrics: dict[str, float] = Field({}, exclude_if=not_)
-    """Further measures of that validation, by the names of the objective."""
-    torch: str  # version of torch that wrote the checkpoint
-    files: dict[InnerPath, StoredFile]  # all other files of the folder, by name
-
-
-def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
-    """Read the manifest of a checkpoint.
-
-    Raises:
-        UserError: there is no checkpoint at this path, or it names a file outside of its folder.
-        RunError: its manifest is damaged or has another format version.
-    """
-    path = Path(checkpoint) / MANIFEST
-    try:
-        manifest = CheckpointManifest.model_validate_json(path.read_bytes(), context={"place": path})
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}") from error
-    except ValidationError as error:
-        raise RunError(f"{path} is damaged or has another format version; use another checkpoint") from error
-    if manifest.format != FORMAT:
-        raise RunError(f"{checkpoint} has format {manifest.format}, but this version reads {FORMAT}")
-    return manifest
-
-
-def verify(checkpoint: str | Path, part: int = 0, of: int = 1) -> CheckpointManifest:
-    """Compare the files of a checkpoint with its manifest, sizes first, then hashes: every `of`-th file from `part` on.
-
-    Raises:
-        UserError: there is no checkpoint at this path.
-        RunError: a file is missing, truncated or altered; the message names it.
-    """
-    manifest = read_manifest(checkpoint)
-    for name, stored in sorted(manifest.files.items())[part::of]:
-        path = Path(checkpoint) / name
-        size = path.stat().st_size if path.is_file() else None
-        if size != stored.bytes:
-            what = "is missing" if size is None else f"has {size:,} bytes instead of {stored.bytes:,}"
-            raise RunError(f"the checkpoint is damaged: {path} {what}; use another checkpoint")
-        if sha256(path) != stored.sha256:
-            what = "has changed since it was written"
-            raise RunError(f"the checkpoint is damaged: {path} {what}; use another checkpoint")
-    return manifest
 
 
 class SafeReader(dcp.FileSystemReader):
@@ -194,26 +111,6 @@ def open_weights(checkpoint: str | Path) -> LazyWeights:
     return LazyWeights(stored_shape(manifest, checkpoint), open_tensors(checkpoint), stored_labels(manifest))
 
 
-def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
-    """Sizes of a checkpoint's model, from its manifest.
-
-    Raises:
-        RunError: the manifest lacks them.
-    """
-    try:
-        return ModelSettings.model_validate(manifest.config["model"]).shape(manifest.config["vocab"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({error})") from error
-
-
-def stored_labels(manifest: CheckpointManifest) -> tuple[str, ...]:
-    """Names of the classes of a checkpoint's classifier; empty if it is none, or if they are not known."""
-    try:
-        return label_names(manifest.config["objective"]["options"]["labels"])
-    except (KeyError, TypeError, ValueError):
-        return ()
-
-
 def open_tensors(checkpoint: str | Path, prefix: str = "model.") -> dict[str, LazyTensor]:
     """Open the tensors whose names begin with a prefix, unsharded, without verifying the checkpoint.
 
@@ -236,9 +133,3 @@ def _read(reader: SafeReader, key: str, size: torch.Size, dtype: torch.dtype) ->
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(state, storage_reader=reader, no_dist=True)
     return state[key]
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's content, lower-case hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,11 +11,19 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from gpt2train.checkpoint.store import CheckpointManifest, StoredFile, read_manifest, sha256
+from gpt2train.checkpoint.manifest import CheckpointManifest, StoredFile, read_manifest, sha256
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import DISK_FULL_ERRNOS, atomic_file, fsync, is_full, make_folder, missing_folder, write_error
-from gpt2train.io.run_folder import BEST, FOLDER, LATEST, MANIFEST, TEMPORARY, checkpoint_name, list_checkpoints
 from gpt2train.parallel.mesh import all_or_raise
+from gpt2train.store.files import (
+    DISK_FULL_ERRNOS,
+    atomic_file,
+    fsync,
+    is_full,
+    make_folder,
+    missing_folder,
+    write_error,
+)
+from gpt2train.store.run_folder import BEST, FOLDER, LATEST, MANIFEST, TEMPORARY, checkpoint_name, list_checkpoints
 
 
 def write(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 
 
 def compare_data(
@@ -83,7 +83,7 @@ def compare_data(
     from gpt2train.compare.documents import MAX_BYTES
     from gpt2train.compare.flow_arms import prepare_arms
     from gpt2train.compare.page import comparison_page
-    from gpt2train.io.files import write_atomic
+    from gpt2train.store.files import write_atomic
 
     def report(line: str) -> None:
         if not json_:

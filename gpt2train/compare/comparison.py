@@ -22,9 +22,9 @@ from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.indexed import bin_path, token_dtype, write_index
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import write_atomic
-from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import write_atomic
+from gpt2train.store.process import die_with_parent
 
 VERSION = 3  # of the data and of the trainings; another one invalidates all results
 ARMS = ("A", "B")

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt2train.compare.near_duplicates import near_duplicate_groups
+from gpt2train.data.documents import Rejected, documents, expand
 from gpt2train.data.indexed import IndexedDataset, idx_path
-from gpt2train.data.text_files import expand, read_rows
 from gpt2train.data.text_units import ALPHABETIC, letters_in, units_of
-from gpt2train.data.tokenize_block import Rejected, read_text
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
+from gpt2train.store.manifest import MANIFEST
 
 MAX_BYTES = 1 << 28  # of a corpus in UTF-8; of a larger one the texts with the smallest hashes, with all copies
 MAX_HELD = 200  # documents of a drawn held-out set
@@ -194,9 +194,9 @@ def _texts(path: Path, key: str) -> Iterator[str]:
     """Texts of a corpus in the order of its files; an empty one for each row without a text."""
     folder = path / TOKENS
     prefixes = sorted(file.with_suffix("") for file in folder.glob("*.idx")) if folder.is_dir() else []
-    if path.is_dir() and not prefixes and (path / "_manifest.json").exists():
+    if path.is_dir() and not prefixes and (path / MANIFEST).exists():
         raise UserError(f"{path} is one step of a data flow; give its output folder, which has {TOKENS}")
-    if path.is_dir() and not prefixes and next(path.glob("*/_manifest.json"), None):
+    if path.is_dir() and not prefixes and next(path.glob(f"*/{MANIFEST}"), None):
         raise UserError(f"{path} is the output of a data flow without {TOKENS}; run the flow to its end")
     if idx_path(path).is_file():
         prefixes = [path]
@@ -205,9 +205,7 @@ def _texts(path: Path, key: str) -> Iterator[str]:
     if prefixes:
         return
     for file in expand([path]):
-        for row in read_rows(file, key):
-            text = read_text(row, key)
-            yield "" if isinstance(text, Rejected) else text
+        yield from ("" if isinstance(text, Rejected) else text for text in documents(file, key))
 
 
 def _decoded(prefix: Path) -> Iterator[str]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.store.process import die_with_parent
 
+FLOW = ("-m", "gpt2train", "flow", "dataprep")
 SUFFIX = ".toml"  # of a settings file
-FLOW = "flows.dataprep"
 SHARDS = (".parquet", ".bin", ".idx", ".gz", ".zst")  # written once, so that both arms can have the same file
 
 
@@ -78,7 +78,7 @@ def _run(arm: str, path: Path, changes: Sequence[str], folder: Path) -> None:
         if not (key and equals):
             raise UserError(f"--{arm}-set {change}: give KEY=VALUE, such as dedup.threshold=0.5")
         flags += [f"--{key}", value]
-    command = [sys.executable, "-m", FLOW, "--config", str(path), "--output", str(folder), *flags]
+    command = [sys.executable, *FLOW, "--config", str(path), "--output", str(folder), *flags]
     done = subprocess.run(
         command,
         stdout=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 
 COLORS = ("#3b6fb6", "#d1495b")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 320, 60, 16, 14, 40

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2train.io.files import write_atomic
+from gpt2train.store.files import write_atomic
 
 if TYPE_CHECKING:
     from gpt2train.parallel.mesh import DistContext

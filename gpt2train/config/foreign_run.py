@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpt2train.command_line import printable
 from gpt2train.config.commented import commented_run
 from gpt2train.config.foreign_values import CONVERSIONS, OF_SETTING
 from gpt2train.errors import UserError
 from gpt2train.foreign.read import Foreign, Given, read_foreign
 from gpt2train.foreign.table import Row, systems
-from gpt2train.io.command_line import printable
 
 ORDER = tuple(CONVERSIONS)
 MAX_NOTES = 50

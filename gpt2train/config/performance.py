@@ -10,9 +10,9 @@ from gpt2train.settings import Settings
 class PerformanceSettings(Settings):
     """Performance options. They change the speed of a run, and its results only by rounding; `fp8` rounds to 3 bits."""
 
-    compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto compiles on a GPU. A model on a single process is compiled as a whole, otherwise block by
-    block, and the loss too unless its vocabulary is split."""
+    compile: Literal["auto", "on", "blocks", "off"] = "auto"
+    """torch.compile; auto compiles on a GPU. A model on a single process is compiled as a whole, otherwise or with
+    blocks block by block, in a time that does not grow with depth, and the loss too unless its vocabulary is split."""
     prefetch: bool = True
     """Prepare the next batches while the current one is computed."""
     overlap: Literal["auto", "on", "off"] = "auto"

@@ -1,19 +1,21 @@
 """Scores of a run's model for its card, each with its error and what it was measured on, and names of cloze sets."""
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2train.convert.step_manifests import read_object
-from gpt2train.io.counts import count_of
-from gpt2train.io.inner_path import STEP_MANIFEST
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 
 # OpenAI's file of LAMBADA's test set; other copies have its number of passages and its name.
 LAMBADA_SHA256, LAMBADA_PASSAGES = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226", 5153
 OWN_CLOZE = "cloze.jsonl"  # file that the data flow draws from held-out documents
+HEADLINE = "lambada_openai"  # first of the definitions of a cloze score
 HASH_CHARS = 8  # characters of a file's hash that name a set
 NORMAL_95 = 1.96  # standard errors of half a 95 % interval
 
@@ -85,6 +87,11 @@ def cloze_title(result: Mapping[str, Any], measure: str) -> str:
     return f"cloze {measure} ({'own held-out text' if data == OWN_CLOZE else data})"
 
 
+def definition_title(name: str, result: Mapping[str, Any]) -> str:
+    """Return the name of a definition of a cloze score in words, without that of LAMBADA for other passages."""
+    return "whole word" if name == HEADLINE and not is_lambada(result) else name.replace("_", " ")
+
+
 def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
     """Return the scores in a run's `eval/` and `task/`; empty if they belong to other weights.
 
@@ -92,22 +99,30 @@ def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
         run: run folder.
         weights: SHA-256 of `model.safetensors`.
     """
-    merged = read_object(run / "merge" / STEP_MANIFEST)
+    merged = read_manifest(Folder(run / "merge"))
+    if merged is None or ("model.safetensors", weights) not in [(file.name, file.sha256) for file in merged.outputs]:
+        return ()
     found: list[Score] = []
     for folder, collect in (("eval", _evaluations), ("task", _of_task)):
-        scored = read_object(run / folder / STEP_MANIFEST)
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-            files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
-            identity = f"{merged['fingerprint']}:{merged['content']}"
-            if files.get("model.safetensors") == weights and scored["inputs"]["merge"] == identity:
+        scored = read_manifest(Folder(run / folder))
+        if scored and scored.inputs.get("merge") == merged.identity:
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 found += list(collect(run / folder))
     return tuple(found)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _evaluations(folder: Path) -> Iterator[Score]:
     if lambada := read_object(folder / "lambada.json"):
         for name, found in lambada["definitions"].items():
-            if name == lambada.get("headline", "lambada_openai"):
+            if name == lambada.get("headline", HEADLINE):
                 count, error = int(lambada["passages"]), _number(found.get("standard_error"))
                 by, data = f" by {name}", str(lambada.get("data"))
                 if not is_lambada(lambada):

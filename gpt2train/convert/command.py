@@ -8,7 +8,6 @@ from cyclopts.validators import Number
 
 from gpt2train.convert.settings import CoreFormat, Dtype, Format, Names, Spec, Version
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder
 
 ONE_OR_MORE = Parameter(validator=Number(gte=1))
 
@@ -77,13 +76,15 @@ def convert(
     _check_flags({"--weights-only": weights_only}, to, ("megatron-core", "gpt2train"))
     if to == "gpt2train" and dtype != "float32":
         raise UserError(f"--dtype {dtype}: a checkpoint to train from has float32; leave it out")
-    check_folder(source)
-    from gpt2train.convert.detect import open_source  # imports torch (1-2 s)
+    from gpt2train.convert.detect import check_source
+
+    check_source(source, from_, tokenizer)
     from gpt2train.convert.from_weights import write_checkpoint
     from gpt2train.convert.hf_layout import layout_of
     from gpt2train.convert.huggingface import save_model
     from gpt2train.convert.megatron_core_write import Target, write_megatron_core
     from gpt2train.convert.megatron_write import write_megatron
+    from gpt2train.convert.opened_source import open_source  # imports torch (1-2 s)
     from gpt2train.convert.tensor_files import DTYPES
     from gpt2train.data.tokenizer import load_tokenizer, vocab_size
 

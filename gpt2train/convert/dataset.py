@@ -5,7 +5,7 @@ tokens were made of, in the same order; JSON lines may be those of another step.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +14,11 @@ from typing import IO, Any
 from gpt2train.convert.markdown import table
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_file, atomic_folder, check_folder
-from gpt2train.io.inner_path import inner_file, step_files
+from gpt2train.store.files import atomic_file, atomic_folder, check_folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.inner_path import inner_file
+from gpt2train.store.manifest import Manifest, read_manifest
+from gpt2train.store.output import Output
 
 STEP = "shuffled"
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our names -> those of the datasets library
@@ -57,11 +60,9 @@ def export_dataset(source: Path, target: Path, license: str | None = None, file_
         raise UserError(f"{target} exists already; give --output another folder, or remove it")
     parts = _parts(source)
     check_folder(target.parent)
-    from gpt2train.convert.model_card import data_steps  # torch, 6 s
-
     with atomic_folder(target) as draft:
         counts = write_splits(parts, draft / "data", file_bytes)
-        (draft / CARD).write_text(dataset_card(counts, data_steps(source, "tokenize"), license), encoding="utf-8")
+        (draft / CARD).write_text(dataset_card(counts, data_steps(source), license), encoding="utf-8")
     return counts
 
 
@@ -99,7 +100,7 @@ def export_lines(source: Path, target: Path, step: str = STEP) -> int:
 
 
 def dataset_card(
-    counts: Counts, steps: list[dict[str, Any]], license: str | None, sections: tuple[tuple[str, str], ...] = ()
+    counts: Counts, steps: Sequence[Manifest], license: str | None, sections: tuple[tuple[str, str], ...] = ()
 ) -> str:
     """Return the text of the card, in Markdown, with the front matter that hubs and the library `datasets` read.
 
@@ -123,7 +124,7 @@ def dataset_card(
         for name in SPLITS.values()
         if counts.documents[name]
     ]
-    made = [(step["step"], f"{step['outcome']['seen']:,}", f"{step['outcome']['kept']:,}") for step in steps]
+    made = [(step.step, f"{step.outcome.seen:,}", f"{step.outcome.kept:,}") for step in steps if step.outcome.seen]
     licence = "The licence is not stated; ask the publisher before you use the texts."
     if license:
         licence = f"The collection is published under the licence `{license}`."
@@ -143,6 +144,19 @@ def dataset_card(
     return "\n\n".join(parts) + "\n"
 
 
+def data_steps(root: Path, tokens: str | None = None) -> list[Manifest]:
+    """Return the manifests of the steps that the documents of the tokens in an output folder passed, in order.
+
+    With `tokens`, these must have this identity.
+    """
+    output = Output(Folder(root))
+    for step in output.steps:
+        if step.manifest.step == "tokenize" and tokens in (None, step.manifest.identity):
+            made = [one.manifest for one in output.chain(step)[:-1]]
+            return [one for one in made if one.step != "cloze"]  # draws an evaluation set from the documents
+    return []
+
+
 USE = """```python
 from datasets import load_dataset
 
@@ -156,13 +170,10 @@ print(documents[0]["text"])
 def _parts(source: Path, step: str = STEP) -> list[Path]:
     """The Parquet files of a step's documents, in order."""
     folder = source / step
-    try:
-        names = step_files(folder)
-    except ValueError as error:
-        raise UserError(
-            f"{folder} holds no finished step; give the output folder of python -m flows.dataprep"
-        ) from error
-    parts = [inner_file(source, f"{step}/{name}", folder) for name in names if name.endswith(".parquet")]
+    if (made := read_manifest(Folder(folder))) is None:
+        raise UserError(f"{folder} holds no finished step; give the output folder of python -m flows.dataprep")
+    names = [record.name for record in made.outputs if record.name.endswith(".parquet")]
+    parts = [inner_file(source, f"{step}/{name}", folder) for name in names]
     if missing := next((part for part in parts if not part.is_file()), None):
         raise UserError(f"{missing} is missing; run the data flow again to restore it")
     return parts

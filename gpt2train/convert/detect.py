@@ -1,41 +1,34 @@
-"""Detection of a model's format: Hugging Face, Megatron-LM, or a run or checkpoint of this project."""
+"""Models of any format by their folders, found and checked without torch: it takes 2 s of CPU to import.
+
+A format is Hugging Face's, Megatron-LM's, or that of a run or checkpoint of this project.
+"""
 
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2train.checkpoint.store import open_weights, read_manifest
-from gpt2train.config import CONFIG_FILE
-from gpt2train.convert.huggingface import open_model, read_shape
-from gpt2train.convert.megatron import open_megatron
+from gpt2train.checkpoint.manifest import read_manifest
+from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.convert.hf_config import read_shape
 from gpt2train.convert.megatron_folder import backend, is_megatron, iteration_folder
-from gpt2train.convert.merge import card_facts, find_source, find_tokenizer
-from gpt2train.convert.model_card import NO_FACTS, CardFacts
-from gpt2train.convert.optimizer_state import OptimizerState, checkpoint_optimizer
 from gpt2train.convert.settings import Format
-from gpt2train.data.tokenizer import load_tokenizer, vocab_size
+from gpt2train.data.run_tokenizer import tokenizer_folders
+from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import check_folder
-from gpt2train.io.run_folder import FOLDER, MANIFEST
-from gpt2train.model.lazy_weights import LazyWeights
+from gpt2train.store.files import check_folder
+from gpt2train.store.run_folder import FOLDER, MANIFEST, selected_checkpoint
 
 
 @dataclass(frozen=True)
-class OpenedSource:
-    """Model of any format, to be read tensor by tensor."""
+class Source:
+    """Checkpoint, and candidate folders of its tokenizer."""
 
-    weights: LazyWeights
-    tokenizer: Path | None
-    """Tokenizer folder, if known."""
-    facts: CardFacts = NO_FACTS
-    """Facts about the training, for the model card."""
-    notes: tuple[str, ...] = ()
-    """Notes for the user on what is not converted."""
-    optimizer: OptimizerState | None = None
-    """State of the optimizer, if there is one."""
-    is_run: bool = False
-    """True for a run or checkpoint of this project, which has a position in the training."""
+    checkpoint: Path
+    tokenizer_hash: str | None
+    """Hash of the tokenizer that the weights were trained with."""
+    tokenizer_candidates: tuple[Path, ...]
+    """Folders that may hold the tokenizer."""
 
 
 def detect(path: Path) -> Format:
@@ -69,44 +62,71 @@ def vocabulary_of(path: Path) -> int | None:
     return None
 
 
-def open_source(
-    path: Path,
-    kind: Format | None = None,
-    *,
-    tokenizer: Path | None = None,
-    vocab: int | None = None,
-    heads: int | None = None,
-) -> OpenedSource:
-    """Open a model of any format.
+def check_source(path: Path, kind: Format | None = None, tokenizer: Path | None = None) -> None:
+    """Check what a command is to open, as far as the weights need not be read.
 
     Args:
         path: folder of the model.
         kind: format of the model; detected by default.
-        tokenizer: tokenizer folder, if the model's folder has none.
-        vocab: vocabulary size, for a Megatron-LM checkpoint that does not record it.
-        heads: number of attention heads, for a Megatron-LM checkpoint that does not record it.
+        tokenizer: tokenizer folder, if the user gives one.
 
     Raises:
-        UserError: the model is not of this format, is damaged or incomplete, or lacks required information.
-        RunError: a checkpoint of this project is damaged.
+        UserError: there is no model of this format, or no tokenizer.
     """
     check_folder(path)
     kind = kind or detect(path)
-    if kind in ("megatron", "megatron-core"):  # names and formats of both are detected
-        if vocab is None and tokenizer is not None:
-            vocab = vocab_size(load_tokenizer(tokenizer))
-        found = open_megatron(path, vocab, heads)
-        return OpenedSource(found.weights, tokenizer, notes=found.notes, optimizer=found.optimizer)
     if kind == "huggingface":
-        weights = open_model(path)
-        return OpenedSource(weights, tokenizer or (path if has_tokenizer(path) else None))
-    source = find_source(path)
-    found_tokenizer = None
+        read_shape(path)
+    elif kind == "gpt2train":
+        find_source(path)
     if tokenizer is not None:
-        found_tokenizer = find_tokenizer(source, tokenizer)
+        load_tokenizer(tokenizer)
+
+
+def find_source(path: Path) -> Source:
+    """Find the checkpoint of a path: that which a run's settings select, one of a run, or a converted one.
+
+    Raises:
+        UserError: the path is none of these.
+    """
+    check_folder(path)
+    if (path / CONFIG_FILE).is_file():
+        run, select = path, read_run_config(path / CONFIG_FILE).checkpoints.select
+        checkpoint = selected_checkpoint(path, select)
+    elif path.parent.name == FOLDER and (path.parent.parent / CONFIG_FILE).is_file():
+        run, checkpoint = path.parent.parent, path
+    elif (path / MANIFEST).is_file():
+        return Source(path, read_manifest(path).tokenizer_hash, (path / "tokenizer",))
     else:
-        with contextlib.suppress(UserError):
-            found_tokenizer = find_tokenizer(source)
-    weights = open_weights(source.checkpoint)
-    optimizer = checkpoint_optimizer(source.checkpoint)
-    return OpenedSource(weights, found_tokenizer, card_facts(source.checkpoint), optimizer=optimizer, is_run=True)
+        raise UserError(f"{path} is neither a run folder (no {CONFIG_FILE}) nor a checkpoint (RUN/checkpoints/step-…)")
+    config = read_run_config(run / CONFIG_FILE)
+    return Source(checkpoint, config.tokenizer_hash, tokenizer_folders(run, config))
+
+
+def find_tokenizer(source: Source, given: Path | None = None) -> Path:
+    """Find the tokenizer folder of a checkpoint.
+
+    Args:
+        source: checkpoint.
+        given: tokenizer folder given by the user; by default `tokenizer/` in the run or next to its `tokens/`.
+
+    Raises:
+        UserError: there is none, or the given one is not the training's.
+    """
+    expected = source.tokenizer_hash
+    if given is not None:
+        if expected not in (None, tokenizer_hash(given)):
+            raise UserError(
+                f"the tokenizer {given} is not the one that {source.checkpoint} was trained with; give that one"
+            )
+        return given
+    for folder in source.tokenizer_candidates:
+        # The user did not choose this folder, so its hash must match.
+        if expected is not None and has_tokenizer(folder) and tokenizer_hash(folder) == expected:
+            return folder
+    if expected is None:
+        found = next((str(folder) for folder in source.tokenizer_candidates if has_tokenizer(folder)), "DIR")
+        raise UserError(f"{source.checkpoint} does not record its tokenizer; give its folder: --tokenizer {found}")
+    raise UserError(
+        f"the tokenizer of {source.checkpoint} is not next to it or its data; give its folder: --tokenizer DIR"
+    )

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from gpt2train.compat.torch import storage_info
 from gpt2train.convert.safe_pickle import read_metadata
 from gpt2train.errors import UserError
-from gpt2train.io.inner_path import inner_path
+from gpt2train.store.inner_path import inner_path
 
 
 class DistTensors:

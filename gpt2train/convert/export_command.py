@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from gpt2train.convert.settings import GGUFType
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder, format_bytes
+from gpt2train.store.files import format_bytes
 
 SUFFIX = ".gguf"
 
@@ -35,10 +35,12 @@ def export(
     """
     if to.suffix != SUFFIX:
         raise UserError(f"--to {to}: the name of a GGUF file ends with {SUFFIX}; give {to.with_suffix(SUFFIX)}")
-    check_folder(source)
-    from gpt2train.convert.detect import open_source  # imports torch (1-2 s)
+    from gpt2train.convert.detect import check_source
+
+    check_source(source, tokenizer=tokenizer)
     from gpt2train.convert.gguf_file import write_gguf
-    from gpt2train.convert.huggingface import check_language_model
+    from gpt2train.convert.opened_source import open_source  # imports torch (1-2 s)
+    from gpt2train.model.families import check_language_model
 
     opened = open_source(source, tokenizer=tokenizer)
     check_language_model(opened.weights.shape, source)

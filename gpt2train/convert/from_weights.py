@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from gpt2train.checkpoint.store import FORMAT, CheckpointManifest, StoredFile, sha256
+from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredFile, sha256
 from gpt2train.config import ModelSettings
 from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_folder
-from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
+from gpt2train.store.files import atomic_folder
+from gpt2train.store.run_folder import MANIFEST
 from gpt2train.training.train_state import START
 
 

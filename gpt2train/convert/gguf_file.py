@@ -10,8 +10,8 @@ from gpt2train.convert.gguf_model import GGUFModel, gguf_model
 from gpt2train.convert.gguf_tokenizer import GGUFTokenizer, gguf_tokenizer
 from gpt2train.convert.settings import GGUFType
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_file, make_folder, write_error
 from gpt2train.model.lazy_weights import LazyWeights
+from gpt2train.store.files import atomic_file, make_folder, write_error
 
 INSTALL = "pip install 'gpt2train[gguf]'"
 REMEDY = "give another --to"

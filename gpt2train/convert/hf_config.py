@@ -18,9 +18,9 @@ from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.tokenizer import TOKENIZER, Tokenizer, end_of_text_id, end_token, padding_id
 from gpt2train.data.tokenizer_reader import LEGACY, SOURCE_KEY
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_model_folder
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
+from gpt2train.store.files import check_model_folder
 
 
 def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype, labels: Sequence[str] = ()) -> None:
@@ -104,6 +104,25 @@ def read_shape(folder: Path) -> Shape:
 def read_label_names(folder: Path) -> tuple[str, ...]:
     """Read the names of the classes of a classifier; empty for a language model. Errors as `read_shape`."""
     return label_names(_read_config(folder), folder / "config.json")
+
+
+def check_free(folder: Path) -> None:
+    """Check that a model may be written to a path: it does not exist, is empty, or is an older model folder.
+
+    Raises:
+        UserError: the path is something else.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _is_model_folder(folder):
+        raise UserError(f"{folder} already exists and is not a model folder; give another --output")
+
+
+def _is_model_folder(folder: Path) -> bool:
+    """Return True if the folder has a supported model; a folder with any other `config.json` is not overwritten."""
+    try:
+        read_shape(folder)
+    except UserError:
+        return False
+    return True
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

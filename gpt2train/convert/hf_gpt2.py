@@ -13,18 +13,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, size_of
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, SCORE, sizes
 from gpt2train.model.gpt2_family import drop_published, options_of
-from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.model.shape import Option, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpt2train.model.lazy_weights import LazyTensor
 
 OWN = "gpt2train_gpt2"  # model type of what transformers does not have
 PREFIX = "transformer."
@@ -142,7 +143,7 @@ class GPT2Layout(HFLayout):
             return stored
         return {name: size[::-1] if is_matrix(name) else size for name, size in stored.items()}
 
-    def exported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+    def exported(self, name: str, tensor: "Tensor", shape: Shape) -> "Tensor":
         """Convert one of our tensors to Hugging Face's layout, without the padding of the vocabulary."""
         if not self.in_transformers(shape):
             return super().exported(name, tensor, shape)
@@ -150,7 +151,7 @@ class GPT2Layout(HFLayout):
             tensor = split_heads(tensor, shape.heads)
         return tensor.t().contiguous() if is_matrix(name) else super().exported(name, tensor, shape)
 
-    def imported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+    def imported(self, name: str, tensor: "Tensor", shape: Shape) -> "Tensor":
         """Convert one of Hugging Face's tensors to our layout, with padded vocabulary."""
         if not self.in_transformers(shape):
             return super().imported(name, tensor, shape)
@@ -160,7 +161,7 @@ class GPT2Layout(HFLayout):
             return join_heads(tensor, shape.heads)
         return super().imported(name, tensor, shape).contiguous()
 
-    def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
+    def found(self, tensors: "Mapping[str, LazyTensor]", shape: Shape) -> "dict[str, LazyTensor]":
         """Add the prefix `transformer.` where it is missing, as in the published files, and skip causal masks.
 
         Raises:
@@ -177,7 +178,7 @@ class GPT2Layout(HFLayout):
         if HEAD in sizes(shape):
             return named | {HEAD: head}
         embedding = named.get(PREFIX + EMBEDDING)
-        if embedding is None or not _equal(head, embedding):
+        if embedding is None or not head.equals(embedding):
             raise UserError(
                 f"the output embedding {HEAD} differs from {EMBEDDING}; for one that is not tied, set "
                 "tie_word_embeddings to false in config.json"
@@ -194,12 +195,12 @@ def _theirs(name: str) -> str:
     return f"h.{layer}.{BLOCK[module]}.{kind}"
 
 
-def split_heads(rows: Tensor, heads: int) -> Tensor:
+def split_heads(rows: "Tensor", heads: int) -> "Tensor":
     """Reorder fused projection rows [head, (q, k, v), head_dim] -> [(q, k, v), head, head_dim] in dimension 0."""
     return rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 
-def join_heads(rows: Tensor, heads: int) -> Tensor:
+def join_heads(rows: "Tensor", heads: int) -> "Tensor":
     """Reorder fused projection rows [(q, k, v), head, head_dim] -> [head, (q, k, v), head_dim] in dimension 0."""
     return rows.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
 
@@ -207,7 +208,3 @@ def join_heads(rows: Tensor, heads: int) -> Tensor:
 def is_matrix(name: str) -> bool:
     """Return True if Hugging Face stores this parameter transposed (`Conv1D`)."""
     return name.startswith("blocks.") and name.endswith(".weight") and ".ln_" not in name
-
-
-def _equal(one: LazyTensor, other: LazyTensor) -> bool:
-    return one.size == other.size and torch.equal(one.read(torch.float32), other.read(torch.float32))

@@ -1,25 +1,29 @@
 """Form of a saved model: the fields of `config.json`, and names and layouts of the tensors in the weights file.
 
 Each model family has a layout. The one of this module, the default, keeps this project's names. The layout of a family
-that `transformers` knows translates to its names (`gpt2train.convert.hf_gpt2`).
+that `transformers` knows translates to its names (`gpt2train.convert.hf_gpt2`). A layout imports no torch, so that a
+command reads `config.json` without it.
 """
 
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
-from torch import Tensor
 
 from gpt2train.config import ModelSettings
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, MODELS, is_value_table, sizes
-from gpt2train.model.lazy_weights import LazyTensor, pad_vocabulary
-from gpt2train.model.shape import Shape
+from gpt2train.model.shape import Shape, pad_vocabulary
 from gpt2train.plugins import load
 from gpt2train.settings import explain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpt2train.model.lazy_weights import LazyTensor
 
 MAX_LAYERS, MAX_SIZE = 10_000, 2**24  # larger than any model; a file with more is damaged
 PADDED = (EMBEDDING, HEAD)  # parameters with a row per token; saved without the padding of the vocabulary
@@ -106,7 +110,7 @@ class HFLayout:
         """
         return {}
 
-    def exported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+    def exported(self, name: str, tensor: "Tensor", shape: Shape) -> "Tensor":
         """Convert one of our tensors to the layout of the weights file, without the padding of the vocabulary.
 
         Args:
@@ -116,11 +120,11 @@ class HFLayout:
         """
         return tensor[: shape.vocab] if _padded(name, shape) else tensor
 
-    def imported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+    def imported(self, name: str, tensor: "Tensor", shape: Shape) -> "Tensor":
         """Convert one tensor of the weights file to our layout, with padded vocabulary; the inverse of `exported`."""
         return pad_vocabulary(tensor, shape.padded_vocab) if _padded(name, shape) else tensor
 
-    def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
+    def found(self, tensors: "Mapping[str, LazyTensor]", shape: Shape) -> "dict[str, LazyTensor]":
         """Rename and select the tensors of a weights file, of any version of its writer, to those of `names`.
 
         Raises:

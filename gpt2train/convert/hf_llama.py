@@ -10,20 +10,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, checked_shape, size_of
 from gpt2train.convert.hf_qwen2 import AS_LLAMA, FIELD, drop_zero_biases, is_written_as_llama, zero_biases
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, SCORE, sizes
-from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.model.llama_family import LlamaOptions, options_of
 from gpt2train.model.rope_scaling import parse_rope_scaling, rope_scaling_of
 from gpt2train.model.shape import Shape
+
+if TYPE_CHECKING:
+    from gpt2train.model.lazy_weights import LazyTensor
 
 OWN = "gpt2train_llama"  # model type of what transformers does not have
 MAX_CONTEXT = 2**24  # of `model.context`
@@ -229,7 +228,7 @@ class LlamaLayout(HFLayout):
         """Map names to sizes of further tensors, zeros: biases of the attention's output of a Qwen2 saved as Llama."""
         return zero_biases(shape) if model_type_of(shape) == "qwen2" and is_written_as_llama(shape, tokenizer) else {}
 
-    def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
+    def found(self, tensors: "Mapping[str, LazyTensor]", shape: Shape) -> "dict[str, LazyTensor]":
         """Add a missing prefix, and skip what follows from the rest: frequencies, zeros, a head that is the embedding.
 
         Raises:
@@ -245,7 +244,7 @@ class LlamaLayout(HFLayout):
         theirs = {name: stored for name, stored in tensors.items() if not FREQUENCIES.fullmatch(name)}
         if HEAD in theirs and HEAD not in sizes(shape):
             head, embedding = theirs.pop(HEAD), theirs.get(TOP[EMBEDDING])
-            if embedding is not None and not _equal(head, embedding):
+            if embedding is not None and not head.equals(embedding):
                 raise UserError(
                     f"{HEAD} differs from {TOP[EMBEDDING]}, but config.json has tie_word_embeddings = true; "
                     "set it to false"
@@ -328,11 +327,3 @@ def _size_or(file: Path, config: dict[str, Any], key: str, default: int) -> int:
 def _check(file: Path, key: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
         raise UserError(f"{file}: {key} is {str(value)[:40]!r}, but only {allowed[0]!r} is supported")
-
-
-def _equal(one: LazyTensor, other: LazyTensor) -> bool:
-    return one.size == other.size and torch.equal(_read(one), _read(other))
-
-
-def _read(stored: LazyTensor) -> Tensor:
-    return stored.read(torch.float32)

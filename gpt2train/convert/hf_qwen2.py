@@ -9,16 +9,17 @@ zero, computes the same. A field in `config.json` says that the model has no bia
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
-import torch
 
 from gpt2train.convert.gguf_tokenizer import PATTERNS, pattern_of
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
-from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.model.shape import Shape
+
+if TYPE_CHECKING:
+    from gpt2train.model.lazy_weights import LazyTensor
 
 FIELD = "gpt2train_attention_bias"  # in `config.json`
 AS_LLAMA: dict[str, Any] = {
@@ -55,13 +56,13 @@ def zero_biases(shape: Shape) -> dict[str, tuple[int, ...]]:
     return {f"model.layers.{layer}.self_attn.o_proj.bias": (shape.hidden,) for layer in range(shape.layers)}
 
 
-def drop_zero_biases(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+def drop_zero_biases(tensors: "Mapping[str, LazyTensor]") -> "dict[str, LazyTensor]":
     """Remove the biases of the attention's output from the tensors of a weights file.
 
     Raises:
         UserError: one is not zero: another program has trained the model further.
     """
     for name, stored in tensors.items():
-        if OUTPUT_BIAS.fullmatch(name) and stored.read(torch.float32).count_nonzero():
+        if OUTPUT_BIAS.fullmatch(name) and not stored.is_zero():
             raise UserError(f"{name} is not zero, but config.json has {FIELD} = qkv; remove this field from it")
     return {name: stored for name, stored in tensors.items() if not OUTPUT_BIAS.fullmatch(name)}

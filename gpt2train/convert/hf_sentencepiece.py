@@ -2,7 +2,7 @@
 
 The conversion is exact for a model without normalisation table, as Llama's and those trained here. transformers' own
 differs: it leaves out the first space of a text that begins with one, and `tokenizers` has no normalisation by the
-longest match (docs/decisions/sentencepiece-by-its-library.md). A model that cannot be converted exactly is opened in
+longest match (docs/decisions.md). A model that cannot be converted exactly is opened in
 transformers by `sentencepiece` too.
 """
 

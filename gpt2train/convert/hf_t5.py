@@ -6,18 +6,17 @@ for every T5, and `scale_decoder_outputs` = false for those with a head of their
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, checked_shape, size_of
 from gpt2train.data.tokenizer import Tokenizer, padding_id
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, sizes
-from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.model.shape import Shape
 from gpt2train.model.t5_family import options_of
+
+if TYPE_CHECKING:
+    from gpt2train.model.lazy_weights import LazyTensor
 
 SHARED = "shared.weight"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of the shared token embedding
@@ -114,7 +113,7 @@ class T5Layout(HFLayout):
         """Map our name of every parameter to its name in the weights file."""
         return {name: TOP.get(name) or _in_block(name, shape) for name in sizes(shape)}
 
-    def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
+    def found(self, tensors: "Mapping[str, LazyTensor]", shape: Shape) -> "dict[str, LazyTensor]":
         """Skip copies of the token embedding, and add a head that the file leaves out since it equals the embedding.
 
         Raises:
@@ -127,7 +126,7 @@ class T5Layout(HFLayout):
                 continue
             copy = theirs.pop(name)
             shared = theirs.setdefault(SHARED, copy)
-            if not _equal(copy, shared):
+            if not copy.equals(shared):
                 remedy = "set tie_word_embeddings to false in config.json" if name == HEAD else "use the original file"
                 raise UserError(f"{name} differs from {SHARED}, but the embedding of a T5 is shared; {remedy}")
         if not tied and HEAD not in theirs and SHARED in theirs:
@@ -170,11 +169,3 @@ def _start_id(config: dict[str, Any], file: Path) -> int:
 
 def _size_or(file: Path, config: dict[str, Any], key: str, default: int) -> int:
     return default if config.get(key) is None else size_of(file, config, key)
-
-
-def _equal(one: LazyTensor, other: LazyTensor) -> bool:
-    return one is other or (one.size == other.size and torch.equal(_read(one), _read(other)))
-
-
-def _read(stored: LazyTensor) -> Tensor:
-    return stored.read(torch.float32)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpt2train.convert.hf_config import read_label_names, read_shape, write_config
+from gpt2train.convert.hf_config import check_free, read_label_names, read_shape, write_config
 from gpt2train.convert.hf_gpt2 import join_heads, split_heads
 from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
@@ -23,14 +23,13 @@ from gpt2train.convert.settings import CARD, Device, Dtype
 from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, unwrapped, write_tensors
 from gpt2train.data.tokenizer import Tokenizer, copy_tokenizer, kind_of, load_model_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_folder
 from gpt2train.model.causal_lm import CausalLM
-from gpt2train.model.families import EMBEDDING, sizes
+from gpt2train.model.families import EMBEDDING, check_language_model, sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory
 from gpt2train.model.shape import Shape
+from gpt2train.store.files import atomic_folder
 
 __all__ = [
-    "check_language_model",
     "fill_folder",
     "from_huggingface",
     "join_heads",
@@ -94,16 +93,6 @@ def save_model(
     check_free(folder)
     with atomic_folder(folder) as draft:
         fill_folder(draft, weights, tokenizer, dtype, facts)
-
-
-def check_free(folder: Path) -> None:
-    """Check that a model may be written to a path: it does not exist, is empty, or is an older model folder.
-
-    Raises:
-        UserError: the path is something else.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _is_model_folder(folder):
-        raise UserError(f"{folder} already exists and is not a model folder; give another --output")
 
 
 def fill_folder(
@@ -183,18 +172,6 @@ def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifie
     return model.requires_grad_(False).eval().to("cuda" if on_gpu else "cpu")
 
 
-def check_language_model(shape: Shape, source: str | PathLike[str]) -> None:
-    """Check that a model predicts tokens.
-
-    Raises:
-        UserError: it is a sequence classifier.
-    """
-    if shape.labels:
-        raise UserError(
-            f"{source} is a classifier of {shape.labels} classes and predicts no tokens; give another model"
-        )
-
-
 def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
     """Convert lazy tensors from the names and layouts of a weights file to ours."""
     layout = layout_of(shape.family)
@@ -213,12 +190,3 @@ def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
 
 def _imported_one(layout: HFLayout, name: str, stored: LazyTensor, size: tuple[int, ...], shape: Shape) -> LazyTensor:
     return LazyTensor(size, lambda dtype: layout.imported(name, stored.read(dtype), shape))
-
-
-def _is_model_folder(folder: Path) -> bool:
-    """Return True if the folder has a supported model; a folder with any other `config.json` is not overwritten."""
-    try:
-        read_shape(folder)
-    except UserError:
-        return False
-    return True

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from gpt2train.checkpoint.init_from import REMEDY, InitialTensors
 from gpt2train.config import RunConfig
-from gpt2train.convert.detect import OpenedSource, detect, open_source
+from gpt2train.convert.detect import detect
+from gpt2train.convert.opened_source import OpenedSource, open_source
 from gpt2train.data.tokenizer import tokenizer_hash
 from gpt2train.errors import UserError
 

@@ -35,8 +35,8 @@ from gpt2train.convert.megatron_names import core_parameters, split_dim
 from gpt2train.convert.megatron_parts import check_layout, megatron_rows, padded
 from gpt2train.convert.optimizer_state import OptimizerState
 from gpt2train.convert.settings import CoreFormat, Spec
-from gpt2train.io.files import atomic_folder
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
+from gpt2train.store.files import atomic_folder
 from gpt2train.training.adamw import STATE
 
 BACKEND = {

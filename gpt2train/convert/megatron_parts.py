@@ -12,8 +12,8 @@ from gpt2train.convert.megatron_args import EXACT_GELU, number, options_of_args
 from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, layer_names, rows_from, split_dim
 from gpt2train.errors import UserError
 from gpt2train.model.families import sizes
-from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, pad_vocabulary
-from gpt2train.model.shape import PADDING, Shape
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
+from gpt2train.model.shape import PADDING, Shape, pad_vocabulary
 
 Tensors = dict[str, Tensor]
 

@@ -1,34 +1,22 @@
 """Merging of a run's checkpoint, of any layout, into a Hugging Face model folder."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from gpt2train.checkpoint.store import open_weights, read_manifest, sha256
-from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.checkpoint.manifest import read_manifest, sha256
+from gpt2train.checkpoint.store import open_weights
 from gpt2train.convert.card_scores import scores_of
-from gpt2train.convert.huggingface import card_text, check_free, fill_folder
+from gpt2train.convert.detect import find_source, find_tokenizer
+from gpt2train.convert.hf_config import check_free
+from gpt2train.convert.huggingface import card_text, fill_folder
 from gpt2train.convert.model_card import CardFacts, training_facts
 from gpt2train.convert.settings import CARD, Dtype
 from gpt2train.convert.tensor_files import SAFETENSORS
-from gpt2train.data.run_tokenizer import tokenizer_folders
-from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
-from gpt2train.data.tokenizer_reader import has_tokenizer
-from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_folder, check_folder
-from gpt2train.io.run_folder import FOLDER, MANIFEST, selected_checkpoint
-
-
-@dataclass(frozen=True)
-class Source:
-    """Checkpoint, and candidate folders of its tokenizer."""
-
-    checkpoint: Path
-    tokenizer_hash: str | None
-    """Hash of the tokenizer that the weights were trained with."""
-    tokenizer_candidates: tuple[Path, ...]
-    """Folders that may hold the tokenizer."""
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.store.files import atomic_folder
+from gpt2train.store.run_folder import FOLDER
 
 
 def merge(
@@ -115,52 +103,3 @@ def card_facts(checkpoint: Path) -> CardFacts:
 
 def _run_of(checkpoint: Path) -> Path | None:
     return checkpoint.parent.parent if checkpoint.parent.name == FOLDER else None
-
-
-def find_source(path: Path) -> Source:
-    """Find the checkpoint of a path: that which a run's settings select, one of a run, or a converted one.
-
-    Raises:
-        UserError: the path is none of these.
-    """
-    check_folder(path)
-    if (path / CONFIG_FILE).is_file():
-        run, select = path, read_run_config(path / CONFIG_FILE).checkpoints.select
-        checkpoint = selected_checkpoint(path, select)
-    elif path.parent.name == FOLDER and (path.parent.parent / CONFIG_FILE).is_file():
-        run, checkpoint = path.parent.parent, path
-    elif (path / MANIFEST).is_file():
-        return Source(path, read_manifest(path).tokenizer_hash, (path / "tokenizer",))
-    else:
-        raise UserError(f"{path} is neither a run folder (no {CONFIG_FILE}) nor a checkpoint (RUN/checkpoints/step-…)")
-    config = read_run_config(run / CONFIG_FILE)
-    return Source(checkpoint, config.tokenizer_hash, tokenizer_folders(run, config))
-
-
-def find_tokenizer(source: Source, given: Path | None = None) -> Path:
-    """Find the tokenizer folder of a checkpoint.
-
-    Args:
-        source: checkpoint.
-        given: tokenizer folder given by the user; by default `tokenizer/` in the run or next to its `tokens/`.
-
-    Raises:
-        UserError: there is none, or the given one is not the training's.
-    """
-    expected = source.tokenizer_hash
-    if given is not None:
-        if expected not in (None, tokenizer_hash(given)):
-            raise UserError(
-                f"the tokenizer {given} is not the one that {source.checkpoint} was trained with; give that one"
-            )
-        return given
-    for folder in source.tokenizer_candidates:
-        # The user did not choose this folder, so its hash must match.
-        if expected is not None and has_tokenizer(folder) and tokenizer_hash(folder) == expected:
-            return folder
-    if expected is None:
-        found = next((str(folder) for folder in source.tokenizer_candidates if has_tokenizer(folder)), "DIR")
-        raise UserError(f"{source.checkpoint} does not record its tokenizer; give its folder: --tokenizer {found}")
-    raise UserError(
-        f"the tokenizer of {source.checkpoint} is not next to it or its data; give its folder: --tokenizer DIR"
-    )

@@ -11,19 +11,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.checkpoint.manifest import CheckpointManifest
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.convert.card_scores import Score
+from gpt2train.convert.dataset import data_steps
 from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.markdown import plain
 from gpt2train.convert.markdown import table as _table
 from gpt2train.convert.settings import Dtype
-from gpt2train.convert.step_manifests import data_steps
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.run_record import tokenize_manifest
+from gpt2train.store.manifest import Manifest
 
 # Names of architectures by `model_type`; a plug-in's is its own.
 TITLES = {"gpt2": "GPT-2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "arcee": "Arcee", "t5": "T5"}
@@ -213,11 +214,11 @@ def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
     if manifest.valid_loss is not None:
         rows.append(("validation loss", f"{manifest.valid_loss:.4f} nats per {unit}"))
     steps = _steps(run) if run is not None else []
-    language: Any = next((step["parameters"].get("language") for step in steps if step["step"] == "clean"), None)
+    language: Any = next((step.parameters.get("language") for step in steps if step.step == "clean"), None)
     codes = language.get("keep", ()) if isinstance(language, dict) else ()
     return CardFacts(
         training=tuple(rows),
-        data=tuple((step["step"], step["outcome"]["seen"], step["outcome"]["kept"]) for step in steps),
+        data=tuple((step.step, step.outcome.seen, step.outcome.kept) for step in steps if step.outcome.seen),
         languages=tuple(sorted(str(code) for code in codes if str(code).isalpha() and code != "any")),
     )
 
@@ -229,7 +230,7 @@ def _loss(run: Path, step: int) -> float | None:
     return None
 
 
-def _steps(run: Path) -> list[dict[str, Any]]:
+def _steps(run: Path) -> list[Manifest]:
     """Return the manifests of the data steps that made a run's first corpus, in order.
 
     Token files made elsewhere have none that names them, even in a folder beside those of a data flow.
@@ -239,4 +240,4 @@ def _steps(run: Path) -> list[dict[str, Any]]:
     except (UserError, RunError):
         return []
     made = tokenize_manifest(prefix)
-    return [] if made is None else data_steps(prefix.parents[2], "tokenize", made)  # OUT of OUT/tokens/train/tokens
+    return [] if made is None else data_steps(prefix.parents[2], made.identity)  # OUT of OUT/tokens/train/tokens

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from gpt2train.checkpoint.store import CheckpointManifest, open_tensors, read_manifest
+from gpt2train.checkpoint.manifest import CheckpointManifest, read_manifest
+from gpt2train.checkpoint.store import open_tensors
 from gpt2train.config import ScheduleSettings, TrainSettings
 from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.training.adamw import STATE

@@ -18,8 +18,8 @@ from torch import Tensor
 from gpt2train.convert.safe_pickle import read_pickle
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import UserError
-from gpt2train.io.inner_path import inner_path
 from gpt2train.model.lazy_weights import LazyTensor
+from gpt2train.store.inner_path import inner_path
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

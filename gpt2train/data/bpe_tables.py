@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder
+from gpt2train.store.files import check_folder
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the token that ends a document; the first one that a vocabulary has is used.

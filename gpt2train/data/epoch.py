@@ -30,7 +30,7 @@ import filelock
 import numpy as np
 
 from gpt2train.data.indexed import map_array
-from gpt2train.io.files import atomic_file
+from gpt2train.store.files import atomic_file
 
 log = logging.getLogger("gpt2train")
 

@@ -37,7 +37,7 @@ from gpt2train.data.indexed import (
 )
 from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import atomic_file, make_folder, write_error
+from gpt2train.store.files import atomic_file, make_folder, write_error
 
 MAGIC = b"TNTIDX\x00\x00"
 HEADER = struct.Struct("<8sQQQQQQ")

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.errors import DamagedFileError, UserError, is_io_failure
-from gpt2train.io.memory_limit import memory_limit
+from gpt2train.store.memory_limit import memory_limit
 
 ROWS = 128  # Parquet rows at a time
 PARQUET_MB = 512  # additional address space for reading a Parquet file, beside `max_bytes`: whole pages are unpacked

@@ -16,7 +16,7 @@ from gpt2train.data.epoch import MIN_CACHED_DOCUMENTS, Epoch, cached_epoch, corp
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 
 CACHE = "index"  # folder in the run folder in which the sample order of large corpora is cached
 SCAN_CHUNK = 1 << 24  # tokens read at a time when a whole file is checked: 32 MB of uint16

@@ -1,7 +1,7 @@
 """SentencePiece models (`.model`, unigram or BPE), encoded and decoded by `sentencepiece` itself.
 
 The conversion to a `tokenizer.json` is not used: it drops combining marks and resolves `<pad>` in a text to the special
-token (docs/decisions/sentencepiece-by-its-library.md).
+token (docs/decisions.md).
 """
 
 import re

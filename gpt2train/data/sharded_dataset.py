@@ -17,7 +17,7 @@ from gpt2train.data.mock_tokens import MOCK, MockDataset
 from gpt2train.data.raw_tokens import RawDataset, is_raw, plain_prefix
 from gpt2train.data.read_ahead import read_ahead
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.removal import check_no_removal_above
+from gpt2train.store.removal import check_no_removal_above
 
 
 class ConcatenatedArrays:

@@ -25,8 +25,8 @@ import numpy as np
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import TokenDataset
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import atomic_file, make_folder, write_atomic, write_error
-from gpt2train.io.inner_path import inner_path
+from gpt2train.store.files import atomic_file, make_folder, write_atomic, write_error
+from gpt2train.store.inner_path import inner_path
 
 INSTALL = "pip install 'gpt2train[trace]'"
 VERSION = 1

@@ -2,31 +2,20 @@
 
 import contextlib
 import functools
-import multiprocessing
 import os
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpt2train.data.documents import END_OF_TEXT, Rejected, Row, read_text, rejected
 from gpt2train.data.encoder import Encoded, Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
-from gpt2train.data.json_lines import PYTHON_REMEDY, PYTHON_ROW, find_value, parse
 from gpt2train.data.template import prefix_ids
-from gpt2train.data.text_files import END_OF_TEXT, MAX_DOCUMENT, Row
 from gpt2train.data.tokenizer import end_of_text_id, open_tokenizer
+from gpt2train.store.process import die_after_parent
 
 SAMPLE_TEXTS, SAMPLE_CHARACTERS = 8, 2000  # of each block, encoded by both engines
-
-
-class Rejected(NamedTuple):
-    """Document without tokens, and why."""
-
-    place: str
-    line: int
-    reason: str
-    detail: str
 
 
 class EncodedBlock(NamedTuple):
@@ -73,12 +62,12 @@ class BlockEncoder:
         """Encode the documents; those without text or tokens are rejected."""
         texts: list[str] = []
         origins: list[Row] = []
-        rejected: list[Rejected] = []
+        dropped: list[Rejected] = []
         notes = Counter[str]()
         for row in rows:
             found = read_text(row, self._key)
             if isinstance(found, Rejected):
-                rejected.append(found)
+                dropped.append(found)
             else:
                 texts.append(found)
                 origins.append(row)
@@ -86,10 +75,10 @@ class BlockEncoder:
                 notes["end_of_text"] += row.kind == "text" and END_OF_TEXT in found
         encoded = self._encoder(texts)(Texts.of(texts))
         for index in np.flatnonzero(encoded.lengths == 0).tolist():
-            rejected.append(_rejected(origins[index], "no_tokens", "the tokenizer gives no token for this text"))
+            dropped.append(rejected(origins[index], "no_tokens", "the tokenizer gives no token for this text"))
         kept = Encoded(encoded.ids, encoded.lengths[encoded.lengths > 0])
         ids, lengths = with_end(kept, self._end, self._dtype, self._prefix)
-        return EncodedBlock(ids, lengths.astype("<i4"), rejected, dict(+notes))
+        return EncodedBlock(ids, lengths.astype("<i4"), dropped, dict(+notes))
 
     @functools.cached_property
     def _fast(self) -> Encoder | None:
@@ -105,47 +94,6 @@ class BlockEncoder:
         return self._plain if disagreement(self._fast, self._plain, sample) else self._fast
 
 
-def read_text(row: Row, key: str) -> str | Rejected:
-    """Text of a document, or the reason why it has none."""
-    if row.kind == "too_large":
-        return _rejected(row, "too_large", f"more than {MAX_DOCUMENT:,} bytes")
-    if row.kind == "null":
-        return _rejected(row, "not_text", f"{key} is null")
-    if row.kind == "not_text":
-        return _rejected(row, "not_text", "a member of an archive that is no text")
-    if row.kind == "broken_file":
-        return _rejected(row, "broken_file", f"cannot read on: {row.content.decode()}; copy the file again")
-    if row.kind == "json":
-        try:
-            value = parse(row.content)
-        except (ValueError, RecursionError) as error:
-            return _rejected(row, "not_json", PYTHON_REMEDY if PYTHON_ROW.match(row.content) else str(error))
-        if not isinstance(value, dict):
-            return _rejected(row, "not_json", "not a JSON object")
-        try:
-            text = find_value(value, key)
-        except KeyError:
-            return _rejected(row, "no_key", f"keys: {', '.join(sorted(value))}")
-        if not isinstance(text, str):
-            return _rejected(row, "not_text", f"{key} is not a string")
-    else:
-        try:
-            text = row.content.decode("utf-8" if row.kind == "cell" else "utf-8-sig")
-        except UnicodeDecodeError as error:
-            return _rejected(row, "not_utf8", str(error))
-    if not text:
-        return _rejected(row, "empty", "a document without text has no tokens")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _rejected(row, "not_utf8", "a lone surrogate, which UTF-8 cannot encode")
-    return text
-
-
-def _rejected(row: Row, reason: str, detail: str) -> Rejected:
-    return Rejected(row.place, row.number, reason, " ".join(detail.split())[:300])
-
-
 _encoder: BlockEncoder | None = None
 
 
@@ -153,15 +101,8 @@ def start_worker(*arguments: Any) -> None:
     """Prepare a worker process."""
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other workers use the other cores
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    die_after_parent()
     _encoder = BlockEncoder(*arguments)
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is gone: after a `kill -9` it would wait for work for ever."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
 
 
 def encode_in_worker(rows: Sequence[Row]) -> EncodedBlock:

@@ -24,13 +24,13 @@ from typing import Any
 import filelock
 import numpy as np
 
+from gpt2train.data.documents import Rejected, Row, expand, read_rows, read_text
 from gpt2train.data.indexed import bin_path, idx_path, token_dtype, write_index
 from gpt2train.data.template import prefix_ids
-from gpt2train.data.text_files import Row, expand, read_rows
 from gpt2train.data.tokenize_block import BlockEncoder, EncodedBlock, encode_in_worker, start_worker
 from gpt2train.data.tokenizer import canonical_files, end_of_text_id, open_tokenizer, vocab_size
 from gpt2train.errors import UserError
-from gpt2train.io.files import atomic_file, atomic_folder, make_folder, write_error
+from gpt2train.store.files import atomic_file, atomic_folder, make_folder, write_error
 
 FORMAT = 2  # of the partial files
 BLOCK_BYTES = 1 << 22  # of stored documents; about a second of the reference encoder
@@ -98,7 +98,7 @@ def tokenize_files(
     for path in (bin_path(output), idx_path(output)):
         if path.exists():
             raise UserError(f"{path} exists already; remove it or give another --output")
-    documents = expand(inputs)
+    documents = check_inputs(inputs, json_key, separator)
     canonical = canonical_files(files, source)
     tokenizer = open_tokenizer(canonical, source)
     dtype = token_dtype(vocab_size(tokenizer))
@@ -121,7 +121,7 @@ def tokenize_files(
                 separator,
             )
             if not progress.documents:
-                raise UserError(_nothing(progress, partial, json_key))
+                raise UserError(_nothing(progress, partial))
             _finish(partial, output, dtype)
     except filelock.Timeout as error:
         raise UserError(f"another run writes {output}; wait for it, or give another --output") from error
@@ -129,6 +129,30 @@ def tokenize_files(
         raise write_error(output, error) from error
     shutil.rmtree(partial)
     return progress
+
+
+def check_inputs(inputs: list[Path], json_key: str, separator: str = "") -> list[Path]:
+    """List the files of the inputs, and check that a document of the first block has the key.
+
+    Without this a wrong key would cost a tokenizer, which takes a second of CPU in each process.
+
+    Args:
+        inputs: files and folders.
+        json_key: key of the text in JSON lines, column of the texts in Parquet.
+        separator: string between the documents of a .txt file.
+
+    Raises:
+        UserError: an input cannot be read, or no document of the first block has the key.
+    """
+    documents, detail = expand(inputs), None
+    for row in next(blocks_of(documents, json_key, separator), []):
+        text = read_text(row, json_key)
+        if not isinstance(text, Rejected) or text.reason != "no_key":
+            return documents
+        detail = text.detail
+    if detail is not None:
+        raise UserError(f"no document has the key {json_key!r} ({detail}); give --json-key")
+    return documents
 
 
 def rejected_path(output: Path) -> Path:
@@ -174,9 +198,6 @@ def _encode_all(
             progress.tokens += len(block.ids)
             progress.notes = dict(Counter(progress.notes) + Counter(block.notes))
             progress.reasons = dict(Counter(progress.reasons) + Counter(one.reason for one in block.rejected))
-            if not progress.documents and set(progress.reasons) == {"no_key"}:
-                rejected.flush()
-                raise UserError(_nothing(progress, partial, json_key))
             if time.monotonic() - saved > SAVE_SECONDS:
                 _save(partial, progress, [tokens, lengths, rejected])
                 saved = time.monotonic()
@@ -272,14 +293,12 @@ def _put_tokenizer(folder: Path, files: dict[str, bytes]) -> None:
             (draft / name).write_bytes(content)
 
 
-def _nothing(progress: Progress, partial: Path, json_key: str) -> str:
+def _nothing(progress: Progress, partial: Path) -> str:
     """Message for inputs without a single document."""
     if not progress.reasons:
         return "no document has a text (the inputs are empty); check the inputs and --json-key"
     with (partial / "rejected").open("rb") as file:
         first = json.loads(file.readline())
-    if set(progress.reasons) == {"no_key"}:
-        return f"no document has the key {json_key!r} ({first['detail']}); give --json-key"
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(progress.reasons.items()))
     place = f"{first['file']}, line {first['line']}" if first["line"] else first["file"]
     return f"no document has a text ({reasons}); {place}: {first['detail']}; check the inputs and --json-key"

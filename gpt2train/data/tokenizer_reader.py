@@ -35,7 +35,7 @@ from gpt2train.data.post_processor import ids_before_text
 from gpt2train.data.sentencepiece_model import MODEL, MODEL_NAMES, SentencePieceTokenizer
 from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
 from gpt2train.errors import UserError
-from gpt2train.io.files import ARCHIVES, check_folder
+from gpt2train.store.files import ARCHIVES, check_folder
 
 LEGACY = "legacy"  # of transformers: a text after an added token begins with a space
 SOURCE_KEY = "gpt2train_source"  # in CONFIG: the file from which a tokenizer.json was converted for transformers

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from gpt2train.command_line import HELP_DEBUG
+from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.evaluate.curve_table import curve_lines
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.files import (
     ONE_MODEL,
-    check_models,
     check_output,
     check_run,
     data_fields,
+    find_models,
     read_input,
     write_result,
 )
@@ -33,8 +35,7 @@ from gpt2train.evaluate.tasks.description import read_description
 from gpt2train.evaluate.tasks.suite import read_works
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.io.command_line import HELP_DEBUG
-from gpt2train.io.files import write_atomic
+from gpt2train.store.files import write_atomic
 
 if TYPE_CHECKING:
     from gpt2train.evaluate.eval_model import EvalModel
@@ -220,6 +221,8 @@ def curve(
     works = read_works(tasks or (), task_data or Path(), partial, limit, (*BUILT_IN, *(evals or {})))
     folder = output or run / "scores"
     check_output(folder / "curve.json")
+    if files or works:
+        find_tokenizer(find_source(run), tokenizer)
     from gpt2train.evaluate.curve import curve_measure, score_run, task_measure
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
@@ -250,7 +253,7 @@ def _evaluate(
     device: Device,
 ) -> None:
     """Score each model, print a table of all, and write the results."""
-    check_models(models, output, layout.processes)
+    sources = find_models(models, output, layout, tokenizer)
     from gpt2train.evaluate.eval_model import open_eval_model
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
@@ -259,8 +262,8 @@ def _evaluate(
 
     results: dict[str, Result] = {}
     files = {}
-    for path in models:
-        with open_eval_model(path, layout, device, tokenizer) as subject, rank0_progress(kind) as report:
+    for path, source in zip(models, sources, strict=True):
+        with open_eval_model(source, layout, device) as subject, rank0_progress(kind) as report:
             results[str(path)] = {"model": str(path), **facts, **score(subject, report)}
             files[str(path)] = subject.scores / f"{kind}.json"
     for line in result_lines(evaluation, results):

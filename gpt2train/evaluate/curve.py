@@ -14,21 +14,21 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpt2train.checkpoint.store import read_manifest, sha256
-from gpt2train.convert.merge import find_source, find_tokenizer
+from gpt2train.checkpoint.manifest import read_manifest, sha256
+from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.evaluate.eval_model import SCORES, EvalModel, read_checkpoint
+from gpt2train.evaluate.eval_model import EvalModel, read_checkpoint
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.files import DATA_HASH_KEY, check_run, data_fields, to_json
+from gpt2train.evaluate.files import DATA_HASH_KEY, SCORES, check_run, data_fields, to_json
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.evaluate.tasks.suite import Work, score_work
-from gpt2train.io.files import write_atomic
-from gpt2train.io.run_folder import FOLDER, MANIFEST, list_checkpoints
 from gpt2train.parallel.mesh import broadcast_from_rank0
 from gpt2train.settings import Settings
+from gpt2train.store.files import write_atomic
+from gpt2train.store.run_folder import FOLDER, MANIFEST, list_checkpoints
 
 VERSION = 2  # version of the scoring rules; a new version invalidates all cached results
 

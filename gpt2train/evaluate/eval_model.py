@@ -8,21 +8,17 @@ from pathlib import Path
 import torch
 
 from gpt2train.checkpoint.store import open_weights
-from gpt2train.convert.huggingface import check_language_model, read_model
-from gpt2train.convert.merge import find_source, find_tokenizer
+from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.settings import Device
-from gpt2train.data.tokenizer import Tokenizer, load_model_tokenizer
+from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
+from gpt2train.evaluate.files import EvalSource, find_model
 from gpt2train.evaluate.scoring_request import DistributedScorer
 from gpt2train.inference.open_model import open_model
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.io.files import check_folder
-from gpt2train.io.run_folder import FOLDER
 from gpt2train.model.causal_lm import CausalLM
-from gpt2train.model.families import check_decoder_alone
+from gpt2train.model.families import check_language_model
 from gpt2train.model.lazy_weights import empty_model
-
-SCORES = "scores"  # next to a run's `checkpoints/`; `eval/` belongs to the flow
 
 
 @dataclass(frozen=True)
@@ -35,61 +31,31 @@ class EvalModel:
 
 
 @contextlib.contextmanager
-def open_eval_model(
-    path: Path, layout: ServingLayout, device: Device, tokenizer: Path | None = None
-) -> Iterator[EvalModel]:
-    """Open a model for the duration of a `with` block; only a model folder can be distributed over several processes.
+def open_eval_model(source: EvalSource, layout: ServingLayout, device: Device) -> Iterator[EvalModel]:
+    """Open a model for the duration of a `with` block.
 
     Args:
-        path: model folder, run folder (for its latest checkpoint), or checkpoint.
+        source: model.
         layout: parallel layout.
         device: device of the model; auto uses a GPU if there is one.
-        tokenizer: tokenizer folder of a checkpoint; by default the one next to its training data.
 
     Raises:
-        UserError: as `read_eval_model`, or the layout does not fit the model.
+        UserError: a file of the model is damaged, or `device` is cuda and there is no GPU.
+        RunError: the checkpoint is damaged.
         gpt2train.inference.distributed_decoder.PeerLostError: inside the block, a process of the model was lost.
     """
     if layout.processes == 1:
-        yield read_eval_model(path, device, tokenizer)
+        read = read_checkpoint if source.is_checkpoint else read_model
+        yield EvalModel(read(source.folder, device), source.tokenizer, source.scores)
         return
-    if not (path / "config.json").is_file():
-        raise UserError(f"{path} is not a model folder, which --tp and --pp need; create one with gpt2train merge")
-    with open_model(path, layout, device) as distributed:
-        yield EvalModel(distributed, load_model_tokenizer(path, distributed.shape.vocab), path / "eval")
+    with open_model(source.folder, layout, device) as distributed:
+        yield EvalModel(distributed, source.tokenizer, source.scores)
 
 
 def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None = None) -> EvalModel:
-    """Read a model in one process.
-
-    Args:
-        path: model folder, run folder (for its latest checkpoint), or checkpoint (RUN/checkpoints/step-…, or a
-            converted one).
-        device: device of the model; auto uses a GPU if there is one.
-        tokenizer: tokenizer folder of a checkpoint; by default the one next to its training data.
-
-    Raises:
-        UserError: the path is none of the three, its tokenizer is not found, or `device` is cuda and there is no GPU.
-        RunError: the checkpoint is damaged.
-    """
-    check_folder(path)
-    if (path / "config.json").is_file():
-        if tokenizer is not None:
-            raise UserError(f"{path} is a model folder, which has its own tokenizer; leave out --tokenizer")
-        model = read_model(path, device)
-        check_decoder_alone(model.shape, path)
-        return EvalModel(model, load_model_tokenizer(path, model.shape.vocab), path / "eval")
-    try:
-        source = find_source(path)
-    except UserError as error:
-        raise UserError(f"{path} is neither a model folder (no config.json) nor a run or a checkpoint") from error
-    found_tokenizer = find_tokenizer(source, tokenizer)
-    checkpoint = source.checkpoint
-    in_run = checkpoint.parent.name == FOLDER
-    scores = checkpoint.parent.parent / SCORES / checkpoint.name if in_run else checkpoint / "eval"
-    model = read_checkpoint(checkpoint, device)
-    check_decoder_alone(model.shape, path)
-    return EvalModel(model, load_model_tokenizer(found_tokenizer, model.shape.vocab), scores)
+    """Read a model in one process; arguments and errors as `find_model` and `open_eval_model`."""
+    with open_eval_model(find_model(path, ServingLayout(), tokenizer), ServingLayout(), device) as opened:
+        return opened
 
 
 def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> CausalLM:

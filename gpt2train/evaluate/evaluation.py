@@ -59,7 +59,7 @@ class Scorer:
         Raises:
             RunError: as `score`.
         """
-        from gpt2train.evaluate.tree_scoring import score_shared  # here, since it imports torch (1-2 s)
+        from gpt2train.evaluate.scoring import score_shared  # here, since it imports torch (1-2 s)
 
         return score_shared(self.model, requests, self.batch_tokens, self.report, self.group)
 

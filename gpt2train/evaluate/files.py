@@ -1,18 +1,43 @@
-"""Input and result files of an evaluation."""
+"""Input and result files of an evaluation, and the models that it scores, found without torch (2 s of CPU)."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt2train.checkpoint.manifest import read_manifest, stored_shape
 from gpt2train.config import CONFIG_FILE
+from gpt2train.convert.detect import find_source, find_tokenizer
+from gpt2train.data.tokenizer import Tokenizer, load_model_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder, write_atomic
-from gpt2train.io.run_folder import MANIFEST
+from gpt2train.inference.open_model import check_model
+from gpt2train.inference.settings import ServingLayout
+from gpt2train.model.families import check_decoder_alone, check_language_model
+from gpt2train.store.files import check_folder, write_atomic
+from gpt2train.store.run_folder import FOLDER
 
 ONE_MODEL = "--tp and --pp need one --model, in a command started without torchrun"
 DATA_HASH_KEY = "data_sha256"  # key of every result; marks a file as a result
+SCORES = "scores"  # next to a run's `checkpoints/`; `eval/` belongs to the flow
+
+
+@dataclass(frozen=True)
+class EvalSource:
+    """Model to evaluate, before its weights are read.
+
+    Attributes:
+        folder: model folder, or checkpoint of a run.
+        is_checkpoint: True for a checkpoint.
+        tokenizer: tokenizer of the model.
+        scores: default folder of its scores.
+    """
+
+    folder: Path
+    is_checkpoint: bool
+    tokenizer: Tokenizer
+    scores: Path
 
 
 def read_input(path: Path) -> bytes:
@@ -63,24 +88,65 @@ def check_run(run: Path) -> None:
         raise UserError(f"{run} is not a run folder (no {CONFIG_FILE}); a curve needs the checkpoints of one run")
 
 
-def check_models(models: Sequence[Path], output: Path | None, processes: int) -> None:
-    """Check the models of a command before torch is imported, which takes 2 s of CPU.
+def find_models(
+    models: Sequence[Path], output: Path | None, layout: ServingLayout, tokenizer: Path | None
+) -> list[EvalSource]:
+    """Find the models of a command.
+
+    Args:
+        models: folders, as `find_model`.
+        output: file of the results, if the user gives one.
+        layout: parallel layout.
+        tokenizer: tokenizer folder of a checkpoint; by default the one next to its training data.
 
     Raises:
-        UserError: a model is given twice, is neither a model folder nor a run or a checkpoint, or one of several and
-            distributed over `processes`, or a result cannot be written to `output`.
+        UserError: a model is given twice, or as `find_model`; one of several is distributed over processes; or a result
+            cannot be written to `output`.
     """
-    if processes > 1 and len(models) > 1:
+    if layout.processes > 1 and len(models) > 1:
         raise UserError(ONE_MODEL)
     if twice := [path for path in models if models.count(path) > 1]:
         raise UserError(f"--model: {twice[0]} is given twice")
     if output is not None:
         check_output(output)
-    for path in models:
-        check_folder(path)
-        files = (path / "config.json", path / CONFIG_FILE, path / MANIFEST, path.parent.parent / CONFIG_FILE)
-        if not any(map(Path.is_file, files)):
-            raise UserError(f"{path} is neither a model folder (no config.json) nor a run or a checkpoint")
+    return [find_model(path, layout, tokenizer) for path in models]
+
+
+def find_model(path: Path, layout: ServingLayout, tokenizer: Path | None = None) -> EvalSource:
+    """Find a model; only a model folder can be distributed over several processes.
+
+    Args:
+        path: model folder, run folder (for its latest checkpoint), or checkpoint (RUN/checkpoints/step-…, or a
+            converted one).
+        layout: parallel layout.
+        tokenizer: tokenizer folder of a checkpoint; by default the one next to its training data.
+
+    Raises:
+        UserError: the path is none of the three, is no decoder of texts, its tokenizer is not found, or the layout does
+            not fit it.
+        RunError: the checkpoint is damaged.
+    """
+    check_folder(path)
+    if (path / "config.json").is_file():
+        if tokenizer is not None:
+            raise UserError(f"{path} is a model folder, which has its own tokenizer; leave out --tokenizer")
+        shape = check_model(path, layout)
+        check_decoder_alone(shape, path)
+        return EvalSource(path, False, load_model_tokenizer(path, shape.vocab), path / "eval")
+    if layout.processes > 1:
+        raise UserError(f"{path} is not a model folder, which --tp and --pp need; create one with gpt2train merge")
+    try:
+        source = find_source(path)
+    except UserError as error:
+        raise UserError(f"{path} is neither a model folder (no config.json) nor a run or a checkpoint") from error
+    checkpoint = source.checkpoint
+    shape = stored_shape(read_manifest(checkpoint), checkpoint)
+    check_language_model(shape, checkpoint)
+    check_decoder_alone(shape, path)
+    opened = load_model_tokenizer(find_tokenizer(source, tokenizer), shape.vocab)
+    in_run = checkpoint.parent.name == FOLDER
+    scores = checkpoint.parent.parent / SCORES / checkpoint.name if in_run else checkpoint / "eval"
+    return EvalSource(checkpoint, True, opened, scores)
 
 
 def check_output(path: Path) -> None:

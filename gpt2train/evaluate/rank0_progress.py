@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from gpt2train.evaluate.scoring_request import Report
-from gpt2train.io.progress import progress_bar
+from gpt2train.store.progress import progress_bar
 
 
 @contextlib.contextmanager

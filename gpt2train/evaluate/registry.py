@@ -31,7 +31,7 @@ class EvaluationRegistry(Registry[Evaluation]):
         Raises:
             UserError: there is none of this name.
         """
-        from gpt2train.evaluate.tasks.as_evaluation import ready_evaluation  # here, since it reads files
+        from gpt2train.evaluate.tasks.scores import ready_evaluation  # here, since it reads files
 
         task = None if name in self._entries else ready_evaluation(name)
         return task or super().__getitem__(name)

@@ -11,14 +11,14 @@ from typing import Any
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.files import DATA_HASH_KEY, ONE_MODEL, check_models, write_result
+from gpt2train.evaluate.files import DATA_HASH_KEY, ONE_MODEL, find_models, write_result
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import BUILT_IN
 from gpt2train.evaluate.tasks.suite import Samples, read_works, score_work
 from gpt2train.evaluate.tasks.table import definitions, task_lines
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.io.files import write_atomic
+from gpt2train.store.files import write_atomic
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
         raise UserError("--fetch: fetch the data in one process first, without torchrun")
     fetched = functools.partial(print, flush=True) if options.fetch else None
     works = read_works(names, options.data, options.partial, options.limit, tuple(BUILT_IN), fetched)
-    check_models(models, options.output, options.layout.processes)
+    sources = find_models(models, options.output, options.layout, options.tokenizer)
     from gpt2train.evaluate.eval_model import open_eval_model
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
@@ -56,8 +56,8 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
         raise UserError(ONE_MODEL)
     results: dict[str, dict[str, Result]] = {work.name: {} for work in works}
     written: list[tuple[str, Path]] = []
-    for path in models:
-        with open_eval_model(path, options.layout, options.device, options.tokenizer) as subject:
+    for path, source in zip(models, sources, strict=True):
+        with open_eval_model(source, options.layout, options.device) as subject:
             for work in works:
                 with rank0_progress(work.name) as report:
                     scorer = Scorer(subject.model, subject.tokenizer, options.batch_tokens, report, group())

@@ -1,12 +1,16 @@
 """Scores on tasks during a training, as `gpt2train evaluate` gives them for the checkpoint of the same step."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from gpt2train.config import RunConfig
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import RunError, UserError
-from gpt2train.evaluate.engine_scorer import EngineScorer
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.scoring import batches, score_batch
 from gpt2train.evaluate.scoring_request import Score, ScoringRequest
@@ -17,11 +21,57 @@ from gpt2train.evaluate.tasks.table import MEAN
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.model.families import MODELS
 from gpt2train.model.objectives import OBJECTIVES
+from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import TASK_PREFIX
 from gpt2train.parallel.mesh import any_rank, broadcast_from_rank0
 from gpt2train.training.engine import Engine
 
 log = logging.getLogger("gpt2train")
+
+
+class EngineScorer:
+    """Model in training as a `gpt2train.evaluate.scoring_request.DistributedScorer`.
+
+    Its calls are collective: all processes make them with the same arguments, inside of `Engine.evaluating`. The
+    data-parallel ranks share the sequences of a call, and every process gets all its results.
+
+    Attributes:
+        shape: shape of the model.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.shape: Shape = engine.config.shape
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], rows: Sequence[int], positions: Sequence[int], targets: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Score targets, as `DistributedScorer.score` defines."""
+        engine, layout = self._engine, self._engine.layout
+        # Every process runs a forward, since a forward can communicate: one without a sequence takes a row of padding.
+        own = range(engine.data_rank, len(sequences), layout.data)
+        longest = max(map(len, sequences))
+        length = min(-(-longest // layout.tp) * layout.tp, self.shape.context)  # slices of equal length
+        tokens = torch.zeros(-(-len(sequences) // layout.data), length, dtype=torch.int64)
+        for row, index in enumerate(own):
+            tokens[row, : len(sequences[index])] = torch.tensor(sequences[index])
+        mine = [at for at, row in enumerate(rows) if row % layout.data == engine.data_rank]
+        places = [rows[at] // layout.data for at in mine], [positions[at] for at in mine]
+        device, head = engine.ctx.device, engine.model_parts[-1]
+        own_targets = torch.tensor([targets[at] for at in mine], dtype=torch.int64, device=device)
+
+        def scored(hidden: Tensor) -> Tensor:
+            log_probs, greedy = head.log_probs(hidden[places], own_targets)
+            return torch.stack((log_probs, greedy.float()))
+
+        found = engine.logits(tokens.to(device), scored)
+        results = torch.zeros(2, len(rows))
+        # The tensor-parallel ranks have the same numbers; one of them gives each number, so that the sum is exact.
+        if found is not None and layout.coordinates(engine.ctx.rank).tp == 0 and mine:
+            results[:, mine] = found.cpu()
+        if engine.ctx.world > 1:
+            dist.all_reduce(results)
+        return results[0], results[1] > 0
 
 
 class TaskValidation:

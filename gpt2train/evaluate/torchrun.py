@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from cyclopts import App, CycloptsError
 
+from gpt2train.command_line import explain_flags, fail, run_command
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.command_line import explain_flags, fail, run_command
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_process import exit_code, exit_without_teardown, follow_launcher, install_excepthook
 from gpt2train.parallel.mesh import join

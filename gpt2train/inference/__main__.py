@@ -10,7 +10,7 @@ import os
 import sys
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.launch.parent_death import LOST_CONTACT
+from gpt2train.launch.exit_codes import LOST_CONTACT
 from gpt2train.launch.process_env import likely_rank, read_process_env
 from gpt2train.launch.rank_process import exit_code, exit_without_teardown, follow_launcher, install_excepthook
 
@@ -38,7 +38,7 @@ def main() -> None:
 def _run_rank_0() -> int:
     """Run the command on rank 0 and return its exit code, from which the launcher finds the first failure."""
     from gpt2train.cli import app  # here: the other ranks need no command line
-    from gpt2train.io.command_line import fail, run_command
+    from gpt2train.command_line import fail, run_command
 
     code = run_command(app)
     job = sys.modules.get("gpt2train.inference.distributed_job")  # a command on one process does not load it

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id
 from gpt2train.errors import RunError, UserError
+from gpt2train.inference.batch import Batch
 from gpt2train.inference.decoder import Decoder
 from gpt2train.inference.prompts import ids_without_token
 from gpt2train.inference.sequence import Stop
@@ -57,18 +58,49 @@ def beam_search(
     if settings.beams > decoder.rows:
         raise UserError(f"{settings.beams} beams are too many, at most {decoder.rows} can run together; give fewer")
     excluded = None if tokenizer is None else ids_without_token(decoder.shape, tokenizer, settings.stop_tokens)
-    steps = beam_steps(decoder.context - len(prompt), settings, tokenizer, end, excluded)
-    next(steps)
-    logits = decoder.add([prompt])
-    try:
-        while True:
-            rows, tokens = steps.send(logits)
-            decoder.select(rows)
-            logits = decoder.step(tokens)
-    except StopIteration as over:
-        return list(over.value)
-    finally:
-        decoder.select([])
+    job, batch = BeamSearch(prompt, settings, decoder.context, tokenizer, end, excluded), Batch(decoder)
+    batch.join([job])
+    while batch.running:
+        batch.step()
+    if job.error:
+        raise job.error
+    return job.beams
+
+
+class BeamSearch:
+    """Beam search as a job of a batch; `beams` holds the results when it is done.
+
+    Without `end`, the id of the token that ends a beam, the tokenizer's `<|endoftext|>` does.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        settings: BeamSettings,
+        context: int,
+        tokenizer: Tokenizer | None = None,
+        end: int | None = None,
+        excluded: Tensor | None = None,
+    ) -> None:
+        self.prompt = self.context_tokens = prompt
+        self.width = settings.beams
+        self.error: Exception | None = None
+        self.beams: list[Beam] = []
+        self._steps = beam_steps(context - len(prompt), settings, tokenizer, end, excluded)
+        next(self._steps)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the results."""
+        return sum(len(beam.tokens) for beam in self.beams)
+
+    def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        """Advance the search by one token, as `gpt2train.inference.batch.Job.advance`."""
+        try:
+            return self._steps.send(logits)
+        except StopIteration as stop:
+            self.beams = stop.value
+            return [], []
 
 
 def beam_steps(

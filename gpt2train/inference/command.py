@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from gpt2train.command_line import printable
 from gpt2train.convert.settings import Device, Dtype
 from gpt2train.errors import UserError
-from gpt2train.inference.open_model import open_model
+from gpt2train.inference.open_model import check_model, open_model
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
-from gpt2train.io.command_line import printable
-from gpt2train.io.counts import count_of
 from gpt2train.settings import build
+from gpt2train.store.counts import count_of
 
 if TYPE_CHECKING:
     from gpt2train.data.tokenizer import Tokenizer
@@ -77,20 +77,21 @@ def generate(
         from gpt2train.runs.text_trace import TextTracer, find_source, traced_place
 
         tracer = TextTracer(find_source(traced_place(trace, model)))
+    shape = check_model(model, layout)
+    from gpt2train.convert.generation_config import read_end_tokens
+    from gpt2train.data.tokenizer import load_model_tokenizer
+
+    tokenizer, ends = load_model_tokenizer(model, shape.vocab), read_end_tokens(model, shape.vocab)
     with open_model(model, layout, device) as opened:
-        from gpt2train.convert.generation_config import read_end_tokens
         from gpt2train.convert.tensor_files import DTYPES
-        from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.inference.prompts import unknown_prompts
         from gpt2train.model.causal_lm import CausalLM
 
         if isinstance(opened, CausalLM):
             opened.to(dtype=DTYPES[dtype])
-        tokenizer = load_model_tokenizer(model, opened.shape.vocab)
         for text in unknown_prompts(tokenizer, prompt):
             stated = f"every token of the prompt {text[:EXCERPT]!r} is the unknown one: the model reads nothing of it"
             print(f"note: {stated}; check its letters, their case and the tokenizer", file=sys.stderr)
-        ends = read_end_tokens(model, opened.shape.vocab)
         if beam_settings is None:
             answers = _sampled(opened, tokenizer, prompt, _with_ends(sampling, ends))
         else:

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2train.model.cache import Cache
 from gpt2train.model.causal_lm import CausalLM
-from gpt2train.model.families import MODELS
+from gpt2train.model.families import MODELS, context_length
 from gpt2train.model.shape import Shape
 from gpt2train.plugins import load
 
 DecodeStep = Callable[[Sequence[int]], Tensor]
+SCORED_ROWS = 1024  # rows of logits in memory at a time: 206 MB in float32 at a vocabulary of 50,257
 
 
 class Decoder(Protocol):
@@ -57,32 +56,26 @@ class OpenedModel(Protocol):
 
 def decoder_of(model: CausalLM | OpenedModel, rows: int, context: int | None = None) -> Decoder:
     """Create an empty decoder for `rows` sequences of up to `context` tokens, for a local or a distributed model."""
-    if not isinstance(model, CausalLM):
-        return model.decoder(rows, context)
-    decoder: Decoder = load(MODELS[model.shape.family].decoder)(model, rows, context)
-    return decoder
+    return LocalDecoder(model, rows, context) if isinstance(model, CausalLM) else model.decoder(rows, context)
 
 
 class LocalDecoder:
-    """Decoder of a model on one device.
+    """Decoder of a model on one device, or of one process's share of a model.
 
     Args:
-        model: the model, in evaluation mode.
+        model: the model, in evaluation mode. On a process that shares it, its methods communicate, and the logits are
+            those of the whole model on rank 0.
         rows: maximum number of sequences.
-        context: maximum number of tokens per sequence; None for the model's context.
+        context: maximum number of tokens per sequence; None for all that the model reads and writes.
+        whole: True for a model on one device, which takes the faster step of its family.
     """
 
-    def __init__(self, model: CausalLM, rows: int, context: int | None = None) -> None:
+    def __init__(self, model: CausalLM, rows: int, context: int | None = None, whole: bool = True) -> None:
         self.model, self.shape, self.rows = model, model.shape, rows
-        self.context = min(context or model.shape.context, model.shape.context)
-        weight, shape = model.wte.weight, model.shape
-        family = MODELS[shape.family]
-        self.cache = Cache(
-            shape.layers, family.kv_heads(shape), shape.head_dim, rows, self.context, weight.dtype, weight.device
-        )
-        self.decode_step: DecodeStep = (
-            load(family.decode_step)(model, self.cache) if family.decode_step else self._plain_step
-        )
+        self.context = min(context or context_length(self.shape), context_length(self.shape))
+        self.cache = model.new_cache(rows, self.context)
+        decode_step = MODELS[self.shape.family].decode_step
+        self.decode_step: DecodeStep | None = load(decode_step)(model, self.cache) if whole and decode_step else None
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -90,31 +83,50 @@ class LocalDecoder:
 
     @torch.inference_mode()
     def add(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        lengths = [len(prompt) for prompt in prompts]
-        tokens = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            tokens[row, : len(prompt)] = torch.tensor(prompt)
-        hidden = self.model.hidden(tokens.to(self.cache.device), self.cache.prefill(lengths))
-        return self._logits(hidden[range(len(prompts)), [length - 1 for length in lengths]])
+        tokens, lengths = padded(prompts).to(self.cache.device), [len(prompt) for prompt in prompts]
+        return self.model.logits(self.model.prefill(tokens, lengths, self.cache)).cpu()
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        return self.decode_step(tokens).float().cpu()
+        if self.decode_step is not None:
+            return self.decode_step(tokens).float().cpu()
+        added = torch.tensor(tokens, device=self.cache.device)
+        return self.model.logits(self.model.step(added, self.cache)).cpu()
 
     def select(self, sources: Sequence[int]) -> None:
         self.cache.select(sources)
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        return self._logits(self.model.hidden(torch.tensor([tokens], device=self.cache.device))[0])
+        return self.model.logits(self.model.hidden(torch.tensor([tokens], device=self.cache.device))[0]).cpu()
 
-    def _plain_step(self, tokens: Sequence[int]) -> Tensor:
-        """Append one token to every row through the modules, and return the logits after it, [rows, vocab]."""
-        device = self.cache.device
-        positions = torch.tensor(self.cache.lengths, device=device)[:, None]
-        hidden = self.model.hidden(torch.tensor(tokens, device=device)[:, None], self.cache.step(), positions)
-        return self._logits(hidden[:, 0])
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        matrix = self.model.output_weight[: self.shape.vocab]  # without the padding rows of the vocabulary
-        return self.model.cap(F.linear(hidden, matrix)).float().cpu()
+@torch.inference_mode()
+def score_targets(
+    model: CausalLM,
+    sequences: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    positions: Sequence[int],
+    targets: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Score as `gpt2train.evaluate.scoring_request.DistributedScorer.score` defines.
+
+    Args:
+        model: model in this process, or one process's share of it; the results are on rank 0.
+        sequences: input token ids.
+        rows: index of each target's sequence.
+        positions: position in the sequence after which each target follows.
+        targets: token ids to score.
+    """
+    device = next(model.parameters()).device
+    hidden = model.hidden(padded(sequences).to(device))[rows, positions]
+    log_probs, greedy = model.log_probs(hidden, torch.tensor(targets, device=device), chunk=SCORED_ROWS)
+    return log_probs.cpu(), greedy.cpu()
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Token ids [rows, longest], int64, padded on the right."""
+    tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+    for row, numbers in enumerate(rows):
+        tokens[row, : len(numbers)] = torch.tensor(numbers)
+    return tokens

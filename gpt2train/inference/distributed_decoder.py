@@ -19,14 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.errors import RunError
+from gpt2train.inference.decoder import score_targets
 from gpt2train.inference.model_shard import ModelShard
-from gpt2train.io.heartbeat import Heartbeat
 from gpt2train.launch import rank_store
-from gpt2train.launch.parent_death import LOST_CONTACT
+from gpt2train.launch.exit_codes import LOST_CONTACT
 from gpt2train.launch.rank_logs import write_raw_stderr
 from gpt2train.launch.rank_process import is_lost_contact
 from gpt2train.model.families import check_decoder_alone, context_length
 from gpt2train.model.shape import Shape
+from gpt2train.store.process import Heartbeat
 
 FRAME = 64  # numbers in the first message; the rest of a longer one follows in a second message
 HEARTBEATS = 4  # per timeout
@@ -88,33 +89,28 @@ class CommandChannel:
         dist.broadcast(message, group=self.group, group_src=0)
 
 
-@torch.inference_mode()
-def execute(shard: ModelShard, channel: CommandChannel, command: int, lists: Sequence[Sequence[int]]) -> Tensor | None:
-    """Run this rank's share of a command; returns the result on rank 0, if the command has one."""
+Answer = Tensor | tuple[Tensor, Tensor] | None
+
+
+def execute(shard: ModelShard, channel: CommandChannel, command: int, lists: Sequence[Sequence[int]]) -> Answer:
+    """Run this rank's share of a command; the result is that of the command on rank 0, if it has one."""
     match command:
         case Command.OPEN:
             shard.open(*lists[0])
         case Command.ADD:
-            return shard.add([len(prompt) for prompt in lists], _padded(lists))
+            return shard.decoder.add(lists)
         case Command.STEP:
-            return shard.step(torch.tensor(lists[0])[:, None])
+            return shard.decoder.step(lists[0])
         case Command.SELECT:
-            shard.select(lists[0])
+            shard.decoder.select(lists[0])
         case Command.LOGITS:
-            return shard.logits(torch.tensor(lists[0])[None])
+            return shard.decoder.logits(lists[0])
         case Command.SCORE:
             *sequences, rows, positions, targets = lists
-            return shard.score(_padded(sequences), *map(torch.tensor, (rows, positions, targets)))
+            return score_targets(shard.model, sequences, rows, positions, targets)
         case Command.HEARTBEAT:
             channel.barrier()
     return None
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-    for row, numbers in enumerate(rows):
-        tokens[row, : len(numbers)] = torch.tensor(numbers)
-    return tokens
 
 
 def follow(shard: ModelShard, channel: CommandChannel) -> None:
@@ -163,10 +159,10 @@ class DistributedModel:
         targets: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
         """Score targets as `gpt2train.evaluate.scoring_request.DistributedScorer` defines."""
-        found = cast(Tensor, self.call(Command.SCORE, [*sequences, rows, positions, targets]))
-        return found[:, 0].float(), found[:, 1] > 0
+        found = self.call(Command.SCORE, [*sequences, rows, positions, targets])
+        return cast(tuple[Tensor, Tensor], found)
 
-    def call(self, command: Command, lists: Sequence[Sequence[int]]) -> Tensor | None:
+    def call(self, command: Command, lists: Sequence[Sequence[int]]) -> Answer:
         """Run a command on all ranks and return its result.
 
         Raises:
@@ -242,7 +238,7 @@ class ParallelDecoder:
         check_decoder_alone(self.shape, "the model")
         return cast(Tensor, self._call(Command.LOGITS, [tokens]))
 
-    def _call(self, command: Command, lists: Sequence[Sequence[int]]) -> Tensor | None:
+    def _call(self, command: Command, lists: Sequence[Sequence[int]]) -> Answer:
         if self._model.current is not self:
             raise RuntimeError("this decoder is invalid: a newer one of the same model exists")
         return self._model.call(command, lists)

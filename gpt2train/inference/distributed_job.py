@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gpt2train.convert.huggingface import check_language_model, open_model, read_shape
+from gpt2train.convert.huggingface import open_model, read_shape
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.inference.distributed_decoder import CommandChannel, DistributedModel, follow
@@ -26,6 +26,7 @@ from gpt2train.inference.model_shard import ModelShard
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.launch import rank_store
 from gpt2train.launch.process_env import read_process_env
+from gpt2train.model.families import check_language_model
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join

@@ -1,9 +1,9 @@
-"""Decoding step of `LocalDecoder` with as few calls as possible, for an unsharded GPT-2 on one device.
+"""Decoding steps of `LocalDecoder` with as few calls as possible, for an unsharded model on one device.
 
 Small models are bound by call overhead: a step of 2.6 million parameters takes 0.9 ms through the modules, more than
 half of it in Python and in views. Here the operations of a block are flat, add in place, and store key and value with
-one copy. The reference implementation is `GPT2.hidden` with `gpt2train.model.cache.Step`. The step of the family llama
-(`gpt2train.inference.fast_llama_step`) shares cache and products.
+one copy. The references are `GPT2.hidden` and `Llama.hidden` with `gpt2train.model.cache.Step`. The query
+heads of a Llama that share keys are taken as several queries of one head, so that keys and values are never repeated.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from gpt2train.compat.torch import can_pack_linear, pack_linear
 from gpt2train.model.cache import Cache
 from gpt2train.model.gpt2 import GPT2, Block
+from gpt2train.model.llama import Block as LlamaBlock
+from gpt2train.model.llama import Llama
+from gpt2train.model.llama_family import options_of
 
 Linear = Callable[[Tensor], Tensor]
+Products = Callable[[Tensor], Sequence[Tensor]]
 
 
 class FastDecodeStep:
-    """Decoding step bound to a model's weights and to a KV cache.
+    """Decoding step of a GPT-2, bound to a model's weights and to a KV cache.
 
     Args:
         model: unsharded model on one device, none of whose modules is replaced.
@@ -124,9 +128,73 @@ class _Block:
         self.down = bind(block.down.weight, block.down.bias, packed)
 
 
-def _norm(layer: nn.Module) -> tuple[Any, ...]:
-    assert isinstance(layer, nn.LayerNorm)
-    return layer.normalized_shape, layer.weight, layer.bias, layer.eps
+class FastLlamaStep:
+    """Decoding step of a Llama, bound to a model's weights and to a KV cache.
+
+    Args:
+        model: unsharded model on one device, none of whose modules is replaced.
+        cache: KV cache that the step reads and extends.
+    """
+
+    def __init__(self, model: Llama, cache: Cache) -> None:
+        self.model, self.cache = model, cache
+        packed = cache.rows > 1 and can_pack_linear(model.wte.weight)
+        shape, self.dtype = model.shape, model.wte.weight.dtype
+        self.kv_heads = options_of(shape).kv_heads
+        self.blocks = [_LlamaBlock(block, packed) for block in model.blocks.values()]
+        self.head = bind(model.output_weight[: shape.vocab], None, packed)  # without the padding rows of the vocabulary
+        self.norm = _norm(model.ln_f)
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Sequence[int]) -> Tensor:
+        """Append one token to every row and return the logits after it, [rows, vocab]."""
+        new, head_dim, rows = NewTokens(self.cache, self.dtype), self.model.shape.head_dim, len(tokens)
+        cos, sin = self.model.rotation(new.positions, new.longest, self.dtype)  # [rows, 1, head_dim]
+        ids = torch.tensor(tokens, device=self.cache.device)
+        x, added = F.embedding(ids, self.model.wte.weight), self.model.lookups(ids)
+        split, grouped = (rows, -1, head_dim), (rows, self.kv_heads, -1, head_dim)
+        for layer, (block, stored) in enumerate(zip(self.blocks, self.cache.layers, strict=True)):
+            query, key, value = block.qkv(torch.rms_norm(x, *block.ln_1))
+            if added:
+                value = sum(added.get(str(layer), ()), value)
+            query, key = query.reshape(split), key.reshape(split)
+            if block.qk_norms is not None:
+                query, key = torch.rms_norm(query, *block.qk_norms[0]), torch.rms_norm(key, *block.qk_norms[1])
+            query = (query * cos).addcmul_(query.roll(head_dim // 2, -1), sin)
+            key = (key * cos).addcmul_(key.roll(head_dim // 2, -1), sin)
+            y = new.attend(query.view(grouped), key.unsqueeze(2), value.view(grouped), stored)
+            x = x + block.proj(y)
+            h = torch.rms_norm(x, *block.ln_2)
+            if block.gate_up is not None:
+                gate, up = block.gate_up(h)
+                h = F.silu(gate).mul_(up)
+            else:
+                h = F.relu(block.up(h)).square_()
+            x = x + block.down(h)
+        new.commit()
+        return self.model.cap(self.head(torch.rms_norm(x, *self.norm)))
+
+
+class _LlamaBlock:
+    """Bound weights of one block."""
+
+    def __init__(self, block: nn.Module, packed: bool) -> None:
+        assert isinstance(block, LlamaBlock)
+        attention = block.attn
+        self.ln_1, self.ln_2 = _norm(block.ln_1), _norm(block.ln_2)
+        normed = attention.q_norm is not None
+        self.qk_norms = (_norm(attention.q_norm), _norm(attention.k_norm)) if normed else None
+        self.qkv = _bind_together((attention.q, attention.k, attention.v), packed)
+        self.proj = bind(attention.proj.weight, attention.proj.bias, packed)
+        self.gate_up = _bind_together((block.gate, block.up), packed) if block.gate is not None else None
+        self.up = bind(block.up.weight, block.up.bias, packed and block.gate is None)
+        self.down = bind(block.down.weight, block.down.bias, packed)
+
+
+def _norm(layer: nn.Module | None) -> tuple[Any, ...]:
+    assert isinstance(layer, nn.LayerNorm | nn.RMSNorm)
+    bias = (layer.bias,) if isinstance(layer, nn.LayerNorm) else ()
+    return layer.normalized_shape, layer.weight, *bias, layer.eps
 
 
 def bind(weight: Tensor, bias: Tensor | None, packed: bool) -> Linear:
@@ -148,5 +216,27 @@ def bind(weight: Tensor, bias: Tensor | None, packed: bool) -> Linear:
 
     def product(x: Tensor) -> Tensor:
         return plain(x) if len(x) == 1 else multiply(x)
+
+    return product
+
+
+def _bind_together(layers: Sequence[nn.Linear], packed: bool) -> Products:
+    """Return the function x -> outputs of linear layers of the same input, in one product if they are packed.
+
+    A packed layer is a copy anyway. For one row that would cost more than the calls that it saves.
+    """
+
+    def plain(x: Tensor) -> Sequence[Tensor]:
+        return [F.linear(x, layer.weight, layer.bias) for layer in layers]
+
+    if not packed:
+        return plain
+    biases = tuple(layer.bias for layer in layers if layer.bias is not None)
+    weights = tuple(layer.weight for layer in layers)
+    multiply = pack_linear(torch.cat(weights), torch.cat(biases) if biases else None, rows=8)
+    sizes = [layer.out_features for layer in layers]
+
+    def product(x: Tensor) -> Sequence[Tensor]:
+        return plain(x) if len(x) == 1 else multiply(x).split(sizes, -1)
 
     return product

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id
 from gpt2train.errors import UserError
-from gpt2train.inference.batch import Batch
+from gpt2train.inference.batch import Batch, Continuation
 from gpt2train.inference.decoder import OpenedModel, decoder_of
 from gpt2train.inference.prompts import encode_for, ids_without_token
 from gpt2train.inference.sequence import Stop, TokenScore, TokenSequence, check_prompt
@@ -105,9 +105,12 @@ def continue_tokens(
         return []
     longest = waiting[0].length + settings.max_new_tokens
     running = Batch(decoder_of(model, min(batch, len(sequences)), min(longest, context)))
-    while waiting or running.active:
+    while waiting or running.running:
         if running.free and waiting:
-            running.join([waiting.pop() for _ in range(min(running.free, len(waiting)))])
+            joining = [Continuation(waiting.pop()) for _ in range(min(running.free, len(waiting)))]
+            ended = running.join(joining)
         else:
-            running.step()
+            ended = running.step()
+        for error in (job.error for job in ended if job.error):
+            raise error
     return sequences

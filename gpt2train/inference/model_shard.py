@@ -1,57 +1,60 @@
 """One rank's shard of a distributed model for inference: some layers, and in each layer some heads.
 
 Every rank receives the same calls in the same order (`gpt2train.inference.distributed_decoder`). Hidden states are sent
-from stage to stage, the layers all-reduce over the tensor-parallel group, and rank 0 gathers the logits: every rank of
-the last stage has those of its part of the vocabulary. A model with an encoder has one stage, and its own decoder.
+from stage to stage, the layers all-reduce over the tensor-parallel group, which gathers the logits of its parts of the
+vocabulary, and the last stage sends them to rank 0. A model with an encoder has one stage.
+
+Peak memory of a rank while it reads its shard is the shard in float32 plus two copies of its largest tensor, not the
+whole model: with 124M parameters on 2 x 2 ranks, 0.2 GB plus 0.3 GB for the token embedding. Pages of the memory-mapped
+file come on top; the kernel can reclaim them.
 """
 
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2train.inference.decoder import Decoder
-from gpt2train.inference.shard_loader import read_shard
-from gpt2train.model.cache import Cache, Prefill, Step
-from gpt2train.model.families import MODELS
-from gpt2train.model.lazy_weights import LazyWeights, empty_model
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.model.cache import Prefill, Step
+from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import shard_dim, sizes
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, empty_model
 from gpt2train.model.shape import Shape
-from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import PIPELINE, TENSOR, DistContext, make_mesh
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
-from gpt2train.plugins import load
-
-LOGIT_ROWS = 1024  # rows of logits in memory at a time
+from gpt2train.parallel.uneven_heads import used_rows
 
 
 class ModelShard:
-    """Layers of this rank, and the KV cache of its heads; a collective object that every rank creates.
+    """Layers of this rank, and their decoder; a collective object that every rank creates.
 
     Args:
         shape: shape of the whole model.
         layout: parallel layout of all ranks.
         dist_context: distributed context of this rank; its timeout applies to every communication.
+
+    Attributes:
+        model: layers of this rank, with the methods of the whole model; logits and log-probabilities are on rank 0.
     """
 
+    decoder: LocalDecoder
+
     def __init__(self, shape: Shape, layout: Layout, dist_context: DistContext) -> None:
-        self.shape, self.device, self.layout = shape, dist_context.device, layout
+        self.shape, self.tp, self.device = shape, layout.tp, dist_context.device
         mesh = make_mesh(dist_context, layout)
-        self.stage, self.pipeline_group = mesh[PIPELINE].get_local_rank(), mesh[PIPELINE].get_group()
-        self.last: list[int] = mesh.mesh[-1].flatten().tolist()
-        self.rank = dist_context.rank
-        # Logits are gathered as float32 on the CPU over gloo, whatever backend the hidden states use.
-        self.gather_group = dist.new_group(timeout=dist_context.timeout, backend="gloo")
-        self.tp_rank = mesh[TENSOR].get_local_rank()
+        self.tp_rank, self.stage = mesh[TENSOR].get_local_rank(), mesh[PIPELINE].get_local_rank()
         self.layers = stage_layers(shape, layout.pp)[self.stage]
         self.model = empty_model(shape).keep_layers(self.layers).eval()
         apply_tensor_parallel(self.model, mesh[TENSOR], sequence_parallel=False)
-        self.cache = self._cache(0, 0)
-        self.has_encoder = len(MODELS[shape.family].lengths(shape)) > 1
-        self.decoder: Decoder  # of a model with an encoder; it has a cache of its own
+        if layout.pp > 1:
+            _connect(self.model, mesh[PIPELINE].get_group(), self.stage, layout.pp, self.tp_rank == 0)
+
+    def open(self, rows: int, context: int) -> None:
+        """Create an empty decoder for `rows` sequences of up to `context` tokens."""
+        self.decoder = LocalDecoder(self.model, rows, context, whole=False)
 
     def read(self, weights: LazyWeights) -> None:
         """Read the weights of this shard only.
@@ -62,138 +65,84 @@ class ModelShard:
         Raises:
             UserError: the weights do not have this shape, or cannot be read.
         """
-        for name, weight in read_shard(weights, self.layers, self.layout.tp, self.tp_rank).items():
+        for name, weight in read_shard(weights, self.layers, self.tp, self.tp_rank).items():
             module, _, last = name.rpartition(".")
             # Plain tensors instead of DTensors: no dispatch overhead, and the layers accept both.
             parameter = nn.Parameter(weight.to(self.device), requires_grad=False)
             setattr(self.model.get_submodule(module), last, parameter)
 
-    def open(self, rows: int, context: int) -> None:
-        """Replace the cache by an empty one for `rows` sequences of up to `context` tokens."""
-        if self.has_encoder:
 
-            def project(hidden: Tensor) -> Tensor | None:
-                return self._gather_logits(hidden, len(hidden))
-
-            self.decoder = load(MODELS[self.shape.family].decoder)(self.model, rows, context, project)
-        else:
-            self.cache = self._cache(rows, context)
-
-    def add(self, lengths: Sequence[int], tokens: Tensor) -> Tensor | None:
-        """Append rows and return the logits after the last token of each, on rank 0.
-
-        Args:
-            lengths: number of tokens of each row.
-            tokens: token ids [rows, longest], padded on the right.
-        """
-        if self.has_encoder:
-            return self.decoder.add([row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)])
-        hidden = self._forward(tokens, self.cache.prefill(lengths))
-        last = [length - 1 for length in lengths]
-        return self._gather_logits(None if hidden is None else hidden[range(len(lengths)), last], len(lengths))
-
-    def step(self, tokens: Tensor) -> Tensor | None:
-        """Append one token to every row, [rows, 1], and return the logits after it, on rank 0."""
-        if self.has_encoder:
-            return self.decoder.step(tokens[:, 0].tolist())
-        positions = torch.tensor(self.cache.lengths, device=self.device)[:, None]
-        hidden = self._forward(tokens, self.cache.step(), positions)
-        return self._gather_logits(None if hidden is None else hidden[:, 0], len(tokens))
-
-    def select(self, sources: Sequence[int]) -> None:
-        """Select rows of the cache as `Decoder.select` does."""
-        (self.decoder if self.has_encoder else self.cache).select(sources)
-
-    def logits(self, tokens: Tensor) -> Tensor | None:
-        """Return the logits after every token of one sequence [1, length], on rank 0; the rows do not change."""
-        hidden = self._forward(tokens)
-        return self._gather_logits(None if hidden is None else hidden[0], tokens.shape[1])
-
-    def score(self, tokens: Tensor, rows: Tensor, positions: Tensor, targets: Tensor) -> Tensor | None:
-        """Return log-probability and greedy match (1 or 0) of each target, float64 [targets, 2], on rank 0.
-
-        Four numbers are sent per target instead of its logits: 32 bytes instead of 200 kB at a vocabulary of 50,257.
-
-        Args:
-            tokens: sequences [rows, longest], padded on the right.
-            rows: index of each target's sequence.
-            positions: position in the sequence after which each target follows.
-            targets: token ids to score.
-        """
-        hidden = self._forward(tokens)
-        local = None
-        if hidden is not None:
-            hidden, targets = hidden[rows.to(self.device), positions.to(self.device)], targets.to(self.device)
-            first = self.last.index(self.rank) * self.model.output_weight.shape[0]
-            own = self.model.output_weight[: max(0, self.shape.vocab - first)]
-            pieces = zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
-            logits = ((self.model.cap(F.linear(x, own)).float(), target - first) for x, target in pieces)
-            local = torch.cat([_scored(one, column, first) for one, column in logits]).cpu()
-        found = self._gather(local, (len(targets), 4), torch.float64)
-        if found is None:
-            return None
-        top, total, picked, best = torch.stack(found).unbind(2)
-        largest, of = top.max(0)
-        whole = (total * (top - largest).exp()).sum(0)
-        greedy = best.gather(0, of[None])[0] == targets.cpu()
-        return torch.stack((picked.amax(0) - largest - whole.log(), greedy.double()), 1)
-
-    def _forward(
-        self, tokens: Tensor, cache: Sequence[Prefill | Step] | None = None, positions: Tensor | None = None
-    ) -> Tensor | None:
-        """Run this stage; returns the last hidden states [rows, length, hidden] on the last stage, None elsewhere."""
-        x = tokens = tokens.to(self.device)
-        if not self.model.has_embeddings:
-            x = torch.empty(*tokens.shape, self.shape.hidden, device=self.device)
-            dist.recv(x, group=self.pipeline_group, group_src=self.stage - 1)
-        x = self.model.hidden(x, cache, positions, ids=tokens)
-        if self.model.has_head:
-            return x
-        dist.send(x.contiguous(), group=self.pipeline_group, group_dst=self.stage + 1)
-        return None
-
-    def _gather_logits(self, hidden: Tensor | None, rows: int) -> Tensor | None:
-        """Gather logits [rows, vocab] on rank 0 from the last stage's hidden states [rows, hidden]; None elsewhere."""
-        local = None if hidden is None else self.model.cap(F.linear(hidden, self.model.output_weight)).float().cpu()
-        found = self._gather(local, (rows, self.shape.padded_vocab // self.layout.tp), torch.float32)
-        return None if found is None else torch.cat(found, 1)[:, : self.shape.vocab]
-
-    def _gather(self, local: Tensor | None, size: tuple[int, int], dtype: torch.dtype) -> list[Tensor] | None:
-        """Gather the tensors of the last stage's ranks on rank 0; None elsewhere."""
-        if self.rank:
-            if local is not None:
-                dist.send(local, 0, group=self.gather_group)
-            return None
-        parts = []
-        for rank in self.last:
-            part = local if rank == 0 and local is not None else torch.empty(size, dtype=dtype)
-            if rank:
-                dist.recv(part, rank, group=self.gather_group)
-            parts.append(part)
-        return parts
-
-    def _cache(self, rows: int, context: int) -> Cache:
-        heads = HeadSplit.of(self.shape, self.layout.tp).computed_keys(self.tp_rank)
-        layers = len(self.model.blocks)
-        return Cache(layers, heads, self.shape.head_dim, rows, context, torch.float32, self.device)
-
-
-def _scored(logits: Tensor, column: Tensor, first: int) -> Tensor:
-    """Score targets on one shard of the vocabulary.
+def _connect(model: CausalLM, group: dist.ProcessGroup, stage: int, stages: int, leads: bool) -> None:
+    """Have a pipeline stage receive and send hidden states, and the first one receive the results of the last one.
 
     Args:
-        logits: logits of the shard, [rows, shard].
-        column: column of each target in the shard; out of bounds if the target belongs to another shard.
-        first: token id of the shard's first column.
-
-    Returns:
-        Largest logit, sum of exp(logit - largest), the target's logit (-inf if it belongs to another shard) and the id
-        of the most likely token, float64 [rows, 4].
+        model: pipeline stage.
+        group: processes of the pipeline.
+        stage: number of the stage.
+        stages: number of stages.
+        leads: True in the pipeline of rank 0, whose first stage needs the results.
     """
-    if not logits.shape[1]:  # a shard of padding only
-        return logits.new_tensor([-torch.inf, 0, -torch.inf, -1], dtype=torch.float64).repeat(len(logits), 1)
-    top, best = logits.max(1)
-    here = (column >= 0) & (column < logits.shape[1])
-    picked = logits.gather(1, column.where(here, 0)[:, None])[:, 0].masked_fill(~here, -torch.inf)
-    total = (logits - top[:, None]).exp().sum(1)
-    return torch.stack((top.double(), total.double(), picked.double(), (best + first).double()), 1)
+    compute, compute_logits, compute_log_probs = model.hidden, model.logits, model.log_probs
+
+    def hidden(
+        tokens: Tensor, cache: Sequence[Prefill | Step] | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states of this stage [rows, length, hidden]; they are the last ones on the last stage."""
+        x = tokens
+        if stage > 0:
+            x = torch.empty(*tokens.shape, model.shape.hidden, device=tokens.device)
+            dist.recv(x, group=group, group_src=stage - 1)
+        x = compute(x, cache, positions, ids=tokens)
+        if stage < stages - 1:
+            dist.send(x.contiguous(), group=group, group_dst=stage + 1)
+        return x
+
+    def received(found: Tensor) -> Tensor:
+        """Send what the last stage has found to the first one, where `found` has its size."""
+        if leads and stage == stages - 1:
+            dist.send(found.contiguous(), group=group, group_dst=0)
+        elif leads and stage == 0:
+            dist.recv(found, group=group, group_src=stages - 1)
+        return found
+
+    def logits(x: Tensor) -> Tensor:
+        return received(compute_logits(x) if model.has_head else x.new_empty(*x.shape[:-1], model.shape.vocab))
+
+    def log_probs(x: Tensor, targets: Tensor, *more: object, **options: object) -> tuple[Tensor, Tensor]:
+        pair = torch.empty(2, len(targets), device=x.device)
+        if model.has_head:
+            values, greedy = compute_log_probs(x, targets, *more, **options)  # type: ignore[arg-type]
+            pair = torch.stack((values, greedy.float()))
+        values, greedy = received(pair)
+        return values, greedy > 0
+
+    model.hidden, model.logits, model.log_probs = hidden, logits, log_probs  # type: ignore[method-assign, assignment]
+
+
+def read_shard(weights: LazyWeights, layers: range, tp: int, rank: int) -> dict[str, Tensor]:
+    """Read the weights of one shard in float32 on the CPU, split as `gpt2train.parallel.tensor_parallel` does.
+
+    Of a layer whose heads the degree does not divide, the rows of this rank's heads are read (`uneven_heads`).
+
+    Args:
+        weights: weights of the whole model; tensors of other shards are not read.
+        layers: layers of this rank; the first one includes the embeddings, the last one the head.
+        tp: tensor-parallel degree.
+        rank: tensor-parallel rank.
+
+    Raises:
+        UserError: a tensor is missing, unexpected, of the wrong size, or unreadable.
+    """
+    check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(weights.shape), "the model")
+    local = empty_model(weights.shape).keep_layers(layers)
+
+    def own_part(name: str) -> Tensor:
+        whole, dim = weights.tensors[name].read(torch.float32), shard_dim(name, weights.shape)
+        if tp == 1 or dim is None:
+            return whole
+        used = used_rows(local, name, weights.shape, tp)
+        own = whole.chunk(tp, dim)[rank] if used is None else whole.narrow(dim, used[rank].start, len(used[rank]))
+        # A clone, since a view would keep the whole tensor in memory.
+        return own.clone(memory_format=torch.contiguous_format)
+
+    return {name: own_part(name) for name, _ in local.named_parameters()}

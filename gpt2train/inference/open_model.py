@@ -1,6 +1,6 @@
 """Opening of a model for a command, in one process or distributed over several.
 
-A wrong path is named before torch is imported (2 s of CPU), and a wrong layout before processes are started.
+A wrong path, model or layout is named before torch is imported (2 s of CPU) and before processes are started.
 """
 
 import contextlib
@@ -12,11 +12,27 @@ from typing import TYPE_CHECKING
 
 from gpt2train.convert.settings import Device
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.io.files import check_model_folder
 
 if TYPE_CHECKING:
     from gpt2train.inference.distributed_decoder import DistributedModel
     from gpt2train.model.causal_lm import CausalLM
+    from gpt2train.model.shape import Shape
+
+
+def check_model(model: Path, layout: ServingLayout) -> "Shape":
+    """Read the shape of a model folder, and check that it is a language model that a layout can split.
+
+    Raises:
+        UserError: the folder has no model of a known family, or the layout does not fit it.
+    """
+    from gpt2train.convert.hf_config import read_shape
+    from gpt2train.model.families import check_language_model
+    from gpt2train.parallel.layout import Layout
+
+    shape = read_shape(model)
+    check_language_model(shape, model)
+    Layout.of_model(shape, layout.tp, layout.pp, layout.processes)
+    return shape
 
 
 @contextlib.contextmanager
@@ -29,17 +45,13 @@ def open_model(model: Path, layout: ServingLayout, device: Device = "auto") -> "
         UserError: the model or the device does not exist, or the layout does not fit the model.
         gpt2train.inference.distributed_decoder.PeerLostError: inside the block, a process of the model was lost.
     """
-    check_model_folder(model)
+    check_model(model, layout)
     if layout.processes == 1:
         from gpt2train.convert.huggingface import read_model
 
         yield read_model(model, device)
         return
     if "RANK" not in os.environ:
-        from gpt2train.convert.hf_config import read_shape
-        from gpt2train.parallel.layout import Layout
-
-        Layout.of_model(read_shape(model), layout.tp, layout.pp, layout.processes)
         exec_torchrun(layout.processes)
     from gpt2train.inference.distributed_job import open_distributed_model
 

@@ -15,9 +15,8 @@ from gpt2train.inference.sampling import rng_for, sample
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.inference.text_stream import TextStream
 
-Stop = Literal["end", "stop", "length", "context", "left"]
-"""Reason of a continuation's end: `<|endoftext|>`, a stop token or string, `max_new_tokens`, a full context, or the
-client left."""
+Stop = Literal["end", "stop", "length", "context"]
+"""Reason of a continuation's end: `<|endoftext|>`, a stop token or string, `max_new_tokens`, or a full context."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +112,6 @@ class TokenSequence:
         """
         read = self.context_tokens[: len(logits)]
         self.prompt_scores = score_tokens(logits[:-1], read[1:], self.settings.top_log_probs)
-
-    def cancel(self) -> None:
-        """End the sequence because the client has left."""
-        self._finish("left")
 
     def _next_uniform(self) -> float:
         """Return the random number of the next token: the same one until a token is accepted."""

@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from gpt2train.compat.torch_elastic import ObservedAgent, launch_config, parse_torchrun
 from gpt2train.errors import UserError
-from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG, USER_ERROR
+from gpt2train.launch.exit_codes import LOST_CONTACT, PEER_HUNG, USER_ERROR
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import quietly
 from gpt2train.launch.rendezvous import rendezvous

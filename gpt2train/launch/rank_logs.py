@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import ParamSpec
 
-from gpt2train.io.files import write_error
+from gpt2train.store.files import write_error
 
 P = ParamSpec("P")
 

@@ -18,18 +18,12 @@ import filelock
 import torch.distributed as dist
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import make_folder, write_error
 from gpt2train.launch import hang_report, rank_store
-from gpt2train.launch.parent_death import (
-    LAUNCHER,
-    LOST_CONTACT,
-    PEER_HUNG,
-    RESUMES,
-    die_with_parent,
-    hangup_signals,
-)
+from gpt2train.launch.exit_codes import LAUNCHER, LOST_CONTACT, PEER_HUNG, RESUMES
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import write_raw_stderr
+from gpt2train.store.files import make_folder, write_error
+from gpt2train.store.process import die_with_parent, hangup_signals
 
 log = logging.getLogger("gpt2train")
 

@@ -17,20 +17,20 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import filelock
 from pydantic import Field, ValidationError
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import private_folder
+from gpt2train.launch.exit_codes import LOST_CONTACT, USER_ERROR
 from gpt2train.launch.network_interfaces import forget_loopback, use_interface_of
-from gpt2train.launch.parent_death import LOST_CONTACT, USER_ERROR
 from gpt2train.settings import Record
+from gpt2train.store.files import private_folder
+from gpt2train.store.process import signal_after
 
 READY = "gpt2train: ready"
 GO = "go"
@@ -77,7 +77,8 @@ def main() -> int:
                 pass  # heartbeats while other machines get ready
             if line.strip() != GO:
                 return 0
-            threading.Thread(target=_watch, args=(connection, request), daemon=True).start()
+            lost = partial(_wait_for_loss, connection, request.peer_timeout)
+            signal_after(lost, signal.SIGTERM, request.shutdown_timeout)  # the ranks end with their parent
             from gpt2train.launch import torchrun
 
             return torchrun.main(["--lost", str(LOST_CONTACT), "--", *local, *request.arguments])
@@ -159,13 +160,10 @@ def _address_towards(host: str) -> str:
         ) from error
 
 
-def _watch(connection: int, request: RemoteJobRequest) -> None:
-    """End this process when the other side disconnects or sends no heartbeat in time."""
-    while select.select([connection], [], [], request.peer_timeout)[0] and os.read(connection, 4096):
+def _wait_for_loss(connection: int, seconds: float) -> None:
+    """Return when the other side disconnects or sends no heartbeat in time."""
+    while select.select([connection], [], [], seconds)[0] and os.read(connection, 4096):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(request.shutdown_timeout)
-    os.kill(os.getpid(), signal.SIGKILL)  # the ranks end with their parent
 
 
 if __name__ == "__main__":

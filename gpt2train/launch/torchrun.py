@@ -33,10 +33,11 @@ import psutil
 
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import checkpoint_step, last_step, newest_checkpoint
-from gpt2train.launch.parent_death import LAUNCHER, RESUMES, USER_ERROR, die_with_parent, hangup_signals
+from gpt2train.launch.exit_codes import LAUNCHER, RESUMES, USER_ERROR
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
+from gpt2train.store.process import die_with_parent, hangup_signals
+from gpt2train.store.run_folder import checkpoint_step, last_step, newest_checkpoint
 
 CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 TRAINING = "gpt2train.train"  # module of a training, whose state is saved

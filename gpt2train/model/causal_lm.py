@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2train.errors import UserError
-from gpt2train.model.cache import Prefill, Step
+from gpt2train.model.cache import Cache, Prefill, Step
 from gpt2train.model.families import MODELS, is_tied
 from gpt2train.model.family_check import check_model, check_specification
-from gpt2train.model.loss import IGNORE, chunked_cross_entropy, soft_cap
+from gpt2train.model.loss import IGNORE, LOGIT_ROWS, chunked_cross_entropy, soft_cap, softmax_terms
 from gpt2train.model.shape import Shape
 from gpt2train.plugins import load
 
@@ -119,6 +119,7 @@ class CausalLM(nn.Module):
         # Tensor parallelism replaces these: entry to a region with all tokens, and slices of a sequence outside of it.
         self.enter: Callable[[Tensor], Tensor] = lambda x: x
         self.slices = 1
+        self.kv_heads = MODELS[shape.family].kv_heads(shape)  # those of this process
         # Functions of (logits, targets, **extra) of an objective of its own (`gpt2train.model.objectives`).
         self.own_loss: Callable[..., Tensor] | None = None
         self.scores: Callable[..., Tensor] | None = None
@@ -141,6 +142,7 @@ class CausalLM(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         ids: Tensor | None = None,
+        head: Callable[[Tensor], Tensor] | None = None,
         **extra: Tensor,
     ) -> Tensor:
         """Compute the logits of every position, or of every sample in a classifier, or with `targets` the summed loss.
@@ -154,6 +156,8 @@ class CausalLM(nn.Module):
             documents: int64 [batch, length] document number of each token, to restrict attention to earlier tokens of
                 the same document; not together with a cache.
             ids: int64 [batch, length] token ids, for a pipeline stage without the embeddings that `reads_ids`.
+            head: function of the last hidden states whose result is returned in the place of logits; it can use the
+                parameters, which FSDP gathers for the forward alone.
             extra: further tensors of the batch: those of the loss of an objective of its own, and for a classifier
                 `lengths`, int64 [batch], tokens of each sample without the padding on the right, by default all.
 
@@ -170,8 +174,33 @@ class CausalLM(nn.Module):
         if self.shape.labels:
             return self._classified(x, targets, extra)
         if targets is None:
-            return self.cap(self.project(x, self.output_weight))
+            return self.cap(self.project(x, self.output_weight)) if head is None else head(x)
         return self.losses(x, targets, extra)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits after some of the last hidden states, float32 [..., vocab], without the padding rows.
+
+        They are whole on every process of a tensor-parallel group.
+        """
+        return self.cap(F.linear(hidden, self.output_weight[: self.shape.vocab])).float()
+
+    def log_probs(
+        self, hidden: Tensor, targets: Tensor, rows: Tensor | None = None, chunk: int = LOGIT_ROWS
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of each target after its hidden state, and True where it is the most likely token.
+
+        Args:
+            hidden: some of the last hidden states, [states, hidden].
+            targets: int64 [targets], token ids.
+            rows: int64 [targets], row of `hidden` before each target; by default each target has its own.
+            chunk: hidden states whose logits are in memory at a time.
+
+        Returns:
+            float32 [targets] and bool [targets], whole on every process of a tensor-parallel group.
+        """
+        weight = self.output_weight[: self.shape.vocab]
+        chosen, top, total, best = softmax_terms(hidden, weight, targets, rows, self.cap, chunk)
+        return chosen - (total.log() + top), best == targets
 
     def cap(self, logits: Tensor) -> Tensor:
         """Apply the soft cap, if the model has one, to logits of the output projection."""
@@ -224,6 +253,27 @@ class CausalLM(nn.Module):
         for i, (layer, block) in enumerate(self.blocks.items()):
             x = block(x, cache[i] if cache else None, mask, placed, *more.get(layer, ()))
         return self.ln_f(x) if self.has_head else x
+
+    def new_cache(self, rows: int, context: int) -> Cache:
+        """Empty KV cache of this stage, for `rows` sequences of up to `context` tokens."""
+        like = next(self.parameters())
+        return Cache(len(self.blocks), self.kv_heads, self.shape.head_dim, rows, context, like.dtype, like.device)
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: Cache) -> Tensor:
+        """Add rows to a cache, and return the last hidden state after the last token of each, [rows, hidden].
+
+        Args:
+            tokens: int64 [rows, longest], padded on the right.
+            lengths: number of tokens of each row.
+            cache: cache of `new_cache`.
+        """
+        hidden = self.hidden(tokens, cache.prefill(lengths))
+        return hidden[range(len(lengths)), [length - 1 for length in lengths]]
+
+    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Add one token, int64 [rows], to every row of a cache, and return the last hidden states [rows, hidden]."""
+        positions = torch.tensor(cache.lengths, device=cache.device)[:, None]
+        return self.hidden(tokens[:, None], cache.step(), positions)[:, 0]
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Compute the input of the first block: by default the token embedding."""

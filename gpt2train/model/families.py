@@ -36,6 +36,7 @@ __all__ = [
     "all_blocks",
     "block_sizes",
     "check_decoder_alone",
+    "check_language_model",
     "context_length",
     "initial_std",
     "is_embedding",
@@ -80,7 +81,6 @@ class ModelFamily:
         layout: subclass of `gpt2train.convert.hf_layout.HFLayout`, the form of saved models; by default `config.json`
             and tensors under this project's names.
         decode_step: faster implementation of a decoding step, created with model and KV cache.
-        decoder: class of the decoder of a model on one device, created with model, rows and context.
         first_blocks: function from the shape to the numbers of the blocks that begin a run of equal ones, in a model of
             several sequences one run for each of them; by default all blocks are equal.
         used_beside: function from the shape to the numbers of the blocks beside which each parameter outside the blocks
@@ -112,7 +112,6 @@ class ModelFamily:
     inner_dropout: Callable[[Shape], int] = lambda shape: 0
     layout: str = "gpt2train.convert.hf_layout:HFLayout"
     decode_step: str | None = None
-    decoder: str = "gpt2train.inference.decoder:LocalDecoder"
     first_blocks: Callable[[Shape], tuple[int, ...]] = lambda shape: (0,)
     used_beside: Callable[[Shape], Mapping[str, Collection[int]]] | None = None
     encoder_readers: tuple[str, ...] = ()
@@ -154,7 +153,7 @@ MODELS.register(
         value_tables=llama_family.VALUE_TABLES,
         initial_std=llama_family.initial_std,
         layout="gpt2train.convert.hf_llama:LlamaLayout",
-        decode_step="gpt2train.inference.fast_llama_step:FastLlamaStep",
+        decode_step="gpt2train.inference.fast_decode_step:FastLlamaStep",
     ),
 )
 MODELS.register(
@@ -168,7 +167,6 @@ MODELS.register(
         more_saved=t5_family.more_saved,
         inner_dropout=t5_family.inner_dropout,
         layout="gpt2train.convert.hf_t5:T5Layout",
-        decoder="gpt2train.inference.t5_decoder:T5Decoder",
         first_blocks=t5_family.first_blocks,
         used_beside=t5_family.used_beside,
         encoder_readers=t5_family.ENCODER_READERS,
@@ -216,6 +214,18 @@ def check_decoder_alone(shape: Shape, source: object) -> None:
         raise UserError(
             f"{source} has an encoder and a decoder ({shape.family}), and no probability of a text by itself; use "
             "gpt2train generate"
+        )
+
+
+def check_language_model(shape: Shape, source: object) -> None:
+    """Check that a model predicts tokens.
+
+    Raises:
+        UserError: it is a sequence classifier.
+    """
+    if shape.labels:
+        raise UserError(
+            f"{source} is a classifier of {shape.labels} classes and predicts no tokens; give another model"
         )
 
 

@@ -24,6 +24,14 @@ class LazyTensor:
     read: Callable[[torch.dtype], Tensor]
     """Function that reads the whole tensor to the CPU."""
 
+    def equals(self, other: "LazyTensor") -> bool:
+        """Return True if two tensors have the same size and values."""
+        return self is other or (self.size == other.size and self.read(torch.float32).equal(other.read(torch.float32)))
+
+    def is_zero(self) -> bool:
+        """Return True if all values are zero."""
+        return not self.read(torch.float32).count_nonzero()
+
 
 @dataclass(frozen=True)
 class LazyWeights:
@@ -48,16 +56,6 @@ def empty_model(shape: Shape) -> CausalLM:
 def in_memory(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
     """Wrap tensors in memory as lazy tensors."""
     return {name: LazyTensor(tuple(tensor.shape), tensor.to) for name, tensor in tensors.items()}
-
-
-def pad_vocabulary(rows: Tensor, total: int) -> Tensor:
-    """Pad the vocabulary to `total` rows by repeating the last row.
-
-    Megatron-LM's softmax includes the padding rows. A row of zeros would have the logit 0, far above those of real
-    tokens in a trained GPT-2 (OpenAI's are around -35 and lower); a copy has the logit of a rare token.
-    """
-    num_missing = total - len(rows)
-    return rows if num_missing <= 0 else torch.cat((rows, rows[-1:].expand(num_missing, -1)))
 
 
 def check_sizes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:

@@ -5,6 +5,7 @@ Here the gradient is computed chunk by chunk in the forward pass (the idea of th
 chunk of logits.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +17,12 @@ from gpt2train.compat.torch_compile import compiled_result
 
 IGNORE = -100
 # Rows of logits in memory at a time. On a CPU they should fit the cache: at a vocabulary of 50,304 and a width of 384,
-# 256 rows take 1.36 s, 1,024 take 1.45 s and 64 take 1.65 s. On a GPU large matrices are faster.
+# 256 rows take 1.36 s, 1,024 take 1.45 s and 64 take 1.65 s. On a GPU large matrices are faster: the product for the
+# hidden states' gradient has 96 tiles of 128 x 128 at 2,048 rows and a width of 768, for the 132 multiprocessors of an
+# H100. Compiled code never has the logits in float32, so that four times the rows take about the same memory.
 CHUNK = {"cpu": 256, "cuda": 2048}
+COMPILED_ROWS = 4
+LOGIT_ROWS = 256  # the same for log-probabilities: 51 MB in float32 at a vocabulary of 50,257
 MASKED_LOGIT = -1e30  # logit of a padding row of the vocabulary; finite, since a vocabulary shard can be padding only
 
 
@@ -56,7 +61,9 @@ class _ChunkedCrossEntropy(GradientInForward):
         matrix = weight if dtype is None else weight.to(dtype)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
-        size = CHUNK.get(hidden.device.type, 1024)
+        size, compiling = CHUNK.get(hidden.device.type, 1024), torch.compiler.is_compiling()
+        if compiling and hidden.device.type != "cpu":
+            size *= COMPILED_ROWS
         for start in range(0, hidden.shape[0], size):
             rows = hidden[start : start + size].to(matrix.dtype)
             target = targets[start : start + size].unsqueeze(1)
@@ -67,7 +74,11 @@ class _ChunkedCrossEntropy(GradientInForward):
             slope = soft_cap_(logits, softcap, needs_grad) if softcap else None
             logits[:, vocab:] = MASKED_LOGIT
             top = logits.amax(1, keepdim=True)
-            picked = logits.gather(1, column)
+            if compiling:  # compared, not gathered: one kernel reads the logits of a chunk, and no later one needs them
+                hit = torch.arange(logits.shape[1], device=logits.device) == column
+                picked = torch.where(hit, logits, 0.0).sum(1, keepdim=True)
+            else:
+                picked = logits.gather(1, column)
             total = logits.sub_(top).exp_().sum(1, keepdim=True)
             log_z = total.log() + top
             loss += ((log_z - picked) * valid).sum()
@@ -77,7 +88,10 @@ class _ChunkedCrossEntropy(GradientInForward):
                 factor *= 1 + 2 * z_loss * log_z
             if grad_hidden is None or grad_weight is None:
                 continue
-            grad = logits.mul_(factor).scatter_add_(1, column, -valid)
+            if compiling:
+                grad = logits * factor - torch.where(hit, valid, 0.0)
+            else:
+                grad = logits.mul_(factor).scatter_add_(1, column, -valid)
             grad = (grad if slope is None else grad.mul_(slope)).to(matrix.dtype)
             slope = None  # freed before the logits of the next chunk are made
             grad_hidden[start : start + size] = grad @ matrix
@@ -154,3 +168,42 @@ def plain_cross_entropy(
     if not z_loss:
         return loss
     return torch.stack((loss, z_loss * (logits.logsumexp(1).square() * (targets.flatten() != IGNORE)).sum()))
+
+
+def softmax_terms(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    rows: Tensor | None,
+    cap: Callable[[Tensor], Tensor],
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Terms of the log-probability of each target under a softmax over some rows of an output weight.
+
+    Args:
+        hidden: last hidden states, [states, hidden].
+        weight: rows of the output weight, at least one, [tokens, hidden].
+        targets: row of the weight of each target, int64 [targets]; others are targets elsewhere.
+        rows: as in `CausalLM.log_probs`.
+        cap: function of the logits.
+        chunk: hidden states whose logits are in memory at a time.
+
+    Returns:
+        Logit of each target (-inf elsewhere), largest logit, sum of exp(logit - largest), float32 [targets], and row of
+        the largest one, int64 [targets].
+    """
+    rows = torch.arange(len(targets), device=targets.device) if rows is None else rows
+    terms = torch.zeros(3, len(targets), device=hidden.device)
+    best = torch.zeros_like(targets)
+    for start in range(0, len(hidden), chunk):
+        here = ((rows >= start) & (rows < start + chunk)).nonzero().flatten()
+        at, target = rows[here] - start, targets[here]
+        logits = cap(F.linear(hidden[start : start + chunk], weight)).float()
+        known = (target >= 0) & (target < len(weight))
+        chosen = logits[at, target.where(known, 0)].masked_fill(~known, -torch.inf)
+        top, first = logits.max(1, keepdim=True)
+        # In place: logits are the largest tensor here, and a copy takes as long as a tenth of their product.
+        total = logits.sub_(top).exp_().sum(1)
+        terms[:, here] = torch.stack((chosen, top[at, 0], total[at]))
+        best[here] = first[at, 0]
+    return *terms, best

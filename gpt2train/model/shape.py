@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PADDING = 128  # fast for matrix kernels, and the same sizes on all layouts of up to 128 tensor-parallel ranks
 
@@ -57,3 +61,16 @@ class Shape:
 def all_blocks(block: Sizes, layers: int) -> Sizes:
     """Sizes of the parameters of all blocks, which are equal, from those of one."""
     return {f"blocks.{layer}.{name}": size for layer in range(layers) for name, size in block.items()}
+
+
+def pad_vocabulary(rows: "Tensor", total: int) -> "Tensor":
+    """Pad the vocabulary to `total` rows by repeating the last row.
+
+    Megatron-LM's softmax includes the padding rows. A row of zeros would have the logit 0, far above those of real
+    tokens in a trained GPT-2 (OpenAI's are around -35 and lower); a copy has the logit of a rare token.
+    """
+    if total <= len(rows):
+        return rows
+    padded = rows.new_empty((total, *rows.shape[1:]))
+    padded[: len(rows)], padded[len(rows) :] = rows, rows[-1]
+    return padded

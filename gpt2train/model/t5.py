@@ -7,13 +7,14 @@ sqrt(head_dim). All blocks of a stack share one table of position biases.
 
 import math
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2train.model.cache import Prefill, Step
+from gpt2train.errors import UserError
+from gpt2train.model.cache import Cache, Prefill, Step
 from gpt2train.model.causal_lm import CausalLM, FinalNorm, InnerDropout, SelfAttention
 from gpt2train.model.families import on_stage
 from gpt2train.model.shape import Shape
@@ -216,7 +217,46 @@ class T5(CausalLM):
             x = self.blocks[str(layer)](x, bias)
         return self.drop(self.encoder_norm(x)) if self.encoder_layers - 1 in self.layers else x
 
-    def decode(
+    def hidden(self, *_: Any, **__: Any) -> Tensor:
+        """Refuse: a T5 does not predict its prompt.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError("an encoder-decoder reads the prompt with its encoder and has no scores of it; leave them out")
+
+    def new_cache(self, rows: int, context: int) -> "T5Cache":  # type: ignore[override]
+        """Empty cache.
+
+        Raises:
+            UserError: the model does not know the token with which the decoder begins.
+        """
+        if options_of(self.shape).start_id < 0:
+            raise UserError(
+                "the model does not name the token with which its decoder begins; set model.options.start_id"
+            )
+        weight = self.wte.weight
+        sizes = (self.shape.layers - self.encoder_layers, self.kv_heads, self.shape.head_dim, rows, context)
+        return T5Cache(*(Cache(*sizes, weight.dtype, weight.device) for _ in range(2)))
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: "T5Cache") -> Tensor:  # type: ignore[override]
+        """Read a prompt per new row with the encoder, and return the hidden state before the first token to write."""
+        real = torch.tensor(lengths, device=cache.device)
+        keys = self.memory_keys(self.encode(tokens, real))
+        for prefill, (key, value) in zip(cache.memory.prefill(lengths), keys, strict=True):
+            prefill.extend(key, value)
+        first = torch.full((len(lengths), 1), options_of(self.shape).start_id, device=cache.device)
+        return self._decode(first, torch.zeros_like(first), keys, real, cache.written.prefill([1] * len(lengths)))
+
+    def step(self, tokens: Tensor, cache: "T5Cache") -> Tensor:  # type: ignore[override]
+        """Write one token, int64 [rows], to every row, and return the last hidden states [rows, hidden]."""
+        rows, lengths = len(tokens), cache.memory.lengths
+        positions = torch.tensor(cache.written.lengths, device=cache.device)[:, None]
+        keys = [(key[:rows, :, : max(lengths)], value[:rows, :, : max(lengths)]) for key, value in cache.memory.layers]
+        real = torch.tensor(lengths, device=cache.device)
+        return self._decode(tokens[:, None], positions, keys, real, cache.written.step())
+
+    def _decode(
         self,
         tokens: Tensor,
         positions: Tensor,
@@ -224,7 +264,7 @@ class T5(CausalLM):
         lengths: Tensor,
         cache: Sequence[Prefill | Step],
     ) -> Tensor:
-        """Compute the last hidden states [batch, 1, hidden] of one more token of each row.
+        """Compute the last hidden states [batch, hidden] of one more token of each row.
 
         Args:
             tokens: int64 [batch, 1].
@@ -238,7 +278,7 @@ class T5(CausalLM):
         mask = padding_mask(lengths, memory[0][0].shape[2])
         for number, block in enumerate(list(self.blocks.values())[self.encoder_layers :]):
             x = block(x, bias, memory[number], mask, cache[number])
-        return self.final(x)
+        return self.final(x)[:, 0]
 
     def memory_keys(self, memory: Tensor) -> list[KeyValue]:
         """Keys and values of the encoder's output [batch, length, hidden] for each block of the decoder."""
@@ -279,6 +319,27 @@ class T5(CausalLM):
             if not name.startswith("blocks.") and not on_stage(name, self.shape, layers):
                 delattr(self, name.partition(".")[0])
         return self
+
+
+class T5Cache:
+    """Keys and values of a batch: those of the encoder's output, computed once per prompt, and of what was written.
+
+    A row's tokens are the prompt and what the decoder has written.
+    """
+
+    def __init__(self, memory: Cache, written: Cache) -> None:
+        self.memory, self.written, self.device = memory, written, memory.device
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of tokens of each row."""
+        pairs = zip(self.memory.lengths, self.written.lengths, strict=True)
+        return [prompt + written - 1 for prompt, written in pairs]  # the first token of the decoder is not counted
+
+    def select(self, sources: Sequence[int]) -> None:
+        """Replace, drop, move and copy rows, as `Cache.select`."""
+        self.memory.select(sources)
+        self.written.select(sources)
 
 
 def padding_mask(lengths: Tensor | None, keys: int) -> Tensor | None:

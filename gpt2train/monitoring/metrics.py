@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import DISK_FULL_ERRNOS, read_json_lines, write_atomic
 from gpt2train.model.families import MODELS, is_lookup, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.gpu_peaks import peak_flops
+from gpt2train.store.files import DISK_FULL_ERRNOS, read_json_lines, write_atomic
 
 if TYPE_CHECKING:
     import torch

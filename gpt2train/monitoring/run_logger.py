@@ -15,12 +15,9 @@ from typing import Any
 
 import torch
 
-from gpt2train.checkpoint.store import StoredCorpus
+from gpt2train.checkpoint.manifest import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.dataset import Dataset
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import write_atomic
-from gpt2train.io.progress import format_duration
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.gpu_meter import gpu_meter
 from gpt2train.monitoring.memory_report import peak_resident
@@ -32,6 +29,9 @@ from gpt2train.monitoring.time_left import TimeLeft
 from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import write_atomic
+from gpt2train.store.progress import format_duration
 from gpt2train.training.phases import PHASES, PhaseTimer, phase_columns
 from gpt2train.training.train_state import StepStats, TrainState
 from gpt2train.training.validation import Sample

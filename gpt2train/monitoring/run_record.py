@@ -27,16 +27,17 @@ from pydantic import ConfigDict, ValidationError
 import gpt2train
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
-from gpt2train.io.files import write_atomic
-from gpt2train.io.run_folder import RECORD
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import Record
+from gpt2train.store.files import write_atomic
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, read_manifest
+from gpt2train.store.run_folder import RECORD
 
 log = logging.getLogger("gpt2train")
 
 FORMAT = 1
-MANIFEST = "_manifest.json"  # manifest of a finished data step
 GIT_SECONDS = 10
 
 
@@ -201,28 +202,25 @@ def record_early_stop(config: RunConfig, step: int, reason: str) -> None:
 def token_fingerprint(prefix: str) -> str | None:
     """Fingerprint from the manifest of the data step that made token files; None if none did."""
     manifest = tokenize_manifest(prefix)
-    return None if manifest is None else str(manifest["fingerprint"])
+    return None if manifest is None else manifest.fingerprint
 
 
-def tokenize_manifest(prefix: str | Path) -> dict[str, Any] | None:
+def tokenize_manifest(prefix: str | Path) -> Manifest | None:
     """Manifest of the data step that made token files: `tokens/_manifest.json` for `tokens/train/tokens`.
 
     None for files made elsewhere, which may lie in the folder of a data flow: the manifest does not name them, or names
     files of another size. Files that are gone have the sizes of the manifest.
     """
     path = Path(prefix)
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        folder = path.parent.parent
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        sizes = {output["name"]: output["bytes"] for output in manifest["outcome"]["outputs"]}
-        files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("bin", "idx")]
-        named = all(f"{path.parent.name}/{file.name}" in sizes for file in files)
-        same = named and all(
-            not file.exists() or file.stat().st_size == sizes[f"{path.parent.name}/{file.name}"] for file in files
-        )
-        if same and manifest["step"] == "tokenize" and isinstance(manifest["fingerprint"], str):
-            return dict(manifest)
-    return None
+    made = None
+    with contextlib.suppress(OSError):  # such as one that may not be read
+        made = read_manifest(Folder(path.parent.parent))
+    sizes = {record.name: record.bytes for record in made.outputs} if made and made.step == "tokenize" else {}
+    for file in (path.with_name(f"{path.name}.{suffix}") for suffix in ("bin", "idx")):
+        size = sizes.get(f"{path.parent.name}/{file.name}")
+        if size is None or (file.exists() and file.stat().st_size != size):
+            return None
+    return made
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from gpt2train.io.files import read_json_lines, write_atomic, write_error
+from gpt2train.store.files import read_json_lines, write_atomic, write_error
 
 log = logging.getLogger("gpt2train")
 

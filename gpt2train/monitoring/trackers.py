@@ -11,18 +11,20 @@ import importlib
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import write_atomic
 from gpt2train.settings import flatten
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import write_atomic
 
 log = logging.getLogger("gpt2train")
 
@@ -31,7 +33,8 @@ IDENTITY = "tracking.json"
 MAX_ROWS = 10_000  # rows that wait for a tracker that does not answer; older ones are dropped
 MAX_METRICS, MAX_PARAMS = 1000, 100  # of a request to MLflow
 OPEN_SECONDS = 10.0  # a tracker that refuses a new run within this time ends it before its first step
-CLOSE_SECONDS = 30.0
+CLOSE_SECONDS = 60.0  # without its server Weights & Biases needs half of it until it writes to the disk
+FINISH_SECONDS = 20.0  # for Weights & Biases to upload the rest, below CLOSE_SECONDS
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
 # Codes of MLflow's errors that may pass, those of a connection too; others are a refusal, such as a missing permission.
 PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "IO_ERROR", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
@@ -64,31 +67,57 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Run in Weights & Biases; `WANDB_MODE=offline` keeps it on disk."""
+    """Run in Weights & Biases; `WANDB_MODE=offline` keeps it on disk, and so does a server that does not answer.
+
+    Once it is open, the library itself keeps on disk what it cannot send, and tries again.
+    """
 
     def __init__(self, config: RunConfig, step: int) -> None:
         wandb = _load("wandb", "logging.wandb")
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # its reports on itself fail with the server
         known = _tracked_runs(config.output).get("wandb")
+        name = known or secrets.token_hex(4)
         try:
-            self._run = wandb.init(
-                project=config.logging.wandb,
-                dir=config.output,
-                name=Path(config.output).name,
-                id=known,
-                resume="allow" if known else None,
-                config=config.model_dump(mode="json"),
-                settings=wandb.Settings(console="off"),
-            )
+            self._run = self._init(wandb, config, id=name, resume="allow" if known else None)
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise UserError(f"logging.wandb: Weights & Biases refused: {error}; log in, or unset it") from error
-        _store_id(config.output, "wandb", self._run.id)
+        except wandb.errors.CommError as error:
+            self._run = self._init(wandb, config, id=name, mode="offline")
+            self._warn(" ".join(str(error).split()))
+        _store_id(config.output, "wandb", name)
+
+    @staticmethod
+    def _init(wandb: Any, config: RunConfig, **options: Any) -> Any:
+        with contextlib.suppress(Exception):  # a run whose process has died would be returned again
+            wandb.teardown()
+        limits: dict[str, Any] = {"init_timeout": OPEN_SECONDS}
+        if "finish_timeout" in wandb.Settings.model_fields:  # not in older releases, which wait without end
+            limits |= {"finish_timeout": FINISH_SECONDS, "finish_timeout_raises": True}
+        return wandb.init(
+            project=config.logging.wandb,
+            dir=config.output,
+            name=Path(config.output).name,
+            config=config.model_dump(mode="json"),
+            settings=wandb.Settings(console="off", **limits),
+            **options,
+        )
+
+    def _warn(self, reason: str) -> None:
+        folder = Path(self._run.settings.sync_dir)
+        log.warning(
+            "warning: logging.wandb: %s; the rows are kept in %s; send them later: wandb sync %s",
+            *(reason, folder, quote(str(folder))),
+        )
 
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._run.log(dict(row.values), step=row.step)
 
     def close(self) -> None:
-        self._run.finish()
+        try:
+            self._run.finish()
+        except TimeoutError:
+            self._warn("the server has not taken all rows")
 
 
 class MLflow:
@@ -153,7 +182,7 @@ class TrackerThread:
         self._setting, self._open, self._sent = setting, open_tracker, step
         self._rows: deque[Row] = deque()
         self._changed = threading.Condition()
-        self._closing = self._failed = self._tried = False
+        self._closing = self._failed = self._tried = self._left = False
         self._may_refuse = step == 0  # later, a refusal is not worth a start
         self._dropped = 0
         self._refusal: UserError | None = None
@@ -187,6 +216,7 @@ class TrackerThread:
             self._closing = True
             self._changed.notify()
         self._thread.join(CLOSE_SECONDS if wait else 0)
+        self._left = self._thread.is_alive()
         if wait and (missing := len(self._rows) + self._dropped):
             log.warning("warning: %s lacks %s; metrics.jsonl has all", self._setting, count_of(missing, "row"))
         elif wait and self._thread.is_alive():
@@ -205,7 +235,7 @@ class TrackerThread:
             except Exception as error:  # noqa: BLE001 - of libraries and servers that the result does not need
                 if self._mark_tried(error):
                     return
-                if not self._failed:
+                if not self._failed and not self._left:
                     reason = " ".join(str(error).split()).removeprefix(f"{self._setting}: ") or type(error).__name__
                     log.warning("warning: %s: %s; the run goes on, and its rows are sent later", self._setting, reason)
                 pause = min(MAX_RETRY_SECONDS, 2 * pause) if self._failed else RETRY_SECONDS

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from gpt2train.config import RampUp, TrainSettings
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
 from gpt2train.model.families import MODELS, shard_dim, sizes
 from gpt2train.model.shape import PADDING, Shape
 from gpt2train.parallel.head_split import HeadSplit
+from gpt2train.store.counts import count_of
 
 FP8_MULTIPLE = 16  # of the sizes of the factors of a product in 8 bits on a GPU
 

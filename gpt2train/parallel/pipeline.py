@@ -127,12 +127,13 @@ class Pipeline:
                 transfer.wait()
         return total
 
-    def logits(self, tokens: Tensor, slices: int) -> Tensor | None:
+    def logits(self, tokens: Tensor, slices: int, head: Callable[[Tensor], Tensor] | None = None) -> Tensor | None:
         """Compute the logits of single sequences, for few tokens of a sample: the stages wait for each other.
 
         Args:
             tokens: int64 [batch, length], the same on every process of the pipeline.
             slices: number of slices into which sequence parallelism splits a sequence.
+            head: function of the last hidden states whose result takes the place of the logits.
 
         Returns:
             Logits on the last process, None on the others.
@@ -147,7 +148,7 @@ class Pipeline:
             else:
                 hidden = torch.empty(shape, dtype=self.dtype, device=self.device)
             dist.broadcast(hidden, group=self.group, group_src=owner)
-        return self.parts[-1](hidden, **ids) if self.rank == self.size - 1 else None
+        return self.parts[-1](hidden, head=head, **ids) if self.rank == self.size - 1 else None
 
     def _task(self, plan: list[tuple[CausalLM, int]], tick: int, batches: int) -> tuple[CausalLM, int] | None:
         """Model part and micro-batch of this process in a tick; each process is one tick behind the previous one."""

@@ -29,8 +29,10 @@ from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, FinalNorm, InnerDropout, SelfAttention
 from gpt2train.model.families import SCORE, shard_dim
 from gpt2train.model.linear import Linear
+from gpt2train.model.loss import LOGIT_ROWS
 from gpt2train.model.rms_norm import rms_norm
 from gpt2train.parallel import vocab_parallel
+from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.norms import widened
 from gpt2train.parallel.rng import per_rank_rng
 from gpt2train.parallel.tp_collectives import Region
@@ -72,7 +74,19 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
             set_exchange(module, region, used, model.shape)
     model.project = lambda x, weight: vocab_parallel.logits(x, region.local(weight), region)
     model.enter, model.slices = region.enter, mesh.size() if sequence_parallel else 1
+    model.kv_heads = HeadSplit.of(model.shape, mesh.size()).computed_keys(region.rank)
     vocab, softcap = model.shape.vocab, model.softcap
+
+    def logits(hidden: Tensor) -> Tensor:
+        return model.cap(model.project(hidden, model.output_weight)[..., :vocab]).float()
+
+    def log_probs(
+        hidden: Tensor, targets: Tensor, rows: Tensor | None = None, chunk: int = LOGIT_ROWS
+    ) -> tuple[Tensor, Tensor]:
+        weight = region.local(model.output_weight)
+        return vocab_parallel.log_probs(hidden, weight, targets, rows, region, vocab, model.cap, chunk)
+
+    model.logits, model.log_probs = logits, log_probs  # type: ignore[method-assign]
     model.cross_entropy = lambda x, weight, targets, z_loss=0.0: vocab_parallel.cross_entropy(
         x, region.local(weight), targets, region, vocab, softcap, z_loss
     )

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_table, on_stage, sizes
 from gpt2train.model.shape import Shape
+from gpt2train.parallel.head_split import uneven_heads
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, kinds_of, stages_of
 from gpt2train.plan.recomputation import stored_products
-from gpt2train.plan.uneven_heads import uneven_heads
 
 FP32 = 4
 HALF = 2

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from gpt2train.config import TrainSettings
 from gpt2train.config.recipe import vocabulary
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
 from gpt2train.plan.best_command import best_command
 from gpt2train.plan.budget import cpu_rate, gpu_rate
 from gpt2train.plan.hardware import Hardware
@@ -18,6 +17,7 @@ from gpt2train.plan.search import GivenLayout, search
 from gpt2train.plan.settings_file import read_settings
 from gpt2train.plan.show import headline, rank_table, reasons, summary, table
 from gpt2train.settings import MAX_COUNT, build, explain
+from gpt2train.store.counts import count_of
 
 GPT2_VOCAB = 50257
 FORMULA_ERROR = 0.25  # by which formulas may name too much memory and the layout is still simulated

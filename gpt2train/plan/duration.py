@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from gpt2train.config import TrainSettings
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
+from gpt2train.parallel.head_split import uneven_heads
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import head_weight
 from gpt2train.plan.activations import FP32, HALF
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import Piece, blocks_parameters, parameters
 from gpt2train.plan.recomputation import repeated_reduces, slowdown
-from gpt2train.plan.uneven_heads import uneven_heads
 
 ADAMW_BYTES = 28  # per parameter and update: weight, gradient and 2 moments read; weight and 2 moments written
 HALF_SPEED_TOKENS = 1024  # tokens of a micro-batch per tensor-parallel rank at which a GPU has half its efficiency

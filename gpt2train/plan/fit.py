@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from gpt2train.config import TrainSettings, resolve_epochs
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.data.epoch import samples_in
-from gpt2train.io.counts import count_of
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.parallel.layout import Layout
@@ -18,6 +17,7 @@ from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import peak
 from gpt2train.plan.parameters import pieces
 from gpt2train.plan.recomputation import slowdown
+from gpt2train.store.counts import count_of
 
 # FLOP/s of a core in fp32 training: 0.75 of 83 to 94 GFLOP/s as matrix products (docs/develop/benchmarks.md)
 CORE_FLOPS = 60e9

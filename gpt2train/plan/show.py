@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from gpt2train.config import TrainSettings
-from gpt2train.io.counts import count_of
 from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
@@ -14,6 +13,7 @@ from gpt2train.plan.fit import duration, planned_steps, tokens_of
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import Memory
 from gpt2train.plan.search import Candidate, Plan, offload_of, shown
+from gpt2train.store.counts import count_of
 
 MAX_REASONS = 5
 

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from gpt2train.config import TrainSettings
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.budget import this_machine
 from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, gigabytes
@@ -21,6 +20,7 @@ from gpt2train.plan.search import GivenLayout
 from gpt2train.plan.settings_file import read_settings
 from gpt2train.plan.simulation import on_cpu, simulated
 from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, build, explain, layer
+from gpt2train.store.counts import count_of
 
 if TYPE_CHECKING:
     from rich.table import Table

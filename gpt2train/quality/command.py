@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gpt2train.io.files import write_atomic
+from gpt2train.store.files import write_atomic
 
 PRECISION = 0.9
 

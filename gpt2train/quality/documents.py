@@ -3,17 +3,19 @@
 The cleaning stores the beginning of a rejected text; the whole text is looked up in the documents that it read.
 """
 
+import functools
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder
-from gpt2train.io.inner_path import STEP_MANIFEST, step_files
-from gpt2train.io.removal import check_no_removal_above
+from gpt2train.errors import RunError, UserError
+from gpt2train.store.files import check_folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.output import FinishedStep, Output
+from gpt2train.store.removal import check_no_removal_above
 
 MAX_FILES = 16  # read of each kind, evenly spaced
 MAX_DOCUMENTS = 1000  # of each kind
@@ -49,15 +51,13 @@ def sample_documents(output: Path, seed: int = 0) -> tuple[list[Document], list[
     check_folder(output)
     folder = output / "clean"
     check_no_removal_above(folder)
-    try:
-        kept_files, rejected_files = (
-            [folder / name for name in step_files(folder, kind)] for kind in ("outputs", "rejected")
-        )
-    except ValueError as error:
-        raise UserError(f"{folder} holds no finished step clean; give the output folder of a data flow") from error
-    kept = _first(_rows(kept_files, ["id", "url", "text"]), seed)
-    rejected = _first(_rows(rejected_files, ["id", "url", "reason", "detail"]), seed)
-    texts = _texts(output, {row["id"] for row in rejected})
+    finished = Output(Folder(output))
+    clean = next((step for step in finished.steps if step.name == "clean"), None)
+    if clean is None:
+        raise UserError(f"{folder} holds no finished step clean; give the output folder of a data flow")
+    kept = _first(_rows([folder / name for name in clean.outputs], ["id", "url", "text"]), seed)
+    rejected = _first(_rows([folder / name for name in clean.rejected], ["id", "url", "reason", "detail"]), seed)
+    texts = _texts(finished.chain(clean)[:-1], {row["id"] for row in rejected})
     dropped = [
         Document(row["id"], row["url"] or "", texts[row["id"]], row["reason"], row["detail"] or "")
         for row in rejected
@@ -96,22 +96,20 @@ def _first(rows: Iterator[Row], seed: int) -> list[Row]:
     return [row for _, row in sorted(found.items())[:MAX_DOCUMENTS]]
 
 
-def _texts(output: Path, ids: Set[str]) -> dict[str, str]:
-    """Texts of documents by id, from the folders of the steps before the cleaning."""
+def _texts(steps: Sequence[FinishedStep], ids: Set[str]) -> dict[str, str]:
+    """Texts of documents by id, as the last of some steps that has them wrote them."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.dataset as ds
+
+    from gpt2train.store.rows import matches
 
     found: dict[str, str] = {}
-    for manifest in sorted(output.glob(f"*/{STEP_MANIFEST}")):
-        files = sorted(manifest.parent.glob("*.parquet"))
-        if manifest.parent.name == "clean" or not files or len(found) == len(ids):
-            continue
+    for step in reversed(steps):
+        missing = pa.array(sorted(ids - found.keys()), pa.string())
+        is_missing = functools.partial(pc.is_in, value_set=missing)
         try:
-            source = ds.dataset([str(file) for file in files])
-            if {"id", "text"} <= set(source.schema.names) and "split" not in source.schema.names:
-                table = source.to_table(columns=["id", "text"], filter=pc.field("id").isin(sorted(ids)))
-                found.update(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
-        except (OSError, pa.ArrowInvalid) as error:
-            raise UserError(f"{manifest.parent} cannot be read; run the data flow again to restore it") from error
+            for rows in matches(step.folder, step.outputs, "id", is_missing, ("id", "text"), partial=True):
+                found |= {row["id"]: row["text"] for row in rows if "text" in row}
+        except RunError as error:
+            raise UserError(f"{step.folder.url} cannot be read; run the data flow again to restore it") from error
     return found

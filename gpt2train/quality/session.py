@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_atomic
 from gpt2train.quality.documents import Document
 from gpt2train.quality.model_file import to_bytes
 from gpt2train.quality.training import MIN_VOTES, train, with_precision
 from gpt2train.quality.votes import Vote, VoteFile
+from gpt2train.store.files import write_atomic
 
 MAX_SHOWN = 20_000  # characters of a document on the page
 CURVE_POINTS = 200

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
 from gpt2train.quality.features import BUCKETS, features_of, gram_matrix
 from gpt2train.quality.model_file import QualityModel
 from gpt2train.quality.votes import Vote
+from gpt2train.store.counts import count_of
 
 MIN_VOTES = 200
 MIN_OF_A_KIND = 20  # good ones, and bad ones

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import fsync, make_folder, read_json_lines, write_error
+from gpt2train.store.files import fsync, make_folder, read_json_lines, write_error
 
 BEGINNING = b'{"id": '  # of each line
 Verdict = Literal["good", "bad"]

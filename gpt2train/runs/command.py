@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_atomic
 from gpt2train.runs.reading import Run, read_runs
 from gpt2train.runs.table import Sort, differences, sort_runs, text
+from gpt2train.store.files import write_atomic
 
 
 def runs(

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from gpt2train.convert.markdown import table
+from gpt2train.data.documents import Row, expand, read_rows
 from gpt2train.data.suffix_search import Span, find_spans
-from gpt2train.data.text_files import Row, expand, read_rows
 from gpt2train.data.tokenizer import encode_ordinary
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_atomic
-from gpt2train.io.inner_path import STEP_MANIFEST
 from gpt2train.runs.text_trace import TextTracer
+from gpt2train.store.files import write_atomic
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 
 RESULT = "contamination.json"
 MIN_TOKENS = 13  # as in the contamination study of GPT-3, in tokens instead of words
@@ -132,11 +133,8 @@ def parse_result(content: bytes) -> list[dict[str, Any]]:
 
 def _identity(folder: Path) -> str | None:
     """Identity of the tokens by the manifest of the step that made them; None if there is none."""
-    try:
-        manifest = json.loads((folder / "tokens" / STEP_MANIFEST).read_bytes())
-        return f"{manifest['fingerprint']}:{manifest['content']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    made = read_manifest(Folder(folder / "tokens"))
+    return made.identity if made else None
 
 
 def as_table(found: Sequence[Contamination]) -> str:

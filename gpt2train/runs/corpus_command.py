@@ -39,8 +39,8 @@ def index(
         Blocks of 67 million tokens that are built at a time; each takes 2 GB of memory.
     """
     from gpt2train.data.suffix_index import build_index, index_root
-    from gpt2train.io.files import format_bytes
     from gpt2train.runs.text_trace import find_source
+    from gpt2train.store.files import format_bytes
 
     found = find_source(source, split, weights)
     if not found.corpora:

@@ -4,21 +4,16 @@ The folder is a local path or any fsspec URL. The steps are found by their manif
 steps of plug-ins are included. What an older or partial output does not have is left out.
 """
 
-import contextlib
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import fsspec
-import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from gpt2train.io.inner_path import STEP_MANIFEST, file_names
+from gpt2train.store.folder import Folder
+from gpt2train.store.output import FinishedStep, Output
+from gpt2train.store.rows import find_rows, matches
 
 PAGES = "pages"
 IDENTITY = ("id", "url", "text", "title", "date", "source", "split")  # columns that are no result of a step
@@ -68,71 +63,17 @@ class DocumentRecord:
     complete: bool = True
 
 
-class OutputFolder:
-    """Output folder of the data steps, local or on an object store, read only."""
+def document_steps(output: Output) -> list[FinishedStep]:
+    """Return the steps with documents that made the tokens, in their order.
 
-    def __init__(self, url: str | Path) -> None:
-        self.url = str(url).rstrip("/")
-        self._fs, self._root = fsspec.core.url_to_fs(self.url)
-
-    def __truediv__(self, name: str) -> "OutputFolder":
-        return OutputFolder(f"{self.url}/{name}")
-
-    def open(self, name: str) -> IO[bytes]:
-        """Open a file for reading."""
-        return self._fs.open(f"{self._root}/{name}", "rb")
-
-    def exists(self, name: str) -> bool:
-        """Return True if there is such a file."""
-        return bool(self._fs.isfile(f"{self._root}/{name}"))
-
-    def manifest(self) -> dict[str, Any]:
-        """Read the manifest of the step in this folder; empty if there is none."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self._fs.cat_file(f"{self._root}/{STEP_MANIFEST}"))
-            return found if isinstance(found, dict) else {}
-        return {}
-
-    def names(self, kind: str = "outputs") -> list[str]:
-        """Names of a finished step's files of one kind; empty without a manifest.
-
-        Raises:
-            UserError: one could lead out of the folder.
-        """
-        try:
-            return file_names(self.manifest(), kind, f"{self.url}/{STEP_MANIFEST}")
-        except ValueError:
-            return []
-
-    def step_folders(self) -> list[str]:
-        """Folders of the finished steps below this one, sorted."""
-        patterns = [f"{self._root}/*/{STEP_MANIFEST}", f"{self._root}/data_steps/*/{STEP_MANIFEST}"]
-        with contextlib.suppress(OSError):
-            found = [path for pattern in patterns for path in self._fs.glob(pattern)]
-            # The paths of a store begin without the protocol, those of the local disk may be absolute.
-            start = found[0].index(self._root.lstrip("/")) + len(self._root.lstrip("/")) + 1 if found else 0
-            return sorted(path[start : -len(STEP_MANIFEST) - 1] for path in found)
-        return []
-
-
-def document_steps(output: OutputFolder, last: str = "tokens") -> list[str]:
-    """Folders of the steps before the step in the folder `last`, in the order of the flow, by their manifests' inputs.
-
-    The usual folders come first if no input leads to them, as after a removal of a manifest between.
+    The usual folders are among them if no input leads to them, as after a removal of a manifest between.
     """
-    manifests = {name: (output / name).manifest() for name in output.step_folders()}
-    by_identity = {f"{one.get('fingerprint')}:{one.get('content')}": name for name, one in manifests.items()}
-    found, pending = list[str](), [last]
-    while pending:
-        inputs = manifests.get(pending.pop(0), {}).get("inputs", {})
-        known = [by_identity[one] for _, one in sorted(inputs.items()) if one in by_identity]
-        new = [name for name in known if name not in found]
-        found, pending = [*new, *found], pending + new
-    names = [*(name for name in USUAL if name in manifests and name not in found), *found]
-    return [name for name in names if name != PAGES and any(x.endswith(".parquet") for x in (output / name).names())]
+    ends = [step for step in output.steps if step.name == "tokens"]
+    names = {*USUAL, *(step.name for end in ends for step in output.chain(end))} - {PAGES, "tokens"}
+    return [step for step in output.steps if step.name in names and step.outputs]
 
 
-def look_up(output: OutputFolder, doc_id: str, url: str | None, seconds: float = float("inf")) -> DocumentRecord:
+def look_up(output: Output, doc_id: str, url: str | None, seconds: float = float("inf")) -> DocumentRecord:
     """Collect what is known about a document, for at most some seconds.
 
     Args:
@@ -144,82 +85,44 @@ def look_up(output: OutputFolder, doc_id: str, url: str | None, seconds: float =
     end = time.monotonic() + seconds
     steps, last = list[StepRow](), dict[str, Any]()
     for step in reversed(document_steps(output)):
-        folder = output / step
-        for name, number, _ in find_rows(folder, folder.names(), "id", {doc_id}, end):
-            row = _read_row(folder, name, number)
-            last = last or row
-            values = {key: value for key, value in row.items() if key not in IDENTITY and value is not None}
-            steps.insert(0, StepRow(step, name, number, values, _cuts(folder, doc_id, end)))
+        stage = step.stage(["id"], doc_id, "", end=end, partial=True)
+        if stage.result == "kept" and stage.place and stage.row:
+            last = last or stage.row
+            values = {key: value for key, value in stage.row.items() if key not in IDENTITY and value is not None}
+            steps.insert(0, StepRow(step.name, stage.place.file, stage.place.number, values, _cuts(step, doc_id, end)))
     page = next((place for _, place in find_pages(output, {url}, end)), None) if url else None
     known = {key: last.get(key) for key in ("title", "date", "source", "text")}
     return DocumentRecord(**known, steps=tuple(steps), page=page, complete=time.monotonic() < end)
 
 
-def find_rows(
-    folder: OutputFolder, names: Sequence[str], column: str, wanted: set[str], end: float = float("inf")
-) -> Iterator[tuple[str, int, str]]:
-    """Yield file, row and value of the first occurrence of each wanted value in a column, until a monotonic time."""
-    remaining = set(wanted)
-    for name in names:
-        if not remaining or time.monotonic() >= end:
-            return
-        if not name.endswith(".parquet") or not folder.exists(name):
-            continue
-        with folder.open(name) as opened:
-            file = pq.ParquetFile(opened)
-            if column not in file.schema_arrow.names:
-                continue
-            values = file.read(columns=[column])[column]
-        for row in np.flatnonzero(pc.is_in(values, pa.array(sorted(remaining), values.type)).to_numpy()).tolist():
-            value = values[row].as_py()
-            if value in remaining:
-                remaining.discard(value)
-                yield name, row, value
-
-
-def find_pages(output: OutputFolder, urls: set[str], end: float = float("inf")) -> Iterator[tuple[str, str]]:
+def find_pages(output: Output, urls: set[str], end: float = float("inf")) -> Iterator[tuple[str, str]]:
     """Yield each URL with the positions of its page: archive, record and byte offset, and row of the ledger."""
-    folder = output / PAGES
-    ledgers = {f"ledger/{name.removesuffix('.warc.gz')}.parquet": name for name in folder.names()}
-    for ledger, row, url in find_rows(folder, list(ledgers), "url", urls, end):
-        if location := _record(folder, ledgers[ledger], url, end):
-            yield url, f"{PAGES}/{ledgers[ledger]} {location}; {PAGES}/{ledger} row {row}"
+    for step in output.steps:
+        if step.name == PAGES:
+            archives = {
+                f"ledger/{one.name.removesuffix('.warc.gz')}.parquet": one.name for one in step.manifest.outputs
+            }
+            for url, place in find_rows(step.folder, list(archives), "url", urls, end=end, partial=True):
+                if location := _record(step.folder, archives[place.file], url, end):
+                    yield url, f"{PAGES}/{archives[place.file]} {location}; {PAGES}/{place.file} row {place.number}"
 
 
-def _read_row(folder: OutputFolder, name: str, number: int) -> dict[str, Any]:
-    """Read one row of a file, and only its row group."""
-    with folder.open(name) as opened:
-        file = pq.ParquetFile(opened)
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if number < rows:
-                found: dict[str, Any] = file.read_row_group(group).slice(number, 1).to_pylist()[0]
-                return found
-            number -= rows
-    return {}
-
-
-def _cuts(folder: OutputFolder, doc_id: str, end: float) -> list[dict[str, Any]]:
+def _cuts(step: FinishedStep, doc_id: str, end: float) -> list[dict[str, Any]]:
     """Rows of a document in the audit files of a step that list parts of documents."""
     found: list[dict[str, Any]] = []
-    for name in folder.names("audit"):
+    names = step.audit("cuts", "removed")
+    for rows in matches(step.folder, names, "id", lambda cells: pc.equal(cells, doc_id), partial=True):
+        found += rows
         if len(found) >= MAX_CUTS or time.monotonic() >= end:
             break
-        if not name.startswith(("cuts/", "removed/")) or not folder.exists(name):
-            continue
-        with folder.open(name) as opened:
-            file = pq.ParquetFile(opened)
-            if "id" in file.schema_arrow.names:
-                rows = file.read()
-                found += rows.filter(pc.equal(rows["id"], doc_id)).to_pylist()
     return found[:MAX_CUTS]
 
 
-def _record(folder: OutputFolder, archive: str, url: str, end: float) -> str | None:
+def _record(folder: Folder, archive: str, url: str, end: float) -> str | None:
     """Return the position of a page in a WARC file; None if it is not there, or the time is over."""
     from warcio.archiveiterator import ArchiveIterator
 
-    if not folder.exists(archive):
+    if folder.size(archive) is None:
         return None
     with folder.open(archive) as file:
         records = ArchiveIterator(file)

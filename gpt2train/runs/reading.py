@@ -17,12 +17,13 @@ from typing import Any
 from gpt2train.config import CONFIG_FILE, RunConfig
 from gpt2train.convert.card_scores import cloze_set
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import FOLDER, LATEST, RECORD, checkpoint_name, last_step
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import FILE, TASK_PREFIX, cpu_kwh, gpu_kwh, read_metrics, unreadable_lines
-from gpt2train.monitoring.run_record import MANIFEST, RunRecord, read_record, token_fingerprint
+from gpt2train.monitoring.run_record import RunRecord, read_record, token_fingerprint
 from gpt2train.monitoring.time_left import TimeLeft
 from gpt2train.settings import build, flatten, read_toml
+from gpt2train.store.manifest import MANIFEST
+from gpt2train.store.run_folder import FOLDER, LATEST, RECORD, checkpoint_name, last_step
 
 MAX_DEPTH = 4  # folder levels below the given one: folder of outputs, output, runs/, run, and one spare
 SIGNS = (RECORD, FILE, MANIFEST, FOLDER, "logs")  # a run folder has config.toml and at least one of these

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from gpt2train.io.progress import format_duration
 from gpt2train.runs.reading import Run
+from gpt2train.store.progress import format_duration
 
 Sort = Literal[
     "started", "name", "state", "tokens", "parameters", "loss", "valid", "bits", "lambada", "wikitext", "hours", "speed"

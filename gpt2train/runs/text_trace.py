@@ -25,9 +25,11 @@ from gpt2train.data.token_bytes import token_bytes
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.runs.documents import DocumentRecord, OutputFolder, look_up
+from gpt2train.runs.documents import DocumentRecord, look_up
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_row, document_tables
+from gpt2train.store.folder import Folder
+from gpt2train.store.output import Output
 
 MIN_TOKENS = 8
 MAX_STEPS = 1000  # listed of those that read a place
@@ -252,7 +254,7 @@ class TextTracer:
         )
         record = None
         if place.doc_id is not None:
-            record = look_up(OutputFolder(self._output(corpus)), place.doc_id, place.url, seconds)
+            record = look_up(Output(Folder(self._output(corpus))), place.doc_id, place.url, seconds)
         reading = self._reading(corpus, position, end)
         return PlaceDetails(place, before, text, after, last - first, record, reading)
 

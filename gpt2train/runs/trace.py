@@ -18,9 +18,13 @@ from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.counts import count_of
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.runs.documents import OutputFolder, document_steps, find_pages, find_rows
+from gpt2train.runs.documents import document_steps, find_pages
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
+from gpt2train.store.output import Output
+from gpt2train.store.rows import find_rows
 
 Split = Literal["train", "valid", "test"]
 ANY_VOCABULARY = 2**31
@@ -169,7 +173,8 @@ def document_tables(tokens: Path, split: str) -> list[pq.ParquetFile]:
     Raises:
         UserError: there are none.
     """
-    outputs = OutputFolder(tokens).names()
+    made = read_manifest(Folder(tokens))
+    outputs = [record.name for record in made.outputs] if made else []
     names = [name for name in outputs if name.startswith(f"{split}/documents") and name.endswith(".parquet")]
     if not names:
         raise UserError(f"{tokens} has no table of the {split} documents; only tokens made by gpt2train can be traced")
@@ -190,13 +195,14 @@ def document_row(tables: Sequence[pq.ParquetFile], number: int) -> dict[str, Any
 
 def _locate(data: Path, parts: Sequence[TracedPart]) -> None:
     """Add the locations of the documents, file and row, and of their pages, archive and record."""
-    output = OutputFolder(data)
+    output = Output(Folder(data))
     for step in reversed(document_steps(output)):
-        folder = output / step
-        for name, row, identity in find_rows(folder, folder.names(), "id", {part.doc_id for part in parts}):
+        for identity, place in find_rows(
+            step.folder, step.outputs, "id", {part.doc_id for part in parts}, partial=True
+        ):
             for part in parts:
                 if part.doc_id == identity:
-                    part.found.append(f"{step}/{name} row {row}")
+                    part.found.append(f"{step.name}/{place.file} row {place.number}")
     for url, location in find_pages(output, {part.url for part in parts}):
         for part in parts:
             if part.url == url:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from gpt2train.command_line import printable
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import printable
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 
 if TYPE_CHECKING:
     from gpt2train.runs.text_trace import PlaceDetails, TextTrace, TextTracer

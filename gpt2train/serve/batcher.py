@@ -1,8 +1,4 @@
-"""Continuous batching: one thread drives a decoder, and sequences join and leave between its steps.
-
-A job (`gpt2train.serve.decode_jobs`) takes logits and returns tokens; while it runs, the batcher assigns it rows of the
-decoder.
-"""
+"""Continuous batching: one thread drives a batch of a decoder, which requests join and leave between its steps."""
 
 import asyncio
 import logging
@@ -12,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gpt2train.inference.batch import Batch, Continuation, Job, TokenDelta
 from gpt2train.inference.decoder import Decoder
-from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta, advance, row_targets
 from gpt2train.serve.errors import RETRY, ApiError, from_job_error
 
 log = logging.getLogger(__name__)
@@ -48,12 +44,11 @@ class Ticket:
 
 @dataclass(eq=False)
 class Slot:
-    """Job in the queue or in the decoder, with (row of the decoder, next token) pairs while it runs."""
+    """Job in the queue or in the decoder."""
 
     ticket: Ticket
     number: int
     job: Job
-    pairs: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Batcher:
@@ -73,6 +68,7 @@ class Batcher:
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.decoder, self.queue, self.prefill_tokens, self.on_failure = decoder, queue, prefill_tokens, on_failure
+        self._batch = Batch(decoder)
         self.failure: BaseException | None = None
         self.steps = 0
         self._iteration_start: float | None = None  # start of the current iteration
@@ -170,10 +166,11 @@ class Batcher:
         """Run one iteration: evict, admit and prefill, step all rows, deliver events."""
         self._evict()
         if new := self._admit():
-            self._prefill(new)
+            self._report(new, self._batch.join([slot.job for slot in new]))
             self._deliver_events()  # first tokens, one step earlier
         if self._running:
-            self._step()
+            self.steps += 1
+            self._report(list(self._running), self._batch.step())
         self._deliver_events()
 
     def _evict(self) -> None:
@@ -189,7 +186,7 @@ class Batcher:
                 return
             self._waiting = deque(slot for slot in self._waiting if not slot.ticket.cancelled)
             self._running = [slot for slot in self._running if not slot.ticket.cancelled]
-        self._compact([slot.pairs for slot in self._running])
+        self._batch.drop(slot.job for slot in slots if slot.ticket.cancelled)
 
     def _admit(self) -> list[Slot]:
         """Take jobs from the head of the queue, as many as free rows and `prefill_tokens` allow."""
@@ -203,68 +200,16 @@ class Batcher:
                     break
                 taken.append(self._waiting.popleft())
                 free -= taken[-1].job.width
-            self._running += taken  # they have no rows yet
+            self._running += taken
         return taken
 
-    def _prefill(self, new: list[Slot]) -> None:
-        """Read prompts and generate the first token of each."""
-        started = []
-        for slot in new:
-            if isinstance(slot.job, Continuation):
-                sequence = slot.job.sequence
-                if sequence.settings.prompt_log_probs:
-                    logits = self.decoder.logits(slot.job.prompt)
-                    try:
-                        sequence.score_prompt(logits)
-                        if sequence.settings.max_new_tokens == 1:  # scoring clients ask for one token and drop it
-                            sequence.sample_next(logits[-1])
-                    except Exception as error:  # noqa: BLE001 - whatever it is, the other jobs go on
-                        slot.job.error = error
-                if sequence.finished or slot.job.error:
-                    self._finish(slot)
-                    continue
-            started.append(slot)
-        if started:
-            first = len(self.decoder.lengths)
-            logits = self.decoder.add([slot.job.prompt for slot in started])
-            others = [slot for slot in self._running if slot.pairs]
-            kept = [slot.pairs for slot in others]
-            continued = advance([slot.job for slot in started], [[i] for i in range(len(started))], logits)
-            kept += [[(first + row, token) for row, token in pairs] for pairs in continued]
-            self._continue(others + started, kept)
-
-    def _step(self) -> None:
-        """Generate one more token for every row."""
-        self.steps += 1
-        tokens = [0] * len(self.decoder.lengths)
-        for row, token in (pair for slot in self._running for pair in slot.pairs):
-            tokens[row] = token
-        slots = list(self._running)
-        rows = [[row for row, _ in slot.pairs] for slot in slots]
-        continued = advance([slot.job for slot in slots], rows, self.decoder.step(tokens))
-        self._continue(slots, continued)
-
-    def _continue(self, slots: Sequence[Slot], kept: Sequence[list[tuple[int, int]]]) -> None:
-        """Keep the rows that continue, with their next tokens, and finish the jobs that have none."""
-        for slot, pairs in zip(slots, kept, strict=True):
-            if not pairs:
+    def _report(self, slots: Sequence[Slot], ended: Sequence[Job]) -> None:
+        """Finish the jobs that have ended, and stream the new tokens of the others."""
+        for slot in slots:
+            if slot.job in ended:
                 self._finish(slot)
             else:
                 self._stream(slot)
-        self._compact([pairs for pairs in kept if pairs])
-
-    def _compact(self, kept: Sequence[list[tuple[int, int]]]) -> None:
-        """Drop all rows of the decoder but those in `kept`: (row, next token) pairs of each running job."""
-        sources = [row for pairs in kept for row, _ in pairs]
-        at = row_targets(sources)
-        if sorted(sources) != list(range(len(self.decoder.lengths))):
-            moved = [0] * len(sources)
-            for source, row in zip(sources, at, strict=True):
-                moved[row] = source
-            self.decoder.select(moved)
-        rows = iter(at)
-        for slot, pairs in zip(self._running, kept, strict=True):
-            slot.pairs = [(next(rows), token) for _, token in pairs]
 
     def _finish(self, slot: Slot) -> None:
         with self._change:

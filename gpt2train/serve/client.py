@@ -13,8 +13,8 @@ from collections.abc import Callable
 from http.client import HTTPException
 from typing import Any
 
+from gpt2train.command_line import printable
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.command_line import printable
 from gpt2train.serve.settings import KEY_VARIABLE
 
 ASK_PROMPT = "Enter prompt: "

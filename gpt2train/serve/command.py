@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gpt2train.convert.settings import Device
-from gpt2train.inference.open_model import open_model
+from gpt2train.inference.open_model import check_model, open_model
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.serve.settings import ServeSettings
 
@@ -43,18 +43,19 @@ def serve(
 
         place = traced_place(trace, model)
         find_source(place)
+    shape = check_model(model, layout)
+    from gpt2train.convert.generation_config import read_end_tokens
+    from gpt2train.data.tokenizer import load_model_tokenizer
+    from gpt2train.model.families import check_decoder_alone
+
+    check_decoder_alone(shape, model)
+    tokenizer, ends = load_model_tokenizer(model, shape.vocab), read_end_tokens(model, shape.vocab)
     with open_model(model, layout, device) as opened:
-        from gpt2train.convert.generation_config import read_end_tokens
-        from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.inference.decoder import decoder_of
-        from gpt2train.model.families import check_decoder_alone
         from gpt2train.serve.server import prepare
         from gpt2train.serve.service import name_of
 
-        check_decoder_alone(opened.shape, model)
-        tokenizer = load_model_tokenizer(model, opened.shape.vocab)
         decoder = decoder_of(opened, settings.max_batch_size)
-        ends = read_end_tokens(model, opened.shape.vocab)
         server = prepare(decoder, tokenizer, settings, name_of(model), place, ends)
         # After its shutdown uvicorn raises the signal again, and the previous handler would end the process by it.
         signal.signal(signal.SIGTERM, lambda *_: None)

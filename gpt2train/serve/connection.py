@@ -19,9 +19,9 @@ import psutil
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpt2train.io.heartbeat import LastChange
 from gpt2train.serve.errors import error_body
 from gpt2train.serve.settings import ServeSettings
+from gpt2train.store.process import LastChange
 
 log = logging.getLogger(__name__)
 

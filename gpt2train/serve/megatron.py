@@ -11,9 +11,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpt2train.data.token_bytes import token_bytes
+from gpt2train.inference.batch import Continuation
+from gpt2train.inference.beam_search import BeamSearch
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.serve.completions import whole
-from gpt2train.serve.decode_jobs import BeamSearch, Continuation
 from gpt2train.serve.errors import ApiError
 from gpt2train.serve.service import Service, continuation, finish, seed_of
 

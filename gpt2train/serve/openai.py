@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from gpt2train.inference.batch import Continuation, TokenDelta
 from gpt2train.inference.sequence import TokenScore
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.inference.text_stream import TextStream
 from gpt2train.plan.parameters import Piece, parameters
 from gpt2train.serve.batcher import Ticket
 from gpt2train.serve.completions import CompletionRequest
-from gpt2train.serve.decode_jobs import Continuation, TokenDelta
 from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, error_body
 from gpt2train.serve.service import Service, cancel, continuation, deltas, finish, seed_of, submit
 from gpt2train.serve.sse import EventStream

@@ -16,12 +16,12 @@ from gpt2train.data.template import prefix_ids
 from gpt2train.data.token_bytes import longest_token, token_bytes
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
+from gpt2train.inference.batch import Continuation, Job, TokenDelta
 from gpt2train.inference.prompts import ids_without_token
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.serve.batcher import Batcher, Ticket
-from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta
 from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError
 from gpt2train.serve.hosts import AllowedHosts
 from gpt2train.serve.settings import ServeSettings

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 
 from gpt2train.errors import UserError
-from gpt2train.io.removal import RemovalCheck
 from gpt2train.runs.text_trace import TextTracer
 from gpt2train.serve.errors import RETRY, ApiError
+from gpt2train.store.removal import RemovalCheck
 
 T = TypeVar("T")
 

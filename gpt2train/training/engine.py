@@ -8,7 +8,7 @@ since it must hold the final parameters.
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -297,12 +297,13 @@ class Engine:
         reshard(self.model_parts)
 
     @torch.no_grad()
-    def logits(self, tokens: Tensor) -> Tensor | None:
+    def logits(self, tokens: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor | None:
         """Compute logits inside of `evaluating`, without compilation, since they may have any length. Collective.
 
         Args:
             tokens: int64 [batch, length], the same on every process; under sequence parallelism the length is a
                 multiple of tp.
+            head: function of the last hidden states whose result takes the place of the logits.
 
         Returns:
             Logits on the processes with the head of the model; None on the others.
@@ -310,9 +311,9 @@ class Engine:
         config = self.config
         with without_compilation(config.performance, self.ctx.device):
             if self.pipeline is not None:
-                return self.pipeline.logits(tokens, self.layout.tp if config.parallel.sequence_parallel else 1)
+                return self.pipeline.logits(tokens, self.layout.tp if config.parallel.sequence_parallel else 1, head)
             with self._forward():
-                return cast(Tensor, self.model_parts[0](tokens))
+                return cast(Tensor, self.model_parts[0](tokens, head=head))
 
     def parameters(self) -> list[Tensor]:
         """Parameters on this process."""

@@ -11,12 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2train.config import PerformanceSettings, RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io.files import private_folder
 from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import MODELS
+from gpt2train.store.files import private_folder
 
 # Attention kernels on a GPU; the first one that supports the input is used. torch prefers flash. cuDNN's is faster on
-# Hopper (1.7 to 2.3 times in published measurements, not our own) but does not support arbitrary masks: document
-# masking uses the efficient kernel.
+# Hopper (1.7 to 2.3 times in published measurements, not our own). Flash takes no masks.
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -56,7 +56,7 @@ def check_fp8(settings: PerformanceSettings, device: torch.device) -> None:
 
 def is_compiled(settings: PerformanceSettings, device: torch.device) -> bool:
     """Return True if models are compiled on this device."""
-    return settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    return settings.compile in ("on", "blocks") or (settings.compile == "auto" and device.type == "cuda")
 
 
 def without_compilation(
@@ -88,6 +88,7 @@ def compile_module(
     # Compiled code is loaded from this folder. torch's default is a predictable name in a folder shared by all users.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(private_folder() / "compiled"))
     mode = "max-autotune-no-cudagraphs" if settings.max_autotune else None
+    whole = whole and settings.compile != "blocks"
     for module in [part] if whole else part.blocks.values():
         # Only the forward: the hooks of FSDP around a block stay outside. Shapes never change in a run.
         module.forward = torch.compile(module.forward, dynamic=False, mode=mode)
@@ -95,17 +96,31 @@ def compile_module(
         part.cross_entropy = torch.compile(part.cross_entropy, dynamic=False, mode=mode)
 
 
+def has_masks(config: RunConfig) -> bool:
+    """Return True if attention has masks: of documents, or with the position biases of an encoder and decoder."""
+    return config.documents.mask_documents or len(MODELS[config.model.family].lengths(config.shape)) > 1
+
+
 @contextlib.contextmanager
-def fast_kernels(settings: PerformanceSettings, device: torch.device) -> Iterator[None]:
-    """Prefer the fast kernels of a GPU, in forward and backward; no effect on a CPU."""
+def fast_kernels(settings: PerformanceSettings, device: torch.device, masked: bool = False) -> Iterator[None]:
+    """Prefer the fast kernels of a GPU, in forward and backward; no effect on a CPU.
+
+    Args:
+        settings: performance settings.
+        device: device of the model.
+        masked: attention has masks. cuDNN's kernel is never used then: since torch 2.11 it has gradients of NaN where
+            the length is 64 more than a multiple of 128 and logits are below -88 (pytorch#196678).
+    """
     if device.type != "cuda":
         yield
         return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
-    order = [KERNELS[settings.attention], *(kernel for name, kernel in KERNELS.items() if name != settings.attention)]
+    names = dict.fromkeys((settings.attention, *KERNELS))
+    if masked:
+        names.pop("cudnn")
     try:
-        with sdpa_kernel(order, set_priority=True):
+        with sdpa_kernel([KERNELS[name] for name in names], set_priority=True):
             yield
     finally:
         torch.set_float32_matmul_precision(before)

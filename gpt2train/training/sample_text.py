@@ -6,8 +6,7 @@ second copy of the weights. The noise of sampling comes from a generator of its 
 computes the same numbers with and without samples, and the same text is drawn on every layout.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -41,15 +40,17 @@ def write_sample(engine: Engine, prompt: Sequence[int], count: int) -> list[int]
     length = min(-(-end // layout.tp) * layout.tp, config.model.context)  # slices of equal length (sequence parallel)
     source = (layout.pp - 1) * (engine.ctx.world // layout.pp)  # first process of the last pipeline stage
     generator = torch.Generator().manual_seed(settings.seed)
+    head = engine.model_parts[-1]
     with engine.evaluating():
         while len(tokens) < end:
             # Causal attention: what is on the right of the last token has no effect on its logits.
             sequence = torch.tensor([tokens + [0] * (length - len(tokens))], device=engine.ctx.device)
-            with _only_position(engine, len(tokens) - 1):
-                logits = engine.logits(sequence)
+            # Those of all positions would take 200 kB a token with GPT-2's vocabulary.
+            last = len(tokens) - 1
+            logits = engine.logits(sequence, lambda hidden, last=last: head.logits(hidden[:, last]))  # type: ignore[misc]
             chosen = torch.zeros(1, dtype=torch.int64)
             if logits is not None:
-                chosen[0] = _draw(logits[0, 0, : config.vocab].double().cpu(), settings.temperature, generator)
+                chosen[0] = _draw(logits[0].double().cpu(), settings.temperature, generator)
             if engine.ctx.world > 1:
                 dist.broadcast(chosen, source)
             tokens.append(int(chosen))
@@ -63,15 +64,3 @@ def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int
         # The largest is 0 at any temperature: a small one gives the most likely token, not the first infinite one.
         logits = (logits - logits.max()) / temperature - (-uniform.log()).log()
     return int(logits.argmax())
-
-
-@contextmanager
-def _only_position(engine: Engine, position: int) -> Iterator[None]:
-    """Compute the logits of one position only: those of all take 200 kB a token with GPT-2's vocabulary."""
-    head = engine.model_parts[-1]
-    project = head.project
-    head.project = lambda hidden, weight: project(hidden[:, position : position + 1], weight)
-    try:
-        yield
-    finally:
-        head.project = project

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from pydantic import Field
 
 from gpt2train.config import RunConfig, TrainSettings
-from gpt2train.io.run_folder import MANIFEST, list_checkpoints
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.settings import Record
+from gpt2train.store.run_folder import MANIFEST, list_checkpoints
 from gpt2train.training.loss_scale import LossScale, can_fall, first_scale, next_scale
 from gpt2train.training.spike_detection import SpikeWindow, update
 

@@ -14,10 +14,10 @@ from pathlib import PurePosixPath
 
 import fsspec
 
-from gpt2train.data.text_files import read_lines
+from gpt2train.data.documents import read_lines
 from gpt2train.errors import UserError
+from gpt2train.store.object_stores import check_store_url
 from tasks.core.input_files import PACKED, open_input
-from tasks.core.object_stores import check_store_url
 
 LONGEST = 8192  # bytes of a line; no host name or URL is longer
 PREFIX_END = re.compile(r"[/?&#;]")  # characters at which a listed URL prefix can end

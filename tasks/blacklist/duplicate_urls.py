@@ -13,8 +13,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.core.manifest import Outcome
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 
 Numbers = npt.NDArray[np.uint64]
 

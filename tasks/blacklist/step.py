@@ -19,17 +19,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, find_duplicates, read_array, rows_between, write_array
 from tasks.blacklist.megatron_rules import MegatronClassifier
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.forgotten import REASON, forgotten_beside, name_of, read_forgotten
 from tasks.core.input_files import PACKED, InputFile, suffix_of, where_to_read
-from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, write_table
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.core.url_lists import LONGEST, read_urls, without_credentials
 
 URLS = pa.schema([pa.field("url", pa.string(), nullable=False), pa.field("source", pa.string())])

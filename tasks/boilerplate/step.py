@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.boilerplate.lines import candidates, hash_of, without_lines
 from tasks.boilerplate.settings import BoilerplateSettings
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import (
     DOCUMENT,
@@ -31,7 +32,6 @@ from tasks.core.shards import (
     write_table,
 )
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.core.url_lists import host_of
 
 VERSION = 1

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from gpt2train.errors import UserError
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 
 if TYPE_CHECKING:
     from gpt2train.serve.local_page import LocalPageServer
@@ -72,11 +72,11 @@ def label(
     open_
         Open the page in the default browser.
     """
-    from gpt2train.io.removal import RemovalCheck
     from gpt2train.quality.documents import sample_documents
     from gpt2train.quality.label_server import LabelServer
     from gpt2train.quality.session import Session
     from gpt2train.quality.votes import VoteFile
+    from gpt2train.store.removal import RemovalCheck
     from tasks.browse.server import browse_routes
 
     no_removal = RemovalCheck([folder / "clean"])

@@ -9,9 +9,10 @@ import numpy as np
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config
 from gpt2train.data.epoch import Epoch
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.counts import count_of
-from tasks.browse.corpus import FinishedStep, column_of
-from tasks.core.storage import Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import Folder
+from gpt2train.store.output import FinishedStep
+from gpt2train.store.rows import column_of
 
 MAX_DOCUMENTS = 2_000_000  # above, the order of an epoch takes more than a second to make
 MAX_SAMPLES = 20
@@ -60,7 +61,7 @@ class Runs:
         self, config: RunConfig, step: FinishedStep, names: tuple[str, ...], split: str, start: int
     ) -> list[int]:
         if split not in self._bounds:
-            table = column_of(step, names, ["end"])
+            table = column_of(step.folder, names, ["end"])
             ends = table["end"].to_numpy() if table else np.empty(0, dtype=np.int64)
             self._bounds[split] = np.concatenate(([0], ends))
         epoch = self._epoch(split, config.model.context, config.seed if split == "train" else None)

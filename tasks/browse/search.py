@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import UserError
-from tasks.browse.corpus import FinishedStep, column_of, matches, places, read_place
+from gpt2train.store.output import FinishedStep
+from gpt2train.store.rows import column_of, find_row, matches, read_row
 
 Kind = Literal["id", "url", "text", "host"]
 MAX_HITS = 50
@@ -48,8 +49,8 @@ def search(steps: list[FinishedStep], query: str, kind: str, start: int = 0) -> 
 def _by_id(steps: list[FinishedStep], identity: str) -> dict[str, Any] | None:
     for step in steps:
         for names in (step.outputs if "id" in step.columns() else [], step.rejected):
-            if place := places(step.folder, names, "id", identity):
-                return _hit(step, read_place(step.folder, place), "")
+            if place := find_row(step.folder, names, "id", identity):
+                return _hit(step, read_row(step.folder, place), "")
     return None
 
 
@@ -78,7 +79,7 @@ def _scan(steps: list[FinishedStep], query: str, kind: str, start: int) -> dict[
         step = work[at][0]
         batch = [name for other, name in work[at : at + 8] if other is step]
         columns = ["id", "url", "title", "reason", "text"]
-        for _, rows in matches(step.folder, batch, column, test, columns):
+        for rows in matches(step.folder, batch, column, test, columns):
             for row in rows:
                 hit = _hit(step, row, query if kind == "text" else "")
                 hits.setdefault((hit["id"], hit["url"]) if hit["id"] else ("", hit["url"]), hit)
@@ -112,7 +113,7 @@ def counts(steps: list[FinishedStep], by: str) -> dict[str, Any]:
         columns = step.columns()
         if column not in columns or (by == "language" and "id" not in columns):
             continue
-        table = column_of(step, step.outputs, [column])
+        table = column_of(step.folder, step.outputs, [column])
         if table is None:
             continue
         values = pc.fill_null(table[column], "")

@@ -4,15 +4,15 @@ from functools import lru_cache
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.io.removal import removed_message
 from gpt2train.serve.local_page import Routes
-from tasks.browse.corpus import find_steps
+from gpt2train.store.folder import Folder
+from gpt2train.store.output import Output, check_no_removal
+from gpt2train.store.removal import removed_message
 from tasks.browse.difference import difference
 from tasks.browse.samples import Runs
 from tasks.browse.search import counts, search
 from tasks.browse.way import text_of, way_of
-from tasks.core.forgotten import check_no_removal, read_forgotten
-from tasks.core.storage import Folder
+from tasks.core.forgotten import read_forgotten
 
 PAGE = f"{__package__}.page"
 Values = dict[str, Any]
@@ -24,8 +24,9 @@ def browse_routes(root: Folder) -> Routes:
     Raises:
         UserError: the output has no documents.
     """
-    listed = read_forgotten(root)
-    steps, runs = find_steps(root), Runs(root)
+    listed, output, runs = read_forgotten(root), Output(root), Runs(root)
+    output.check_documents()
+    steps = output.steps
     counted = lru_cache(maxsize=2)(lambda by: counts(steps, by))
 
     def overview(_: Values) -> Values:

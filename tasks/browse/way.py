@@ -6,14 +6,14 @@ from typing import Any
 import pyarrow.compute as pc
 
 from gpt2train.errors import RunError, UserError
-from tasks.browse.corpus import FinishedStep, Place, matches, places, read_place
+from gpt2train.store.output import FinishedStep
+from gpt2train.store.rows import Place, Row, find_row, matches, read_row
 from tasks.browse.samples import Runs
 
 MAX_TEXT = 200_000  # characters that are sent of a text
 MAX_MEMBERS = 50  # of a cluster
 SHOWN = ("title", "date", "language", "language_share", "language_hint", "source", "tokens", "split")
 LEDGER = ("final_url", "http_status", "content_type", "bytes", "fetched_at", "attempts")
-Row = dict[str, Any]
 
 
 def way_of(steps: list[FinishedStep], runs: Runs, identity: str, url: str) -> Row:
@@ -65,8 +65,8 @@ def _resolve(steps: list[FinishedStep], identity: str, url: str) -> tuple[str, s
     for step in steps:
         with contextlib.suppress(RunError, FileNotFoundError):
             for names in (step.outputs if {"id", "url"} <= set(step.columns()) else [], step.rejected):
-                if place := places(step.folder, names, key, value):
-                    row = read_place(step.folder, place)
+                if place := find_row(step.folder, names, key, value):
+                    row = read_row(step.folder, place)
                     if row[other]:
                         return row["id"], row["url"]
     return identity, url
@@ -79,19 +79,13 @@ def _stage(step: FinishedStep, columns: list[str], identity: str, url: str, hint
         return found | _fetched(step, url), None
     if step.name == "tokens":
         return found, None
-    key, value = ("id", identity) if "id" in columns else ("url", url)
-    if key not in columns:
-        return found | {"result": "other"}, None
-    if value and (place := places(step.folder, step.outputs, key, value, hint)):
-        row = read_place(step.folder, place)
-        return found | {"result": "kept"} | _facts(row, place, SHOWN), row
-    for key, value in (("id", identity), ("url", url)):
-        if value and (place := places(step.folder, step.rejected, key, value, hint)):
-            row = read_place(step.folder, place)
-            if key == "url" and identity and row["id"]:
-                break  # another text of the same address
-            return found | {"result": "rejected"} | _facts(row, place, ()) | _reason(row), row
-    return found, None
+    stage = step.stage(columns, identity, url, hint)
+    found["result"] = stage.result
+    if stage.row is None or stage.place is None:
+        return found, None
+    if stage.result == "kept":
+        return found | _facts(stage.row, stage.place, SHOWN), stage.row
+    return found | _facts(stage.row, stage.place, ()) | _reason(stage.row), stage.row
 
 
 def _fetched(step: FinishedStep, url: str) -> Row:
@@ -100,9 +94,9 @@ def _fetched(step: FinishedStep, url: str) -> Row:
     if not url or not ledger:
         missing = "it is looked up by URL, which is unknown" if ledger else "this output has no ledger"
         return {"result": "unknown", "detail": missing}
-    if not (place := places(step.folder, ledger, "url", url)):
+    if not (place := find_row(step.folder, ledger, "url", url)):
         return {}
-    row = read_place(step.folder, place)
+    row = read_row(step.folder, place)
     return {"result": "kept" if row.get("status") == "ok" else "rejected"} | _facts(row, place, LEDGER) | _reason(row)
 
 
@@ -129,12 +123,12 @@ def _explain(stages: list[Row]) -> None:
 def _duplicates(step: FinishedStep, identity: str) -> list[Row]:
     """Other members of the document's cluster, the kept ones first."""
     names = step.audit("clusters")
-    if not names or not identity or not (place := places(step.folder, names, "id", identity)):
+    if not names or not identity or not (place := find_row(step.folder, names, "id", identity)):
         return []
-    own = read_place(step.folder, place)
+    own = read_row(step.folder, place)
     wanted = ["id", "url", "reason", "kept_id", "jaccard", "earlier"]
     rows: list[Row] = []
-    for _, found in matches(step.folder, names, "cluster", lambda c: pc.equal(c, own["cluster"]), wanted):
+    for found in matches(step.folder, names, "cluster", lambda c: pc.equal(c, own["cluster"]), wanted):
         rows += found
     rows = [row for row in rows if row["id"] != identity]
     kept = own["kept_id"]
@@ -147,8 +141,8 @@ def _tokens(step: FinishedStep, runs: Runs, identity: str) -> list[Row]:
     found = []
     for split in ("train", "valid", "test"):
         names = [name for name in step.outputs if name.startswith(f"{split}/documents")]
-        if identity and (place := places(step.folder, names, "doc_id", identity)):
-            row = read_place(step.folder, place)
+        if identity and (place := find_row(step.folder, names, "doc_id", identity)):
+            row = read_row(step.folder, place)
             samples = runs.samples(step, names, split, row["start"])
             found.append({"split": split, "start": row["start"], "end": row["end"], "runs": samples})
     return found
@@ -164,8 +158,8 @@ def text_of(steps: list[FinishedStep], step_name: str, identity: str) -> Row:
     last = names.index(step_name) if step_name in names else len(steps) - 1
     for step in reversed(steps[: last + 1]):
         with contextlib.suppress(RunError, FileNotFoundError):
-            if {"id", "text"} <= set(step.columns()) and (place := places(step.folder, step.outputs, "id", identity)):
-                text, cut = read_place(step.folder, place)["text"], MAX_TEXT
+            if {"id", "text"} <= set(step.columns()) and (place := find_row(step.folder, step.outputs, "id", identity)):
+                text, cut = read_row(step.folder, place)["text"], MAX_TEXT
                 return {"step": step.name, "text": text[:cut], "characters": len(text), "cut": len(text) > cut}
     raise UserError(f"the text of {identity} is in no file of {step_name or 'the output'} or of the steps before it")
 

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.filters.filter_chain import (
     apply,
     file_hash,
@@ -27,12 +29,10 @@ from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
 from tasks.core.input_files import kind_of
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, bytes_key, commit_results
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_table, rejected_row
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 
 EXTRACTED = "documents"  # folder of the step extract
 COMPUTED = ("text", "language", "language_share", "tokens", "split")  # columns that depend on the text alone

@@ -15,8 +15,8 @@ from tokenizers import pre_tokenizers
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement
 from gpt2train.data.text_units import UNSPACED, has_unspaced
 from gpt2train.data.tokenizer import Tokenizer
-from tasks.core.manifest import Manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
 
 PRE_TOKENIZER = pre_tokenizers.ByteLevel(add_prefix_space=False)

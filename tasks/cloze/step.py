@@ -8,7 +8,7 @@ of each passage.
 Texts in scripts without spaces between words (Chinese, Japanese, Thai) give passages without spaces, whose last
 character is the target (`tasks/cloze/unspaced.py`).
 
-Code and small corpora have no such passage. The step then succeeds without `cloze.jsonl`, and the run has no LAMBADA
+Code and small corpora have no such passage. The step then succeeds without `cloze.jsonl`, and the run has no cloze
 score unless the user gives a set.
 """
 
@@ -21,13 +21,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.cloze.passages import passages
 from tasks.cloze.settings import ClozeSettings
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_rows, read_table, rejected_row, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.decontaminate.ngrams import NgramIndex
 
 CLOZE = "cloze.jsonl"
@@ -164,6 +164,6 @@ def no_passages_message(manifest: Manifest) -> str:
     if outcome.seen:
         reason = f"each of the {outcome.seen:,} cloze passages of the test documents is a common phrase"
     return (
-        f"{reason}: the run continues without a LAMBADA score; for one, give more documents of prose, a larger "
+        f"{reason}: the run continues without a cloze score; for one, give more documents of prose, a larger "
         "clean.split.test, or --lambada FILE"
     )

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.forgotten import REASON, forgotten_beside, name_of
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.discover.settings import DiscoverSettings
 from tasks.discover.step import CAPTURE_LISTS
 from tasks.download.response_body import FetchRejectedError

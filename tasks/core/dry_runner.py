@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gpt2train.errors import RunError, UserError
-from tasks.core.manifest import Manifest, Outcome, read_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Retries, Runner, step_name
 from tasks.core.step import Environment, Step
-from tasks.core.storage import Folder
 
 PENDING = "to come"  # fingerprint of a step that has not run yet
 

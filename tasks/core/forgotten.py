@@ -12,11 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.io.removal import FORGOTTEN, PENDING, removal_message
 from gpt2train.settings import Record
-from tasks.core.manifest import canonical, digest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import canonical, digest
+from gpt2train.store.removal import FORGOTTEN
 from tasks.core.reject_limits import FORGOTTEN as REASON
-from tasks.core.storage import Folder
 
 URL_COLUMNS = ("url", "final_url")  # columns that name the page of a row
 NAME_DIGITS = 32  # of a hash in place of a URL
@@ -113,16 +113,6 @@ def read_forgotten(root: Folder) -> Forgotten:
 def forgotten_beside(folder: Folder) -> Forgotten:
     """Read the list of the output folder that holds the folder of a step."""
     return read_forgotten(Folder(folder.url.rpartition("/")[0]))
-
-
-def check_no_removal(root: Folder) -> None:
-    """Check that no removal was interrupted, after which the files of the steps do not fit together.
-
-    Raises:
-        UserError: One was.
-    """
-    if root.size(PENDING) is not None:
-        raise UserError(removal_message(root.url))
 
 
 def _hashes_of(url: str) -> set[str]:

@@ -4,7 +4,6 @@ No file is ever completely in memory, compressed or not: a list of 10^9 lines ne
 longer than its limit is skipped while it is read.
 """
 
-import bz2
 import contextlib
 import functools
 import gzip
@@ -23,11 +22,11 @@ from typing import IO, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.data.text_files import FaultLast
-from gpt2train.data.zstd_file import WindowError, ZstdFile
+from gpt2train.data.documents import FaultLast, unpack
+from gpt2train.data.zstd_file import WindowError
 from gpt2train.errors import DamagedFileError, UserError, is_io_failure, redact
-from tasks.core.object_stores import check_store_url
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.object_stores import check_store_url
 
 BLOCK = 2**20  # bytes read at a time
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -121,7 +120,7 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
     with contextlib.ExitStack() as stack:
         with _translate_errors(location):
             raw: IO[bytes] = stack.enter_context(fsspec.open(location, "rb"))
-            unpacked = _unpack(raw, suffix_of(location))
+            unpacked = unpack(raw, suffix_of(location))
         yield stack.enter_context(io.BufferedReader(ErrorTranslatingFile(unpacked, location), BLOCK))
 
 
@@ -268,17 +267,3 @@ class ErrorTranslatingFile(io.RawIOBase):
                 raise UserError(f"cannot read {self._location}: {reason}; check the path") from error
             fault = f"not a complete {suffix} file ({reason})"
             raise DamagedFileError(f"{self._location} is {fault}; fetch it again or rename it", fault) from error
-
-
-def _unpack(raw: IO[bytes], suffix: str) -> Any:
-    """Wrap a compressed stream in a decompressing one."""
-    match suffix:
-        case ".gz":
-            return gzip.GzipFile(fileobj=raw)
-        case ".bz2":
-            return bz2.BZ2File(raw)
-        case ".xz":
-            return lzma.LZMAFile(raw)
-        case ".zst":
-            return ZstdFile(raw)
-    return raw

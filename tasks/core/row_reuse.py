@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from gpt2train.errors import RunError
-from tasks.core.manifest import MANIFEST, Manifest, Outcome, canonical, digest, read_manifest
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, canonical, digest, read_manifest
 from tasks.core.shards import REJECTED, commit_tables, read_table, write_table
-from tasks.core.storage import FileRecord, Folder
 
 KEYS, PREVIOUS = "_rows/", "_previous/"
 ROWS = pa.schema(

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from gpt2train.errors import RunError
-from gpt2train.io.files import DISK_FULL_ERRNOS, write_error
+from gpt2train.store.files import DISK_FULL_ERRNOS, write_error
+from gpt2train.store.folder import Folder
+from gpt2train.store.lost_files import lost_files_error
+from gpt2train.store.manifest import Manifest, Outcome, need_manifest
 from tasks.core.gpu_queue import gpu_slot
-from tasks.core.lost_files import lost_files_error
-from tasks.core.manifest import Manifest, Outcome, need_manifest
 from tasks.core.reject_limits import LimitSettings, Tally
 from tasks.core.step import Environment, Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, adopt
 
 log = logging.getLogger("gpt2train")

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError
-from tasks.core.manifest import Outcome
-from tasks.core.storage import FileRecord, Folder
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Outcome
 
 DOCUMENT = pa.schema(
     [

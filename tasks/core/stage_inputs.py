@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Sequence
 
 from gpt2train.errors import RunError
-from tasks.core.manifest import MANIFEST, Manifest, digest, read_manifest
-from tasks.core.storage import FileRecord, Folder
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import MANIFEST, Manifest, digest, read_manifest
 
 log = logging.getLogger("gpt2train")
 

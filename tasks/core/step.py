@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Record, Settings
-from tasks.core.manifest import (
+from gpt2train.store.folder import TEMPORARY, Folder
+from gpt2train.store.manifest import (
     MANIFEST,
     Manifest,
     Outcome,
@@ -34,7 +35,6 @@ from tasks.core.manifest import (
 )
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
 from tasks.core.row_reuse import PreviousRows, is_leftover, previous_rows, set_aside
-from tasks.core.storage import TEMPORARY, Folder
 from tasks.core.timings import append_timing, cpu_seconds
 
 BATCHES = "_batches"

@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
-from gpt2train.io.files import read_json_lines
-from tasks.core.storage import Folder
+from gpt2train.store.files import read_json_lines
+from gpt2train.store.folder import Folder
 
 TIMINGS = "timings.jsonl"
 

@@ -4,8 +4,8 @@ import contextlib
 
 from gpt2train.data.added_tokens import CONFIG
 from gpt2train.data.tokenizer import PRIMARY, Tokenizer, open_tokenizer
-from tasks.core.manifest import Manifest
-from tasks.core.storage import FileRecord, Folder
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest
 
 
 def tokenizer_record(tokenizer: Manifest) -> FileRecord:

@@ -7,7 +7,6 @@ pebble's, which kills and replaces a single worker, where `concurrent.futures` w
 import concurrent.futures
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import pebble
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.process import die_after_parent
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class WorkerPool:
         for name, value in SINGLE_THREADED.items():
             os.environ.setdefault(name, value)
         context = multiprocessing.get_context("spawn")
-        self._pool = pebble.ProcessPool(max_workers=workers, initializer=_start_worker, context=context)
+        self._pool = pebble.ProcessPool(max_workers=workers, initializer=die_after_parent, context=context)
 
     def submit(
         self,
@@ -176,16 +176,3 @@ def _with_cpu_limit(seconds: float, function: Callable[..., T], *args: Any) -> T
         return function(*args)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _start_worker() -> None:
-    """Make a worker end with its parent process, even after `kill -9`."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "runs in a spawned worker only"
-    # Not prctl: the kernel would watch the *thread* that spawned the worker, and that thread may be short-lived.
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)

@@ -5,13 +5,13 @@ from typing import Any
 
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.filters.verdict import Rejection
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, rejected_row
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.data_steps.registry import DataStep
 
 MIN_TOKENS = "min_tokens"  # parameter of the cleaning that applies to later steps too

@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.splits import Split
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, read_table, rejected_row, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.decontaminate.eval_sets import find_sets, passages
 from tasks.decontaminate.ngrams import Match, NgramIndex, word_spans
 from tasks.decontaminate.settings import DecontaminateSettings

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.shards import EXCERPT, read_table
-from tasks.core.storage import Folder
 
 
 @dataclass(frozen=True)

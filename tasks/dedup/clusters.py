@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table, write_tables
-from tasks.core.storage import Folder
 from tasks.dedup.document_index import (
     Group,
     Numbers,

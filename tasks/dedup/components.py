@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core.manifest import Outcome
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.dedup.document_index import ROW_MASK, Group, Numbers
 from tasks.dedup.exact import EXACT
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.shards import in_groups, read_table, write_parquet
-from tasks.core.storage import FileRecord, Folder
 
 Numbers = npt.NDArray[np.int64]
 

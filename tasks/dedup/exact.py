@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.manifest import Outcome
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.dedup.document_index import Group, Numbers, first_previous, look_up, ranks, read_sketch, write_numbers
 from tasks.dedup.shingles import Hashes
 

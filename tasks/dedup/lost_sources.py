@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import RunError
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.shards import read_table, write_table
-from tasks.core.storage import Folder
 from tasks.dedup.settings import DedupSettings
 
 log = logging.getLogger("gpt2train")

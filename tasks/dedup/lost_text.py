@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.manifest import Outcome
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.dedup import datasketch_engine
 from tasks.dedup.document_index import Group, group_of, isin_sorted, look_up, read_range, write_numbers
 from tasks.dedup.lsh import distinct_pairs

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table
-from tasks.core.storage import Folder
 from tasks.dedup import datasketch_engine
 from tasks.dedup.document_index import (
     Group,

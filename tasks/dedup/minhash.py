@@ -4,6 +4,7 @@ The signatures equal those of `datasketch.MinHash(scheme="affine32")` bit for bi
 then `a * h + b mod 2^32` with odd `a`, the minimum over the document for each of the permutations.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.core.manifest import Outcome
-from tasks.core.storage import Folder
-from tasks.dedup import datasketch_engine
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
+from tasks.dedup import datasketch_engine, shingles
 from tasks.dedup.document_index import Group, document_numbers, write_numbers
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Offsets, Texts, content_hashes, folded
@@ -58,6 +59,16 @@ def sketch_texts(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) ->
     short = units < settings.ngram
     found = {"units": pa.array(units), "content": content_hashes(texts)}
     return found | {band_name(band): pa.array(hashes, mask=short) for band, hashes in enumerate(bands)}
+
+
+def count_mismatches(texts: list[str], settings: DedupSettings) -> int:
+    """Number of texts whose sketches or shingles by the compiled kernels are not those of datasketch."""
+    column = pa.array(texts, pa.large_string())
+    plain = settings.model_copy(update={"engine": "datasketch"})
+    ours, theirs = (pa.table(sketch_texts(column, chosen)).to_pylist() for chosen in (settings, plain))
+    found = (shingles.shingle_sets(column, settings), datasketch_engine.shingle_sets(column, plain))
+    sets = ([values[one:end] for one, end in itertools.pairwise(starts.tolist())] for values, starts in found)
+    return sum(row != other or not np.array_equal(*both) for row, other, *both in zip(ours, theirs, *sets, strict=True))
 
 
 def sketch_group(folder: Folder, name: str, group: Group, settings: DedupSettings) -> Outcome:

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.core.forgotten import check_no_removal
-from tasks.core.manifest import MANIFEST, Manifest, read_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Manifest, read_manifest
+from gpt2train.store.output import check_no_removal
 from tasks.dedup.document_index import Group
 from tasks.dedup.settings import SKETCH, DedupSettings
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core.manifest import Outcome
-from tasks.core.storage import FileRecord, Folder
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Outcome
 from tasks.dedup import datasketch_engine
 from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, read_range, write_numbers
 from tasks.dedup.lsh import CANDIDATE, Pairs, distinct_pairs

@@ -1,6 +1,8 @@
 """Deduplication step: runs the stages in order."""
 
+import functools
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,27 +11,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import UserError
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
+from tasks.core.engine_check import check_engine
 from tasks.core.runner import Runner
 from tasks.core.shards import EXCERPT, REJECTED, read_table, write_table
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.bands import with_bands
 from tasks.dedup.clusters import CLUSTER, Part, find_clusters
 from tasks.dedup.components import edge_parts, partition_edges
 from tasks.dedup.document_index import ROW_MASK, Group, make_groups, read_dropped
-from tasks.dedup.engine_check import choose_engine
 from tasks.dedup.exact import find_exact
 from tasks.dedup.lost_sources import check_sources, count_sources
 from tasks.dedup.lost_text import measure_lost, share_kept
 from tasks.dedup.lsh import find_candidates
-from tasks.dedup.minhash import sketch_group
+from tasks.dedup.minhash import count_mismatches, sketch_group
 from tasks.dedup.previous_runs import like_previous, open_previous, previous_groups
 from tasks.dedup.settings import DedupSettings, word_shingles
 from tasks.dedup.shingle_exchange import collect_group
 from tasks.dedup.verify import check_containment, verify_group
 
+log = logging.getLogger("gpt2train")
+
 VERSION = 4
+CHECK_BYTES = 1 << 17  # of text; the comparison takes one to two seconds
 MAX_KEYS = 1 << 24  # hashes that are sorted in memory at a time: about 600 MB with their documents
 
 
@@ -77,7 +82,14 @@ def _run(
     shards = [record.name for record in documents.outputs]
     if not shards:
         return step.commit(Outcome())
-    settings, checked = choose_engine(step, source, shards, settings, runner)
+    checked = Outcome()
+    if settings.engine == "compiled":
+        compare = functools.partial(count_mismatches, settings=settings)
+        checked, difference = check_engine(step, source, shards, CHECK_BYTES, runner, compare)
+        if difference:
+            found = f"the compiled sketches and datasketch differ {difference}"
+            log.warning(f"{found}: using datasketch, which is many times slower")
+            settings = settings.model_copy(update={"engine": "datasketch"})
     groups = make_groups(source, documents.outputs)
     sketched = runner.batches(step, "sketch", groups, sketch_group, settings)
     groups = [

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table, write_table
-from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group, Numbers, group_of, isin_sorted, look_up, ranks, write_numbers
 from tasks.dedup.lsh import CANDIDATE, distinct_pairs
 from tasks.dedup.settings import DedupSettings

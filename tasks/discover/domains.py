@@ -7,7 +7,7 @@ from pathlib import Path
 
 from yarl import URL
 
-from gpt2train.data.text_files import read_lines
+from gpt2train.data.documents import read_lines
 from gpt2train.errors import UserError
 from tasks.core.input_files import open_input
 

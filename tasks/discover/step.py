@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpt2train.errors import RunError
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.core.forgotten import REASON, forgotten_beside, name_of, read_forgotten
 from tasks.core.input_files import InputFile
-from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.discover.cdx import CAPTURES, find_captures, find_crawls
 from tasks.discover.domains import Domain
 from tasks.discover.found import DISCOVERED, FoundUrls

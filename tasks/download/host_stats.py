@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.shards import read_rows
-from tasks.core.storage import FileRecord, Folder
 from tasks.core.url_lists import host_of
 
 HOSTS_FILE = "hosts"  # followed by the round of the retry and .parquet

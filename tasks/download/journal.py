@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from gpt2train.io.files import private_folder
-from tasks.core.manifest import canonical, digest
-from tasks.core.storage import Folder, translate_write_errors
+from gpt2train.store.files import private_folder
+from gpt2train.store.folder import Folder, translate_write_errors
+from gpt2train.store.manifest import canonical, digest
 from tasks.download.ledger import Row
 
 JOURNAL = "_journal"

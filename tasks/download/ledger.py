@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tasks.core.manifest import Outcome, canonical
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Outcome, canonical
 from tasks.core.shards import read_table
-from tasks.core.storage import FileRecord, Folder
 
 if TYPE_CHECKING:
     import aiohttp

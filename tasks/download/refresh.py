@@ -1,4 +1,4 @@
-"""Refresh of a finished download: every URL is asked for again, and the pages that have not changed stay.
+"""Further rounds of a finished download: a refresh asks for every URL again, a retry for those that failed for now.
 
     pages/part-00000.refresh-1.warc.gz              all pages: those that stay as copies of their records
     pages/ledger/part-00000.refresh-1.parquet
@@ -6,11 +6,10 @@
     pages/refresh/part-00000.refresh-1.warc.gz      revisit records of the pages that the server confirmed
 
 Readers of `pages/` find every page in one archive, as after a first download. A shard without any change keeps its
-files. The new manifest replaces the old one atomically; until then the old download stays valid, and a killed refresh
-goes on where it was.
+files. A retry writes `part-00000.retry-1.warc.gz` and its ledger, for shards with rows to fetch again. The new manifest
+replaces the old one atomically; until then the old download stays valid, and a killed round goes on where it was.
 """
 
-import hashlib
 import itertools
 import logging
 import re
@@ -22,19 +21,19 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from gpt2train.errors import RunError
-from gpt2train.io.counts import count_of
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.download.crawl import Crawler
 from tasks.download.host_stats import HOSTS_FILE
 from tasks.download.journal import Journal, journal_folder
 from tasks.download.ledger import Row, counts_of, ledgers_of
 from tasks.download.revisit import encode_revisit
 from tasks.download.shard_writer import CHANGES, REFRESH, REFRESH_FACT, changes, finish, write_shard
-from tasks.download.warc import encode_head, members, response_spans
+from tasks.download.warc import encode_head, is_response, members, record_spans
 
 log = logging.getLogger("gpt2train")
 
@@ -51,6 +50,8 @@ CHANGED = pa.schema(
     ]
 )
 ROUND = re.compile(r"\.refresh-(\d+)\b")
+RETRY_ROUND = re.compile(r"\.retry-(\d+)$")
+COUNTED = ["bytes", "retryable", "reason"]
 MAX_PARTS = 16  # ledgers that a shard searches for URLs that its own ledger lacks
 
 
@@ -70,7 +71,7 @@ class EarlierDownload(NamedTuple):
         return cls(done.outputs, tuple(ledgers_of(done.outcome.audit)), rejected, 1 + max(rounds, default=0))
 
     def files_of(self, number: int) -> Outcome:
-        """Return the files of a shard."""
+        """Return the files of a shard, without counts."""
         name = self.archives[number].name.replace(".warc.gz", ".parquet")
         dropped = (self.rejected[f"rejected/{name}"],) if f"rejected/{name}" in self.rejected else ()
         return Outcome(outputs=(self.archives[number],), audit=(self.ledgers[number],), rejected=dropped)
@@ -87,22 +88,28 @@ class EarlierPages:
     folder: Folder
     earlier: EarlierDownload
     number: int
-    urls: Sequence[str]
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     _ledgers: dict[int, list[Row]] = field(default_factory=dict)
     _spans: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        lacking = {url: index for index, url in enumerate(self.urls)}
+    def find(self, urls: Sequence[str]) -> None:
+        """Find the places of these URLs."""
+        lacking = {url: index for index, url in enumerate(urls)}
         order = sorted(range(len(self.earlier.ledgers)), key=lambda number: (abs(number - self.number), number))
         for number in order[:MAX_PARTS]:
             if not lacking:
                 break
-            rows = list(read_rows(self.folder, self.earlier.ledgers[number].name))
-            for position, row in enumerate(rows):
-                if (index := lacking.pop(row["url"], None)) is not None:
-                    self.places[index] = number, position
-                    self._ledgers[number] = rows
+            rows = self.ledger(number)
+            found = {lacking.pop(row["url"]): (number, at) for at, row in enumerate(rows) if row["url"] in lacking}
+            self.places |= found
+            if not found:
+                del self._ledgers[number]
+
+    def ledger(self, number: int) -> list[Row]:
+        """Return the rows of an earlier shard."""
+        if number not in self._ledgers:
+            self._ledgers[number] = list(read_rows(self.folder, self.earlier.ledgers[number].name))
+        return self._ledgers[number]
 
     def rows(self) -> dict[int, Row]:
         """Return the earlier ledger rows by index of the URL."""
@@ -119,62 +126,94 @@ class EarlierPages:
     def records(self, indices: Sequence[int]) -> Iterator[bytes]:
         """Yield the records of earlier pages in their compressed form."""
         for number, group in itertools.groupby(indices, key=lambda index: self.places[index][0]):
-            archive = self.earlier.archives[number].name
-            with self.folder.open(archive) as file:
+            with self.folder.open(self.earlier.archives[number].name) as file:
                 for index in group:
                     offset, length = self._spans_of(number)[self.places[index][1]]
                     file.seek(offset)
-                    data = file.read(length)
-                    if len(data) != length:
-                        raise RunError(f"{self.folder.url}/{archive} is truncated; remove it and run again")
-                    yield data
+                    yield file.read(length)
 
     def _spans_of(self, number: int) -> dict[int, tuple[int, int]]:
         """Return offset and length of the record of each ledger row with a page."""
         if number not in self._spans:
             record = self.earlier.archives[number]
+            place = f"{self.folder.url}/{record.name}"
+            if self.folder.record(record.name).sha256 != record.sha256:
+                raise RunError(f"{place} is damaged; remove it and run again")
             kept = [position for position, row in enumerate(self._ledgers[number]) if not row["reason"]]
             with self.folder.open(record.name) as file:
-                sha256, sizes = hashlib.sha256(), []
-                for member in members(file, record.bytes):
-                    sha256.update(member)
-                    sizes.append(len(member))
-            if sha256.hexdigest() != record.sha256:
-                raise RunError(f"{self.folder.url}/{record.name} is damaged; remove it and run again")
+                sizes = [len(member) for member in members(file, record.bytes)]
             spans = list(zip(itertools.accumulate(sizes), sizes[1:], strict=False))  # without the warcinfo
             if len(kept) != len(spans):  # a page that holds the first bytes of a member, or another release of zlib
                 with self.folder.open(record.name) as file:
-                    spans = response_spans(file)
+                    spans = [(span.offset, span.length) for span in record_spans(file) if is_response(span)]
             if len(kept) != len(spans):
-                raise RunError(
-                    f"{self.folder.url}/{record.name} holds {count_of(len(spans), 'page')}, its ledger {len(kept)}; "
-                    "remove it and run again"
-                )
+                pages = count_of(len(spans), "page")
+                raise RunError(f"{place} holds {pages}, its ledger {len(kept)}; remove it and run again")
             self._spans[number] = dict(zip(kept, spans, strict=True))
         return self._spans[number]
+
+
+def retry(step: Step, done: Manifest, runner: Runner, crawler: Crawler, at_once: int) -> Manifest:
+    """Fetch the retryable rows of a finished download, `at_once` shards at a time, and return the new manifest."""
+    folder, earlier = step.folder, EarlierDownload.of(done)
+    counts = [counts_of(read_rows(folder, record.name, COUNTED)) for record in earlier.ledgers]
+    stale = [number for number, count in enumerate(counts) if count.facts["retryable"]]
+    rows = [counts[number].facts["retryable"] for number in stale]
+    runner.skipped.discard(step.name)
+    work = _round(step, {"retry": done})
+    args = (crawler, work.fingerprint, earlier)
+    outcomes = runner.batches(work, "retry", stale, retry_shard, *args, where="thread", at_once=at_once, rows=rows)
+    files = [earlier.files_of(number) for number in range(len(counts))]
+    for number, files[number] in zip(stale, outcomes, strict=True):
+        counts[number] = counts_of(read_rows(folder, files[number].audit[0].name, COUNTED))
+    refreshed = Outcome(
+        audit=tuple(record for record in done.outcome.audit if record.name.startswith(REFRESH)),
+        facts={name: count for name, count in done.outcome.facts.items() if name.startswith(REFRESH_FACT)},
+    )
+    names = [record.name for record in done.outcome.audit if record.name.startswith(HOSTS_FILE)]
+    hosts = next_name(names[0].removesuffix(".parquet") if names else HOSTS_FILE)
+    return finish(step, Outcome.total([*counts, *files, refreshed]), hosts)
+
+
+def retry_shard(
+    folder: Folder, name: str, number: int, crawler: Crawler, key: str, earlier: EarlierDownload
+) -> Outcome:
+    """Fetch the retryable rows of one shard and rewrite the shard with all other rows unchanged."""
+    before = EarlierPages(folder, earlier, number)
+    rows = before.ledger(number)
+    before.places = {index: (number, index) for index in range(len(rows))}
+    pending = [(index, row["url"], row["source"]) for index, row in enumerate(rows) if row["retryable"]]
+    with Journal(journal_folder(folder) / name, key, [row["url"] for row in rows]) as journal:
+        crawler.fetch(name, [item for item in pending if item[0] not in journal.done], journal)
+        fetched = {index: entry for (index, _, _), entry in zip(pending, journal.rows(), strict=True)}
+        merged = [fetched[index][0] if index in fetched else row for index, row in enumerate(rows)]
+        has_page = [index for index, row in enumerate(rows) if index in fetched or not row["reason"]]
+        kept = before.records([index for index in has_page if index not in fetched])
+        pages = (journal.page(*fetched[index][1:]) if index in fetched else next(kept) for index in has_page)
+        written = write_shard(folder, next_name(earlier.archives[number].name.removesuffix(".warc.gz")), merged, pages)
+    # Without counts, which `retry` adds up over all shards: the reject limit has counted these rows before.
+    return Outcome(outputs=written.outputs, audit=written.audit, rejected=written.rejected)
+
+
+def next_name(stem: str) -> str:
+    """Return the name of a shard at the next retry: `part-00003` -> `part-00003.retry-1` -> `part-00003.retry-2`."""
+    found = RETRY_ROUND.search(stem)
+    return f"{RETRY_ROUND.sub('', stem)}.retry-{int(found[1]) + 1 if found else 1}"
+
+
+def _round(step: Step, inputs: dict[str, Manifest | str]) -> Step:
+    """Return the step of a round's batches, whose fingerprint depends on the manifest that they start from."""
+    return Step(step.root, step.name, version=step.version, parameters={}, inputs=inputs, folder=step.folder_name)
 
 
 def refresh(step: Step, done: Manifest, urls: Manifest, runner: Runner, crawler: Crawler, at_once: int) -> Manifest:
     """Ask for every URL again, `at_once` shards at a time, and return the new manifest of the download."""
     runner.skipped.discard(step.name)
     step.start_timing()
-    # The fingerprint of the batches depends on the manifest that they start from.
-    inputs: dict[str, Manifest | str] = {"refresh": done, "blacklist": urls}
-    work = Step(step.root, step.name, version=step.version, parameters={}, inputs=inputs, folder=step.folder_name)
-    earlier = EarlierDownload.of(done)
-    outcomes = runner.batches(
-        work,
-        "refresh",
-        [record.name for record in urls.outputs],
-        refresh_shard,
-        step.root / urls.folder,
-        crawler,
-        work.fingerprint,
-        earlier,
-        where="thread",
-        at_once=at_once,
-        rows=[record.rows or 0 for record in urls.outputs],
-    )
+    earlier, work = EarlierDownload.of(done), _round(step, {"refresh": done, "blacklist": urls})
+    names, rows = [record.name for record in urls.outputs], [record.rows or 0 for record in urls.outputs]
+    args = (step.root / urls.folder, crawler, work.fingerprint, earlier)
+    outcomes = runner.batches(work, "refresh", names, refresh_shard, *args, where="thread", at_once=at_once, rows=rows)
     manifest = finish(step, Outcome.total(outcomes), f"{HOSTS_FILE}.refresh-{earlier.round}")
     counts = ", ".join(f"{count:,} {change}" for change, count in changes(manifest).items())
     log.info("refresh: %s; by URL in %s", counts, (step.folder / REFRESH.rstrip("/")).url)
@@ -187,7 +226,8 @@ def refresh_shard(
     """Ask for the URLs of one shard again; write its pages, ledger, rejected rows, changes and revisits."""
     number = int(name.rpartition("-")[2])
     pending = [(index, row["url"], row["source"]) for index, row in enumerate(read_rows(urls, shard))]
-    before = EarlierPages(folder, earlier, number, [url for _, url, _ in pending])
+    before = EarlierPages(folder, earlier, number)
+    before.find([url for _, url, _ in pending])
     known = before.rows()
     with Journal(journal_folder(folder) / name, key, [url for _, url, _ in pending]) as journal:
         crawler.fetch(name, [item for item in pending if item[0] not in journal.done], journal, known)
@@ -196,9 +236,7 @@ def refresh_shard(
         stem = f"part-{number:05d}.refresh-{earlier.round}"
         audit = (_write_changes(folder, stem, rows), *_write_revisits(folder, stem, rows, known))
         if before.is_own_ledger(rows):
-            files = earlier.files_of(number)
-            named = {"outputs": files.outputs, "audit": files.audit, "rejected": files.rejected}
-            written = counts_of(rows).model_copy(update=named)
+            written = Outcome.total([counts_of(rows), earlier.files_of(number)])
         else:
             kept = before.records([index for index, row in enumerate(rows) if row["keeps"]])
             new = (next(kept) if row["keeps"] else journal.page(offset, length) for row, offset, length in entries)

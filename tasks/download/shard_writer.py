@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.forgotten import forgotten_beside
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.shards import REJECTED, rejected_row, write_rows, write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.download.consent.tally import CONSENT_FILE, signal_counts, tally_signals
 from tasks.download.forgotten_pages import is_forgotten, without_forgotten
 from tasks.download.host_stats import HOSTS_FILE, tally_hosts

@@ -17,12 +17,12 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, read_manifest
 from tasks.core.forgotten import read_forgotten
-from tasks.core.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.download.journal import Journal, clear_journals, journal_folder, remove_committed_journals
 from tasks.download.settings import DownloadSettings
 from tasks.download.shard_writer import finish, write_shard
@@ -75,7 +75,7 @@ def download(
     forgotten = read_forgotten(root)
     with Crawler(settings, connect_to or {}, runner.stopping, runner.advance, forgotten) as crawler:
         if done:
-            from tasks.download.retry import retry
+            from tasks.download.refresh import retry
 
             return retry(step, done, runner, crawler, settings.shards_at_once)
         args = (root / urls.folder, crawler, step.fingerprint)

@@ -7,15 +7,16 @@ name; archives from other sources lack them.
 
 import base64
 import hashlib
+import io
 import re
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, NamedTuple
 from urllib.parse import quote
 
-from warcio.statusandheaders import StatusAndHeaders
+from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 
 from gpt2train import __version__
 from tasks.download.mime import checked_charset
@@ -24,6 +25,7 @@ from tasks.download.mime import checked_charset
 # U+2029 end lines for some readers.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PRINTABLE = re.compile("[\x20-\x7e]*")
+_PARSER = StatusAndHeadersParser([], verify=False)
 HTTP_RESPONSE = "application/http; msgtype=response"  # content type of a response, and of a revisit
 MAX_FIELDS = 2**16  # bytes of the header of a record
 BLOCK = 2**17  # bytes read at a time
@@ -130,24 +132,45 @@ def members(file: IO[bytes], limit: int) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def response_spans(file: IO[bytes]) -> list[tuple[int, int]]:
-    """Return offset and length of each response record of an archive with one gzip member per record.
+class Span(NamedTuple):
+    """Place of a record in an archive, and its header."""
+
+    head: StatusAndHeaders
+    offset: int
+    length: int
+    """Bytes, compressed."""
+
+
+def record_spans(file: IO[bytes]) -> Iterator[Span]:
+    """Yield the records of an archive with one gzip member per record, in order.
 
     Raises:
-        zlib.error: A member is damaged.
+        ValueError, EOFError, zlib.error: the archive is damaged, or a member is not one record.
     """
-    spans, position, data = [], 0, b""
+    position, data = 0, b""
     while data := data or file.read(BLOCK):
-        member, head, length = zlib.decompressobj(16 + zlib.MAX_WBITS), b"", 0
-        while data and not member.eof:
+        member, head, unpacked, length = zlib.decompressobj(16 + zlib.MAX_WBITS), b"", 0, 0
+        while not member.eof:
+            if not (data := data or file.read(BLOCK)):
+                raise EOFError(f"it ends within the record at byte {position:,}")
             found = member.decompress(data)
-            head += found[: MAX_FIELDS - len(head)] if len(head) < MAX_FIELDS else b""
+            head += found[: MAX_FIELDS - len(head)]
+            unpacked += len(found)
             length += len(data) - len(member.unused_data)
-            data = member.unused_data or (b"" if member.eof else file.read(BLOCK))
-        if b"\r\nWARC-Type: response\r\n" in head.partition(b"\r\n\r\n")[0] + b"\r\n":
-            spans.append((position, length))
+            data = member.unused_data
+        if unpacked:
+            fields, end, _ = head.partition(b"\r\n\r\n")
+            parsed = _PARSER.parse(io.BytesIO(fields + end))
+            block = int(parsed.get_header("Content-Length") or -1)
+            if not head.startswith(b"WARC/") or unpacked != len(fields) + len(end) + block + len(end):
+                raise ValueError(f"no whole record at byte {position:,}")
+            yield Span(parsed, position, length)
         position += length
-    return spans
+
+
+def is_response(span: Span) -> bool:
+    """Return True for the record of a page."""
+    return span.head.get_header("WARC-Type") == "response"
 
 
 def escaped(value: str) -> str:

@@ -21,12 +21,12 @@ from gpt2train.evaluate.perplexity import document_perplexity
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS, plugin_versions
 from gpt2train.evaluate.tasks.suite import Work, read_works, score_work
 from gpt2train.evaluate.wikitext import WikitextSettings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.input_files import read_any
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.evaluate.settings import EvaluateSettings
 
 log = logging.getLogger("gpt2train")
@@ -99,7 +99,7 @@ def evaluate(
     of_the_run = [name for name in OF_THE_RUN if held_out is not None or name != "perplexity"]
     items = [*first, *of_the_run, *(name for name in sorted(paths) if name not in first), *works]
     if is_encoder_decoder(Path(model_folder)):
-        log.warning("the model has an encoder and a decoder: samples alone, no LAMBADA score and no perplexity")
+        log.warning("the model has an encoder and a decoder: samples alone, no cloze score and no perplexity")
         items = ["samples"]
     documents = data or root
     inputs = PartInputs(model_folder, paths, files, works, chosen.limit, documents, held_out)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lxml.html import HtmlElement
 
 from tasks.extract.blocks import LINKS, MIN_RUNNING, SENTENCE_ENDS, Block
+from tasks.extract.elements import stated_title
 
 TITLE, RELATED_PAGES, CALLS, LABEL_LINE = "title", "related", "call", "label"  # reasons for which a line is dropped
 # The numbers were chosen on the gold pages; each rule raises the F1 of at least three quarters.
@@ -109,10 +110,10 @@ RELATED_TO = re.compile(
 )
 
 
-def page_titles(tree: HtmlElement) -> list[str]:
-    """Titles that a page states, in words."""
-    stated = [tree.findtext(".//title") or ""]
-    stated += [meta.get("content") or "" for meta in tree.iter("meta") if meta.get("property") == "og:title"]
+def page_titles(tree: HtmlElement, metas: Sequence[HtmlElement]) -> list[str]:
+    """Titles that a page and its meta tags state, in words."""
+    stated = [stated_title(tree) or ""]
+    stated += [meta.get("content") or "" for meta in metas if meta.get("property") == "og:title"]
     return [f" {' '.join(WORDS.findall(one.lower()))} " for one in stated]
 
 

@@ -91,10 +91,12 @@ def codec_name(label: str | None) -> str | None:
 
 
 def count_undecodable(text: str, encoded: bytes | None = None) -> int:
-    """Number of undecodable and control characters in a text; `encoded` is the text in UTF-8, where it is at hand."""
+    """Number of undecodable and control characters in a text; `encoded` is one without the former in UTF-8."""
+    undecodable = 0
     if encoded is None:
+        undecodable = text.count("�")
         encoded = text.encode("utf-8", "surrogatepass")  # in UTF-8, each byte below 128 is a character
-    return len(encoded) - len(encoded.translate(None, CONTROLS)) + text.count("�")
+    return undecodable + len(encoded) - len(encoded.translate(None, CONTROLS))
 
 
 def _stated_charsets(body: bytes) -> Iterator[str]:

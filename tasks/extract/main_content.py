@@ -31,7 +31,7 @@ RULES = {
     DOCUMENTATION: AttributeRules(NAVIGATION),
     FORUM: AttributeRules(FORUM_PARTS),
 }
-# The numbers below were chosen on the gold pages; benchmarks/extract_engines.py shows them by quarters.
+# The numbers below were chosen on the gold pages; benchmarks/extract.py shows them by quarters.
 OUTSIDE, HEADER, BESIDE_PAGES, REPEATED, ENDING = "outside", "header", "beside", "repeated", "ending"
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
 MIN_TEXT = 250  # characters of running text of a main content
@@ -98,9 +98,10 @@ def _show_unscripted(tree: HtmlElement) -> bool:
 
 def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
     """Read the blocks of a page, and drop those that are no text of it, each for a reason."""
-    kind = page_type(tree)
+    metas = list(tree.iter("meta"))
+    kind = page_type(tree, metas)
     walk = page_blocks(tree, RULES[kind], kind, tables, account)
-    titles = page_titles(tree)
+    titles = page_titles(tree, metas)
     if sum(one.size for one in walk.blocks) < MIN_TEXT:  # nothing to weigh its links against
         for one in walk.blocks:
             one.dropped = KEPT if one.dropped == LINKS else one.dropped

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lxml.html import HtmlElement
 
 from tasks.core.document import strip_unstorable
+from tasks.extract.elements import stated_title
 
 MAX_TITLE = 500  # characters
 LANGUAGE = re.compile(r"\s*([a-z]{2,3})(?![a-z])", re.IGNORECASE)
@@ -32,7 +33,7 @@ DATE_NAMES = (
 def page_title(tree: HtmlElement) -> str | None:
     """The `<title>` of a page on one line, else its `og:title`, else its first heading, else None."""
     for stated in (
-        lambda: tree.findtext(".//title"),
+        lambda: stated_title(tree),
         lambda: next((meta.get("content") for meta in tree.iterfind(".//meta[@property='og:title']")), None),
         lambda: None if (heading := tree.find(".//h1")) is None else heading.text_content(),
     ):

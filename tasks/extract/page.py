@@ -1,18 +1,16 @@
 """Extraction of pages: bytes to main text by the chosen engine, in a worker process that may be killed."""
 
-import contextlib
 import functools
 import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from copy import copy
 from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
-from gpt2train.io.memory_limit import STATM, bytes_of, memory_limit
+from gpt2train.store.memory_limit import STATM, bytes_of, memory_limit
 from tasks.core.document import strip_unstorable
 from tasks.download.mime import HTML_TYPES, type_of
 from tasks.download.warc import Page
@@ -38,8 +36,6 @@ class TextEngine(NamedTuple):
     """Parse a page, given as a string and, if it is UTF-8, as bytes; None if there is nothing in it."""
     text: Callable[[HtmlElement, ExtractOptions], str | None]
     """Main text of a parsed page, which may be changed."""
-    context: Callable[[], AbstractContextManager[None]]
-    """Context of both."""
     empty_caches: Callable[[], None]
 
 
@@ -55,7 +51,7 @@ def extract_pages(pages: Sequence[Page], options: ExtractOptions) -> list[Extrac
         Exception: any error that lxml or trafilatura raises for a hostile page.
     """
     _recycle_worker(options.worker_recycle_mb)
-    with memory_limit(options.memory_mb), text_engine(options.engine).context():
+    with memory_limit(options.memory_mb):
         return [extract_page(page, options) for page in pages]
 
 
@@ -75,22 +71,21 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
         return _rejected("undecodable", f"{share:.0%} of the characters are noise when read as {encoding}")
     if options.wanted and (found := prefilter_reason(html, options.wanted)):
         return _rejected(*found)
-    with engine.context():
-        cut = cut_attributes(html)
-        tree = engine.parse(cut, utf_8 if cut is html else None)
-        if tree is None:
-            return _rejected("no_text", f"no HTML tree in {len(page.body):,} bytes")
-        # The parser adds at most one element a tag (the `p` of a text after it); few pages have so many tags.
-        if 2 * html.count("<") + 4 > MAX_ELEMENTS and (elements := int(tree.xpath("count(//*)"))) > MAX_ELEMENTS:
-            return _rejected("too_many_elements", f"found {elements:,}, at most {MAX_ELEMENTS:,} expected")
-        title, language = page_title(tree), language_hint(tree, page.content_language)
-        days = stated_days(tree)
-        date = publication_day(days, page.fetched_at[:10])
-        by_fetch_day = bool(days and days[0] != date) or (not page.fetched_at and len(set(days)) > 1)
-        marks = page_marks(tree, title) if options.detect_soft_404 else None
-        if date is None and options.dates:
-            date, by_fetch_day = _search_date(tree, page), True
-        text = strip_unstorable(engine.text(tree, options) or "").strip()
+    cut = cut_attributes(html)
+    tree = engine.parse(cut, utf_8 if cut is html else None)
+    if tree is None:
+        return _rejected("no_text", f"no HTML tree in {len(page.body):,} bytes")
+    # The parser adds at most one element a tag (the `p` of a text after it); few pages have so many tags.
+    if 2 * html.count("<") + 4 > MAX_ELEMENTS and (elements := int(tree.xpath("count(//*)"))) > MAX_ELEMENTS:
+        return _rejected("too_many_elements", f"found {elements:,}, at most {MAX_ELEMENTS:,} expected")
+    title, language = page_title(tree), language_hint(tree, page.content_language)
+    days = stated_days(tree)
+    date = publication_day(days, page.fetched_at[:10])
+    by_fetch_day = bool(days and days[0] != date) or (not page.fetched_at and len(set(days)) > 1)
+    marks = page_marks(tree, title) if options.detect_soft_404 else None
+    if date is None and options.dates:
+        date, by_fetch_day = _search_date(tree, page), True
+    text = strip_unstorable(engine.text(tree, options) or "").strip()
     if marks and (found := detect_soft_404(marks, text)):
         return _rejected(*found)
     if not text:
@@ -105,16 +100,18 @@ def text_engine(name: Engine) -> TextEngine:
         return TextEngine(
             parse=lambda html, utf_8: main_content.parse(html if utf_8 is None else utf_8),
             text=lambda tree, options: main_content.structured_text(tree, options.tables),
-            context=contextlib.nullcontext,
             empty_caches=lambda: None,
         )
-    from tasks.extract import trafilatura_text  # 0.3 s, which the other engine does not need
+    import trafilatura  # 0.3 s, which the other engine does not need
+    from trafilatura.meta import reset_caches
+    from trafilatura.utils import load_html
 
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # it warns about each page without a text
     return TextEngine(
-        parse=lambda html, _utf_8: trafilatura_text.parse(html),
-        text=trafilatura_text.trafilatura_text,
-        context=trafilatura_text.apply_patches,
-        empty_caches=trafilatura_text.empty_caches,
+        parse=lambda html, _utf_8: load_html(html),
+        # `deduplicate` stays off: the text would depend on the pages that this worker has read before.
+        text=lambda tree, options: trafilatura.extract(tree, include_comments=False, include_tables=options.tables),
+        empty_caches=reset_caches,
     )
 
 

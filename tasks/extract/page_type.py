@@ -1,6 +1,7 @@
 """Type of a page by what its software states: documentation, forum, or article for all others."""
 
 import re
+from collections.abc import Sequence
 
 from lxml.etree import XPath
 from lxml.html import HtmlElement
@@ -108,10 +109,10 @@ CODE = ("pre", "code", "dt", "kbd", "samp", "tt")
 MIN_CODE = 12
 
 
-def page_type(tree: HtmlElement) -> str:
-    """Type of a page: `documentation`, `forum`, or `article`."""
+def page_type(tree: HtmlElement, metas: Sequence[HtmlElement]) -> str:
+    """Type of a page with these meta tags: `documentation`, `forum`, or `article`."""
     article = False
-    for meta in tree.iter("meta"):
+    for meta in metas:
         value = meta.get("content") or ""
         name = (meta.get("name") or meta.get("property") or "").lower()
         if name == "generator":

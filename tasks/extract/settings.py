@@ -9,7 +9,6 @@ from gpt2train.settings import Settings
 WORKER_OUTGROWN = 86  # exit code of a worker that refuses a call because its memory has grown
 
 Engine = Literal["trafilatura", "structure"]
-Compare = Literal["doubtful", "always", "never"]
 
 
 class ExtractSettings(Settings):
@@ -17,11 +16,7 @@ class ExtractSettings(Settings):
 
     engine: Engine = "structure"
     """Program that finds the main text. `structure`: this project's own, by the containers, links and classes of the
-    page; keeps lists, tables and code as they are. `trafilatura`: that library's text, in half its time."""
-    fallbacks: Compare = "doubtful"
-    """When the engine `trafilatura` compares its text with those of readability and justext. `doubtful`: skip
-    readability if the text is long and has many paragraphs. `always`: the same text as `trafilatura.extract`. `never`:
-    trafilatura's `fast`."""
+    page; keeps lists, tables and code as they are. `trafilatura`: that library's text, at a third of the speed."""
     tables: bool = True
     """Keep the text of tables."""
     dates: bool = False

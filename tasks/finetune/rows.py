@@ -10,7 +10,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.data.text_files import read_lines
+from gpt2train.data.documents import read_lines
 from gpt2train.errors import UserError
 from tasks.core.input_files import InputFile, find_inputs, kind_of, open_input
 from tasks.finetune.settings import TaskSettings

@@ -15,10 +15,10 @@ import numpy as np
 
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.finetune.settings import TaskSettings
 
 FOLDER = "task"  # in the run folder

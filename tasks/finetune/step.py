@@ -24,12 +24,12 @@ from gpt2train.data.indexed import token_dtype, write_index
 from gpt2train.data.tokenizer import canonical_files, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.data.tokenizer_reader import read_files
 from gpt2train.errors import UserError
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.input_files import InputFile, where_to_read
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, rejected_row, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.finetune.encoding import UNLABELLED, Encoding, Rejected, Sample, label_name, sort_labels
 from tasks.finetune.rows import Row, find_files, read_rows
 from tasks.finetune.settings import MAX_LABELS, PARTS, TaskSettings

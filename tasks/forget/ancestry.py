@@ -4,9 +4,9 @@ from pathlib import Path
 
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import FOLDER, checkpoint_step
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
+from gpt2train.store.run_folder import FOLDER, checkpoint_step
 
 MERGED = "model"  # folder of a run with its weights for transformers
 MERGE_RECORDS = "merge"  # folder that says that these are complete

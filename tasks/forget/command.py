@@ -7,12 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gpt2train.command_line import printable
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import printable
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import format_bytes
-from tasks.core.output_lock import locked
-from tasks.core.storage import Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import format_bytes
+from gpt2train.store.folder import Folder
+from gpt2train.store.output_lock import locked
 from tasks.forget.ancestry import MERGED
 from tasks.forget.plan import Removal, plan_removal
 from tasks.forget.remove import pending_removal, remove_pages

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError
-from gpt2train.io.inner_path import InnerPath
 from gpt2train.settings import Record
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.inner_path import InnerPath
+from gpt2train.store.manifest import MANIFEST, Manifest, Outcome
+from gpt2train.store.output import COPIES, Output
 from tasks.core.forgotten import URL_COLUMNS, Forgotten, url_hash
-from tasks.core.manifest import MANIFEST, Manifest, Outcome
-from tasks.core.storage import FileRecord, Folder
 from tasks.forget.archives import archive_urls
-from tasks.verify.output import COPIES, Output
 
 BATCHES = "/_batches/"
 KEEPER = ("kept_url",)  # columns that name the page kept in place of another

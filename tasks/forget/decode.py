@@ -4,12 +4,9 @@ Packed files are unpacked, archives read record by record, Parquet row by row, t
 them; of other files that are no text the bytes are searched for URLs.
 """
 
-import bz2
-import gzip
 import html
 import io
 import json
-import lzma
 import re
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
@@ -18,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpt2train.data.documents import compression, unpack
 from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
-from gpt2train.data.zstd_file import ZstdFile
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST
 from tasks.core.forgotten import URL_COLUMNS
-from tasks.core.manifest import MANIFEST
-from tasks.core.storage import Folder
 from tasks.forget.archives import archive_pages
 from tasks.forget.token_text import text_of, tokenizer_beside
 
@@ -31,12 +28,6 @@ OVERLAP = 2**16  # bytes of a block that are searched again with the next one
 ROWS = 1024
 TEXT_COLUMNS = ("text", "title")  # of a page; what they mention is its own
 TAG = re.compile(r"<[^>]*>")
-PACKED = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ": lzma.open,
-    b"\x28\xb5\x2f\xfd": lambda file, _: ZstdFile(file),
-}
 
 
 class Piece(NamedTuple):
@@ -73,8 +64,7 @@ def pieces(root: Folder, name: str) -> Iterator[Piece]:
     elif name.endswith(".bin") and root.size(f"{name[:-4]}.idx") is not None:
         yield from _documents(root, name[:-4])
     else:
-        opener = next((opener for magic, opener in PACKED.items() if head.startswith(magic)), None)
-        with root.open(name) as file, opener(file, "rb") if opener else file as plain:  # type: ignore[operator]
+        with root.open(name) as file, unpack(file, compression(head)) as plain:
             yield from _file(plain, name.removesuffix(".gz").removesuffix(".zst"))
 
 

@@ -5,17 +5,17 @@ from pathlib import PurePosixPath
 
 from gpt2train.data.suffix_index import FOLDER as TOKEN_INDEX
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.inner_path import InnerPath
 from gpt2train.settings import Record
+from gpt2train.store.folder import Folder
+from gpt2train.store.inner_path import InnerPath
+from gpt2train.store.manifest import MANIFEST, Manifest
+from gpt2train.store.output import COPIES, IDENTITY, Output
 from tasks.core.forgotten import Forgotten, domain_hash, read_forgotten, url_hash, url_key
-from tasks.core.manifest import MANIFEST, Manifest
-from tasks.core.storage import Folder
 from tasks.forget.corpus import RUNS, SOURCES, Found, find_pages, unfinished
 from tasks.forget.scan import Trace, scan
 from tasks.forget.targets import domain_of, selection_of
 from tasks.forget.token_text import forms_in_tokens
 from tasks.forget.training import RunReading, find_runs, read_by
-from tasks.verify.output import COPIES, IDENTITY, Output
 
 
 class Rewriting(Record):
@@ -71,7 +71,7 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
         UserError: There is no output, or it has no trace of any of the targets.
         RunError: A file that has to be searched is damaged.
     """
-    output = Output.read(root)
+    output = Output(root)
     if not output.manifests and not unfinished(output):
         raise UserError(f"{root.url} holds no finished step; give the --output of a flow")
     if output.unreadable:

@@ -5,15 +5,15 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import write_atomic
-from gpt2train.io.removal import PENDING
-from gpt2train.io.run_folder import BEST, LATEST
-from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
-from gpt2train.io.run_folder import MANIFEST as CHECKPOINT_MANIFEST
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import write_atomic
+from gpt2train.store.folder import TEMPORARY, Folder
+from gpt2train.store.manifest import MANIFEST, canonical, read_manifest
+from gpt2train.store.removal import PENDING
+from gpt2train.store.run_folder import BEST, LATEST
+from gpt2train.store.run_folder import FOLDER as CHECKPOINTS
+from gpt2train.store.run_folder import MANIFEST as CHECKPOINT_MANIFEST
 from tasks.core.forgotten import FORGOTTEN, Forgotten, encode_forgotten, read_forgotten
-from tasks.core.manifest import MANIFEST, canonical, read_manifest
-from tasks.core.storage import TEMPORARY, Folder
 from tasks.download.journal import clear_journals
 from tasks.forget.ancestry import MERGE_RECORDS, MERGED
 from tasks.forget.decode import json_line

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint, need_manifest
 from tasks.core.forgotten import REASON, URL_COLUMNS, Forgotten, name_of
-from tasks.core.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint, need_manifest
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_table
-from tasks.core.storage import FileRecord, Folder
 from tasks.download.consent.tally import CONSENT_FILE, signal_counts, tally_signals
 from tasks.download.forgotten_pages import without_forgotten
 from tasks.download.host_stats import HOSTS_FILE, tally_hosts

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from gpt2train.io.inner_path import InnerPath, OptionalInnerPath
-from gpt2train.io.removal import PENDING
 from gpt2train.settings import Record
+from gpt2train.store.folder import Folder
+from gpt2train.store.inner_path import InnerPath, OptionalInnerPath
+from gpt2train.store.output_lock import LOCK
+from gpt2train.store.removal import PENDING
 from tasks.core.forgotten import FORGOTTEN, Forgotten
-from tasks.core.output_lock import LOCK
-from tasks.core.storage import Folder
 from tasks.decontaminate.ngrams import NgramIndex
 from tasks.forget.decode import Piece, pieces
 from tasks.sources.index import PLACES

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gpt2train.data.tokenizer import PRIMARY, UNKNOWN_TOKENS, Tokenizer, encode_ordinary, kind_of
 from gpt2train.errors import UserError
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.core.tokenizer_file import read_tokenizer
 from tasks.decontaminate.ngrams import words_of
 

@@ -12,18 +12,18 @@ from gpt2train.config.data import MixtureSettings
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import write_atomic
-from gpt2train.io.inner_path import InnerPath
-from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
-from gpt2train.io.run_folder import checkpoint_step, list_checkpoints
 from gpt2train.monitoring.run_record import RunRecord, read_record
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_tables
 from gpt2train.settings import Record
+from gpt2train.store.files import write_atomic
+from gpt2train.store.folder import Folder
+from gpt2train.store.inner_path import InnerPath
+from gpt2train.store.manifest import read_manifest
+from gpt2train.store.run_folder import FOLDER as CHECKPOINTS
+from gpt2train.store.run_folder import checkpoint_step, list_checkpoints
 from tasks.core.forgotten import Forgotten
-from tasks.core.manifest import read_manifest
 from tasks.core.stage_inputs import INPUTS
-from tasks.core.storage import Folder
 from tasks.forget.ancestry import ancestors, merged_checkpoint
 
 MAX_LISTED = 1000  # samples and steps

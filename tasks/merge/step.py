@@ -9,10 +9,10 @@ from typing import Any
 
 from gpt2train.convert.settings import CARD, MergeSettings
 from gpt2train.errors import RunError, UserError
-from tasks.core.manifest import MANIFEST, Manifest, Outcome, canonical
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, canonical
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.passport.write import card_sections
 
 DRAFT = ".tmp-model"

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings, build, read_toml
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 
 STATED = "passport/about.json"  # in the output folder
 

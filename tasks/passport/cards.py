@@ -24,7 +24,7 @@ def card_of_corpus(corpus: Corpus, license: str | None = None) -> str:
         Counter({SPLITS[name]: count for name, count in corpus.characters.items()}),
         Counter(dict(corpus.languages)),
     )
-    steps = [step.manifest.model_dump(mode="json") for step in corpus.document_steps if step.manifest.outcome.seen]
+    steps = [step.manifest for step in corpus.document_steps]
     return dataset_card(counts, steps, license, corpus_sections(corpus))
 
 

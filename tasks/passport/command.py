@@ -7,9 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import format_bytes
-from tasks.core.storage import Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import format_bytes
+from gpt2train.store.folder import Folder
 from tasks.passport.about import read_about
 
 KEY_VARIABLE = "OPENLINEAGE_API_KEY"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 from tasks.passport.facts import Corpus
 
 VERSION = "http://mlcommons.org/croissant/1.0"

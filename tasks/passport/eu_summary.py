@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpt2train.convert.markdown import plain, table
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 from tasks.passport.about import About
 from tasks.passport.facts import SOURCES, Corpus, Training
 

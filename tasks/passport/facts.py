@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from gpt2train.convert.card_scores import Score, scores_of
 from gpt2train.errors import UserError
 from gpt2train.runs.reading import Run, read_run
-from tasks.browse.corpus import FinishedStep, find_steps, opened
-from tasks.core.manifest import Manifest, read_manifest
-from tasks.core.origins import Origins
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, read_manifest
+from gpt2train.store.output import FinishedStep, Output
+from gpt2train.store.rows import opened
 from tasks.core.timings import read_timings
 
 HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:@\s]+)"
@@ -200,7 +200,9 @@ def corpus_facts(root: Folder) -> Corpus:
     Raises:
         UserError: it holds no finished step with documents.
     """
-    steps = _chain(find_steps(root))
+    output = Output(root)
+    output.check_documents()
+    steps = _chain(output)
     by_name = {step.manifest.step: step for step in steps}
     last = by_name.get("shuffle") or next((step for step in reversed(steps) if "text" in step.columns()), None)
     documents, characters, languages, hosts = _contents(last) if last else ({}, {}, (), None)
@@ -261,18 +263,11 @@ def times_of(root: Folder) -> dict[str, tuple[datetime, datetime]]:
     return found
 
 
-def _chain(steps: list[FinishedStep]) -> list[FinishedStep]:
+def _chain(output: Output) -> list[FinishedStep]:
     """Return the steps that made the tokens, or else the last one with documents; a report or an old step is none."""
-    origins, made = Origins(step.manifest for step in steps), {step.name: step for step in steps}
-    ends = [step for step in steps if step.manifest.step in ("tokenize", "ready_tokens")]
-    ends = ends or [step for step in steps if "text" in step.columns()] or steps
-    pending, found = [ends[-1]], set[str]()
-    while pending:
-        step = pending.pop()
-        found.add(step.name)
-        before = {one.folder for origin in origins.of(step.manifest).values() for one in origin}
-        pending += [made[name] for name in sorted(before - found)]
-    return [step for step in steps if step.name in found]
+    ends = [step for step in output.steps if step.manifest.step in ("tokenize", "ready_tokens")]
+    ends = ends or [step for step in output.steps if "text" in step.columns()] or output.steps
+    return output.chain(ends[-1])
 
 
 def _sources(steps: Iterable[FinishedStep]) -> Iterator[Source]:

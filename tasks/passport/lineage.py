@@ -14,8 +14,8 @@ from typing import Any
 
 from gpt2train import __version__
 from gpt2train.errors import RunError, UserError
-from tasks.core.manifest import Manifest
-from tasks.core.origins import Origins
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.output import Origins
 from tasks.passport.facts import Corpus, Training
 
 PRODUCER = f"urn:gpt2train:{__version__}"

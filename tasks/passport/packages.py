@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpt2train import __version__
-from tasks.core.manifest import digest
+from gpt2train.store.manifest import digest
 
 NOT_DISTRIBUTIONS = frozenset({"libxml2", "python", "unicodedata"})  # names in manifests that the package index lacks
 NOT_KNOWN = "NOASSERTION"

@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 from gpt2train.convert.dataset import Counts, dataset_card, write_splits
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import atomic_folder
-from gpt2train.io.inner_path import inner_file
-from tasks.browse.corpus import FinishedStep
-from tasks.core.storage import FileRecord, Folder
+from gpt2train.store.files import atomic_folder
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.inner_path import inner_file
+from gpt2train.store.manifest import MANIFEST
+from gpt2train.store.output import FinishedStep
 from tasks.passport.about import About, stated_about
 from tasks.passport.cards import corpus_sections
 from tasks.passport.croissant import DataFile, croissant
@@ -97,7 +98,7 @@ def contents_of(source: str, *, dataset: bool, about: About | None = None) -> Co
 
 
 def _is_output(root: Folder) -> bool:
-    return root.size("shuffled/_manifest.json") is not None
+    return root.size(f"shuffled/{MANIFEST}") is not None
 
 
 def _model_folder(source: Path, optional: bool) -> Path | None:
@@ -133,7 +134,7 @@ def dataset_files(contents: Contents, folder: Path) -> Counts:
         step = Path(documents.folder.path())
         inner_file(step.parent, f"{step.name}/{name}", step)
     counts = write_splits((documents.folder.open(name) for name in documents.outputs), folder / DATA)
-    steps = [step.manifest.model_dump(mode="json") for step in corpus.document_steps if step.manifest.outcome.seen]
+    steps = [step.manifest for step in corpus.document_steps]
     card = dataset_card(counts, steps, contents.about.license, corpus_sections(corpus))
     (folder / CARD).write_text(card, encoding="utf-8")
     written = [_record(path, folder) for path in sorted((folder / DATA).iterdir())]

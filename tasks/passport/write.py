@@ -14,9 +14,9 @@ from typing import Any
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.runs.reading import find_runs, read_runs
-from tasks.core.forgotten import check_no_removal
-from tasks.core.manifest import MANIFEST, Manifest, canonical
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Manifest, canonical
+from gpt2train.store.output import check_no_removal
 from tasks.passport.about import STATED, About, stated_about
 from tasks.passport.blend import blend_facts
 from tasks.passport.cards import Sections, card_of_corpus, corpus_sections, training_sections

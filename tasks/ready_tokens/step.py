@@ -4,10 +4,10 @@ Nothing is copied. The manifest holds no path, so that files that moved are the 
 """
 
 from gpt2train.config.data import split_weights
-from tasks.core.manifest import Manifest, Outcome, digest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.ready_tokens.tokens import ReadyTokens
 
 NAME = "ready_tokens"

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.data.text_units import has_unspaced, units_of
-from gpt2train.io.counts import count_of
 from gpt2train.runs.contamination import RESULT, parse_result
-from tasks.core.manifest import Manifest
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.shards import read_rows, read_table
-from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.cluster_report import Cluster, largest_clusters
 from tasks.dedup.lost_sources import MAX_LOST_SHARE, lost_sources
 from tasks.download.shard_writer import REFRESH, changes

@@ -11,18 +11,18 @@ from typing import Any
 
 import jinja2
 
-from gpt2train.convert.card_scores import cloze_title
+from gpt2train.convert.card_scores import cloze_title, definition_title
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.evaluate.tasks.table import is_of_tasks, result_rows
-from gpt2train.io.files import format_bytes
 from gpt2train.monitoring.metrics import cpu_kwh, gpu_kwh, read_metrics
 from gpt2train.monitoring.run_record import read_record
 from gpt2train.monitoring.samples import read_samples
+from gpt2train.store.files import format_bytes
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.cloze.step import no_passages_message
-from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 from tasks.evaluate.step import OF_THE_RUN
 from tasks.report.findings import contamination, duplicates, findings
@@ -51,7 +51,7 @@ def report(
     if overlaps := contamination(root, made.get("tokenize")):
         inputs["contamination"] = digest(overlaps)
     packages = ("jinja2", "matplotlib")
-    step = Step(root, "report", version=9, parameters=settings, inputs=inputs, folder=folder, packages=packages)
+    step = Step(root, "report", version=10, parameters=settings, inputs=inputs, folder=folder, packages=packages)
     if done := runner.finished(step):
         return done
     facts = {**gather(root, manifests), "data": findings(root, made, settings.samples)}
@@ -79,6 +79,7 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
         "task": task_findings(root, by_step, metrics),
         "evaluation": results,
         "cloze": cloze_title(results["lambada"], "accuracy") if "lambada" in results else None,
+        "definition_title": definition_title,
         "other_scores": _other_scores(results),
         "task_rows": [row for result in results.values() if is_of_tasks(result) for row in result_rows(result)],
         "unscored": _unscored(by_step.get("cloze"), evaluation) if evaluation else [],
@@ -174,9 +175,7 @@ def _unscored(cloze: Manifest | None, evaluation: Manifest) -> list[str]:
     """One line per standard score for which the evaluation has no data."""
     notes = []
     if "lambada.json" not in [record.name for record in evaluation.outputs]:
-        notes.append(
-            f"No LAMBADA score: {no_passages_message(cloze)}." if cloze else "No LAMBADA score: no set was given."
-        )
+        notes.append(f"No cloze score: {no_passages_message(cloze)}." if cloze else "No cloze score: no set was given.")
     if not evaluation.outcome.facts.get("held_out_documents", 1):
         notes.append("No perplexity of held-out documents: the test split is empty.")
     return notes

@@ -11,8 +11,8 @@ import numpy as np
 
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import Tokenizer, load_tokenizer
-from tasks.core.manifest import Manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.report.pictures import score_curve
 
 MAX_CLASSES = 20  # shown one by one, the most frequent ones

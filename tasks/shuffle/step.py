@@ -17,11 +17,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import ROW_GROUP, in_groups, read_table, write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.shuffle.settings import ShuffleSettings
 
 CELL, KEY = "_cell", "_key"

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from gpt2train.data.text_files import scraped_text
+from gpt2train.data.documents import scraped_text
 from gpt2train.errors import DamagedFileError, UserError
+from gpt2train.store.manifest import digest
 from tasks.core.input_files import InputFile, find_inputs, kind_of
-from tasks.core.manifest import digest
 from tasks.sources import text_records, webpages
 
 CHECKED_FILES = 32  # files whose first record is read before the run starts; the others are checked while they are read

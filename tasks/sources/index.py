@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import canonical
 from tasks.core.input_files import InputFile, open_input
-from tasks.core.manifest import canonical
 from tasks.core.row_reuse import bytes_key
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.warc import Page, members

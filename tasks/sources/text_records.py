@@ -1,6 +1,7 @@
 """Text records of the user's files: JSON lines, Parquet rows, text files, WET records; one in memory at a time.
 
-An unusable record is returned with a reason: those of `text_item`, `broken_json`, and for WET those of `warc_records`.
+An unusable record is returned with a reason: `invalid_utf8`, `wrong_type`, `no_text`, `empty`, `nul`, `lone_surrogate`,
+`too_large`, `broken_json`, and for WET those of `warc_records`.
 A *file* that does not have the format of its suffix is a user error.
 """
 
@@ -8,18 +9,26 @@ import codecs
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
-from typing import IO, Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, NamedTuple
 
-from gpt2train.data.json_lines import PYTHON_REMEDY, PYTHON_ROW, parse, split_objects
-from gpt2train.data.parquet_column import list_names
-from gpt2train.data.text_files import END_OF_TEXT, read_lines
+import fsspec
+
+from gpt2train.data.documents import (
+    END_OF_TEXT,
+    PYTHON_REMEDY,
+    PYTHON_ROW,
+    find_value,
+    parse,
+    read_lines,
+    split_objects,
+)
+from gpt2train.data.parquet_column import PARQUET_MB, Cell, list_names, read_cells
 from gpt2train.errors import UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, read_any
 from tasks.sources.archive_stream import open_archive
-from tasks.sources.parquet_texts import parquet_items
-from tasks.sources.text_item import Item, checked, fields_of, make_item
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 JSON = (".jsonl", ".json", ".ndjson")
@@ -31,6 +40,20 @@ HEAD = 10  # rows by which the format of a file is checked
 BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
+KEYS = ("url", "id", "title", "date")  # further keys that are read if present
+# The same in the nested objects of dolma's and RedPajama's rows, which count where the row itself has none.
+PATHS = {key: (key, f"metadata.{key}", f"meta.{key}") for key in KEYS}
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Item(NamedTuple):
+    """One text record."""
+
+    location: str  # row (from 1) or byte in the file; empty for a file that is one record
+    text: str = ""  # text of a usable record
+    fields: Mapping[str, str] = {}  # values of `url`, `id`, `title`, `date`, if present
+    reason: str | None = None  # reason code of an unusable record, else None
+    detail: str = ""  # found and expected values
 
 
 def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "") -> Iterator[Item]:
@@ -113,6 +136,32 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tupl
     return record, make_item(location, record, key, max_bytes)
 
 
+def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
+    """Yield the records of a Parquet file.
+
+    Raises:
+        UserError: The file is not Parquet or is damaged, or it has no text column of this name.
+    """
+    others = [path for paths in PATHS.values() for path in paths]
+    for cell in read_cells(location, lambda: fsspec.open(location, "rb"), key, others, max_bytes):
+        yield _cell_item(cell, key, max_bytes)
+
+
+def _cell_item(cell: Cell, key: str, max_bytes: int) -> Item:
+    location, data = f"row {cell.number:,}", cell.text
+    if not cell.fits:
+        detail = f"the rows from here on take more than {PARQUET_MB:,} MB to unpack"
+        return Item(location, reason="too_large", detail=detail)
+    if data is not None and data.size > max_bytes:
+        detail = f"a text of {data.size:,} bytes, at most {max_bytes:,} expected"
+        return Item(location, reason="too_large", detail=detail)
+    try:
+        record = {**cell.others, key: None if data is None else str(data, "utf-8")}
+    except UnicodeDecodeError as fault:
+        return Item(location, reason="invalid_utf8", detail=f"byte {fault.start:,} of the text is no UTF-8")
+    return make_item(location, record, key, max_bytes)
+
+
 def text_items(file: InputFile, max_bytes: int, separator: str = "") -> Iterator[Item]:
     """Yield the texts of a text file, UTF-8 or UTF-16 with a byte order mark: one, or those between the separators."""
     fields = _meta_fields(file.meta)
@@ -164,6 +213,45 @@ def wet_items(location: str, max_bytes: int) -> Iterator[Item]:
                 yield checked(where, record.block.decode(), fields, max_bytes)
             except UnicodeDecodeError as fault:
                 yield Item(where, "", fields, "invalid_utf8", f"byte {fault.start:,} of the text is no UTF-8")
+
+
+def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int) -> Item:
+    """Make a record from parsed fields."""
+    try:
+        text = find_value(record, key)
+    except KeyError:
+        return Item(location, reason="no_text", detail=f"no key {key!r}")
+    if text is None:
+        return Item(location, reason="no_text", detail=f"{key!r} is null")
+    if not isinstance(text, str):
+        return Item(location, reason="wrong_type", detail=f"{key!r} is {type(text).__name__}, a string expected")
+    return checked(location, text, fields_of(record), max_bytes)
+
+
+def fields_of(record: Any) -> dict[str, str]:
+    """Return the values of `KEYS` that a record has."""
+    found: dict[str, str] = {}
+    for key, paths in PATHS.items():
+        for path in paths:
+            with contextlib.suppress(KeyError):
+                if isinstance(value := find_value(record, path), str | int | float):
+                    found[key] = strip_unstorable(str(value))
+                    break
+    return found
+
+
+def checked(location: str, text: str, fields: Mapping[str, str], max_bytes: int) -> Item:
+    """Make a record, with a reason if its text is unusable."""
+    reason, detail = None, ""
+    if "\0" in text:
+        reason, detail = "nul", f"a NUL at character {text.index(chr(0)):,} of the text"
+    elif found := SURROGATE.search(text):
+        reason, detail = "lone_surrogate", f"half of a surrogate pair at character {found.start():,} of the text"
+    elif not text.strip():
+        reason, detail = "empty", "a text of nothing but spaces" if text else "a text of no characters"
+    elif len(text) > max_bytes:
+        reason, detail = "too_large", f"a text of {len(text):,} characters, at most {max_bytes:,} bytes expected"
+    return Item(location, "" if reason else text, fields, reason, detail)
 
 
 def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> None:

@@ -11,20 +11,19 @@ from typing import Any
 
 from pydantic import Field
 
-from gpt2train.data.text_files import END_OF_TEXT
+from gpt2train.data.documents import END_OF_TEXT
 from gpt2train.errors import DamagedFileError
-from gpt2train.io.counts import count_of
 from gpt2train.settings import Settings
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.document import document_id
 from tasks.core.forgotten import read_forgotten
 from tasks.core.input_files import InputFile, kind_of, where_to_read
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Step
-from tasks.core.storage import Folder
-from tasks.sources.text_item import Item
-from tasks.sources.text_records import SEPARATE, TEXT, read_items
+from tasks.sources.text_records import SEPARATE, TEXT, Item, read_items
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 log = logging.getLogger("gpt2train")

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from gpt2train.errors import UserError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.core.forgotten import REASON, forgotten_beside, name_of
 from tasks.core.input_files import InputFile
-from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.shards import commit_rows, rejected_row
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 
 
 def identity_of(files: Sequence[InputFile]) -> str:

@@ -13,15 +13,15 @@ from pydantic import Field
 
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.document import strip_unstorable
 from tasks.core.forgotten import read_forgotten
 from tasks.core.input_files import InputFile, find_inputs, kind_of, where_to_read
-from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.download.consent.settings import ConsentSettings
 from tasks.download.response_body import FetchRejectedError
 from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive

@@ -9,12 +9,12 @@ from pydantic import Field
 
 from gpt2train.errors import DamagedFileError
 from gpt2train.settings import Settings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.forgotten import read_forgotten
 from tasks.core.input_files import InputFile, open_input, where_to_read
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.download.mime import HTML_TYPES, type_of
 from tasks.sources.index import INDEX, index_row, whole_page, write_locations
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, in_groups, read_rows, read_table, rejected_row, write_table
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.document_index import isin_sorted
 from tasks.substrings.grams import anchors_of, cut_spans, grams_near, repeated, without
 from tasks.substrings.settings import SubstringSettings

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.data.indexed import shard_name, write_index
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table
-from tasks.core.storage import FileRecord, Folder
 
 SPLITS = ("train", "valid", "test")
 COPY_BYTES = 1 << 22  # bytes copied at a time

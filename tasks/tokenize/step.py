@@ -22,18 +22,18 @@ from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.template import prefix_ids
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, vocab_size
 from gpt2train.errors import UserError
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
+from tasks.core.engine_check import check_engine
 from tasks.core.runner import Runner
-from tasks.core.shards import REJECTED, read_table, rejected_row, sample_texts, write_rows, write_table
+from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows, write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
 from tasks.tokenize.merge_shards import ENCODED, SPLITS, join_part, plan
 from tasks.tokenize.settings import TokenizeSettings
 
 log = logging.getLogger("gpt2train")
 
-CHECK_SHARDS = 16  # evenly spaced shards on which the fast encoder is compared with the reference
 CHECK_BYTES = 1 << 20  # bytes of text for the comparison; takes a quarter of a second
 COLUMNS = ["id", "url", "text", "source", "split"]
 Engine = Literal["gigatoken", "tokenizers"]
@@ -97,14 +97,6 @@ def choose_engine(
 ) -> tuple[Engine, Outcome]:
     """Choose the encoder after comparing the fast one with the reference on a sample of the corpus.
 
-    Args:
-        step: the tokenize step.
-        shards: names of the shards of documents.
-        source: folder of the shards.
-        tokenizer_ref: folder, name and SHA-256 of the tokenizer file.
-        wanted: `TokenizeSettings.engine`.
-        runner: runs the comparison.
-
     Returns:
         Name of the encoder, and an outcome with the number of mismatches if there are any.
 
@@ -113,9 +105,9 @@ def choose_engine(
     """
     if wanted == "tokenizers":
         return "tokenizers", Outcome()
-    sample = tuple(shards[:: -(-len(shards) // CHECK_SHARDS)]) if shards else ()
-    facts = runner.batches(step, "check", [sample], check_engine, source, tokenizer_ref)[0].facts
-    if facts.get("unavailable"):
+    compare = functools.partial(count_mismatches, tokenizer_ref=tokenizer_ref)
+    checked, difference = check_engine(step, source, shards, CHECK_BYTES, runner, compare)
+    if "engine_checked" not in checked.facts:
         if wanted == "gigatoken":
             raise UserError(
                 "tokenize.engine = 'gigatoken', but gigatoken does not work here;"
@@ -123,28 +115,23 @@ def choose_engine(
             )
         log.info("gigatoken is not available for this tokenizer: using its own library, which is many times slower")
         return "tokenizers", Outcome()
-    wrong, seen = facts["mismatches"], facts["documents"]
-    if not wrong:
+    if not difference:
         return "gigatoken", Outcome()
-    found = f"gigatoken and tokenizers give different tokens for {wrong:,} of {seen:,} documents of {source.url}"
+    found = f"gigatoken and tokenizers give different tokens {difference}"
     if wanted == "gigatoken":
         raise UserError(f"{found}; set tokenize.engine = 'auto', which then uses tokenizers")
     log.warning(f"{found}: using tokenizers")
-    return "tokenizers", Outcome(facts={"engine_mismatches": wrong})
+    return "tokenizers", Outcome(facts={"engine_mismatches": checked.facts["engine_mismatches"]})
 
 
-def check_engine(
-    folder: Folder, name: str, shards: Sequence[str], source: Folder, tokenizer_ref: tuple[Folder, str, str]
-) -> Outcome:
-    """Encode the beginnings of some documents with both libraries and count the documents that differ."""
-    texts = sample_texts(source, shards, CHECK_BYTES)
+def count_mismatches(texts: list[str], tokenizer_ref: tuple[Folder, str, str]) -> int | None:
+    """Number of texts that gigatoken encodes to other tokens than `tokenizers`; None if it is not available."""
     try:
         fast = _encoder(*tokenizer_ref, "gigatoken")
-        wrong = disagreement(fast, _encoder(*tokenizer_ref, "tokenizers"), Texts.of(texts))
+        return len(disagreement(fast, _encoder(*tokenizer_ref, "tokenizers"), Texts.of(texts)))
     except (ImportError, ValueError) as error:
         log.debug("gigatoken: %s", error)
-        return Outcome(facts={"unavailable": 1})
-    return Outcome(facts={"documents": len(texts), "mismatches": len(wrong)})
+        return None
 
 
 def encode_shard(

@@ -24,11 +24,11 @@ from gpt2train.data.tokenizer import (
 )
 from gpt2train.data.tokenizer_reader import collect_files, read_files
 from gpt2train.errors import UserError
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.tokenizer.settings import TokenizerSettings
 
 REMEDY = (

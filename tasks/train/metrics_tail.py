@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2train.io.files import read_json_lines
 from gpt2train.monitoring.metrics import FILE
 from gpt2train.monitoring.samples import read_samples
+from gpt2train.store.files import read_json_lines
 from tasks.core.runner import Runner
 
 log = logging.getLogger("gpt2train")

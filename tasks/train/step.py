@@ -10,22 +10,23 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, resolve_epochs, run_config, to_toml
 from gpt2train.config.data import split_weights
 from gpt2train.data.samples import Samples, samples_per_epoch
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import atomic_folder
-from gpt2train.io.run_folder import checkpoint_step, newest_checkpoint, selected_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
 from gpt2train.monitoring.run_record import read_record, record_flow
 from gpt2train.parallel.layout import Layout
+from gpt2train.store.files import atomic_folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, digest, fingerprint
+from gpt2train.store.run_folder import checkpoint_step, newest_checkpoint, selected_checkpoint
 from gpt2train.training.train_state import newest_state
-from tasks.core.manifest import Manifest, Outcome, digest, fingerprint
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.ready_tokens.tokens import TOKENIZER, ReadyTokens
 from tasks.train.launch.job import Job
 from tasks.train.launch.launchers import devices_of, run_job
@@ -91,10 +92,8 @@ def train(
     ):
         run_job(Job(step.folder.path(CONFIG_FILE), launch))
     config = read_run_config(step.folder.path(CONFIG_FILE))  # with the steps of the checkpoint that the job began from
-    from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
-
     # A job that receives SIGTERM saves a checkpoint and exits with 0 before its last step.
-    reached = store.read_manifest(newest_checkpoint(step.folder.path())).position.step
+    reached = read_manifest(newest_checkpoint(step.folder.path())).position.step
     if (record := read_record(step.folder.path())) and (early := record.early_stop) and early.step == reached:
         log.info("training finished at step %d of %d: %s", reached, config.steps, early.reason)
     elif reached < config.steps:

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from gpt2train.command_line import printable
 from gpt2train.errors import RunError
-from gpt2train.io.command_line import printable
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import format_bytes
 from gpt2train.plan.devices import usable_cores
-from tasks.core.storage import Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import format_bytes
+from gpt2train.store.folder import Folder
 from tasks.verify.records import Finding
 from tasks.verify.verify import Options, verify
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pyarrow.parquet as pq
 
-from gpt2train.io.counts import count_of
-from tasks.core.manifest import Manifest
-from tasks.core.storage import FileRecord, Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest
 
 TABLES = (".parquet", ".warc.gz")  # files whose rows or pages are what a step keeps
 WIDTHS = (2, 4)  # bytes of a token

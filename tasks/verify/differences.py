@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.io.counts import count_of
-from tasks.core.storage import Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import Folder
 
 BLOCK = 1 << 20
 SHOWN = 40  # characters of a value

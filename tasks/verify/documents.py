@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 from gpt2train.data.encoder import PlainEncoder, Texts, with_end
 from gpt2train.data.indexed import token_dtype
 from gpt2train.data.tokenizer import end_of_text_id, vocab_size
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.output import Output
 from tasks.core.shards import read_table
-from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
-from tasks.verify.output import Output
 
 
 def check_documents(output: Output, made: Manifest, count: int, seed: int) -> tuple[int, list[str]]:
@@ -22,7 +22,7 @@ def check_documents(output: Output, made: Manifest, count: int, seed: int) -> tu
         Number of compared documents, and the differences.
 
     Raises:
-        NotRedoneError: The documents or the tokenizer are not in this output.
+        MissingInputError: The documents or the tokenizer are not in this output.
     """
     source, bpe = output.input(made, "documents"), output.input(made, "tokenizer")
     tokenizer = read_tokenizer(output.root / bpe.folder, tokenizer_record(bpe).name)

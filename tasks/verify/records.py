@@ -5,13 +5,14 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpt2train.io.counts import count_of
-from tasks.core.manifest import Manifest, digest, fingerprint, version_differences, versions_of
-from tasks.core.storage import FileRecord, Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, digest, fingerprint, version_differences, versions_of
+from gpt2train.store.output import IDENTITY, Output
 from tasks.download.shard_writer import content_of, ledgers_of
 from tasks.verify.counts import count_problems, rows_of
-from tasks.verify.output import IDENTITY, RUNS, Output
 
+RUNS = ("runs/", "task/")  # steps that may read another output
 MAX_CONCURRENT = 4  # files that are hashed at a time
 
 

@@ -4,13 +4,16 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Group, Outcomes, Runner, Stage, Where
 from tasks.core.step import Step
-from tasks.core.storage import FileRecord, Folder
-from tasks.verify.output import NotRedoneError
 
 PART = "part"  # stage whose batches each write files of the outcome
+
+
+class NotRedoneError(Exception):
+    """Reason for which a step cannot be done again here; not a difference."""
 
 
 class _SampledError(Exception):

@@ -4,6 +4,9 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.output import Output
 from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.boilerplate.step import boilerplate
 from tasks.clean.settings import CleanSettings
@@ -12,9 +15,7 @@ from tasks.cloze.settings import ClozeSettings
 from tasks.cloze.step import CLOZE, cloze
 from tasks.core.forgotten import FORGOTTEN
 from tasks.core.input_files import InputFile, find_inputs
-from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.data_steps.registry import DATA_STEPS
 from tasks.data_steps.step import MIN_TOKENS, function_of
 from tasks.decontaminate.settings import DecontaminateSettings
@@ -34,7 +35,7 @@ from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import tokenizer
-from tasks.verify.output import NotRedoneError, Output
+from tasks.verify.redo import NotRedoneError
 
 # By output, manifest of the step and runner. The folder is for steps that only read files of the user.
 Call = Callable[[Output, Manifest, Runner, Folder], Manifest]
@@ -117,10 +118,10 @@ def _dedup(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifes
 
 
 def _extract(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
-    # The engine trafilatura is older than the setting, and not named in its outputs.
-    parameters = {"engine": "trafilatura", **made.parameters}
-    version = parameters.pop("engine_version", None)
-    if version != ENGINE_VERSIONS.get(parameters["engine"], {}).get("engine_version"):
+    # The first version of the engine trafilatura named neither itself nor its version.
+    parameters = {"engine": "trafilatura", "engine_version": 1, **made.parameters}
+    version = parameters.pop("engine_version")
+    if version != ENGINE_VERSIONS[parameters["engine"]]:
         raise NotRedoneError(f"its texts are of version {version} of the engine {parameters['engine']}")
     rules = parameters.pop("wanted", None)
     cleaning = None

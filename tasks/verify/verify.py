@@ -8,15 +8,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.counts import count_of
-from tasks.core.forgotten import check_no_removal
-from tasks.core.manifest import MANIFEST, Manifest
-from tasks.core.storage import FileRecord, Folder
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import MANIFEST, Manifest
+from gpt2train.store.output import MissingInputError, Output, check_no_removal
 from tasks.verify.differences import first_difference
 from tasks.verify.documents import check_documents
-from tasks.verify.output import NotRedoneError, Output
 from tasks.verify.records import Finding, check_records
-from tasks.verify.redo import RedoRunner, redo, sample
+from tasks.verify.redo import NotRedoneError, RedoRunner, redo, sample
 from tasks.verify.steps import redoable
 
 
@@ -43,7 +42,7 @@ def verify(root: Folder, steps: tuple[str, ...], options: Options) -> Iterator[F
         UserError: The output has no finished step, or none of a given name, or a removal of pages was interrupted.
     """
     check_no_removal(root)
-    output = Output.read(root)
+    output = Output(root)
     names = sorted({manifest.step for manifest in output.manifests.values()})
     if not names and not output.unreadable:
         raise UserError(f"{root.url} holds no finished step; give the --output of a flow")
@@ -85,7 +84,7 @@ def _do_again(output: Output, made: Manifest, options: Options, finding: Finding
             for name in finding.damaged:  # the manifest may be right where the file is not
                 if again.size(name) is not None and (found := first_difference(kept, again, name)):
                     finding.problems.append(f"{made.folder}/{name}: {found}")
-    except NotRedoneError as reason:
+    except (NotRedoneError, MissingInputError) as reason:
         finding.notes.append(f"not done again: {reason}")
     except ValidationError as error:
         first = error.errors()[0]

@@ -11,8 +11,8 @@ import yaml
 from flows.command import app_of
 from flows.dataprep import dataprep
 from flows.pretrain import pretrain
+from gpt2train.command_line import run_command
 from gpt2train.foreign.table import OF_A_FLOW, System, systems, unknown_option
-from gpt2train.io.command_line import run_command
 
 DOCS = Path(__file__).parents[2] / "docs"
 # What the tutorials type, and the option of `python -m flows.pretrain` in its place; None if there is none.

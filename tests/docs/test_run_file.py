@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import read_run_config
-from gpt2train.io.command_line import run_command
 
 PAGE = Path(__file__).parents[2] / "docs/train/run-file.md"
 

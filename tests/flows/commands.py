@@ -6,7 +6,7 @@ import flows.finetune
 import flows.pipeline
 import flows.pretrain
 from flows.command import app_of
-from gpt2train.io.command_line import run_command
+from gpt2train.command_line import run_command
 
 APPS = {
     "dataprep": app_of(flows.dataprep.dataprep),

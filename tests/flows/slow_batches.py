@@ -7,10 +7,10 @@ from prefect import flow
 
 from flows.orchestration.run_context import run_context
 from flows.settings import OutputSettings
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 
 BATCHES = 40
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from gpt2train.store.folder import Folder
 from tasks.cloze.settings import ClozeSettings
 from tasks.cloze.step import cloze
-from tasks.core.storage import Folder
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
 from tasks.tokenize.settings import TokenizeSettings

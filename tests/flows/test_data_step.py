@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flows.settings import DataprepSettings
-from tasks.core.manifest import Manifest, need_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, need_manifest
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tests.flows.commands import run
 from tests.flows.conftest import Finished, Server
 

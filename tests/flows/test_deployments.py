@@ -15,9 +15,9 @@ import pytest
 
 from flows.settings import deployment_names
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import read_run_config
 from gpt2train.data.tokenizer import save_tokenizer
-from gpt2train.io.command_line import run_command
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server
 from tests.flows.small_tokens import TRAIN, prepare_scored_data
 from tests.gpt2train.data.test_tokenizer import small_tables
@@ -93,7 +93,7 @@ def assert_scored(server: PrefectServer, run: str, *, lambada: bool, documents: 
     """The result on a run's page names the merged model, and has the scores."""
     found = server.ask("POST", "artifacts/filter", flow_runs={"id": {"any_": [run]}})
     page = next(one["data"] for one in found if one["key"] == "result")
-    assert ("| lambada openai, accuracy |" in page) == lambada, page
+    assert ("| whole word, accuracy |" in page) == lambada, page
     assert "model (Hugging Face)" in page and ("perplexity.json" in page) == documents, page
 
 
@@ -204,4 +204,4 @@ def test_a_deployment_trains_on_ready_made_tokens_and_scores_them(operated: tupl
     assert [corpus.weight for corpus in configs[1].data.corpora] == [0.3, 0.7]
     assert [(one / "model/model.safetensors").exists() for one in folders] == [True, True, False]
     logs = server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [runs[1]]}})
-    assert any("no LAMBADA score: token files have no evaluation set" in line["message"] for line in logs)
+    assert any("no cloze score: token files have no evaluation set" in line["message"] for line in logs)

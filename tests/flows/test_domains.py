@@ -8,8 +8,8 @@ from flows.dataprep import dataprep
 from flows.settings import DataprepSettings, resolve
 from flows.sources import Sources, documents_of
 from gpt2train.errors import UserError
+from gpt2train.store.folder import Folder
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tests.tasks.corpus import Inline
 from tests.tasks.discover.crawl_servers import serve_crawl
 from tests.tasks.discover.site_files import serve, urlset

@@ -17,15 +17,15 @@ from flows.finetune_settings import FinetuneFlowSettings
 from flows.recipe import PlannedRun
 from flows.settings import resolve
 from gpt2train.config import CONFIG_FILE, ModelSettings, read_run_config
+from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import write_model
-from gpt2train.convert.merge import find_source
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores
 from tests.flows.commands import run as run_command
 from tests.gpt2train.data.test_tokenizer import small_tables

@@ -12,10 +12,10 @@ import pytest
 
 from flows.demo import DemoSite
 from flows.orchestration.server import prefect_server
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.errors import RunError
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
 from tests.flows.mini_pipeline import Mini
 from tests.flows.prefect_server import PrefectServer, running_server
@@ -93,7 +93,7 @@ def test_training_resumes_from_its_last_checkpoint(
             watched.check_failed_in_one_line(run)
             saved = training.saved()
             assert begun < saved < STEPS
-            assert store.verify(newest_checkpoint(training.folder)).position.step == saved
+            assert verify(newest_checkpoint(training.folder)).position.step == saved
             assert not list(training.folder.glob("checkpoints/*.tmp"))
             fill(disk)
             watched.retry(run)

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.core.manifest import read_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tests.flows.mini_pipeline import Mini
 from tests.flows.network_audit import SITECUSTOMIZE, NetworkAudit, is_this_machine
 from tests.tasks.hostile_pages import KEPT, SECRET, Case, answers, article, bodies, html, write_archive, write_lines

@@ -11,14 +11,12 @@ import pytest
 
 from flows.orchestration import assets
 from flows.orchestration.assets import AssetLineage
-from tasks.browse.corpus import find_steps
-from tasks.core.manifest import MANIFEST, Manifest
-from tasks.core.origins import Origins
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Manifest
+from gpt2train.store.output import IDENTITY, Origins, Output
 from tasks.forget.command import forget
 from tasks.passport.facts import corpus_facts
 from tasks.passport.lineage import events
-from tasks.verify.output import IDENTITY
 from tests.flows.openlineage_rules import schema_errors, violations
 from tests.tasks.cloze.test_step import story
 from tests.tasks.forget.corpus import html, run_flow, serve
@@ -119,7 +117,7 @@ def test_every_input_that_is_a_step_leads_to_one(corpus: Path) -> None:
 
 
 def test_the_browser_shows_each_step_after_those_that_it_reads(corpus: Path) -> None:
-    found = [step.name for step in find_steps(Folder(corpus))]
+    found = [step.name for step in Output(Folder(corpus)).steps]
     assert all(found.index(one) < found.index(name) for name, read in EDGES.items() for one in read)
 
 

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.convert.card_scores import Score
 from gpt2train.convert.markdown import plain
-from gpt2train.io.command_line import run_command
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.passport.blend import blend_facts
 from tasks.passport.facts import corpus_facts, training_facts
 from tasks.passport.publish import contents_of

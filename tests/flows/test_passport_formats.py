@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.errors import RunError
-from gpt2train.io.command_line import run_command
 from tasks.passport.lineage import send
 from tests.flows.conftest import Finished
 from tests.flows.openlineage_rules import schema_errors, violations

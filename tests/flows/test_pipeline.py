@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 from tests.flows.conftest import Finished, Server
 from tests.flows.mini_pipeline import STEPS, lines_of
 from tests.flows.network_audit import NetworkAudit

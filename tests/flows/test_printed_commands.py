@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from flows.settings import PretrainFlowSettings, resolve
 from flows.ui.flags import dump
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import RunConfig, TrainSettings, preset, presets, read_run_config
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.best_command import best_command
 from gpt2train.plan.hardware import Hardware

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.cli import app
-from gpt2train.io.command_line import run_command
+from gpt2train.command_line import run_command
 from tests.flows.conftest import Finished
 
 

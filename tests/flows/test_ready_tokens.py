@@ -16,13 +16,13 @@ from flows.recipe import PlannedRun
 from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
 from tasks.ready_tokens.tokens import open_ready_tokens
 from tests.flows.commands import run
 from tests.gpt2train import jobs
@@ -180,14 +180,14 @@ def test_they_are_merged_and_scored_if_asked(
     planned_run = planned(tmp_path / "out", **flags, lambada=str(lambada))
     page = result(planned_run.root, [counted, training, model, scores])
     assert "3 passages, cloze accuracy (lambada.jsonl), by three" in page and "LAMBADA" not in page
-    assert "| lambada openai, accuracy |" in page and "gpt2train serve --model" in page
+    assert "| whole word, accuracy |" in page and "gpt2train serve --model" in page
     assert all(found for _, found in planned_run.cached_steps()) and len(planned_run.cached_steps()) == 4
     card = (tmp_path / "out" / model.folder / "README.md").read_text()
     assert "last word, accuracy (cloze set (lambada.jsonl), 3 examples)" in card
 
     # Without a set, and without a tokenizer, the line says what is left out.
     assert [record.name for record in trained(planned(tmp_path / "out", **flags))[-1].outputs] == ["samples.json"]
-    assert "no LAMBADA score: token files have no evaluation set of their own; give --lambada FILE" in caplog.text
+    assert "no cloze score: token files have no evaluation set of their own; give --lambada FILE" in caplog.text
     for suffix in ("bin", "idx"):
         (tmp_path / f"bare.{suffix}").hardlink_to(made / f"tokens/a.{suffix}")
     bare = planned(tmp_path / "out", **{**flags, "tokens": str(tmp_path / "bare")}, vocab=262)

@@ -16,7 +16,7 @@ from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
 from flows.settings import DataprepSettings, PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.artifact_publisher import ArtifactPublisher
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner, step_name
 from tests.tasks.corpus import Inline
 

@@ -10,10 +10,11 @@ import pytest
 from flows.dataprep import prepare
 from flows.settings import DataprepSettings, resolve
 from flows.sources import Sources
-from gpt2train.runs.documents import OutputFolder, find_pages
+from gpt2train.runs.documents import find_pages
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
+from gpt2train.store.output import Output
 from tasks.clean import step as cleaning
-from tasks.core.manifest import need_manifest
-from tasks.core.storage import Folder
 from tasks.download.shard_writer import changes
 from tasks.extract import step as extraction
 from tasks.report.step import REPORT, report
@@ -115,7 +116,7 @@ def test_a_refreshed_corpus_equals_a_first_run(
     assert {finding.step for finding in findings} >= {"download", "extract", "tokenize"}
     assert not [problem for finding in findings for problem in finding.problems]
     urls = {"http://a.test/3", "http://a.test/4"}
-    assert {url for url, _ in find_pages(OutputFolder(str(out)), urls)} == urls
+    assert {url for url, _ in find_pages(Output(Folder(out)), urls)} == urls
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.S | re.M)
     exec(block, {})

@@ -13,7 +13,7 @@ from flows.recipe import PlannedRun
 from flows.settings import EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
 from gpt2train.errors import UserError
-from tasks.core.manifest import Manifest
+from gpt2train.store.manifest import Manifest
 from tasks.report.settings import ReportSettings
 from tasks.report.step import report
 from tests.flows.commands import run
@@ -46,12 +46,12 @@ def test_a_pretraining_ends_with_model_and_scores(
 ) -> None:
     planned_run = planned(tmp_path / "out", data=str(data))
     assert [name for name, _ in planned_run.cached_steps()] == ["train", "merge", "evaluate"]
-    assert f"scores      LAMBADA by {data}/evalset/cloze.jsonl, perplexity of held-out" in planned_run.shown_plan()
+    assert f"scores      cloze set {data}/evalset/cloze.jsonl, perplexity of held-out" in planned_run.shown_plan()
     training, model, scores = trained(planned_run)
     assert [record.name for record in scores.outputs] == ["lambada.json", "perplexity.json", "samples.json"]
     assert {"model.safetensors", "tokenizer.json"} <= {record.name for record in model.outputs}
     page = result(planned_run.root, [training, model, scores])
-    assert "| lambada openai, accuracy |" in page and f"gpt2train serve --model {tmp_path}/out/{model.folder}" in page
+    assert "| whole word, accuracy |" in page and f"gpt2train serve --model {tmp_path}/out/{model.folder}" in page
     card = (tmp_path / "out" / model.folder / "README.md").read_text()
     assert "last word, accuracy (" in card and "| shuffle |" in card
     assert not [record for record in caplog.records if record.levelname == "WARNING" and "score" in record.message]
@@ -79,7 +79,7 @@ def test_a_pretraining_ends_with_model_and_scores(
     shutil.copytree(data, bare, ignore=shutil.ignore_patterns("evalset", "shuffled"))
     *_, scores = trained(planned(tmp_path / "out", data=str(bare)))
     assert [record.name for record in scores.outputs] == ["samples.json"]
-    assert f"no LAMBADA score: {bare} holds no cloze set of its own; give --lambada FILE" in caplog.text
+    assert f"no cloze score: {bare} holds no cloze set of its own; give --lambada FILE" in caplog.text
 
 
 def write_tasks(folder: Path) -> dict[str, Any]:

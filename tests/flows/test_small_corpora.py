@@ -18,7 +18,7 @@ from flows.scores import ScoreInputs, merge_and_score
 from flows.settings import PipelineSettings, resolve
 from flows.sources import Sources
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.report.step import REPORT, report
 from tasks.train.step import validation_warning
 from tests.tasks.corpus import Inline
@@ -130,7 +130,7 @@ def test_a_model_of_two_lines_is_trained_and_scored(
     assert [record.name for record in scores.outputs] == ["samples.json"]
     page = report(root, [*data.manifests, training, model, scores], settings.report, runner=direct)
     text = (root / page.folder).read_bytes(REPORT).decode()
-    assert "No LAMBADA score: no cloze passage" in text and "the test split is empty" in text
+    assert "No cloze score: no cloze passage" in text and "the test split is empty" in text
 
 
 def test_a_validation_split_below_one_sample_is_left_out(

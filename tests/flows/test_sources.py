@@ -11,9 +11,9 @@ import pytest
 from flows.dataprep import dataprep
 from flows.settings import DataprepSettings, PipelineSettings, resolve
 from gpt2train.errors import UserError
-from tasks.core.manifest import need_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tests.flows.mini_pipeline import SETTINGS, Mini, lines_of
 from tests.flows.network_audit import NetworkAudit
 from tests.tasks.corpus import pieces_of_novels

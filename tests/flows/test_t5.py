@@ -20,13 +20,13 @@ import torch
 from flows.pretrain import pretrain
 from flows.settings import PipelineSettings, PretrainFlowSettings, read_config, resolve
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, vocab_size
 from gpt2train.data.training_data import training_data
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from gpt2train.monitoring.metrics import read_metrics
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import tokenizer
 from tests.flows.small_tokens import prepare_tokens

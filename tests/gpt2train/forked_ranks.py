@@ -13,8 +13,8 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from gpt2train.launch.parent_death import die_with_parent
 from gpt2train.launch.process_env import STORE
+from gpt2train.store.process import die_with_parent
 
 SECONDS = 240.0  # for one job, on a busy machine
 # The server ends with the process that runs the tests, and the ranks with the server.

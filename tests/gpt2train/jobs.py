@@ -13,9 +13,9 @@ import psutil
 import torch
 
 from gpt2train.config import DataSettings, RunConfig, to_toml
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.indexed_writer import IndexedWriter
 

@@ -12,10 +12,11 @@ import torch
 from cyclopts import App
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
+from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import read_model
-from gpt2train.convert.merge import find_source, merge
+from gpt2train.convert.merge import merge
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.command_line import run_command
 from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.trained_run import VOCAB, TrainedRun
 

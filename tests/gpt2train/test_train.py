@@ -13,17 +13,18 @@ import numpy as np
 import psutil
 import pytest
 
-from gpt2train.checkpoint import store, writer
+from gpt2train.checkpoint import writer
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.training_data import training_data
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.rank_logs import log_to
 from gpt2train.launch.rank_process import install_excepthook, lock_run_folder
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import all_ended, curve, finish, make, start, start_alone, wait_for, weights, with_lr, write
@@ -84,7 +85,7 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
     code, out, err = finish(job)
     assert (code, err) == (0, "")
     assert "the same command resumes from there" in out
-    saved = store.verify(newest_checkpoint(config.output)).position
+    saved = verify(newest_checkpoint(config.output)).position
     assert saved.step == read_metrics(config.output)[-1]["step"] > 3
     assert saved.samples == 8 * saved.step
 

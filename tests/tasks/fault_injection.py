@@ -20,9 +20,9 @@ import tasks.core.timings
 from flows.dataprep import prepare
 from flows.settings import DataprepSettings
 from flows.sources import Sources
+from gpt2train.store.folder import Folder
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerLostError, WorkerPool, adopt
 from tasks.download.fetch import Fetcher
 from tasks.download.ledger import Fetched

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 
 # Folders of the data steps, in the order of the recipe.
 FOLDERS = (

@@ -21,7 +21,7 @@ from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import extract
 from tasks.core.runner import Runner
 from tasks.clean.splits import SplitSettings
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 
 if __name__ == "__main__":
     root, workers = Folder(sys.argv[1]), int(sys.argv[2])

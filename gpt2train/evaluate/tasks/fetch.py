@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from gpt2train.errors import UserError
 from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.tasks.items import DataFile, has_data
-from gpt2train.io.files import write_atomic
-from gpt2train.io.inner_path import is_inner
+from gpt2train.store.files import write_atomic
+from gpt2train.store.inner_path import is_inner
 
 RECORD = "fetched.json"  # in the folder of the data: name -> url and hash of each fetched file
 MAX_BYTES = 1 << 28  # of a file; the largest one of CORE has 23 MB

@@ -1,9 +1,14 @@
-"""Items of a task, from the rows of its data files; does not import torch."""
+"""Items of a task, from the rows of its data files; does not import torch.
+
+Templates and expressions of a task, over the fields of a row, are Jinja in a sandbox. The texts of
+lm-evaluation-harness's tasks (`doc_to_text`) are Jinja too, and can be copied.
+"""
 
 import contextlib
 import io
 import json
 import lzma
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -12,14 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from jinja2 import StrictUndefined, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from gpt2train.errors import UserError
 from gpt2train.evaluate.tasks.description import Task
-from gpt2train.evaluate.tasks.templates import Row, RowError, text_of, value_of
 
 MAX_DIGITS = 10  # of an index in a text
 ZIP_START = b"PK\x03\x04"
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # by first bytes
 MAX_UNPACKED = 1 << 30  # bytes of an archive's rows; BLiMP has 29 MB
+Row = Mapping[str, Any]
+
+
+class RowError(ValueError):
+    """A row does not fit the task; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -281,3 +293,52 @@ def _answer(answer: str | int | None, where: str) -> Callable[[Row], int]:
         return found
 
     return index
+
+
+def _regex_replace(text: str, pattern: str, value: str = "") -> str:
+    return re.sub(pattern, value, text)
+
+
+ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+ENVIRONMENT.filters["regex_replace"] = _regex_replace
+
+
+def text_of(template: str, where: str) -> Callable[[Row], str]:
+    """Compile a template to a function from a row to its text.
+
+    Args:
+        template: Jinja template.
+        where: task file and field, for errors of syntax.
+
+    Raises:
+        UserError: the template is malformed.
+    """
+    try:
+        compiled = ENVIRONMENT.from_string(template)
+    except TemplateSyntaxError as error:
+        raise UserError(f"{where}: {error.message}; correct the template") from error
+    return lambda row: _checked(lambda: compiled.render(row))
+
+
+def value_of(expression: str, where: str) -> Callable[[Row], Any]:
+    """Compile an expression to a function from a row to its value; errors as `text_of`."""
+    try:
+        compiled = ENVIRONMENT.compile_expression(expression, undefined_to_none=False)
+    except TemplateSyntaxError as error:
+        raise UserError(f"{where}: {error.message}; correct the expression") from error
+
+    def value(row: Row) -> Any:
+        found = compiled(row)
+        if isinstance(found, StrictUndefined):
+            str(found)  # raises UndefinedError, which names the field
+        return list(found) if isinstance(found, Iterator) else found  # filters as `map` work only when they are read
+
+    return lambda row: _checked(lambda: value(row))
+
+
+def _checked(work: Callable[[], Any]) -> Any:
+    """Return the result of Jinja's work; whatever a row makes it raise is an error of that row."""
+    try:
+        return work()
+    except Exception as error:
+        raise RowError(" ".join(str(error).split()) or type(error).__name__) from error

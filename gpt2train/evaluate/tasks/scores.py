@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import UserError
-from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.metrics import Metric, Result, significant
 from gpt2train.evaluate.scoring_request import Score, ScoringRequest
 from gpt2train.evaluate.tasks import core_rule, lm_eval_rule
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
-from gpt2train.evaluate.tasks.description import Task
-from gpt2train.evaluate.tasks.items import Item
+from gpt2train.evaluate.tasks.description import Task, description_hash, read_description, ready_files
+from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
 from gpt2train.evaluate.tasks.shots import core_order
 from gpt2train.evaluate.tasks.verdict import Plan, Verdict
 
@@ -266,3 +266,32 @@ def _sample(task: Task, number: int, item: Item, verdict: Verdict) -> dict[str, 
     if "correct" in verdict.values:
         row["correct"] = bool(verdict.values["correct"])
     return row
+
+
+def ready_evaluation(name: str) -> Evaluation | None:
+    """Return the task of a name as an evaluation of one data file, for curves, flows and reports.
+
+    None if no task of the package, but a suite at most, has the name.
+    """
+    if name not in ready_files():
+        return None
+    _, task = read_description(name)
+    return _evaluation(name, task) if isinstance(task, Task) else None
+
+
+def _evaluation(name: str, task: Task) -> Evaluation:
+    def read(raw: bytes, file: str) -> list[Item]:
+        return read_items(task, name, [DataFile(file, raw)])
+
+    def run(scorer: Scorer, items: Sequence[Item], _: object) -> Result:
+        return score_task(scorer, task, name, items).result
+
+    return Evaluation(
+        help=task.about,
+        data="JSON lines.",
+        read=read,
+        run=run,
+        metrics=tuple(measure.metric for measure in measures(task)),
+        summary=lambda result: f"{name}: items {result['items']:,}",
+        identity=description_hash(task),
+    )

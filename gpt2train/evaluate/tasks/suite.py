@@ -17,7 +17,7 @@ from gpt2train.evaluate.tasks.description import Suite, Task, description_hash, 
 from gpt2train.evaluate.tasks.fetch import Fetched, check_fetched, fetch_data
 from gpt2train.evaluate.tasks.items import Item, find_data, read_items
 from gpt2train.evaluate.tasks.scores import TaskScores, centred, score_task
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 
 Samples = dict[str, list[dict[str, Any]]]
 

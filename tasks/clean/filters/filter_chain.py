@@ -11,6 +11,7 @@ from pydantic import Field, create_model
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
+from gpt2train.store.manifest import digest
 from tasks.clean.filters import (  # noqa: F401 (they register themselves)
     c4,
     cleanup,
@@ -25,7 +26,6 @@ from tasks.clean.filters import (  # noqa: F401 (they register themselves)
 from tasks.clean.filters.registry import FilterModel, LocalModel, Replacement, TextFilter, filters
 from tasks.clean.filters.verdict import Rejection
 from tasks.core.input_files import find_inputs, read_any
-from tasks.core.manifest import digest
 
 ABOUT = "Opt-in quality filters; all are off by default."
 

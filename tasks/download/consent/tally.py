@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.shards import read_rows
-from tasks.core.storage import FileRecord, Folder
 from tasks.core.url_lists import host_of
 
 CONSENT_FILE = "consent"  # followed by the round of the retry and .parquet

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2train.errors import RunError, TransientError, UserError
-from gpt2train.io.run_folder import list_checkpoints
-from gpt2train.launch.parent_death import LOST_CONTACT, RESUMES, USER_ERROR
+from gpt2train.launch.exit_codes import LOST_CONTACT, RESUMES, USER_ERROR
+from gpt2train.store.run_folder import list_checkpoints
 from tasks.train.launch.common_settings import CommonLaunchSettings
 
 LAST_LINES = 20  # lines of a job's output that are kept to find the cause of its end

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from gpt2train.errors import UserError
-from gpt2train.launch.parent_death import USER_ERROR
+from gpt2train.launch.exit_codes import USER_ERROR
 from gpt2train.launch.ssh_agent import GO, READY, RemoteJobRequest, release
 from gpt2train.settings import Settings
 from tasks.train.launch.common_settings import CommonLaunchSettings

@@ -19,7 +19,7 @@ from flows.orchestration.flow import settings_flow
 from flows.recipe import PlannedRun
 from flows.settings import OutputSettings
 from gpt2train.errors import UserError
-from tasks.core.manifest import Outcome
+from gpt2train.store.manifest import Outcome
 from tasks.core.step import Step
 from tests.flows.slow_batches import naps
 

@@ -18,7 +18,7 @@ from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings
 from flows.ui.help import STEPS, USUAL
-from gpt2train.io.command_line import run_command
+from gpt2train.command_line import run_command
 from gpt2train.settings import Settings
 
 FLOWS: dict[str, SettingsFlow[Any]] = {

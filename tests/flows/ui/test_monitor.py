@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 from tests.flows.conftest import Finished, Server
 from tests.processes import wait_for
 
@@ -42,7 +42,11 @@ def test_the_final_artifacts_have_the_funnel_the_scores_and_the_paths(finished: 
     shown = artifacts(server, run)
     result = shown["result"]["data"]
     assert re.search(r"^\| download \| [\d,]+ \| [\d,]+ \| .*not found", result, re.M)
-    assert "lambada openai, accuracy" in result and "![loss curve](data:image/png;base64," in result
+    assert (
+        "whole word, accuracy" in result
+        and "lambada openai" not in result
+        and "![loss curve](data:image/png;base64," in result
+    )
     for path in (
         "report/report.html",
         f"runs/{finished.run.name}/eval/lambada.json",

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpt2train.checkpoint.store import open_tensors, verify
+from gpt2train.checkpoint.manifest import verify
+from gpt2train.checkpoint.store import open_tensors
 
 
 def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2train.checkpoint import store
 from gpt2train.checkpoint.manager import CheckpointManager
+from gpt2train.checkpoint.manifest import read_manifest, verify
 from gpt2train.config import RunConfig
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.errors import RunError
-from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import list_checkpoints
 from gpt2train.train import train
 from gpt2train.training.engine import Engine, PendingStats
 from tests.gpt2train.checkpoint.stored_weights import load_weights
@@ -39,7 +39,7 @@ def checkpoint_steps(run: str | Path) -> list[int]:
     for checkpoint in found:
         for name, value in load_weights(checkpoint).items():
             assert value.isfinite().all() and value.abs().max() < 100, f"{name} of {checkpoint}"
-    return [store.verify(checkpoint).position.step for checkpoint in found]
+    return [verify(checkpoint).position.step for checkpoint in found]
 
 
 def break_in_step(monkeypatch: pytest.MonkeyPatch, step: int, harm: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_step_with_nan_gradients_delays_a_save_and_the_run_continues(
     assert (position.step, position.skipped, position.updates) == (12, 2, 10)
     assert checkpoint_steps(tmp_path / "run") == [6, 9, 12]  # that of 3 was due in step 4, and made in step 5 as 4
     names = [path.name for path in list_checkpoints(tmp_path / "run")]
-    assert store.read_manifest(tmp_path / "run/checkpoints" / names[-1]).position.consecutive_skipped == 0
+    assert read_manifest(tmp_path / "run/checkpoints" / names[-1]).position.consecutive_skipped == 0
 
 
 def test_a_non_finite_optimizer_state_is_not_saved(

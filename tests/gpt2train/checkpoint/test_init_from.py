@@ -129,7 +129,7 @@ def test_a_converted_checkpoint_is_merged_and_read_back(sources: Path, tmp_path:
 def test_all_formats_give_bit_identical_weights(sources: Path, tmp_path: Path) -> None:
     weights = open_model(sources / "hf")
     write_megatron(tmp_path / "m", weights, tp=2, pp=2, version=1)
-    from gpt2train.convert.detect import open_source
+    from gpt2train.convert.opened_source import open_source
 
     expected = to_huggingface(weights.read(), SHAPE)
     for place in (tmp_path / "m", sources / "megatron", sources / "native", sources / "hf"):

@@ -10,10 +10,10 @@ import psutil
 import pytest
 import torch
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.jobs import all_ended, curve, finish, make, start, wait_for, weights, write
 
 HERE = Path(__file__).parent
@@ -45,14 +45,14 @@ def test_a_run_killed_in_write_rename_or_removal_resumes_exactly(tokens: Path, t
     folder = Path(broken.output) / "checkpoints"
 
     killed_at(broken, "written", 20)
-    assert store.verify(newest_checkpoint(broken.output)).position.step == 10
+    assert verify(newest_checkpoint(broken.output)).position.step == 10
     assert (folder / "step-00000020.tmp").is_dir()
     # What the killed run wrote after its checkpoint is cut off; a half-written row is no row.
     with (Path(broken.output) / "metrics.jsonl").open("a") as file:
         file.write('{"step": 99')
 
     killed_at(broken, "renamed", 30)
-    assert store.verify(newest_checkpoint(broken.output)).position.step == 30
+    assert verify(newest_checkpoint(broken.output)).position.step == 30
     assert (folder / "latest").read_text() == "step-00000020\n"
 
     killed_at(broken, "removing", 50)
@@ -85,7 +85,7 @@ def test_a_run_killed_at_ten_random_instants_resumes_exactly(tokens: Path, tmp_p
         assert finish(job)[0] != 0
         assert all_ended(ranks)
         mid_save += bool(list((Path(broken.output) / "checkpoints").glob("*.tmp")))
-        store.verify(newest_checkpoint(broken.output))
+        verify(newest_checkpoint(broken.output))
     assert mid_save, "no kill hit a save; let it save more often"
     for config in (broken, straight):
         code, _, err = finish(start("-m", "gpt2train.train", "--config", write(config)))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpt2train.config import RunConfig
-from gpt2train.convert.merge import find_source
+from gpt2train.convert.detect import find_source
 from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.jobs import curve, finish, make, start, write
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2train.checkpoint import store
 from gpt2train.checkpoint.manager import CheckpointManager
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import RunConfig
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
@@ -54,7 +54,7 @@ def test_a_new_run_restores_what_it_asks_for(
         checkpoints.restore(other.state(), open_initial_weights)
     with CheckpointManager(config) as checkpoints:
         position = checkpoints.restore(engine.state(), open_initial_weights)
-    there = store.read_manifest(newest_checkpoint(saved_run.output)).position
+    there = read_manifest(newest_checkpoint(saved_run.output)).position
     assert position == (there if how == "full" else START)
     for name, value in engine.state().items():
         source = fresh if how == "weights" and name.startswith("optim.") else other.state()
@@ -88,7 +88,7 @@ def test_loss_scale_and_norm_history_are_restored(tokens: Path, tmp_path: Path, 
     straight = make(tokens, tmp_path / "straight", checkpoints={"interval": 7, "keep": 9}, **changes)
     train(straight, alone)
     checkpoint = list_checkpoints(straight.output)[0]
-    position = store.read_manifest(checkpoint).position
+    position = read_manifest(checkpoint).position
     done = position.step  # 7, or later where steps were skipped just then
     assert 7 <= done < 14 and position.skipped and position.scale and position.history.values
     again = from_(tokens, tmp_path / "again", checkpoint, "full", **changes)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from gpt2train.checkpoint import writer
-from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.checkpoint.manifest import CheckpointManifest
 from gpt2train.checkpoint.writer import clean_up, publish
-from gpt2train.io.run_folder import checkpoint_name, list_checkpoints
+from gpt2train.store.run_folder import checkpoint_name, list_checkpoints
 from gpt2train.training.train_state import TrainState
 
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredFile, read_manifest, sha256, verify
 from gpt2train.checkpoint.writer import clean_up, write
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.parallel.mesh import join
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.training.train_state import TrainState
 from tests.gpt2train.checkpoint.stored_weights import load_weights
 
@@ -41,7 +41,7 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
 
 def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: float | None = None) -> Path:
     manifest = CheckpointManifest(
-        format=store.FORMAT,
+        format=FORMAT,
         position=TrainState(step=step, samples=8 * step, updates=step, skipped=0),
         config={"seed": 1},
         tokenizer_hash="tok",
@@ -56,7 +56,7 @@ def test_saved_tensors_are_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path, 7)
     assert folder == newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000007\n"
-    manifest = store.verify(folder)
+    manifest = verify(folder)
     assert (manifest.position.samples, manifest.tokenizer_hash, manifest.config) == (56, "tok", {"seed": 1})
     state = {key: torch.zeros_like(value) for key, value in tensors(7).items()}
     store.load(folder, state)
@@ -80,7 +80,7 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     first = save(tmp_path, 3)
     again = save(tmp_path, 3)
     assert again == first
-    assert store.verify(again).position.step == 3
+    assert verify(again).position.step == 3
     assert [p.name for p in list_checkpoints(tmp_path)] == ["step-00000003"]
 
 
@@ -97,7 +97,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
         victim.write_bytes(data[:-1])
     else:
         victim.unlink()
-    for read in (store.verify, load_weights):
+    for read in (verify, load_weights):
         with pytest.raises(RunError, match=f"damaged: .*{name}"):
             read(folder)
 
@@ -129,11 +129,9 @@ class CodeOnLoad:
 def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     (folder / ".metadata").write_bytes(pickle.dumps(CodeOnLoad()))
-    manifest = store.read_manifest(folder)
+    manifest = read_manifest(folder)
     files = manifest.files | {
-        ".metadata": store.StoredFile(
-            bytes=(folder / ".metadata").stat().st_size, sha256=store.sha256(folder / ".metadata")
-        )
+        ".metadata": StoredFile(bytes=(folder / ".metadata").stat().st_size, sha256=sha256(folder / ".metadata"))
     }
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())
     with pytest.raises(RunError, match=r"\.metadata names"):
@@ -176,4 +174,4 @@ def test_a_save_on_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert newest_checkpoint(tmp_path) == first
-    store.verify(first)
+    verify(first)

@@ -12,15 +12,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from gpt2train.checkpoint import manager, store, writer
-from gpt2train.checkpoint.store import CheckpointManifest, SafeReader
+from gpt2train.checkpoint import manager, writer
+from gpt2train.checkpoint.manifest import CheckpointManifest, read_manifest, verify
+from gpt2train.checkpoint.store import SafeReader
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.run_logger import RunLogger
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from tests.gpt2train.checkpoint.stored_weights import load_weights
@@ -70,7 +71,7 @@ def test_the_state_of_the_step_is_saved_while_training_goes_on(
         assert len(a) == 4 * len(load_weights(theirs))  # weight, step, exp_avg, exp_avg_sq
         assert a.keys() == b.keys()
         assert all(torch.equal(a[name], b[name]) for name in a)
-        assert store.read_manifest(ours).position == store.read_manifest(theirs).position
+        assert read_manifest(ours).position == read_manifest(theirs).position
 
 
 def test_the_duration_of_a_save_is_reported(
@@ -135,7 +136,7 @@ def test_a_failed_save_is_reported_at_the_next_step(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, whole)
     assert read_metrics(config.output)[-1]["step"] == 12  # written during 11; the next save would be at 20
-    assert store.verify(newest_checkpoint(config.output)).position.step == 4
+    assert verify(newest_checkpoint(config.output)).position.step == 4
     assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp"))
 
 
@@ -161,7 +162,7 @@ def test_a_stop_waits_for_the_running_save_and_saves_again(
     position = train(config, alone, stop)
     assert position.step >= 5
     saved = list_checkpoints(config.output)
-    assert [store.verify(path).position.step for path in saved] == [4, position.step]
+    assert [verify(path).position.step for path in saved] == [4, position.step]
 
 
 def test_an_error_of_the_training_waits_for_the_running_save(
@@ -182,4 +183,4 @@ def test_an_error_of_the_training_waits_for_the_running_save(
     delay(monkeypatch, lambda manifest: wait_until(lambda: read_metrics(config.output)[-1]["step"] >= 23))
     with pytest.raises(RunError, match="11 steps in a row were skipped"):
         train(config, alone)
-    assert store.verify(newest_checkpoint(config.output)).position.step == 11
+    assert verify(newest_checkpoint(config.output)).position.step == 11

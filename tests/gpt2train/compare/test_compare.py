@@ -15,7 +15,15 @@ from scipy import stats
 from gpt2train.compare import documents
 from gpt2train.compare.comparison import Comparison, Request, gold_sizes, write_pair
 from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, read_corpus
-from gpt2train.compare.statistics import ERROR_RATE, Difference, detectable, paired_difference, seeds_needed, sentence
+from gpt2train.compare.statistics import (
+    ERROR_RATE,
+    Difference,
+    detectable,
+    paired_difference,
+    seeds_needed,
+    sentence,
+    student_t,
+)
 from gpt2train.errors import UserError
 
 WORDS = [
@@ -52,6 +60,13 @@ def write(path: Path, texts: list[str]) -> Path:
     """Write JSON lines."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 99, 1_000, 100_000])
+def test_quantiles_are_those_of_students_distribution(freedom: int) -> None:
+    for probability in (0.5, 0.6, 0.8, 0.99, 0.999, 0.9999):
+        expected = stats.t.ppf(probability, freedom)
+        assert student_t(probability, freedom) == pytest.approx(expected, rel=1e-7, abs=1e-12)
 
 
 def test_the_seeds_part_is_the_paired_t_interval() -> None:

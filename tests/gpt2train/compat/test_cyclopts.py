@@ -5,7 +5,7 @@ from pathlib import Path
 import cyclopts
 import pytest
 
-from gpt2train.io.command_line import run_command
+from gpt2train.command_line import run_command
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import (
     BatchSettings,
     Corpus,
@@ -26,7 +27,6 @@ from gpt2train.config import (
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.config.commented import commented
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from gpt2train.model.families import parameter_count
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape

@@ -11,10 +11,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.convert.huggingface import read_model, to_huggingface, write_model
 from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree

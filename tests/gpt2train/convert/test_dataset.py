@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.convert.dataset import COLUMNS, SPLITS, Counts, dataset_card, export_dataset
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
 from tests.tasks.corpus import Inline, documents_of, row, rows_of
@@ -31,7 +31,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shuffled(prepared: Path) -> list[dict[str, object]]:
-    from tasks.core.manifest import need_manifest
+    from gpt2train.store.manifest import need_manifest
 
     root = Folder(prepared)
     return rows_of(root, need_manifest(root / "shuffled"))

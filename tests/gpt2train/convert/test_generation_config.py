@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.serve import OURS, server
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.convert.generation_config import read_end_tokens
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 

@@ -19,18 +19,19 @@ from torch import Tensor
 
 from gpt2train.checkpoint.store import open_tensors
 from gpt2train.cli import app
-from gpt2train.convert.detect import detect, open_source
+from gpt2train.command_line import run_command
+from gpt2train.convert.detect import detect
 from gpt2train.convert.huggingface import from_huggingface
 from gpt2train.convert.megatron import MegatronCheckpoint, open_megatron
 from gpt2train.convert.megatron_core_write import Target, write_megatron_core
+from gpt2train.convert.opened_source import open_source
 from gpt2train.convert.optimizer_state import OptimizerState, step_tensor
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import make_model

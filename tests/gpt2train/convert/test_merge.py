@@ -116,7 +116,7 @@ def test_a_run_that_records_no_tokenizer_names_the_one_in_its_folder(tmp_path: P
 
 def test_folders_of_others_are_not_replaced(tmp_path: Path) -> None:
     """A config.json alone does not make a folder a model of ours: any program has one."""
-    from gpt2train.convert.huggingface import check_free
+    from gpt2train.convert.hf_config import check_free
 
     (tmp_path / "app").mkdir()
     check_free(tmp_path / "app")

@@ -11,16 +11,18 @@ import yaml
 from pydantic import ValidationError
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import ModelSettings
 from gpt2train.convert.huggingface import write_model
 from gpt2train.convert.merge import merge
 from gpt2train.convert.model_card import CardFacts, model_card
 from gpt2train.convert.settings import MergeSettings
-from gpt2train.io.command_line import run_command
-from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.shape import Shape
 from gpt2train.settings import build
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.run_folder import MANIFEST
 from tests.gpt2train.serve.local_server import write_tokenizer
 from tests.trained_run import TrainedRun
 
@@ -35,11 +37,12 @@ def front_matter(card: str) -> dict[str, Any]:
 def write_manifest(root: Path, folder: str, step: str, inputs: dict[str, str], rows: int, **parameters: Any) -> str:
     """The manifest of a data step, and its identity."""
     files = [root / "tokens/train" / name for name in ("tokens.bin", "tokens.idx")]
-    outputs = [{"name": f"train/{file.name}", "bytes": file.stat().st_size} for file in files if step == "tokenize"]
-    outcome = {"seen": rows + 1, "kept": rows, "outputs": outputs}
-    manifest = {"step": step, "fingerprint": f"f-{folder}", "content": "c", "inputs": inputs, "outcome": outcome}
-    (root / folder).mkdir(parents=True, exist_ok=True)
-    (root / folder / "_manifest.json").write_text(json.dumps(manifest | {"parameters": parameters}))
+    made = Folder(root / "tokens")
+    outputs = tuple(made.record(f"train/{file.name}") for file in files if step == "tokenize")
+    names = {"step": step, "fingerprint": f"f-{folder}", "content": "c", "folder": folder}
+    outcome = Outcome(seen=rows + 1, kept=rows, outputs=outputs)
+    manifest = Manifest(**names, version=1, inputs=inputs, outcome=outcome, parameters=parameters, versions={})
+    Folder(root / folder).write_bytes("_manifest.json", manifest.model_dump_json().encode())
     return f"f-{folder}:c"
 
 

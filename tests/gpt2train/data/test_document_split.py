@@ -18,10 +18,10 @@ from gpt2train.data.indexed import IndexedDataset, shard_name, write_index
 from gpt2train.data.sharded_dataset import DatasetPart, open_tokens
 from gpt2train.data.training_data import training_data, validation_data
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import VOCAB, curve, make, weights

@@ -10,15 +10,15 @@ import torch
 
 from flows.settings import DataprepSettings
 from gpt2train.cli import app
-from gpt2train.convert.detect import open_source
+from gpt2train.command_line import run_command
 from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.huggingface import open_model, read_model, save_model
+from gpt2train.convert.opened_source import open_source
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.inference.generate import generate
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.io.command_line import run_command
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape

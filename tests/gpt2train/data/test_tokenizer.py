@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer, GPT2TokenizerFast
 
+from gpt2train.command_line import run_command
 from gpt2train.data.encoder import PlainEncoder, Texts
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
@@ -23,7 +24,6 @@ from gpt2train.data.tokenizer import (
     tokenizer_hash,
 )
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from tests.gpt2train.serve.local_server import running
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

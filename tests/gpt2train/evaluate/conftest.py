@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gpt2train.cli import app
-from gpt2train.io.command_line import run_command
+from gpt2train.command_line import run_command
 
 Call = Callable[..., tuple[int, list[str], str]]
 

@@ -8,10 +8,9 @@ import pytest
 
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
-from gpt2train.evaluate.eval_model import open_eval_model
+from gpt2train.evaluate.eval_model import read_eval_model
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.tasks.suite import read_work, score_work
-from gpt2train.inference.settings import ServingLayout
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
@@ -79,14 +78,14 @@ def evaluated(config: RunConfig) -> dict[str, float]:
     tasks = config.validation.tasks
     found: dict[str, float] = {}
     folder = Path(config.output)
-    with open_eval_model(folder, ServingLayout(), "cpu", folder / "tokenizer") as subject:
-        scorer = Scorer(subject.model, subject.tokenizer)
-        for name in tasks.names:
-            work = read_work(name, Path(str(tasks.data)), limit=LIMIT)
-            result, _ = score_work(scorer, work, LIMIT)
-            accuracy, perplexity = ("accuracy", "accuracy_norm"), ("bits_per_byte", "word_perplexity")
-            keys = {"choice": accuracy, "texts": perplexity, "both": ("centred",)}[work.name]
-            found |= {f"valid_task_{work.file}_{key}": result[key] for key in keys}
+    subject = read_eval_model(folder, "cpu", folder / "tokenizer")
+    scorer = Scorer(subject.model, subject.tokenizer)
+    for name in tasks.names:
+        work = read_work(name, Path(str(tasks.data)), limit=LIMIT)
+        result, _ = score_work(scorer, work, LIMIT)
+        accuracy, perplexity = ("accuracy", "accuracy_norm"), ("bits_per_byte", "word_perplexity")
+        keys = {"choice": accuracy, "texts": perplexity, "both": ("centred",)}[work.name]
+        found |= {f"valid_task_{work.file}_{key}": result[key] for key in keys}
     return found
 
 

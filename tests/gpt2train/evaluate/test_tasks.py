@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.scoring import score
+from gpt2train.evaluate.scoring import score, score_shared
 from gpt2train.evaluate.scoring_request import ScoringRequest
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Suite, Task, parse_description, read_description, ready_files
@@ -23,7 +23,6 @@ from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import score_task
 from gpt2train.evaluate.tasks.shots import core_examples, lm_eval_examples
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
-from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 from tests.gpt2train.evaluate.overfitted_model import write

@@ -8,7 +8,7 @@ import pytest
 
 from gpt2train.errors import UserError
 from gpt2train.evaluate.registry import EVALUATIONS
-from gpt2train.evaluate.tasks import as_evaluation, description
+from gpt2train.evaluate.tasks import description, scores
 from gpt2train.evaluate.tasks.description import ready_files
 from tests.gpt2train.evaluate.conftest import Call
 from tests.gpt2train.evaluate.overfitted_model import write
@@ -139,7 +139,7 @@ def test_an_edited_description_of_the_package_scores_again(folder: Path, monkeyp
     text = ready["hellaswag"].read_text(encoding="utf-8")
     (folder / "hellaswag.toml").write_text("shots = 1\n" + text)
     changed = {**ready, "hellaswag": folder / "hellaswag.toml"}
-    for module in (as_evaluation, description):
+    for module in (scores, description):
         monkeypatch.setattr(module, "ready_files", lambda: changed)
     assert EVALUATIONS["hellaswag"].identity != before
 

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from gpt2train import train
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import RunConfig
 from gpt2train.config.foreign_values import CONVERSIONS, OF_SETTING
 from gpt2train.foreign.table import SIMILAR, System, closest, hint, known, systems, unknown_option
-from gpt2train.io.command_line import run_command
 from gpt2train.model.gpt2_family import GPT2Options
 from gpt2train.model.llama_family import LlamaOptions
 from gpt2train.model.objectives import SpanCorruptionOptions

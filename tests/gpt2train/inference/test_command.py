@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.convert.huggingface import write_model
-from gpt2train.io.command_line import run_command
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape

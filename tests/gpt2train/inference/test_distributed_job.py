@@ -22,8 +22,8 @@ from starlette.testclient import TestClient
 from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.serve.app import make_app
 from gpt2train.serve.batcher import Batcher
+from gpt2train.serve.server import make_app
 from gpt2train.serve.service import Service
 from gpt2train.serve.settings import ServeSettings
 from tests.gpt2train.parallel.small_model_folder import write_folder

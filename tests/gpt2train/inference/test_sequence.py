@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.inference.batch import Batch
+from gpt2train.inference.batch import Batch, Continuation
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.generate import continue_tokens, generate
 from gpt2train.inference.sequence import TokenSequence
@@ -147,15 +147,16 @@ def test_sequences_that_join_and_leave_a_batch_are_unchanged(small: GPT2) -> Non
     prompts = [[n, n + 1] if n % 2 else [n] for n in range(1, 9)]
     alone = [continue_tokens(small, [prompt], one)[0].tokens for prompt, one in zip(prompts, asked, strict=True)]
     sequences = [TokenSequence(prompt, one, 16) for prompt, one in zip(prompts, asked, strict=True)]
-    batch, waiting = Batch(LocalDecoder(small, 3)), list(sequences)
+    jobs = [Continuation(sequence) for sequence in sequences]
+    batch, waiting = Batch(LocalDecoder(small, 3)), list(jobs)
     gone = sequences[5]
-    while waiting or batch.active:
+    while waiting or batch.running:
         batch.join([waiting.pop(0) for _ in range(min(batch.free, len(waiting), 2))])
-        assert batch.decoder.rows - batch.free <= 3
+        assert len(batch.running) == len(batch.decoder.lengths) <= 3
         if len(gone.tokens) == 2:
-            gone.cancel()
+            batch.drop([jobs[5]])
         batch.step()
-    assert gone.finished == "left" and gone.tokens == alone[5][: len(gone.tokens)] and len(gone.tokens) < 6
+    assert gone.tokens == alone[5][:2]
     assert [one.tokens for one in sequences if one is not gone] == alone[:5] + alone[6:]
 
 
@@ -165,7 +166,7 @@ def test_sequences_that_end_together_do_not_change_the_others(small: GPT2) -> No
     alone = [continue_tokens(small, [prompt], one)[0].tokens for prompt, one in zip(prompts, asked, strict=True)]
     sequences = [TokenSequence(prompt, one, 16) for prompt, one in zip(prompts, asked, strict=True)]
     batch = Batch(LocalDecoder(small, 5))
-    batch.join(sequences)
-    while batch.active:
+    batch.join([Continuation(sequence) for sequence in sequences])
+    while batch.running:
         batch.step()
     assert [one.tokens for one in sequences] == alone

@@ -7,11 +7,11 @@ from typing import Any
 import psutil
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.elastic_agent import report_failure
-from gpt2train.launch.parent_death import LOST_CONTACT, RESUMES
+from gpt2train.launch.exit_codes import LOST_CONTACT, RESUMES
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
 from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, rendezvous_arguments, start_machines
 
@@ -45,7 +45,7 @@ def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, 
     assert all("restarting all ranks: restart 1 of 2" in out for _, out, _ in done)
     for key in ("step", "loss", "grad_norm"):
         assert curve(broken.output, key) == curve(straight.output, key), key
-    assert store.verify(newest_checkpoint(broken.output)).position.step == 40
+    assert verify(newest_checkpoint(broken.output)).position.step == 40
 
 
 @pytest.mark.exhaustive  # a minute of waiting; test_hang_report.py has a hang among the slow tests

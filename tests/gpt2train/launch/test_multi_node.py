@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.torchrun import UNFINISHED
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.jobs import curve, make, wait_for, write, write_tokens
 from tests.gpt2train.launch.multi_node_jobs import (
     RANKS,
@@ -82,4 +82,4 @@ def test_a_signal_to_one_machine_stops_and_saves_on_all(tmp_path: Path) -> None:
     done = finish_all(jobs)
     assert [(code, err) for code, _, err in done] == [(UNFINISHED, "")] * 2, done
     assert all("of 1000000; it resumes from there when it is started again" in out for _, out, _ in done), done
-    assert store.verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] > 3
+    assert verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] > 3

@@ -14,7 +14,8 @@ from tests.processes import wait_for, wait_until_ended
 # A rank without torch: writes a file when it runs, and on SIGTERM saves slowly.
 RANK = """
 import os, pathlib, signal, sys, time
-from gpt2train.launch.parent_death import LAUNCHER, die_with_parent
+from gpt2train.launch.exit_codes import LAUNCHER
+from gpt2train.store.process import die_with_parent
 die_with_parent(int(os.environ[LAUNCHER]))
 folder, seconds = pathlib.Path(sys.argv[1]), float(sys.argv[2])
 def save(*_):

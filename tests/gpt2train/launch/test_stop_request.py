@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.checkpoint import store
-from gpt2train.io.run_folder import newest_checkpoint
-from gpt2train.launch.parent_death import CLOSING, LAUNCHER, MULTIPLEXERS
+from gpt2train.checkpoint.manifest import verify
+from gpt2train.launch.exit_codes import LAUNCHER
 from gpt2train.launch.rank_process import SIGNAL_DEBOUNCE_SECONDS, StopRequest
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.process import CLOSING, MULTIPLEXERS
+from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.jobs import make, write, write_tokens
 from tests.processes import read_terminal, wait_for
@@ -40,7 +41,7 @@ def test_a_stop_request_ends_a_validation(tmp_path: Path, alone: DistContext) ->
     position = train(config, alone, AskedAt(3 + 2))
     rows = read_metrics(config.output)
     assert position.step == 3 and "valid_loss" not in rows[-1]
-    assert store.verify(newest_checkpoint(config.output)).position == position
+    assert verify(newest_checkpoint(config.output)).position == position
     assert train(config, alone).step == 30
     assert "valid_loss" in read_metrics(config.output)[-1]
 
@@ -92,4 +93,4 @@ def test_a_training_whose_terminal_is_closed_saves_its_step(tmp_path: Path, entr
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert store.verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] >= 5
+    assert verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] >= 5

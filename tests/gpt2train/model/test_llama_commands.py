@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.huggingface import read_model, write_model
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.io.command_line import run_command
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from gpt2train.config import OptimizerSettings, to_toml
 from gpt2train.config.model import ModelSettings
-from gpt2train.evaluate.scoring import score
+from gpt2train.evaluate.scoring import score, score_shared
 from gpt2train.evaluate.scoring_request import ScoringRequest
-from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.settings import BeamSettings, SamplingSettings

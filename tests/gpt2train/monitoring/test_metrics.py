@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import read_json_lines, write_error
 from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
+from gpt2train.store.files import read_json_lines, write_error
 
 
 def test_a_full_disk_is_reported_and_earlier_rows_stay(tmp_path: Path) -> None:

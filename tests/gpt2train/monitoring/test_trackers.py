@@ -1,5 +1,6 @@
 """Trackers: metrics reach each selected one, a resumed run stays one run there, and a failure ends no run."""
 
+import gzip
 import json
 import logging
 import sys
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
 from gpt2train.monitoring import trackers
 from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
 from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
+from tests.gpt2train.jobs import finish, make, start_alone, write
 from tests.processes import wait_for
 
 
@@ -165,6 +169,29 @@ def test_a_server_that_does_not_answer_holds_neither_the_steps_nor_the_end(
     wait_for(lambda: "logging.mlflow" not in [thread.name for thread in threading.enumerate()], 20, "its thread's end")
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_tracker_that_cannot_be_opened_takes_no_metrics_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """A path that is no folder, and a port at which nothing listens."""
+    for constant in ("RETRY_SECONDS", "MAX_RETRY_SECONDS"):
+        monkeypatch.setattr(trackers, constant, 0.01)
+    settings = config(tmp_path / "run", **{name: True if name == "tensorboard" else "x"})
+    if name == "mlflow":
+        pytest.importorskip("mlflow", reason="MLflow is not installed (extra track)")
+        with Server() as closed:
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed.server_port}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    else:
+        (tmp_path / "run" / "tensorboard").touch()
+    with caplog.at_level(logging.WARNING, "gpt2train"):
+        write_rows(settings, 1, 3)
+    first, last = caplog.messages
+    assert f"warning: logging.{name}: " in first and "the run goes on" in first
+    assert last == f"warning: logging.{name} lacks 3 rows; metrics.jsonl has all"
+    assert len(read_metrics(settings.output)) == 3
+
+
 def test_a_server_that_refuses_ends_a_new_run_at_once_but_none_that_goes_on(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,6 +216,89 @@ def test_mlflow_continues_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert run.info.status == "FINISHED" and run.info.run_name == "run"
     assert [one.value for one in client.get_metric_history(run.info.run_id, "loss")] == [1, 1 / 2, 1 / 3, 1 / 4]
     assert run.data.params["model.layers"] == "12" and run.data.params["vocab"] == "300"
+
+
+class WandbServer(ThreadingHTTPServer):
+    """As much of the server of Weights & Biases as a run needs, until it fails."""
+
+    daemon_threads = True
+
+    def __init__(self, outage: str | None) -> None:
+        super().__init__(("127.0.0.1", 0), WandbCalls)
+        self.outage = outage
+        self.rows = 0
+        if outage == "refuses":
+            self.server_close()
+        else:
+            threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+
+class WandbCalls(BaseHTTPRequestHandler):
+    server: WandbServer
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.server.outage == "stalls":
+            time.sleep(300)
+        content = json.dumps(self.answer(body)).encode() if self.server.outage is None else b""
+        self.send_response(200 if self.server.outage is None else 500)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST
+
+    def answer(self, body: bytes) -> dict[str, object]:
+        if self.path != "/graphql":
+            content = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+            self.server.rows += content.count(b"_step")
+            return {}
+        call = json.loads(body)
+        names = call.get("variables", {})
+        if "UpsertBucket" in call["query"]:
+            project = {"id": "p", "name": names.get("project"), "entity": {"id": "e", "name": "me"}}
+            bucket = {"id": "b", "name": names.get("name"), "displayName": "run", "config": "{}", "project": project}
+            return {"data": {"upsertBucket": {"bucket": bucket | {"historyLineCount": 0}, "inserted": True}}}
+        if "createRunFiles" in call["query"]:
+            files = [{"name": name, "uploadUrl": f"http://{self.headers['Host']}/file"} for name in names["files"]]
+            return {"data": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}}
+        viewer = {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
+        return {"data": {"viewer": viewer} if "viewer" in call["query"] else {}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outage", ["refuses", "stalls", "answers 500", "dies"])
+def test_an_outage_of_weights_and_biases_is_one_warning_that_names_the_rows(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage: str
+) -> None:
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed (extra track)")
+    server = WandbServer(None if outage == "dies" else outage)
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    logging = {"wandb": "gpt2", "interval": 1, "tensorboard": False}
+    run = make(tokens, tmp_path / "run", logging=logging, validation={"interval": 100_000}, steps=100_000)
+    process = start_alone(write(run))
+    if outage == "dies":
+        wait_for(lambda: server.rows, 200, "the first rows")
+        server.outage = "answers 500"
+    else:
+        wait_for(lambda: [*Path(run.output).glob("wandb/offline-run-*/*.wandb")], 200, "the fall back")
+    wait_for(lambda: len(read_metrics(run.output)) > 20, 200, "steps")
+    process.terminate()
+    code, out, err = finish(process)
+    assert code == 0, err
+    server.server_close()
+    warnings = [line for line in (out + err).splitlines() if "warning: logging." in line]
+    assert len(warnings) == 1, warnings
+    assert "Traceback" not in out + err
+    folder = Path(warnings[0].rpartition("wandb sync ")[2])
+    (stored,) = folder.glob("run-*.wandb")
+    steps = len(read_metrics(run.output))
+    assert verify(newest_checkpoint(run.output)).position.step == steps
+    assert stored.read_bytes().count(b"grad_norm") >= steps
 
 
 @pytest.mark.exhaustive

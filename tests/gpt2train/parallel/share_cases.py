@@ -7,10 +7,8 @@ from typing import Any
 import torch.distributed as dist
 
 from gpt2train.errors import RunError
-from gpt2train.evaluate.distributed_scoring import gather, share
-from gpt2train.evaluate.scoring import batches, score
+from gpt2train.evaluate.scoring import batches, gather, score, score_shared, share
 from gpt2train.evaluate.scoring_request import Score, ScoringRequest
-from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape

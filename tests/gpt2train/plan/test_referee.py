@@ -3,8 +3,8 @@
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import TrainSettings
-from gpt2train.io.command_line import run_command
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.referee import refereed
 from gpt2train.plan.search import Candidate, GivenLayout, available_bytes, search

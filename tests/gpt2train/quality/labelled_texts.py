@@ -5,12 +5,12 @@ from pathlib import Path
 
 from gpt2train.quality.votes import Vote
 from gpt2train.settings import build
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
-from tasks.core.manifest import Outcome
 from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tests.tasks.corpus import Inline, pieces_of_novels
 
 MENU = ("home", "shop", "contact", "log in", "cart (0)", "share", "next", "archive", "terms", "tags", "more »", "rss")

@@ -8,6 +8,8 @@ from typing import Any
 from gpt2train.config import TrainSettings, run_config, to_toml
 from gpt2train.monitoring.run_record import record_start
 from gpt2train.settings import build, layer
+from gpt2train.store.folder import FileRecord
+from gpt2train.store.manifest import MANIFEST, Manifest, Outcome
 
 VOCAB = 300
 BASE: dict[str, Any] = {
@@ -39,9 +41,11 @@ def make_run(
     )
     folder.mkdir(parents=True)
     tokens.mkdir(exist_ok=True)
-    outputs = [{"name": f"train/tokens.{suffix}", "bytes": 1} for suffix in ("bin", "idx")]
-    manifest = {"step": "tokenize", "fingerprint": "0123456789abcdef", "outcome": {"outputs": outputs}}
-    (tokens / "_manifest.json").write_text(json.dumps(manifest))
+    outputs = tuple(FileRecord(name=f"train/tokens.{suffix}", bytes=1, sha256="") for suffix in ("bin", "idx"))
+    names = {"step": "tokenize", "fingerprint": "0123456789abcdef", "content": "c", "folder": "tokens"}
+    empty: dict[str, Any] = {"parameters": {}, "inputs": {}, "versions": {}}
+    manifest = Manifest(**names, version=1, outcome=Outcome(outputs=outputs), **empty)
+    (tokens / MANIFEST).write_text(manifest.model_dump_json())
     (folder / "config.toml").write_text(to_toml(config))
     begin(folder)
     write_rows(folder, [a_row(step, level, seconds) for step in range(1, done + 1)])

@@ -9,8 +9,8 @@ import filelock
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.convert.card_scores import LAMBADA_SHA256
-from gpt2train.io.command_line import run_command
 from gpt2train.runs.reading import find_runs, read_run, read_runs
 from gpt2train.runs.table import KEYS, differences, sort_runs, table_rows
 from tests.gpt2train.runs.fake_runs import LAMBADA, WIKITEXT, a_row, make_run, write_rows

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.data.training_data import training_data
 from gpt2train.errors import UserError
-from gpt2train.io.command_line import run_command
 from gpt2train.runs.contamination import measure
-from gpt2train.runs.documents import OutputFolder, document_steps, look_up
+from gpt2train.runs.documents import document_steps, look_up
 from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.settings import build
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
+from gpt2train.store.output import Output
 from tasks.report.settings import ReportSettings
 from tasks.report.step import REPORT, report
 from tests.gpt2train.runs.indexed_corpus import make_indexed
@@ -171,12 +172,12 @@ def test_documents_on_an_object_store(root: Path) -> None:
     store = fsspec.filesystem("memory")
     store.put(f"{root}/", "/corpus/", recursive=True)
     try:
-        output = OutputFolder("memory://corpus")
-        assert document_steps(output) == document_steps(OutputFolder(root)) == ["clean", "shuffled"]
+        outputs = [Output(Folder(place)) for place in ("memory://corpus", root)]
+        assert [[step.name for step in document_steps(one)] for one in outputs] == [["clean", "shuffled"]] * 2
         chosen = ROWS[1]
-        remote, local = (look_up(folder, chosen["id"], chosen["url"]) for folder in (output, OutputFolder(root)))
+        remote, local = (look_up(one, chosen["id"], chosen["url"]) for one in outputs)
         assert remote == local and remote.text == chosen["text"]
-        assert not look_up(output, chosen["id"], None, seconds=0).complete
+        assert not look_up(outputs[0], chosen["id"], None, seconds=0).complete
         tracer = TextTracer(find_source(root), documents="memory://corpus")
         place = tracer.trace_text(chosen["text"]).spans[0].places[0]
         assert tracer.details(0, place.position, 8).record == remote

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gpt2train.inference.batch import Continuation, advance, row_targets
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.serve.batcher import Batcher, Ticket
-from gpt2train.serve.decode_jobs import Continuation, advance, row_targets
 from gpt2train.serve.errors import ApiError
 from tests.gpt2train.models import generate_tokens
 from tests.gpt2train.serve.local_server import SHAPE, Gate, small_model
@@ -194,7 +194,8 @@ class Doubler:
     error = None
 
     def __init__(self, prompt: Sequence[int], steps: int) -> None:
-        self.prompt, self.steps, self.made = prompt, steps, [[], []]
+        self.prompt = self.context_tokens = prompt
+        self.steps, self.made = steps, [[], []]
 
     def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
         order = logits.topk(2, 1).indices

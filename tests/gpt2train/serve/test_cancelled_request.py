@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
+from gpt2train.inference.batch import TokenDelta
 from gpt2train.serve.batcher import Ticket
-from gpt2train.serve.decode_jobs import TokenDelta
 from gpt2train.serve.service import deltas
 
 

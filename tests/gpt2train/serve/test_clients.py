@@ -176,7 +176,7 @@ def test_wrong_options_of_the_command_are_refused(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gpt2train.cli import app
-    from gpt2train.io.command_line import run_command
+    from gpt2train.command_line import run_command
 
     (tmp_path / "empty").write_text("\n")
     for flags, said in (

@@ -380,7 +380,7 @@ def test_a_running_request_may_take_longer_than_the_head_timeout() -> None:
 
 def test_the_option_allowed_host_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from gpt2train.cli import app
-    from gpt2train.io.command_line import run_command
+    from gpt2train.command_line import run_command
 
     flags = ["serve", "--model", str(tmp_path), "--allowed-host", "a.example", "--allowed-host", "http://b.example"]
     assert run_command(app, flags) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import UserError
-from gpt2train.io.removal import FORGOTTEN, PENDING
+from gpt2train.store.removal import FORGOTTEN, PENDING
 from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.gpt2train.serve.local_server import Running, running
 from tests.gpt2train.serve.test_schema import check

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.jobs import finish, make, start, with_lr, write
 from tests.tasks.plugin_page import ROOT, files_of, install
 

@@ -10,12 +10,12 @@ from pydantic import Field
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.config.callbacks import CALLBACKS, CallbackSpec
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import last_step, newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.run_record import EarlyStop, read_record
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.runs.reading import read_run
 from gpt2train.settings import Settings
+from gpt2train.store.run_folder import last_step, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.callbacks import Callback, RunView
 from tests.gpt2train.forked_ranks import run_ranks

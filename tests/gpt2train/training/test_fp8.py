@@ -15,10 +15,10 @@ from torch import Tensor
 from gpt2train.config import PerformanceSettings, RunConfig, TrainSettings, to_toml
 from gpt2train.data.batch import Batch
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.settings import build, layer
+from gpt2train.store.run_folder import list_checkpoints
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.performance import check_fp8

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tomli_w
 
-from gpt2train.io.run_folder import FOLDER
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import FOLDER
 from tests.gpt2train.installed_page import installed, installed_for_all_processes
 from tests.gpt2train.jobs import finish, start, start_alone
 from tests.tasks.plugin_page import ROOT, files_of

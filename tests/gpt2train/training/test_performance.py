@@ -26,6 +26,7 @@ from gpt2train.training.performance import (
     compile_module,
     fast_kernels,
     freeze_gc,
+    has_masks,
 )
 from tests.gpt2train.jobs import STEPS, curve, make, weights, write_tokens
 
@@ -70,6 +71,21 @@ def test_nothing_is_compiled_on_a_cpu(compile: Any) -> None:
     model = GPT2(SHAPE)
     compile_module(model, PerformanceSettings(compile=compile), CPU, whole=True)
     assert "forward" not in vars(model) and not any("forward" in vars(block) for block in model.blocks.values())
+
+
+def test_a_model_is_compiled_by_blocks_when_asked_to() -> None:
+    model = GPT2(SHAPE)
+    compile_module(model, PerformanceSettings(compile="blocks"), CPU, whole=True)
+    assert "forward" not in vars(model) and all("forward" in vars(block) for block in model.blocks.values())
+
+
+@pytest.mark.parametrize("attention", ["cudnn", "flash", "efficient", "math"])
+def test_cudnn_never_attends_with_a_mask(attention: Any) -> None:
+    for masked in (False, True):
+        with fast_kernels(PerformanceSettings(attention=attention), torch.device("cuda"), masked):
+            assert torch.backends.cuda.cudnn_sdp_enabled() is not masked
+    config = make(Path("tokens"), Path("run"))
+    assert not has_masks(config) and has_masks(make(Path("tokens"), Path("run"), documents={"mask_documents": True}))
 
 
 def test_kernel_settings_and_gc_are_restored() -> None:

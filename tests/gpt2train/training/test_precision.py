@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import list_checkpoints
 from gpt2train.train import train
 from tests.gpt2train.jobs import curve, make, weights
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig, to_toml
-from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import lock_run_folder
+from gpt2train.store.run_folder import list_checkpoints
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import make, write_tokens
@@ -103,7 +103,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Endi
 
 
 def ending(out: Path, name: str, run: str) -> Ending:
-    checkpoints = [store.verify(path).position.step for path in list_checkpoints(run)]
+    checkpoints = [verify(path).position.step for path in list_checkpoints(run)]
     codes = tuple(int((out / f"{name}.{rank}.code").read_text()) for rank in (0, 1))
     return Ending(codes, tuple((out / f"{name}.{rank}.txt").read_text() for rank in (0, 1)), checkpoints)
 

@@ -17,10 +17,10 @@ from gpt2train.convert.merge import merge
 from gpt2train.data.samples import samples_per_epoch
 from gpt2train.data.training_data import training_data
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.runs.reading_order import ReadingOrder
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
 from gpt2train.training.train_state import START, StepStats, TrainState

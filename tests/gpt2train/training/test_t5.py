@@ -17,10 +17,10 @@ from gpt2train.data.span_data import SpanData, span_data
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.evaluate.eval_model import read_eval_model
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.model.loss import IGNORE
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.data.test_span_corruption import restored
 from tests.gpt2train.jobs import VOCAB, curve, finish, start_alone, write

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, duplicate_positions
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.blacklist.step import blacklist
-from tasks.core.manifest import Manifest
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, without_credentials
 from tests.tasks.corpus import Inline, rejected_of
 
@@ -184,7 +184,7 @@ def test_bytes_do_not_depend_on_the_hash_seed_or_workers(tmp_path: Path) -> None
         from tasks.blacklist.settings import BlacklistSettings
         from tasks.blacklist.step import blacklist
         from tasks.core.runner import Runner
-        from tasks.core.storage import Folder
+        from gpt2train.store.folder import Folder
         from tasks.core.url_lists import find_url_lists, without_credentials
         out, workers, *lists = sys.argv[1:]
         with Runner(int(workers)) as runner:
@@ -208,7 +208,7 @@ MEASURED = """if True:
     from pathlib import Path
     from tasks.blacklist.settings import BlacklistSettings
     from tasks.blacklist.step import blacklist
-    from tasks.core.storage import Folder
+    from gpt2train.store.folder import Folder
     from tasks.core.url_lists import find_url_lists, without_credentials
     from tests.tasks.corpus import Inline
     path, count = Path(sys.argv[1]), int(sys.argv[2])

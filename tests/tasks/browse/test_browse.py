@@ -16,21 +16,21 @@ import pytest
 
 from gpt2train.data.epoch import Epoch
 from gpt2train.errors import UserError
-from gpt2train.io.removal import PENDING, RemovalCheck
 from gpt2train.quality.documents import sample_documents
 from gpt2train.quality.label_server import LabelServer
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
+from gpt2train.store.removal import PENDING, RemovalCheck
 from tasks.browse.difference import MAX_WORDS, difference
 from tasks.browse.samples import samples_of
 from tasks.browse.server import browse_routes
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
-from tasks.core.manifest import Outcome
 from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 from tasks.forget.command import forget

@@ -11,9 +11,9 @@ from gpt2train.quality.documents import sample_documents
 from gpt2train.quality.label_server import LabelServer
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
 from tasks.browse.server import browse_routes
-from tasks.core.manifest import need_manifest
-from tasks.core.storage import Folder
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 from tests.chromium import chromium, until

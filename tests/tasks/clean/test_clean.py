@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from gpt2train.settings import build
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.language import LanguageSettings
 from tasks.clean.language_share import detect
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.clean.token_counts import count_tokens, tokenizer_file
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, read_rows, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tests.tasks.corpus import Inline
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time. " * 8

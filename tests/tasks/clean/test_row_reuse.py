@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from gpt2train.settings import build
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Manifest, Outcome
 from tasks.clean import step as module
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
-from tasks.core.manifest import MANIFEST, Manifest, Outcome
 from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tests.tasks.clean.test_clean import ENGLISH, GERMAN
 from tests.tasks.corpus import Inline
 

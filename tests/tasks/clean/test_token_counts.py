@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gpt2train.data.encoder import Encoded, PlainEncoder, Texts
 from gpt2train.data.text_units import UNSPACED
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_tables, save_tokenizer
+from gpt2train.store.folder import Folder
 from tasks.clean import token_counts
 from tasks.clean.token_counts import PRE_TOKENIZER, TokenizerFile, count_pieces, count_tokens
-from tasks.core.storage import Folder
 from tests.tasks.corpus import texts_of
 
 # GPT-2's pre-tokenizer as OpenAI published it.

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from gpt2train.data.text_units import units_of
 from gpt2train.evaluate.passages import last_unit, read_passages
+from gpt2train.store.folder import Folder
 from tasks.cloze.passages import passages
 from tasks.cloze.settings import ClozeSettings
 from tasks.cloze.step import cloze
-from tasks.core.storage import Folder
 from tests.tasks.cloze.test_step import cleaned, drawn
 from tests.tasks.corpus import Inline
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.text_files import read_lines
+from gpt2train.data.documents import read_lines
 from gpt2train.errors import DamagedFileError, UserError
 from tasks.core.input_files import BLOCK, ErrorTranslatingFile, base_name, find_inputs, kind_of, open_input
 from tasks.sources.archive_stream import ArchiveStream, DamageError

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from gpt2train.errors import UserError
-from tasks.core.lost_files import lost_files_error, translate_lost_files
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.lost_files import lost_files_error, translate_lost_files
+from gpt2train.store.manifest import Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table, write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 
 
 def remove_first(folder: Folder, name: str, item: str) -> Outcome:

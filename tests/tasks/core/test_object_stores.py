@@ -16,16 +16,16 @@ import fsspec
 import fsspec.config
 import pytest
 
-import tasks.core.output_lock
+import gpt2train.store.output_lock
 from gpt2train.errors import RunError, UserError, redact
+from gpt2train.store.folder import DRAFT, Folder
+from gpt2train.store.manifest import Manifest, Outcome, need_manifest
+from gpt2train.store.output_lock import LOCK, locked
 from tasks.blacklist.blocklists import check_blocklists
 from tasks.core.input_files import find_inputs, read_any
-from tasks.core.manifest import Manifest, Outcome, need_manifest
-from tasks.core.output_lock import LOCK, locked
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table, write_rows
 from tasks.core.stage_inputs import on_local_disk
-from tasks.core.storage import DRAFT, Folder
 from tests.object_stores import KEY, SECRET, environment, free_port, store_server
 from tests.tasks.corpus import documents_of, row
 
@@ -162,8 +162,8 @@ def test_tokens_are_fetched_once_and_verified(folder: Folder, tmp_path: Path) ->
 
 
 def test_an_output_is_locked_by_one_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.core.output_lock, "HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(tasks.core.output_lock, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(gpt2train.store.output_lock, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(gpt2train.store.output_lock, "POLL_SECONDS", 0.05)
     with locked(folder):
         with pytest.raises(UserError, match=f"another run .process {os.getpid()} on .* is at work"), locked(folder):
             pass
@@ -175,8 +175,8 @@ def test_an_output_is_locked_by_one_run(folder: Folder, monkeypatch: pytest.Monk
 def test_a_run_with_patience_waits_for_the_other_one(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.core.output_lock, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(tasks.core.output_lock, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(gpt2train.store.output_lock, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(gpt2train.store.output_lock, "POLL_SECONDS", 0.02)
     folder = Folder(str(tmp_path) if kind == "local" else f"memory://{uuid.uuid4().hex}")
     order, holds = list[str](), threading.Event()
 
@@ -197,11 +197,11 @@ def test_a_run_with_patience_waits_for_the_other_one(
 
 
 def test_a_dead_lock_is_taken_over(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.core.output_lock, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(gpt2train.store.output_lock, "POLL_SECONDS", 0.05)
     killed = f"""
 import os, signal
-from tasks.core.output_lock import _acquire, _machine
-from tasks.core.storage import Folder
+from gpt2train.store.output_lock import _acquire, _machine
+from gpt2train.store.folder import Folder
 _acquire(Folder({folder.url!r}), {{"token": "x", "host": "h", "machine": _machine(), "pid": os.getpid()}})
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -211,16 +211,16 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL and folder.size(LOCK)
     started = time.monotonic()
     with locked(folder):  # its process on this machine is gone
-        assert time.monotonic() - started < tasks.core.output_lock.LEASE_SECONDS / 2
+        assert time.monotonic() - started < gpt2train.store.output_lock.LEASE_SECONDS / 2
     # Of another machine nothing is known but that it does not move.
-    monkeypatch.setattr(tasks.core.output_lock, "LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(gpt2train.store.output_lock, "LEASE_SECONDS", 0.5)
     folder.write_bytes(LOCK, b'{"token": "y", "host": "elsewhere", "machine": "m", "pid": 1, "beat": 7}')
     with locked(folder):
         assert b"elsewhere" not in folder.read_bytes(LOCK)
 
 
 def test_a_run_stops_after_losing_its_lock(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.core.output_lock, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(gpt2train.store.output_lock, "HEARTBEAT_SECONDS", 0.05)
     runner = Runner(workers=1)
     from tests.tasks.core.test_runner import note
     from tests.tasks.core.test_step import make_step
@@ -257,7 +257,7 @@ def test_drafts_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pyt
 def run_code(code: str, **variables: str) -> str:
     """Run code in a new process; its error, as text."""
     program = f"""
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from gpt2train.errors import UserError
 try:
     {code}
@@ -286,7 +286,7 @@ def test_an_unusable_store_is_reported_in_one_line() -> None:
         )
     gone = environment("s3", free_port())
     waiting = run_code(
-        "from tasks.core import object_stores; object_stores.MAX_ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
+        "from gpt2train.store import object_stores; object_stores.MAX_ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
         **gone,
     )
     assert "ConnectionError the store does not answer for s3://b/out/.writable" in waiting

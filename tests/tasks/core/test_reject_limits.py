@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from flows.settings import DataprepSettings
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.reject_limits import LimitSettings, Tally, check_reject_rate
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tests.tasks.corpus import Inline, documents_of, row
 
 WORDS = "the library waits for the reply of the server and gives up when it does not come in time at all "

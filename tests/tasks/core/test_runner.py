@@ -12,10 +12,10 @@ import pytest
 
 import tasks.core.runner
 from gpt2train.errors import RunError, UserError
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.core.runner import Group, Runner, Stage, Where
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, explained_loss, local_pool
 
 

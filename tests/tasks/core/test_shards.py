@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.shards import ROW_GROUP, in_groups, read_table, sample_texts, write_table
-from tasks.core.storage import FileRecord, Folder
 
 
 def test_shards_are_grouped_within_bounds() -> None:

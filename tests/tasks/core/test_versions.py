@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, fingerprint, read_manifest, versions_of
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
-from tasks.core.manifest import Manifest, Outcome, fingerprint, read_manifest, versions_of
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.decontaminate.settings import DecontaminateSettings
 from tasks.decontaminate.step import decontaminate
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
+from tasks.extract.step import ENGINE_VERSIONS
 from tests.tasks.corpus import Inline
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +84,6 @@ NOT_SHAPING = {
     "safetensors": "the format is fixed: every reader gives the same numbers",
     "idna": "compares domains with those of a list, which is in the fingerprint",
     "yarl": "compares addresses with those of a list, which is in the fingerprint",
-    "scipy": "connected components of a graph, which are a fact",
 }
 # Step -> why its own libraries are not declared.
 NOTHING_DECLARED = {
@@ -195,7 +195,8 @@ def upgrade(patch: pytest.MonkeyPatch, package: str, version: str = "99.0") -> N
 
 def documents(root: Folder) -> Manifest:
     """Two documents, as the extraction leaves them."""
-    step = Step(root, "extract", version=1, parameters={}, inputs={}, folder="documents")
+    parameters = {"engine": "structure", "engine_version": ENGINE_VERSIONS["structure"]}
+    step = Step(root, "extract", version=1, parameters=parameters, inputs={}, folder="documents")
     rows = [{"id": str(n), "url": f"u{n}", "text": f"The harbour of town {n} is old. " * 40} for n in range(2)]
     return step.commit(commit_rows(step.folder, "part-00000.parquet", rows, [], DOCUMENT))
 

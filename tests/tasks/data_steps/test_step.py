@@ -8,9 +8,9 @@ import pytest
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
+from gpt2train.store.folder import Folder
 from tasks.clean.filters.verdict import Rejection
 from tasks.core.reject_limits import LimitSettings
-from tasks.core.storage import Folder
 from tasks.data_steps.registry import DATA_STEPS, DataStep, limit_settings, settings_groups, steps_after
 from tasks.data_steps.step import function_of
 from tests.tasks.corpus import Inline, documents_of, rejected_of, row, rows_of

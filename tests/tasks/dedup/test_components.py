@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2train.store.folder import Folder
 from tasks.core.shards import read_table
-from tasks.core.storage import Folder
 from tasks.dedup.clusters import components_of
 from tasks.dedup.components import PAIRS, edge_parts, partition_edges
 from tasks.dedup.document_index import Group, write_numbers

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.dedup import reference
 from tasks.dedup.bands import with_bands
 from tasks.dedup.cluster_report import largest_clusters

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.core.manifest import Manifest
-from tasks.core.storage import Folder
-from tasks.dedup import datasketch_engine, engine_check, minhash, shingles
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
+from tasks.core import engine_check
+from tasks.dedup import datasketch_engine, minhash, shingles
 from tasks.dedup.bands import with_bands
 from tasks.dedup.exact import run_starts
 from tasks.dedup.minhash import sketch_texts
 from tasks.dedup.settings import DedupSettings
+from tasks.dedup.step import CHECK_BYTES
 from tests.tasks.corpus import content_of, read_jsonl, real_texts, row
 from tests.tasks.dedup.dedup_helpers import run
 
@@ -131,4 +133,4 @@ def test_the_sample_is_bounded(tmp_path: Path, open_data: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_check, "sample_texts", measured)
         run(tmp_path, rows, per_shard=10)
-    assert 0 < sizes[0] <= engine_check.CHECK_BYTES
+    assert 0 < sizes[0] <= CHECK_BYTES

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
 from tasks.core.shards import read_rows, write_table
-from tasks.core.storage import Folder
 from tasks.dedup.lost_sources import LostSource, count_sources, lost_sources
 from tasks.dedup.settings import DedupSettings
 from tests.tasks.corpus import row, rows_of

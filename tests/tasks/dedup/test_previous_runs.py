@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import UserError
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.dedup.cluster_report import largest_clusters
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup

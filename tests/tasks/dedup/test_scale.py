@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.dedup import GIGA, measure, recall
 from benchmarks.synthetic import COPIES, HUNDRED
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.dedup.bands import with_bands
 from tasks.dedup.settings import DedupSettings
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.discover.domains import find_domains
 from tasks.discover.settings import DiscoverSettings
 from tasks.discover.step import CAPTURE_LISTS, discover

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.commoncrawl.step import commoncrawl
-from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.discover.settings import DiscoverSettings
 from tasks.sources.index import read_pages
 from tests.tasks.discover.crawl_servers import NAME, Crawl, capture, serve_crawl

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.discover.domains import find_domains
 from tasks.discover.settings import DiscoverSettings
 from tasks.discover.step import discover

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tests.tasks.discover.site_files import run, serve, urls, urlset
 from tests.tasks.web_server import Site
 

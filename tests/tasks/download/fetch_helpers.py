@@ -3,12 +3,12 @@
 import asyncio
 from typing import Any
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.blacklist.step import URLS
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.download.fetch import Fetcher
 from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings

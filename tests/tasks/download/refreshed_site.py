@@ -7,9 +7,9 @@ from typing import Any
 
 from warcio.archiveiterator import ArchiveIterator
 
-from tasks.core.manifest import Manifest, need_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, need_manifest
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download
 from tasks.download.warc import Page

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.download.consent.tally import OTHERS, tally_signals
 from tasks.download.ledger import LEDGER, ledgers_of
 from tasks.download.step import download

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
 from tasks.core.runner import Runner, Stage
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.download.host_stats import tally_hosts
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download
@@ -121,8 +121,8 @@ from tasks.download.consent.settings import ConsentSettings
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
 from tasks.core.runner import Runner
-from tasks.core.manifest import need_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.manifest import need_manifest
+from gpt2train.store.folder import Folder
 root, address = Folder(sys.argv[1]), sys.argv[2]
 settings = DownloadSettings(delay=0.05, allow_private=("127.0.0.0/8",), consent=ConsentSettings(honour=()))
 with Runner(1) as runner:
@@ -182,8 +182,8 @@ HEAVY = """
 import resource, sys
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
-from tasks.core.manifest import need_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.manifest import need_manifest
+from gpt2train.store.folder import Folder
 from tests.tasks.corpus import Inline
 root, address = Folder(sys.argv[1]), sys.argv[2]
 settings = DownloadSettings(delay=0, per_host=4, allow_private=("127.0.0.0/8",))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
 from tasks.core.forgotten import FORGOTTEN, Forgotten, domain_hash, encode_forgotten, name_of, read_forgotten, url_hash
-from tasks.core.manifest import need_manifest
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download
 from tasks.forget.scan import scan

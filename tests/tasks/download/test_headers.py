@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
 
-from tasks.core.manifest import Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.download.fetch import Fetcher
 from tasks.download.http_client import retry_after
 from tasks.download.ledger import Fetched

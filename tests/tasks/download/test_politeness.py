@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.download.fetch import Fetcher
 from tasks.download.ledger import Fetched
 from tasks.sources.index import read_pages

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tasks.core.manifest import need_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download
 from tasks.sources.index import read_pages

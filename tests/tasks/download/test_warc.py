@@ -1,11 +1,14 @@
 """WARC files: round trip, archives of other programs, damage."""
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
 import io
+import itertools
 import random
 import re
+import zlib
 from pathlib import Path
 
 import pytest
@@ -15,9 +18,19 @@ from warcio.archiveiterator import ArchiveIterator
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.download.mime import parse_content_type
-from tasks.download.warc import MEMBER, Page, encode, encode_head, encode_record, escaped, record_name
+from tasks.download.warc import (
+    EMPTY,
+    MEMBER,
+    Page,
+    encode,
+    encode_head,
+    encode_record,
+    escaped,
+    record_name,
+    record_spans,
+)
 from tasks.sources.index import read_members, read_pages
 from tests.tasks.warc_pages import write_pages
 
@@ -102,6 +115,32 @@ def test_members_are_read_as_pages(
     data[damage % len(data)] ^= 0xFF
     (folder / "p.warc.gz").write_bytes(data)
     assert [page for _, page in read_members(root, "p.warc.gz", nothing.get)] == list(read_pages(root, "p.warc.gz"))
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=4), st.integers(0, 3000))
+def test_spans_are_those_of_warcio_and_show_damage(bodies: list[bytes], at: int) -> None:
+    parts = [encode_head("p", "2026-01-02T03:04:05Z"), *(encode_record(make_page(body)) for body in bodies), EMPTY]
+    data = b"".join(parts)
+
+    def spans(data: bytes) -> list[tuple[str | None, int, int]]:
+        found = record_spans(io.BytesIO(data))
+        return [(span.head.get_header("WARC-Record-ID"), span.offset, span.length) for span in found]
+
+    archive, expected = ArchiveIterator(io.BytesIO(data)), []
+    for record in archive:
+        archive.read_to_end(record)
+        name = record.rec_headers.get_header("WARC-Record-ID")
+        expected.append((name, archive.get_record_offset(), archive.get_record_length()))
+    assert spans(data) == expected and len(expected) == len(bodies) + 1
+    at %= len(data)
+    with contextlib.suppress(ValueError, EOFError, zlib.error):
+        flipped = spans(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        assert flipped == expected  # no checksum covers the fields of a gzip header
+    if at and at not in itertools.accumulate(map(len, parts)):
+        with pytest.raises(EOFError, match="it ends within the record"):
+            spans(data[:at])
+    with pytest.raises(ValueError, match="no whole record at byte 0"):
+        spans(gzip.compress(gzip.decompress(data)))
 
 
 def test_warcio_reads_the_archive_and_its_digests_match(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from gpt2train.convert.merge import merge as merge_checkpoint
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.settings import SamplingSettings
-from tasks.core.manifest import Manifest, Outcome, read_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.evaluate.settings import EvaluateSettings
 from tasks.evaluate.step import evaluate, held_out_texts, truncate
 from tasks.merge.step import checkpoint_name, merge, write_card
@@ -243,8 +243,8 @@ def test_the_evaluation_of_a_plug_in_is_scored_where_it_is_given(
         code = f"""
 from gpt2train.inference.settings import SamplingSettings
 from tasks.core.runner import Runner
-from tasks.core.manifest import Manifest
-from tasks.core.storage import Folder
+from gpt2train.store.manifest import Manifest
+from gpt2train.store.folder import Folder
 from tasks.evaluate.settings import EvaluateSettings
 from tasks.evaluate.step import evaluate
 from tasks.report.settings import ReportSettings
@@ -319,7 +319,7 @@ def test_without_any_evaluation_data_only_samples_are_written(
         assert bare.outcome.facts["held_out_documents"] == 0
         assert "no document of unsplit is in the split 'test'" in caplog.text
         page = (upstream.root / report(upstream.root, [bare], ReportSettings(), runner=one).folder).read_bytes(REPORT)
-        assert b"No LAMBADA score" in page and b"the test split is empty" in page
+        assert b"No cloze score" in page and b"the test split is empty" in page
         assert evaluate(upstream.root, model, str(upstream.cloze), upstream.documents, SETTINGS, one) == scores
 
 

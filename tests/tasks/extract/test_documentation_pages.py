@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.extract import as_page
-from benchmarks.extract_engines import texts_of
+from benchmarks.extract import as_page, texts_of
 from benchmarks.reference_pages import fit_by_family, reference_pages
 from tests.tasks.extract.made_pages import PARAGRAPH, WORDS, article, text_of
 

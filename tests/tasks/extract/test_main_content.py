@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml.html import document_fromstring
 
-from benchmarks.extract import as_page
-from benchmarks.extract_engines import texts_of
+from benchmarks.extract import as_page, texts_of
 from benchmarks.gold_pages import fit, gold_pages, shingle_f1
 from tasks.extract import attribute_names, attribute_rules
 from tasks.extract.attribute_rules import AttributeRules, words

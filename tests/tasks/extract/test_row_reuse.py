@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core import row_reuse
-from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table, write_table
-from tasks.core.storage import Folder
 from tasks.download.warc import Page
 from tasks.extract import step as module
 from tasks.extract.settings import ExtractSettings

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.settings import CleanSettings
 from tasks.core.document import document_id
-from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page
 from tasks.extract.page import extract_pages
 from tasks.extract.settings import ExtractOptions, ExtractResult, ExtractSettings
-from tasks.extract.step import extract, extract_group, extracted
+from tasks.extract.step import ENGINE_VERSIONS, extract, extract_group, extracted
 from tests.tasks.warc_pages import write_pages
 
 GROWN: list[bytearray] = []
@@ -114,11 +114,9 @@ def test_metadata_is_stored_with_the_text(tmp_path: Path, runner: Runner) -> Non
 
 def test_the_version_of_one_engine_does_not_redo_the_outputs_of_the_other(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
-    versions = [
-        extract(root, download(root, [page(ARTICLE.encode())]), ExtractSettings(engine=engine), runner).parameters
-        for engine in ("structure", "trafilatura")
-    ]
-    assert ["engine_version" in parameters for parameters in versions] == [True, False]
+    pages = download(root, [page(ARTICLE.encode())])
+    made = [extract(root, pages, ExtractSettings(engine=engine), runner) for engine in ("structure", "trafilatura")]
+    assert [one.parameters["engine_version"] for one in made] == [ENGINE_VERSIONS[name] for name in ENGINE_VERSIONS]
 
 
 @pytest.fixture

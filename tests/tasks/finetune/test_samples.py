@@ -13,8 +13,8 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer, save_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.core.manifest import Manifest
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.finetune.encoding import Encoding, Rejected, Sample, shorten, sort_labels
 from tasks.finetune.rows import Row
 from tasks.finetune.settings import TaskSettings

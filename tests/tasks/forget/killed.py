@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.core.forgotten import check_no_removal
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
+from gpt2train.store.output import check_no_removal
 from tasks.forget.command import forget
 from tests.tasks.forget.corpus import run_flow
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.forget.command import forget
 from tasks.passport.facts import SOURCES
 from tasks.passport.write import write_passport

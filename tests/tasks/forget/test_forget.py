@@ -11,14 +11,15 @@ import fsspec
 import pytest
 
 from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.command_line import run_command
-from gpt2train.io.removal import PENDING
-from tasks.core.forgotten import FORGOTTEN, check_no_removal, name_of, read_forgotten
-from tasks.core.manifest import MANIFEST, read_manifest
-from tasks.core.output_lock import locked
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, read_manifest
+from gpt2train.store.output import check_no_removal
+from gpt2train.store.output_lock import locked
+from gpt2train.store.removal import PENDING
+from tasks.core.forgotten import FORGOTTEN, name_of, read_forgotten
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.forget.command import forget
 from tasks.forget.scan import scan
 from tasks.verify.command import verify_output

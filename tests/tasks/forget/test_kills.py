@@ -13,12 +13,13 @@ from flows.pretrain import pretrain
 from flows.settings import DataprepSettings, PretrainFlowSettings
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
-from gpt2train.io.removal import PENDING
 from gpt2train.quality.documents import sample_documents
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Manifest
+from gpt2train.store.output import check_no_removal
+from gpt2train.store.removal import PENDING
 from tasks.browse.server import browse_routes
-from tasks.core.forgotten import FORGOTTEN, check_no_removal
-from tasks.core.manifest import MANIFEST, Manifest
-from tasks.core.storage import Folder
+from tasks.core.forgotten import FORGOTTEN
 from tasks.dedup.previous_runs import open_previous
 from tasks.dedup.settings import DedupSettings
 from tasks.forget.command import forget

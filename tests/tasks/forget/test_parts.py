@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Outcome, digest
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, name_of, read_forgotten, url_hash, url_key
-from tasks.core.manifest import MANIFEST, Outcome, digest
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
 from tasks.core.shards import REJECTED, read_rows, rejected_row, write_rows, write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.discover.cdx import CAPTURES
 from tasks.discover.domains import find_domains
 from tasks.discover.found import DISCOVERED, FoundUrls

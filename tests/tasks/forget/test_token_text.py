@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.forget.command import forget
 from tasks.forget.token_text import forms_in_tokens, text_of
 from tests.tasks.forget.corpus import run_flow

@@ -21,12 +21,12 @@ from gpt2train.data.identity import tokens_identity
 from gpt2train.data.samples import Samples
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.monitoring.run_record import CorpusNote, RunRecord
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tasks.core.forgotten import Forgotten, url_hash
-from tasks.core.manifest import Outcome
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.forget.command import _run_lines, forget
 from tasks.forget.plan import Removal, plan_removal
 from tasks.forget.remove import remove_pages

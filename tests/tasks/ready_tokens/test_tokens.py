@@ -9,7 +9,7 @@ from gpt2train.data.indexed import bin_path, idx_path
 from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.ready_tokens.step import ready_tokens, step_of
 from tasks.ready_tokens.tokens import open_ready_tokens, parse_corpora
 from tasks.train.step import check_ready_tokens, run_folder

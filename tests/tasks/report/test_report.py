@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.shards import CLEAN, commit_rows, rejected_row, write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 from tasks.report.findings import TOP, findings, rejected_samples, word_diff

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.download.warc import Page
 from tasks.sources.index import read_pages
 from tasks.sources.warcs import ArchiveConsent, WarcSettings, find_warcs, warcs

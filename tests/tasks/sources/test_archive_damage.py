@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.sources.index import read_pages
 from tests.tasks.sources.archives import archive, faults_of, index, members, numbered, pages_of, response, url
 

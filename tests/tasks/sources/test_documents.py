@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt2train.data.text_files import read_rows
+from gpt2train.data.documents import read_rows
 from gpt2train.errors import UserError
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 from tasks.sources.documents import find_documents
 from tasks.sources.texts import TextsSettings, texts
 from tasks.sources.user_files import grouped

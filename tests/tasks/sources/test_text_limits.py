@@ -20,7 +20,7 @@ MEMORY = """
 import pathlib, re, sys
 from tasks.sources.documents import find_documents
 from tasks.sources.texts import TextsSettings, texts_part
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 def peak():
     return int(re.search("VmHWM: *\\t* *([0-9]+)", pathlib.Path("/proc/self/status").read_text()).group(1))
 before = peak()
@@ -99,7 +99,7 @@ def test_many_keys_take_bounded_memory(tmp_path: Path) -> None:
 
 BOMB = """
 import resource, sys
-from tasks.sources.parquet_texts import parquet_items
+from tasks.sources.text_records import parquet_items
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = [(item.reason, len(item.text)) for item in parquet_items(sys.argv[1], "text", 2**20)]
 print(len(found), sorted({str(reason) for reason, _ in found}))

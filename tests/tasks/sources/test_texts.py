@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.json_lines import split_objects
-from tasks.core.merge_manifests import merge_manifests
+from gpt2train.data.documents import split_objects
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import document_id, extract
 from tasks.sources.documents import find_documents

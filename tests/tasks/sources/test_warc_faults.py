@@ -187,7 +187,7 @@ MEMORY = """
 import resource, sys
 from tasks.core.runner import Runner
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs_part
-from tasks.core.storage import Folder
+from gpt2train.store.folder import Folder
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (file,) = find_warcs([sys.argv[1]])
 outcome = warcs_part(Folder(sys.argv[2]), "part-00000", file, WarcSettings())

@@ -12,9 +12,9 @@ import pytest
 from warcio.archiveiterator import ArchiveIterator
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.folder import Folder
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import extract
 from tasks.sources.warcs import ArchiveConsent, WarcSettings, find_warcs, warcs

@@ -7,9 +7,9 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.storage import Folder
 from tasks.sources.documents import find_documents
 from tasks.sources.texts import TextsSettings, texts
 from tests.tasks.corpus import Inline

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tasks.core.manifest import Manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.dedup.reference import WORD
 from tasks.substrings.grams import cut_spans, without
 from tasks.substrings.settings import SubstringSettings

@@ -20,10 +20,10 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.template import encode_prompts, prefix_ids
 from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
-from tasks.core.manifest import Manifest, read_manifest
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, read_manifest
 from tasks.core.runner import Runner, Stage
 from tasks.core.shards import read_rows
-from tasks.core.storage import Folder
 from tasks.tokenize import step as module
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from gpt2train.config import TrainSettings
-from tasks.core.manifest import Manifest, Outcome
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.train.step import run_folder
 
 SETTINGS = TrainSettings()

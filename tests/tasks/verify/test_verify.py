@@ -12,13 +12,13 @@ import pytest
 
 from benchmarks.extract import as_page
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.core.input_files import find_inputs
-from tasks.core.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint
 from tasks.core.shards import write_table
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tasks.extract.settings import Engine, ExtractSettings
 from tasks.extract.step import ENGINE_VERSIONS, extract
 from tasks.shuffle.settings import ShuffleSettings
@@ -112,7 +112,7 @@ def test_the_extraction_is_done_again_by_its_own_engine(
         extract(root, pages, ExtractSettings(engine=engine), runner, clean=CleanSettings())
     found = verified(capsys, tmp_path / "out")["extract"]
     assert (found["problems"], found["redone"]) == ([], "1 of 1 batches")
-    monkeypatch.setitem(ENGINE_VERSIONS, engine, {"engine_version": 99})  # a later release
+    monkeypatch.setitem(ENGINE_VERSIONS, engine, 99)  # a later release
     assert f"of the engine {engine}" in verified(capsys, tmp_path / "out")["extract"]["notes"][0]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpt2train.errors import UserError
-from gpt2train.io.counts import count_of
+from gpt2train.store.counts import count_of
 from tasks.train.launch.job import LAST_LINES, Job, LogLineSink
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import OUT_OF_MEMORY, State

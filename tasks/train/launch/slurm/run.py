@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.errors import RunError, TransientError, UserError
-from gpt2train.io.counts import count_of
-from gpt2train.io.files import write_atomic
-from gpt2train.io.run_folder import last_step, newest_checkpoint
 from gpt2train.launch.rank_logs import quietly
+from gpt2train.store.counts import count_of
+from gpt2train.store.files import write_atomic
+from gpt2train.store.run_folder import last_step, newest_checkpoint
 from tasks.train.launch.job import Job, LogLineSink, again
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.slurm import controller
@@ -136,10 +137,8 @@ def running_job(job: Job) -> int | None:
 
 def _saved_steps(job: Job) -> int:
     """Return the steps of the newest checkpoint; 0 without a checkpoint."""
-    from gpt2train.checkpoint import store  # imports torch (1-2 s), which the launcher does not need otherwise
-
     try:
-        return int(store.read_manifest(newest_checkpoint(job.run)).position.step)
+        return int(read_manifest(newest_checkpoint(job.run)).position.step)
     except UserError:
         return 0
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_atomic
+from gpt2train.store.files import write_atomic
 from tasks.train.launch.job import LOST, Job, rank_arguments
 from tasks.train.launch.slurm.settings import SlurmSettings
 

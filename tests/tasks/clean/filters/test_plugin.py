@@ -9,13 +9,13 @@ import pytest
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
 from tasks.clean.filters import filter_chain
 from tasks.clean.filters.filter_chain import FilterSettings
 from tasks.clean.filters.registry import TextFilter, filters, register_filter
-from tasks.core.manifest import Outcome
 from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
-from tasks.core.storage import Folder
 from tests.tasks.plugin_page import files_of, install, run
 
 PAGE = "add-a-filter.md"
@@ -29,8 +29,8 @@ from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
+from gpt2train.store.manifest import read_manifest
+from gpt2train.store.folder import Folder
 
 root = Folder(sys.argv[1])
 with Runner(workers=2) as runner:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.store.process import die_with_parent
 from tests.processes import wait_for, wait_until_ended
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")

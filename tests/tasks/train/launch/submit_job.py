@@ -4,8 +4,8 @@ import logging
 import signal
 import sys
 
+from gpt2train.command_line import fail
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.command_line import fail
 from tasks.train.launch.job import Job
 from tasks.train.launch.launchers import run_job
 from tasks.train.launch.settings import LaunchSettings

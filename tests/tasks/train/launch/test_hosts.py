@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig, to_toml
-from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tasks.train.launch.settings import LaunchSettings
 from tests.gpt2train.jobs import curve, finish, make, start, write_tokens
 from tests.network_namespaces import ip
@@ -157,7 +157,7 @@ def test_a_job_on_two_machines_survives_a_network_cut_and_leaves_nothing(hosts: 
     job.terminate()  # `ip netns exec` became the job itself
     assert job.wait(SECONDS) == 99, hosts.said()
     assert not hosts.running()
-    saved = store.verify(newest_checkpoint(cut.output)).position.step
+    saved = verify(newest_checkpoint(cut.output)).position.step
     assert saved == steps(cut) > 15
     assert not list(Path(cut.output).glob(".shared-*"))
 
@@ -169,7 +169,7 @@ def test_a_job_on_two_machines_survives_a_network_cut_and_leaves_nothing(hosts: 
     job.wait()
     wait_until_ended(theirs, 60)
     assert not hosts.running()
-    assert store.verify(newest_checkpoint(cut.output)).position.step == steps(cut)  # and they have saved
+    assert verify(newest_checkpoint(cut.output)).position.step == steps(cut)  # and they have saved
 
     straight = start("-m", "gpt2train.train", "--config", f"{twin.output}/config.toml", processes=4)
     while straight.poll() is None and steps(twin) < steps(cut):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpt2train.errors import RunError, TransientError, UserError
-from gpt2train.launch.parent_death import RESUMES
+from gpt2train.launch.exit_codes import RESUMES
 from gpt2train.settings import build
 from tasks.train.launch.job import LOST, Job, job_error, torchrun_arguments
 from tasks.train.launch.settings import LaunchSettings

@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import to_toml
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
 from tasks.train.launch.registry import Launcher, launchers, register_launcher
 from tasks.train.launch.settings import LaunchSettings
 from tests.gpt2train.jobs import make, write_tokens
@@ -53,7 +53,7 @@ def test_the_launcher_of_the_page_runs_a_job_and_lets_it_save(tmp_path: Path) ->
     finally:
         process.kill()
     assert process.returncode == 130, printed
-    assert store.read_manifest(newest_checkpoint(tmp_path / "run")).position.step > 0
+    assert read_manifest(newest_checkpoint(tmp_path / "run")).position.step > 0
     wait_until_ended(ranks)
 
 

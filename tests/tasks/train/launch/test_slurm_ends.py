@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.errors import RunError
-from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.store.run_folder import newest_checkpoint
 from tasks.train.launch.launchers import run_job
 from tests.gpt2train.jobs import curve, write_tokens
 from tests.processes import wait_for
@@ -54,7 +54,7 @@ def test_a_job_at_its_time_limit_is_resumed_by_the_next(
     following = threading.Thread(target=run_job, args=(job,))
     following.start()
     wait_for(lambda: "resubmitting it (1 more" in caplog.text, 180, "a second job")
-    first = store.read_manifest(newest_checkpoint(job.run)).position.step
+    first = read_manifest(newest_checkpoint(job.run)).position.step
     assert "ended: COMPLETED" in caplog.text and first > 0
     wait_for(lambda: steps_of(job) > first, SECONDS, "steps of the second job")
     rank = {"-m", "gpt2train.train", job.config}

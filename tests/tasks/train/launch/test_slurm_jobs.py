@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.store.run_folder import newest_checkpoint
 from tasks.train.launch.job import Job
 from tasks.train.launch.launchers import run_job
 from tests.gpt2train.jobs import curve, write_tokens
@@ -100,7 +100,7 @@ def test_a_restarted_flow_finds_its_job_and_can_cancel_it(slurm: Slurm, tokens: 
     assert slurm.jobs() == []
     said = (tmp_path / "second.log").read_text()
     assert f"Slurm job {number} of this run exists already" in said and "to save and end" in said
-    saved = store.read_manifest(newest_checkpoint(job.run)).position.step
+    saved = read_manifest(newest_checkpoint(job.run)).position.step
     assert saved >= reached and saved % 50, saved  # not one of those that are due
     assert "ExitCode=0:0" in slurm.ask("scontrol", "-o", "show", "job", number)
 

@@ -1,0 +1,392 @@
+"""Documents of loose files: JSON lines, single texts, tar archives of both, in any common compression, and Parquet.
+
+Archives are read as streams and nothing is unpacked to the disk. A compressed member is opened too, so that
+`openwebtext.tar.xz`, whose members are compressed archives of `.txt` files, is read as it is published.
+"""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal, NamedTuple
+
+import orjson
+
+from gpt2train.data.zstd_file import ZstdFile
+from gpt2train.errors import DamagedFileError, UserError
+
+BLOCK = 1 << 20  # bytes read at a time
+MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
+MAX_DEPTH = 3  # archives within archives, and compressions of one stream: a gzip file can contain itself
+HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
+PARQUET_MAGIC = b"PAR1"
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")
+PACKINGS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+UNKNOWN = {
+    b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf": "7z",
+    b"Rar!": "rar",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\x1f\x9d": "compress",
+}
+UNKNOWN_NAMES = (".zip", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz", ".lzo")
+JSON_NAMES = (".json", ".jsonl", ".ndjson")
+END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
+REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
+_SEAM = re.compile(rb"\}\s*\{")
+_SPACE = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
+PYTHON_ROW = re.compile(rb"\s*\{\s*'")  # as Python prints a dict
+PYTHON_REMEDY = (
+    "it is a dict as Python prints it, not JSON; convert the file: python -c 'import ast, json, sys; "
+    "[print(json.dumps(ast.literal_eval(line))) for line in sys.stdin]' < IN > OUT"
+)
+
+
+class Row(NamedTuple):
+    """One document as it is stored."""
+
+    place: str
+    """File, and member of an archive after `!`."""
+    number: int
+    """Line in JSON lines, row in Parquet or text between separators, from 1; 0 for a file that is one text."""
+    kind: Literal["json", "text", "cell", "too_large", "null", "not_text", "broken_file"]
+    """The last four have no text. After a broken file's row its file has no more rows."""
+    content: bytes
+    """Text or JSON object; the fault of a broken file."""
+
+
+class Rejected(NamedTuple):
+    """Document without tokens, and why."""
+
+    place: str
+    line: int
+    reason: str
+    detail: str
+
+
+def documents(path: Path, key: str, separator: str = "") -> Iterator[str | Rejected]:
+    """Read the documents of a file as `read_rows` does: the text of each, or the reason why it has none.
+
+    Args:
+        path: file.
+        key: key of the text in JSON lines, column of the texts in Parquet.
+        separator: string between the documents of a .txt file; without one the file is a document.
+    """
+    return (read_text(row, key) for row in read_rows(path, key, separator))
+
+
+def read_text(row: Row, key: str) -> str | Rejected:
+    """Text of a document, or the reason why it has none."""
+    if row.kind == "too_large":
+        return rejected(row, "too_large", f"more than {MAX_DOCUMENT:,} bytes")
+    if row.kind == "null":
+        return rejected(row, "not_text", f"{key} is null")
+    if row.kind == "not_text":
+        return rejected(row, "not_text", "a member of an archive that is no text")
+    if row.kind == "broken_file":
+        return rejected(row, "broken_file", f"cannot read on: {row.content.decode()}; copy the file again")
+    if row.kind == "json":
+        try:
+            value = parse(row.content)
+        except (ValueError, RecursionError) as error:
+            return rejected(row, "not_json", PYTHON_REMEDY if PYTHON_ROW.match(row.content) else str(error))
+        if not isinstance(value, dict):
+            return rejected(row, "not_json", "not a JSON object")
+        try:
+            text = find_value(value, key)
+        except KeyError:
+            return rejected(row, "no_key", f"keys: {', '.join(sorted(value))}")
+        if not isinstance(text, str):
+            return rejected(row, "not_text", f"{key} is not a string")
+    else:
+        try:
+            text = row.content.decode("utf-8" if row.kind == "cell" else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            return rejected(row, "not_utf8", str(error))
+    if not text:
+        return rejected(row, "empty", "a document without text has no tokens")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return rejected(row, "not_utf8", "a lone surrogate, which UTF-8 cannot encode")
+    return text
+
+
+def rejected(row: Row, reason: str, detail: str) -> Rejected:
+    """Reject a document."""
+    return Rejected(row.place, row.number, reason, " ".join(detail.split())[:300])
+
+
+def expand(inputs: list[Path]) -> list[Path]:
+    """List the files of the inputs: a folder has all of its files, by name, but for the metadata of scraped texts.
+
+    Raises:
+        UserError: an input does not exist, or a folder has no file.
+    """
+    found: list[Path] = []
+    for path in inputs:
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+            if not files:
+                raise UserError(f"{path} has no files; {REMEDY}")
+            names = {str(file) for file in files}
+            found += [file for file in files if scraped_text(str(file)) not in names]
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise UserError(f"there is no file {path}; check the path")
+    return found
+
+
+def scraped_text(location: str) -> str | None:
+    """Path or URL of the text that a crawler's `meta/NAME.json` describes, `data/NAME.txt`; None for other files."""
+    folder, _, name = location.rpartition("/")
+    if folder.rpartition("/")[2] != "meta" or not name.endswith(".json"):
+        return None
+    return f"{folder.removesuffix('meta')}data/{name.removesuffix('.json')}.txt"
+
+
+def read_lines(stream: IO[bytes], longest: int, end: bytes = b"\n") -> Iterator[tuple[int, bytes | None]]:
+    """Yield lines with their numbers, from 1, without the line end; None for a line of more than `longest` bytes.
+
+    Such a line is never completely in memory. Lines before a fault of the stream come before its error.
+    """
+    edge_bytes = len(end) - 1  # after the last line of a block, they may begin an `end`
+    number, held, size, edge = 1, list[bytes](), 0, b""  # the current line
+    while block := stream.read1(BLOCK):  # type: ignore[attr-defined]
+        *whole, last = (edge + block).split(end)
+        for line in whole:
+            size += len(line)
+            yield number, None if size > longest else b"".join([*held, line]) if held else line
+            number, held, size = number + 1, [], 0
+        cut = max(0, len(last) - edge_bytes)
+        edge, size = last[cut:], size + cut
+        if size > longest:
+            held = []
+        elif cut:
+            held.append(last[:cut])
+    if size + len(edge):
+        yield number, None if size + len(edge) > longest else b"".join([*held, edge])
+
+
+def read_rows(path: Path, key: str, separator: str = "") -> Iterator[Row]:
+    """Read the documents of a file in their order; of a damaged file those before its first fault, and then the fault.
+
+    Args:
+        path: file.
+        key: column of the texts in Parquet.
+        separator: string between the documents of a .txt file; without one the file is a document.
+
+    Raises:
+        UserError: the file cannot be read, or is of an unknown kind or compression.
+    """
+    if path.suffix.lower() in UNKNOWN_NAMES:
+        raise UserError(f"{path} has an unknown compression ({path.suffix}); {REMEDY}")
+    row = Row(str(path), 0, "null", b"")
+    try:
+        for row in _file_rows(path, key, separator.encode()):
+            yield row
+    except DAMAGE as error:
+        if isinstance(error, UserError) and not isinstance(error, DamagedFileError):
+            raise
+        if getattr(error, "errno", None):  # the disk failed, not the format
+            raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}; copy the file again") from error
+        fault = error.fault if isinstance(error, DamagedFileError) else str(error) or type(error).__name__
+        yield Row(row.place, row.number + 1, "broken_file", fault.encode(errors="replace"))
+
+
+def _file_rows(path: Path, key: str, separator: bytes) -> Iterator[Row]:
+    with path.open("rb", buffering=BLOCK) as file:
+        if file.read(4) == PARQUET_MAGIC:
+            yield from _cells(path, key)
+            return
+        file.seek(0)
+        yield from _rows(file, str(path), separator, depth=0)
+
+
+def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator[Row]:
+    """Documents of a stream, unpacked as its first bytes require."""
+    head, stream = _peek(file)
+    name = place.lower()
+    for _ in range(MAX_DEPTH):
+        if not (suffix := compression(head)):
+            break
+        head, stream = _peek(unpack(stream, suffix))
+        name = name.removesuffix(PurePosixPath(name).suffix) if name.endswith(PACKED) else name
+    if unknown := next((name for magic, name in UNKNOWN.items() if head.startswith(magic)), None):
+        raise UserError(f"{place} has an unknown compression ({unknown}); {REMEDY}")
+    if head[257:262] == b"ustar":
+        yield from _members(stream, place, separator, depth)
+    elif name.endswith(".txt") and separator:
+        for number, text in read_lines(stream, MAX_DOCUMENT, separator):
+            if text is None or text.strip():
+                yield Row(place, number, "too_large" if text is None else "text", (text or b"").strip(b"\r\n"))
+    elif name.endswith(".txt"):
+        content = stream.read(MAX_DOCUMENT + 1)
+        yield Row(place, 0, "text", content) if len(content) <= MAX_DOCUMENT else Row(place, 0, "too_large", b"")
+    elif not head or head.lstrip()[:1] == b"{" or (name.endswith(JSON_NAMES) and head.lstrip()[:1] != b"["):
+        yield from _lines(stream, place)
+    elif depth:
+        yield Row(place, 0, "not_text", b"")
+    elif head.lstrip()[:1] == b"[":
+        raise UserError(f"{place} is a JSON array; write one object per line")
+    else:
+        raise UserError(f"{place} is of an unknown kind; {REMEDY}")
+
+
+def _cells(path: Path, key: str) -> Iterator[Row]:
+    """Rows of a Parquet file."""
+    from gpt2train.data.parquet_column import read_cells  # imports pyarrow (0.1 s)
+
+    place = str(path)
+    for cell in read_cells(place, lambda: path.open("rb"), key, (), MAX_DOCUMENT):
+        if not cell.fits or (cell.text is not None and cell.text.size > MAX_DOCUMENT):
+            yield Row(place, cell.number, "too_large", b"")
+        elif cell.text is None:
+            yield Row(place, cell.number, "null", b"")
+        else:
+            yield Row(place, cell.number, "cell", cell.text.to_pybytes())
+
+
+def _lines(stream: IO[bytes], place: str) -> Iterator[Row]:
+    """Lines that are not blank; one that is too long is skipped to its end."""
+    for number, line in read_lines(stream, MAX_DOCUMENT):
+        if line is None:
+            yield Row(place, number, "too_large", b"")
+        elif line and not line.isspace():
+            yield from (Row(place, number, "json", part) for part in split_objects(line))
+
+
+def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator[Row]:
+    """Documents of a tar archive, in its order; other members are named as rejected."""
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            if not member.isfile():
+                continue
+            where, name = f"{place}!{member.name}", member.name.lower()
+            known = name.endswith((".txt", *JSON_NAMES)) or (name.endswith(PACKED) and depth < MAX_DEPTH)
+            content = archive.extractfile(member) if known else None
+            if content is None:
+                yield Row(where, 0, "not_text", b"")
+            else:
+                yield from _rows(content, where, separator, depth + 1)
+
+
+def compression(head: bytes) -> str:
+    """Return the suffix of the compression that a stream begins with; empty if it is none that is read."""
+    return next((suffix for magic, suffix in PACKINGS.items() if head.startswith(magic)), "")
+
+
+def unpack(stream: IO[bytes], suffix: str) -> Any:
+    """Decompress a stream as a suffix says: .gz, .bz2, .xz, .zst; with another, return it as it is."""
+    match suffix:
+        case ".gz":
+            return gzip.GzipFile(fileobj=stream)
+        case ".bz2":
+            return bz2.BZ2File(stream)
+        case ".xz":
+            return lzma.LZMAFile(stream)
+        case ".zst":
+            return ZstdFile(stream)
+    return stream
+
+
+def _peek(file: IO[bytes]) -> tuple[bytes, IO[bytes]]:
+    """First bytes of a stream, and the whole stream."""
+    # A file itself stays seekable, which costs no bytes before a fault of zstd.
+    stream = file if type(file) is io.BufferedReader else io.BufferedReader(FaultLast(file), BLOCK)
+    return stream.peek()[:HEAD], stream
+
+
+class FaultLast(io.RawIOBase):
+    """Stream whose bytes before a fault are all read before its error is raised.
+
+    A buffered stream loses the bytes that a failing read had already.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        # `read1` stops before a fault, `read` loses the bytes before it.
+        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+        self._fault: Exception | None = None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; before a fault and at the end, a part of it."""
+        count = 0
+        while count < len(buffer) and self._fault is None:
+            try:
+                data = self._read(len(buffer) - count)
+            except Exception as error:  # noqa: BLE001 (it is raised below)
+                self._fault = error
+                break
+            if not data:
+                break
+            buffer[count : count + len(data)] = data
+            count += len(data)
+        if self._fault and not count:
+            raise self._fault
+        return count
+
+
+def parse(line: bytes) -> Any:
+    """Return a JSON value, also one with NaN or lone surrogates as Python writes them.
+
+    Raises:
+        ValueError, RecursionError: the line is not JSON.
+    """
+    try:
+        return orjson.loads(line)
+    except ValueError:
+        return json.loads(line)
+
+
+def split_objects(line: bytes) -> list[bytes]:
+    """Split a line where files without a last newline were concatenated; what follows the last whole object is one."""
+    if not _SEAM.search(line):
+        return [line]
+    try:
+        parse(line)
+    except (ValueError, RecursionError):
+        return _split(line)
+    return [line]
+
+
+def _split(line: bytes) -> list[bytes]:
+    parts: list[bytes] = []
+    at = 0
+    try:
+        text = line.decode("utf-8-sig").strip()
+        while at < len(text) and text[at] == "{":
+            _, end = _DECODER.raw_decode(text, at)
+            parts.append(text[at:end].encode())
+            at = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+    except UnicodeDecodeError:
+        return [line]
+    except (ValueError, RecursionError):  # of the object at `at`
+        pass
+    return [*parts, text[at:].encode()] if at < len(text) else parts
+
+
+def find_value(record: Any, key: str) -> Any:
+    """Return the value of a key, or of a path of keys through nested objects (`metadata.id`).
+
+    Raises:
+        KeyError: there is none.
+    """
+    if not isinstance(record, Mapping):
+        raise KeyError(key)
+    if key in record:
+        return record[key]
+    first, dot, rest = key.partition(".")
+    return find_value(record.get(first) if dot else None, rest)

@@ -1,1 +1,0 @@
-"""Atomic files, heartbeats, progress and command-line conventions."""

@@ -1,0 +1,1 @@
+"""Bottom of the layers: atomic files, manifests, finished outputs, processes, progress."""

@@ -1,0 +1,97 @@
+"""Heartbeats come at their interval, children end with their parent, and a command ends without teardown."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from gpt2train.store.process import Heartbeat, LastChange
+
+
+def test_it_beats_until_the_block_ends() -> None:
+    """Several calls inside, none after."""
+    beats, three = [], threading.Event()
+
+    def beat() -> bool:
+        beats.append(time.monotonic())
+        if len(beats) == 3:
+            three.set()
+        return True
+
+    with Heartbeat(beat, 0.005):
+        assert three.wait(30)
+    count = len(beats)
+    time.sleep(0.05)
+    assert len(beats) == count
+
+
+def test_it_ends_by_itself_when_the_function_returns_false() -> None:
+    """No further call."""
+    beats = []
+
+    def beat() -> bool:
+        beats.append(1)
+        return False
+
+    heartbeat = Heartbeat(beat, 0.001)
+    heartbeat._thread.join(30)
+    heartbeat.stop()
+    assert beats == [1]
+
+
+def test_a_block_shorter_than_the_interval_waits_for_no_beat() -> None:
+    """The end of the block wakes the thread."""
+    beats: list[int] = []
+    with Heartbeat(lambda: beats.append(1) is None, 3600) as heartbeat:
+        assert heartbeat._thread.is_alive()
+    assert not heartbeat._thread.is_alive() and beats == []
+
+
+def test_the_age_counts_from_the_last_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal value grows old, another one is new."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    change = LastChange()
+    assert change.age({"beat": 1}) == 0
+    now[0] += 5
+    assert change.age({"beat": 1}) == 5
+    assert change.age({"beat": 2}) == 0
+
+
+# The object of a module that is destroyed while the interpreter is torn down, as a native library's threads are.
+PROGRAM = """
+import atexit, logging, sys, threading, time
+from gpt2train.store import process
+
+process.skip_teardown()
+import tempfile
+
+class Teardown:
+    def __del__(self):
+        print("teardown", flush=True)
+
+kept = Teardown()
+atexit.register(print, "handler")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+if sys.argv[1] != "none":
+    process.set_exit_status(int(sys.argv[1]))
+print("done")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "printed"),
+    [
+        ("0", 0, ["done", "thread", "handler"]),
+        ("2", 2, ["done", "thread", "handler"]),
+        ("none", 3, ["done", "thread", "handler", "teardown"]),
+    ],
+)
+def test_handlers_run_and_the_teardown_does_not(status: str, code: int, printed: list[str]) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), status]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (code, printed, "")
