@@ -23,7 +23,7 @@ S = TypeVar("S", bound=FlowSettings)
 def command(flow: SettingsFlow[S]) -> None:
     """Run the command line of this process and exit with its status; see `app_of`.
 
-    The settings are those that were resolved before Prefect was imported; there are none for a help page.
+    The settings are those that `start_command` has resolved before Prefect was imported, if it began this process.
     """
     logging.raiseExceptions = False  # or Prefect prints each failure to send log lines to a server that is away
     settings = arguments.resolved
