@@ -69,9 +69,9 @@ def runner_of(settings: FlowSettings) -> PrefectRunner:
     """Create the runner of these settings; a cluster is joined only when its first batch runs."""
     limits = getattr(settings, "limits", None)  # of the data steps
     options: dict[str, Any] = {"verify": settings.verify, "limits": limits, "environment": settings.environment}
-    if (kind := getattr(settings, "runner", "local")) == "local":
-        return PrefectRunner(settings.workers, **options)
-    return ClusterRunner(kind, getattr(settings, "cluster", None), settings.workers, **options)
+    if isinstance(settings, OutputSettings) and settings.runner != "local":
+        return ClusterRunner(settings.runner, settings.cluster, settings.workers, **options)
+    return PrefectRunner(settings.workers, **options)
 
 
 def check_output(settings: OutputSettings) -> None:

@@ -15,7 +15,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.run_record import RunRecord, read_record
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_tables
-from gpt2train.settings import Record
+from gpt2train.settings import Record, Settings
 from gpt2train.store.files import write_atomic
 from gpt2train.store.folder import Folder
 from gpt2train.store.inner_path import InnerPath
@@ -30,7 +30,7 @@ MAX_LISTED = 1000  # samples and steps
 GO_ON = "forget.toml"  # settings of the flow that goes on, in the run folder
 
 
-class GoOn(Record):
+class GoOn(Settings):
     """Settings of the training flow."""
 
     preset: str
