@@ -25,7 +25,7 @@ os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "gpt2train")
 os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
 
 
-def check_packages(flow: str) -> None:
+def check_packages() -> None:
     """Exit if a file of the user's folder has the name of a package that a flow imports: `python -m` looks there first.
 
     Nothing of the other packages is imported before.
@@ -33,14 +33,14 @@ def check_packages(flow: str) -> None:
     for package in ("gpt2train", "tasks"):
         spec = find_spec(package)
         if spec is not None and spec.origin is not None and Path(spec.origin).parent != ROOT / package:
-            remedy = f"run `gpt2train flow {flow}`, which does not look into this folder, or start from another one"
+            remedy = "use `gpt2train flow`, which does not look into this folder, or start from another one"
             print(f"error: {spec.origin} hides the package {package} of gpt2train; {remedy}", file=sys.stderr)
             sys.exit(2)
 
 
 def start_command(flow: str, words: Sequence[str]) -> None:
     """Prepare this process for the command of a flow; exit after a wrong argument, or after a help page."""
-    check_packages(flow)
+    check_packages()
     from gpt2train.command_line import fail
     from gpt2train.errors import UserError
     from gpt2train.plugins import load, load_plugins

@@ -88,7 +88,8 @@ def options(program: App) -> frozenset[str]:
 
 def is_known(flag: str, known: frozenset[str]) -> bool:
     """True if an option is one of the command, or sets a key of one that is a table (`--connect-to.HOST`)."""
-    return flag in known or any(flag.startswith(f"{name}.") for name in known if name in ("--connect-to", "--evals"))
+    tables = {"--connect-to", "--evals", "--train.model.options"} & known
+    return flag in known or any(flag.startswith(f"{name}.") for name in tables)
 
 
 def unknown_options(line: str) -> Iterator[str]:

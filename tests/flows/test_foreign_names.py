@@ -22,7 +22,9 @@ def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None
     done = run(tmp_path, "-m", "flows.dataprep", "--help")
     package = name.partition("/")[0].removesuffix(".py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {file} hides the package {package} of gpt2train; run `gpt2train flow datap")
+    assert done.stderr.startswith(
+        f"error: {file} hides the package {package} of gpt2train; use `gpt2train flow`, which"
+    )
     assert len(done.stderr.splitlines()) == 1
 
 

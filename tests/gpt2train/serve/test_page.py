@@ -45,7 +45,10 @@ class Page:
     def fill(self, **fields: object) -> None:
         for name, value in fields.items():
             self.at(name).clear()
-            self.at(name).send_keys(str(value))
+            if max(text := str(value), default="") > "\uffff":  # ChromeDriver types no characters beyond the BMP
+                self.driver.execute_script("arguments[0].value = arguments[1]", self.at(name), text)
+            else:
+                self.at(name).send_keys(text)
 
     def go(self, **fields: object) -> None:
         self.fill(**fields)
@@ -139,9 +142,7 @@ def test_spans_of_the_training_tokens_lead_to_their_page(page: Page) -> None:
     traced[0].send_keys(Keys.ENTER)
     page.until(lambda: page.driver.find_elements(By.CSS_SELECTOR, "#places .around"), "the page")
     links = page.driver.find_elements(By.CSS_SELECTOR, "#places a")
-    assert [link.get_attribute("href") for link in links] == [f"https://a.test/{n}" for n in (0, 1, 2)] or len(
-        links
-    ) == 3
+    assert len(links) == 3
     assert page.driver.find_element(By.CSS_SELECTOR, "#places mark").get_attribute("textContent") == span
     page.until(lambda: "shuffled: kept" in page.at("places").text, "the steps")
     assert page.driver.find_elements(By.CSS_SELECTOR, "#places b, #places img, #text img") == []
