@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import logging
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, get_args
@@ -79,6 +80,12 @@ class SettingsFlow(ParametersFlow, Generic[S]):
     def model(self) -> type[S]:
         """Settings model of the flow."""
         return self.planned.model
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the flow of a command by its name: Ray and Dask would copy its class, which stands in `__main__`."""
+        if self.planned.__module__ == "__main__":
+            return pkgutil.resolve_name, (f"flows.{self.name}:{self.name}",)
+        return super().__reduce_ex__(protocol)
 
     def start(self, run: PlannedRun[S]) -> str:
         """Run the flow in this process, with the inputs that the check of `run` has found.
