@@ -12,8 +12,6 @@ Without `--config` the job is the embedded demo, 2-3 minutes a turn on two quiet
 """
 
 import argparse
-import functools
-import inspect
 import json
 import os
 import random
@@ -25,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -89,19 +86,17 @@ def job(place: Path, rounds: int, config: str | None) -> None:
 
 def run_job(kind: str, config: str | None, output: str) -> dict[str, float]:
     """Run the main job in this process; wall and CPU seconds of it and of all that it started."""
-    import importlib
-
     from flows.pipeline import pipeline
     from flows.settings import PipelineSettings, resolve
 
     settings = resolve(PipelineSettings, config, {"output": output})
-    call: Callable[[], Any] = functools.partial(pipeline, config=None, **settings.model_dump(mode="json"))
-    if kind == "plain":
-        workplaces = importlib.import_module("flows.orchestration.run_context")
-        vars(workplaces)["runner_of"] = lambda settings: PlainRunner(settings.workers, limits=settings.limits)
-        call = functools.partial(inspect.unwrap(pipeline.fn), pipeline.planned(settings))
     before, began = _cpu(), time.perf_counter()
-    call()
+    if kind == "plain":
+        run = pipeline.planned(settings)
+        with PlainRunner(settings.workers, limits=settings.limits) as runner:
+            run.conclude(run.recipe(runner), PlainRunner.publisher)  # type: ignore[arg-type]
+    else:
+        pipeline(config=None, **settings.model_dump(mode="json"))
     return {"wall": time.perf_counter() - began, "cpu": _cpu() - before}
 
 

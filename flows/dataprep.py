@@ -2,19 +2,22 @@
 
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from flows.command import command
-from flows.dry_run.plan import plan_page
+from flows.dry_run.plan import Rows, source_rows
+from flows.dry_run.resources import RunEstimate
 from flows.orchestration.flow import settings_flow
-from flows.orchestration.run_context import check_output, run_context
+from flows.orchestration.run_context import check_output
 from flows.recipe import PlannedRun
-from flows.settings import DataprepSettings
+from flows.settings import SOURCES, DataprepSettings
 from flows.sources import Sources, documents_of
+from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.result import show_result
 from gpt2train.evaluate.passages import read_passages
 from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Manifest, read_manifest
 from tasks.blacklist.blocklists import check_blocklists
 from tasks.boilerplate.step import boilerplate
 from tasks.clean.step import clean
@@ -35,6 +38,8 @@ from tasks.tokenizer.step import check_tokenizer, tokenizer
 
 log = logging.getLogger("gpt2train")
 
+BYTES_PER_PAGE = 110_000  # a fetched page and all data derived from it
+
 
 @dataclass(frozen=True)
 class PreparedData:
@@ -47,40 +52,55 @@ class PreparedData:
     lambada: str | None  # evaluation set: the given file or the drawn cloze set; None if no cloze passage was found
 
 
-def check(run: PlannedRun[DataprepSettings]) -> None:
-    """Check inputs and output before the flow starts.
-
-    Raises:
-        UserError: the output cannot be written, or an input is missing.
-    """
-    settings = run.settings
-    check_output(settings)
-    run.sources.check()
-    check_blocklists(settings.blacklist.domain_lists)
-    check_previous(settings.dedup)
-    check_sets(settings.decontaminate.against, settings.decontaminate.key)
-    check_tokenizer(settings.tokenizer)
-    if settings.lambada:
-        read_passages(read_any(settings.lambada), settings.lambada)
-
-
-def recipe(run: PlannedRun[DataprepSettings], runner: Runner) -> tuple[PreparedData, Manifest]:
-    """Run all steps of the flow: from the sources to the token shards and their report."""
-    data = prepare(run.root, run.settings, run.sources, runner)
-    # In a folder of its own: the report of a training on the same data uses the default folder.
-    page = runner.run_step(report, run.root, data.manifests, run.settings.report, "data-report")
-    return data, page
-
-
-@settings_flow("dataprep", DataprepSettings, recipe, check)
-def dataprep(run: PlannedRun[DataprepSettings]) -> str:
+class Dataprep(PlannedRun[DataprepSettings]):
     """Prepare token shards from lists of URLs, web archives or texts. Returns the folder of the tokens."""
-    with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
-        data, page = recipe(run, runner)
-        show_result(runner.publisher, root, [*data.manifests, page])
-        leave_passport(root)
-        log.info("report: %s", (root / page.folder).path(REPORT))
-        return (root / data.tokenize.folder).url
+
+    name, model, result_name = "dataprep", DataprepSettings, "tokens"
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Input files of the run, found when they are first used."""
+        return Sources(self.settings)
+
+    def check(self) -> None:
+        settings = self.settings
+        check_output(settings)
+        self.sources.check()
+        check_blocklists(settings.blacklist.domain_lists)
+        check_previous(settings.dedup)
+        check_sets(settings.decontaminate.against, settings.decontaminate.key)
+        check_tokenizer(settings.tokenizer)
+        if settings.lambada:
+            read_passages(read_any(settings.lambada), settings.lambada)
+
+    def recipe(self, runner: Runner) -> tuple[PreparedData, Manifest]:
+        data = prepare(self.root, self.settings, self.sources, runner)
+        # In a folder of its own: the report of a training on the same data uses the default folder.
+        return data, runner.run_step(report, self.root, data.manifests, self.settings.report, "data-report")
+
+    def conclude(self, made: tuple[PreparedData, Manifest], publisher: ArtifactPublisher) -> str:
+        data, page = made
+        show_result(publisher, self.root, [*data.manifests, page])
+        leave_passport(self.root)
+        log.info("report: %s", (self.root / page.folder).path(REPORT))
+        return (self.root / data.tokenize.folder).url
+
+    def subject(self) -> list[str]:
+        return [*([source for source in SOURCES if getattr(self.settings, source)] or ["demo"]), *super().subject()]
+
+    def data_bytes(self) -> int:
+        if read_manifest(self.root / "tokens") is not None:
+            return 0
+        # The output of archives and texts is about as large as they are, with the same compression.
+        archives = sum(item.bytes or 0 for item in self.sources.warcs)
+        return BYTES_PER_PAGE * (self.sources.url_count or 0) + archives
+
+    def rows(self, estimate: RunEstimate) -> Rows:
+        return [*source_rows(self.settings, self.sources), *super().rows(estimate)]
+
+    def step_notes(self) -> dict[str, str]:
+        note = "clean.split.test is 0, so it finds no passage and the run has no cloze score"
+        return {} if self.settings.clean.split.test else {"cloze": note}
 
 
 def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: Runner) -> PreparedData:
@@ -127,5 +147,7 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
     return PreparedData([*found, shuffled, bpe, tokens], shuffled, bpe, tokens, lambada)
 
 
+dataprep = settings_flow(Dataprep)
+
 if __name__ == "__main__":
-    command(dataprep, "tokens")
+    command(dataprep)

@@ -1,15 +1,16 @@
 """Evaluation flow: checkpoint -> merged model and scores. Run it with `python -m flows.evaluate --run RUN_FOLDER`."""
 
 import logging
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from shlex import quote
 
 from flows.command import command
+from flows.dry_run.plan import Rows
 from flows.orchestration.flow import settings_flow
-from flows.orchestration.run_context import run_context
 from flows.recipe import PlannedRun
 from flows.scores import ScoreInputs, check_data, merge_and_score
-from flows.settings import EvaluateFlowSettings, OutputSettings
+from flows.settings import EvaluateFlowSettings
+from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.result import show_result
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
@@ -23,35 +24,30 @@ from tasks.ready_tokens.step import NAME as READY_TOKENS
 log = logging.getLogger("gpt2train")
 
 
-def check(run: PlannedRun[EvaluateFlowSettings]) -> None:
-    """Check inputs and output before the flow starts.
-
-    Raises:
-        RunError: the run is missing or unfinished.
-        UserError: an input is missing or malformed, or the output cannot be written.
-    """
-    settings = run.settings
-    inputs_of(settings)
-    run.root.check_writable(leave=not settings.dry_run)
-    check_data(settings, settings.lambada)
-
-
-def recipe(run: PlannedRun[EvaluateFlowSettings], runner: Runner) -> tuple[Manifest, Manifest, Manifest]:
-    """Run all steps of the flow. Returns the manifests of the training, of the merge and of the scores."""
-    training, inputs = inputs_of(run.settings)
-    return training, *merge_and_score(run.root, training, inputs, run.settings, runner)
-
-
-@settings_flow("evaluate", EvaluateFlowSettings, recipe, check)
-def evaluate(run: PlannedRun[EvaluateFlowSettings]) -> str:
+class Evaluate(PlannedRun[EvaluateFlowSettings]):
     """Merge the last checkpoint of a run and score the model. Returns the folder of the scores."""
-    settings = run.settings
-    shared = {name: getattr(settings, name) for name in ("output", "workers", "verify", "environment")}
-    output = OutputSettings(**shared)
-    with run_context(output) as (root, runner):
-        *earlier, scores = recipe(run, runner)
-        show_result(runner.publisher, root, [*earlier, scores])
-        return (root / scores.folder).url
+
+    name, model, result_name = "evaluate", EvaluateFlowSettings, "scores"
+    has_plan = False
+
+    def check(self) -> None:
+        inputs_of(self.settings)
+        self.root.check_writable(leave=not self.settings.dry_run)
+        check_data(self.settings, self.settings.lambada)
+
+    def recipe(self, runner: Runner) -> list[Manifest]:
+        training, inputs = inputs_of(self.settings)
+        return [training, *merge_and_score(self.root, training, inputs, self.settings, runner)]
+
+    def conclude(self, made: list[Manifest], publisher: ArtifactPublisher) -> str:
+        show_result(publisher, self.root, made)
+        return (self.root / made[-1].folder).url
+
+    def subject(self) -> list[str]:
+        return [PurePosixPath(self.settings.run).name]
+
+    def plan(self) -> Rows:
+        return [("missing", "nothing")]
 
 
 def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, ScoreInputs]:
@@ -99,5 +95,7 @@ def data_of(run: Folder, root: Folder) -> Folder:
     return named if read_manifest(named / "tokenizer") is not None else root
 
 
+evaluate = settings_flow(Evaluate)
+
 if __name__ == "__main__":
-    command(evaluate, "scores")
+    command(evaluate)

@@ -10,9 +10,10 @@ import math
 from flows.command import command
 from flows.finetune_settings import FinetuneFlowSettings
 from flows.orchestration.flow import settings_flow
-from flows.orchestration.run_context import check_output, run_context
+from flows.orchestration.run_context import check_output
 from flows.pretrain import check_local
 from flows.recipe import PlannedRun
+from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import as_table
 from flows.ui.result import result
 from gpt2train.config import Corpus, TrainSettings
@@ -36,63 +37,58 @@ from tasks.train.step import train
 log = logging.getLogger("gpt2train")
 
 
-def check(run: PlannedRun[FinetuneFlowSettings]) -> None:
-    """Check model, task, files, layout and output before the flow starts.
-
-    Raises:
-        UserError: one of them is missing or wrong.
-    """
-    settings = run.settings
-    check_local(settings.output)
-    task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
-    files = TaskFiles(task)
-    files.check(task)
-    if base.classes and task.kind == "classification":
-        check_classes(settings.model, base, task.data.labels or found_labels(files.of["train"], task))
-    tuned = tuned_settings(settings, task, None)
-    Layout.of(tuned, settings.launch.world)
-    check_launcher(settings.launch, Folder(settings.output).path())
-    check_output(settings)
-
-
-def recipe(run: PlannedRun[FinetuneFlowSettings], runner: Runner) -> list[Manifest]:
-    """Run all steps of the flow. Returns their manifests; that of the report is the last."""
-    settings, root = run.settings, run.root
-    task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
-    files, length = TaskFiles(task), settings.train.model.context
-    prepared = runner.run_step(samples, root, task, files, base.tokenizer, base.identity, length, rows=base.vocab)
-    tuned = tuned_settings(settings, task, labels_of(root, prepared), prepared)
-    ready = ready_samples(root, prepared, base)
-    launch = settings.launch
-    retries = Retries(launch.retries, launch.retry_delay)
-    training = runner.run_step(train, root, ready, prepared, None, tuned, launch, task.kind, retries=retries)
-    model = runner.run_step(merge, root, training, prepared, settings.merge)
-    manifests = [prepared, training, model]
-    if task.data.valid or task.data.holdout or task.data.test:
-        manifests.append(runner.run_step(task_scores, root, model, prepared, task, length))
-    if not runner.is_dry_run:
-        write_card(root, training, settings.merge, manifests[-1] if len(manifests) > 3 else None)
-    # In the run folder, since an output can hold several fine-tunings.
-    return [*manifests, runner.run_step(report, root, manifests, settings.report, f"{training.folder}/report")]
-
-
-@settings_flow("finetune", FinetuneFlowSettings, recipe, check)
-def finetune(run: PlannedRun[FinetuneFlowSettings]) -> str:
+class Finetune(PlannedRun[FinetuneFlowSettings]):
     """Fine-tune a model on a task: classification, answers to prompts, or texts. Returns the folder of the model."""
-    with run_context(run.settings) as (root, runner):
-        manifests = recipe(run, runner)
-        leave_passport(root, run_names(manifests))
-        scores = next((read_scores(root, found) for found in manifests if found.step == "task_scores"), {})
+
+    name, model, result_name = "finetune", FinetuneFlowSettings, "model"
+    has_plan = False
+
+    def check(self) -> None:
+        settings = self.settings
+        check_local(settings.output)
+        task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
+        files = TaskFiles(task)
+        files.check(task)
+        if base.classes and task.kind == "classification":
+            check_classes(settings.model, base, task.data.labels or found_labels(files.of["train"], task))
+        tuned = tuned_settings(settings, task, None)
+        Layout.of(tuned, settings.launch.world)
+        check_launcher(settings.launch, self.root.path())
+        check_output(settings)
+
+    def recipe(self, runner: Runner) -> list[Manifest]:
+        settings, root = self.settings, self.root
+        task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
+        files, length = TaskFiles(task), settings.train.model.context
+        prepared = runner.run_step(samples, root, task, files, base.tokenizer, base.identity, length, rows=base.vocab)
+        tuned = tuned_settings(settings, task, labels_of(root, prepared), prepared)
+        ready = ready_samples(root, prepared, base)
+        launch = settings.launch
+        retries = Retries(launch.retries, launch.retry_delay)
+        training = runner.run_step(train, root, ready, prepared, None, tuned, launch, task.kind, retries=retries)
+        model = runner.run_step(merge, root, training, prepared, settings.merge)
+        manifests = [prepared, training, model]
+        if task.data.valid or task.data.holdout or task.data.test:
+            manifests.append(runner.run_step(task_scores, root, model, prepared, task, length))
+        if not runner.is_dry_run:
+            write_card(root, training, settings.merge, manifests[-1] if len(manifests) > 3 else None)
+        # In the run folder, since an output can hold several fine-tunings.
+        return [*manifests, runner.run_step(report, root, manifests, settings.report, f"{training.folder}/report")]
+
+    def conclude(self, made: list[Manifest], publisher: ArtifactPublisher) -> str:
+        root = self.root
+        leave_passport(root, run_names(made))
+        scores = next((read_scores(root, found) for found in made if found.step == "task_scores"), {})
         for part, found in scores.items():
             log.info("%s: %s", part, ", ".join(f"{name} {value:,.4g}" for name, value in found.items()))
-        page = [result(root, manifests)]
+        page = [result(root, made)]
         if scores:
             table = [
                 {"part": part} | {name: f"{value:,.4g}" for name, value in s.items()} for part, s in scores.items()
             ]
             page.insert(0, f"## Scores of the task\n\n{as_table(table)}\n")
-        runner.publisher.publish("result", lambda: "\n".join(page), "results and their paths", of_step=False)
-        return (root / manifests[2].folder).url
+        publisher.publish("result", lambda: "\n".join(page), "results and their paths", of_step=False)
+        return (root / made[2].folder).url
 
 
 def labels_of(root: Folder, prepared: Manifest) -> tuple[str, ...] | None:
@@ -154,5 +150,7 @@ def _samples(facts: dict[str, int], part: str, task: TaskSettings, context: int)
     return facts.get(f"{part}_samples", 0)
 
 
+finetune = settings_flow(Finetune)
+
 if __name__ == "__main__":
-    command(finetune, "model")
+    command(finetune)

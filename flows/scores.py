@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flows.recipe import PlannedRun
 from flows.settings import MergeAndScoreSettings, PretrainFlowSettings
-from gpt2train.settings import Settings
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, read_manifest
 from tasks.cloze.step import cloze_file, no_passages_message
 from tasks.core.runner import Runner
 from tasks.evaluate.step import data_files, evaluate, read_data, read_tasks
 from tasks.merge.step import merge, write_card
+from tasks.ready_tokens.tokens import ReadyTokens
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,23 @@ def check_data(settings: MergeAndScoreSettings, lambada: str | None = None) -> N
     read_tasks(settings.tasks, settings.evals)
 
 
-def scores_after_training(run: PlannedRun[PretrainFlowSettings]) -> tuple[ScoreInputs | None, str | None]:
-    """Find the inputs of the scores that follow a pretraining.
+def scores_after_training(
+    settings: PretrainFlowSettings, ready: ReadyTokens | None
+) -> tuple[ScoreInputs | None, str | None]:
+    """Find the inputs of the scores that follow a pretraining, on token files made elsewhere if there are any.
 
     Returns:
         The inputs, None if the model is not merged and scored; and one line that says what is left out for lack of
         data, None if nothing is. A training of days is not refused for lack of them.
     """
-    settings = run.settings
     if not settings.score:
         given = [name for name in ("lambada", "wikitext", "evals") if getattr(settings, name)]
         given += ["tasks"] if settings.tasks.names else []
         return None, f"--score is not given, so {given[0]} is not used and the model is not scored" if given else None
-    if run.ready_tokens is not None:
-        if run.ready_tokens.tokenizer is None:
+    if ready is not None:
+        if ready.tokenizer is None:
             return None, "the model is not merged and scored: its tokens have no tokenizer; give --tokenizer DIR"
-        inputs = ScoreInputs(run.root, None, None, settings.lambada)
+        inputs = ScoreInputs(Folder(settings.output), None, None, settings.lambada)
         if settings.lambada:
             return inputs, None
         return inputs, "no cloze score: token files have no evaluation set of their own; give --lambada FILE"
@@ -95,11 +95,8 @@ def _drawn_set(data: Folder) -> tuple[str | None, str | None]:
     return found, None if found else no_passages_message(drawn)
 
 
-def scores_row(run: PlannedRun[Settings]) -> str | None:
-    """Format the row of the plan about the scores after a pretraining; None for other flows and without scores."""
-    if not isinstance(run.settings, PretrainFlowSettings):
-        return None
-    inputs, note = scores_after_training(run)  # type: ignore[arg-type]  # of these settings, as checked
+def scores_text(inputs: ScoreInputs | None, note: str | None) -> str | None:
+    """Describe the scores after a pretraining for its plan; None without scores. See `scores_after_training`."""
     if inputs is None:
         return note
     found = [f"cloze set {inputs.lambada}"] if inputs.lambada else []

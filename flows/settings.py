@@ -271,6 +271,8 @@ class PipelineSettings(DataprepSettings, PretrainSettings, MergeAndScoreSettings
     """Settings of the main flow: from lists of URLs, web archives or texts to an evaluated model and a report."""
 
 
+FlowSettings = OutputSettings | EvaluateFlowSettings
+
 for _name, _step in DATA_STEPS.items():
     if PipelineSettings.model_fields[_name].annotation is not _step.settings:
         raise UserError(f"the data step {_name} of a plug-in has the name of a setting; rename it")

@@ -8,7 +8,6 @@ from typing import Any
 
 from flows.demo import demo_site
 from flows.settings import DataprepSettings
-from gpt2train.settings import Settings
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, merge_manifests
 from tasks.blacklist.step import blacklist
@@ -35,8 +34,8 @@ class Sources:
     `UserError`.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings if isinstance(settings, DataprepSettings) else DataprepSettings()
+    def __init__(self, settings: DataprepSettings) -> None:
+        self._settings = settings
 
     @cached_property
     def urls(self) -> tuple[InputFile, ...]:

@@ -4,7 +4,7 @@ import errno
 import os
 import select
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError
 from pydantic import ValidationError
@@ -18,11 +18,7 @@ HELP_DEBUG = "`--debug` on any command shows the traceback of an error."
 
 
 def run_command(app: App, argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code.
-
-    0: success. 2: user error (`UserError`, or a wrong flag, with the nearest valid name). 1: failure at run time.
-    130: Ctrl-C. 141, without a message: the reader of standard output has ended, as of `| head`. An error is one line
-    on standard error that begins with `error:`.
+    """Run a command line and return its exit code; see `exit_code`.
 
     Args:
         app: cyclopts app; its commands raise `UserError` and `RunError`.
@@ -37,8 +33,20 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
         os.environ["RUST_BACKTRACE"] = "0"  # a panic of a library in Rust would write 40 lines of its own
     refuse_fractions()
     app.suppress_keyboard_interrupt = False  # cyclopts would exit silently
+    return exit_code(
+        lambda: app(arguments, exit_on_error=False, print_error=False, result_action="return_value"), debug
+    )
+
+
+def exit_code(call: Callable[[], object], debug: bool) -> int:
+    """Call the function of a command and return the exit code of the command.
+
+    0: success. 2: user error (`UserError`, or a wrong flag, with the nearest valid name). 1: failure at run time.
+    130: Ctrl-C. 141, without a message: the reader of standard output has ended, as of `| head`. An error is one line
+    on standard error that begins with `error:`; the traceback goes before it with `debug`.
+    """
     try:
-        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        call()
         print(end="", flush=True)
     except CycloptsError as error:
         return fail(explain_flags(error), 2, debug)

@@ -90,7 +90,7 @@ def steps(name: str) -> Iterator[tuple[str, str]]:
     """Yield an item for each step of a run that has not started."""
     run = pipeline.planned(resolve(pipeline.model, flags=RUNS[name] | NO_TEMPLATE))
     runner = _Recorder()
-    run.recipe(run, runner)
+    run.recipe(runner)
     assert [step.name for step in runner.found] == [step for step, _ in runner.steps]
     for step in runner.found:
         work = [step.name, step.version, step.parameters, sorted(step.inputs), sorted(step.versions), step.row_input]
@@ -145,7 +145,7 @@ def help_pages() -> Iterator[tuple[str, str]]:
 
     yield from pages(gpt2train_app)
     for name, flow in FLOWS.items():
-        app = app_of(flow, "result")
+        app = app_of(flow)
         yield f"help of flows.{name}", help_page(app, "--help")
         if name in ("finetune", "pipeline"):  # which have the settings of the others
             yield f"help of flows.{name} --help-all", help_page(app, "--help-all")

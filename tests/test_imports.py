@@ -4,6 +4,7 @@ The packages of `tasks/` have a table instead of an order (tests/tasks/test_impo
 """
 
 import ast
+import pkgutil
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -54,9 +55,10 @@ ORDER = {
         "demo",
         "ui",
         "sources",
-        "recipe",
         "scores",
+        "token_source",
         "dry_run",
+        "recipe",
         "orchestration",
         "command",
         "dataprep",
@@ -183,3 +185,9 @@ def test_the_documentation_has_the_same_order(layer: str) -> None:
     assert [line.split("`")[1].rstrip("/").removesuffix(".py") for line in listed.splitlines() if "`" in line] == [
         part for part in ORDER[layer] if part != "__init__"
     ]
+
+
+def test_the_calls_from_a_command_to_its_work_are_few_and_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    calls = re.findall(r"^\d+\. `(.+?)`", text.partition("<!-- calls -->")[2].partition("<!-- end -->")[0], flags=re.M)
+    assert 0 < len(calls) <= 12 and all(callable(pkgutil.resolve_name(name)) for name in calls)

@@ -16,12 +16,11 @@ from inspect import Signature
 from typing import Any
 from uuid import UUID
 
-from httpx import HTTPStatusError
 from prefect import Flow
 from prefect.assets import Asset, AssetProperties
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactUpdate
-from prefect.client.schemas.objects import ConcurrencyLeaseHolder, State, StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.context import AssetContext, refresh_global_settings_context
 from prefect.events.clients import NullEventsClient
 from prefect.events.worker import EventsWorker
@@ -163,43 +162,3 @@ def brief_client(seconds: float) -> Iterator[SyncPrefectClient]:
 def started_flow_run() -> str | None:
     """Return the id of the flow run for which a worker started this process; None for a command."""
     return os.environ.get(FLOW_RUN_ID)
-
-
-def acquire_lease(
-    client: SyncPrefectClient, limits: Sequence[str], seconds: float, flow_run: UUID | None
-) -> UUID | None:
-    """Take one slot of every concurrency limit, under one lease, and return it; None if a limit has no free slot.
-
-    The server frees the slots after `seconds` unless the lease is renewed. It shows the flow run as holder.
-
-    Raises:
-        httpx.HTTPError: the server did not answer, or refused.
-
-    Breaks when: the answer has no `lease_id`, or another status than 422 (more slots than the limit) and 423 (none is
-    free) says that there is no slot.
-    """
-    holder = ConcurrencyLeaseHolder(type="flow_run", id=flow_run) if flow_run else None
-    try:
-        answer = client.increment_concurrency_slots_with_lease(list(limits), 1, "concurrency", seconds, holder)
-    except HTTPStatusError as error:
-        if error.response.status_code not in (422, 423):
-            raise
-        return None
-    return UUID(answer.json()["lease_id"])
-
-
-def renew_lease(client: SyncPrefectClient, lease: UUID, seconds: float) -> bool:
-    """Renew a lease. Returns False if the server does not know it any more.
-
-    Raises:
-        httpx.HTTPError: the server did not answer, or refused.
-
-    Breaks when: another status than 410 says that the lease is gone.
-    """
-    try:
-        client.renew_concurrency_lease(lease, seconds)
-    except HTTPStatusError as error:
-        if error.response.status_code != 410:
-            raise
-        return False
-    return True

@@ -1,1 +1,1 @@
-"""Prefect integration of the recipes: flows, task runners, GPU slots, retries, cancellation and crash reports."""
+"""Prefect integration of the recipes: flows, task runners, retries and watches of a run."""

@@ -10,11 +10,9 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
-
-from prefect.tasks import Task
 
 import gpt2train
 from flows.compat.ray import bytecode_cache, local_options, prepare_environment, start_ray
@@ -23,7 +21,7 @@ from flows.settings import OutputSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch.process_env import is_loopback
 from gpt2train.store.folder import Folder
-from tasks.core.runner import Group, Outcomes, Stage, Where, Work
+from tasks.core.runner import MAX_GROUPS, Group, Outcomes, Where
 from tasks.core.worker_pool import SINGLE_THREADED
 
 if TYPE_CHECKING:
@@ -70,33 +68,31 @@ class ClusterRunner(PrefectRunner):
         self.interrupt()
         super().__exit__(*exc)
 
-    def run_groups(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
-        """Run groups of batches in the cluster, unless they belong to this process."""
+    def start_workers(self, where: Where) -> int:
+        """Start or join the cluster, unless the batches belong to this process."""
         if where == "thread":
-            super().run_groups(stage, groups, where, at_once)
-        elif groups:
-            if self._cluster is None:
-                open_cluster = ray_cluster if self.kind == "ray" else dask_cluster
-                self._cluster = self._stack.enter_context(open_cluster(self.address, self.workers))
-            # One waiting thread per group: a running cluster schedules all of them itself.
-            threads = at_once or (len(groups) if self.address else self.workers)
-            self.dispatch(stage, [(group.name, PicklableGroup(group)) for group in groups], min(threads, len(groups)))
+            return super().start_workers(where)
+        if self._cluster is None:
+            open_cluster = ray_cluster if self.kind == "ray" else dask_cluster
+            self._cluster = self._stack.enter_context(open_cluster(self.address, self.workers))
+        # One waiting thread per group: a running cluster schedules all of them itself.
+        return MAX_GROUPS if self.address else self.workers
 
-    def run_task(self, batch: Task[..., Any], work: Work) -> Outcomes:
-        """Run a task in a worker of the cluster, wait for it and return its outcomes."""
-        if not isinstance(work, PicklableGroup) or self._cluster is None:
-            return super().run_task(batch, work)
+    def run_group(self, group: Group, where: Where) -> Outcomes:
+        """Run a group of batches as a task in a worker of the cluster, unless it belongs to this process."""
+        if where == "thread" or (cluster := self._cluster) is None:
+            return super().run_group(group, where)
         try:
-            outcomes: Outcomes = self._cluster.submit(batch, {"work": work}).result()
+            work = PicklableGroup(group)
+            return self.call_task(group, lambda batch: cluster.submit(batch, {"work": work}).result())
         except Exception as error:
             if type(error).__module__.partition(".")[0] in ("ray", "distributed"):
                 reason = " ".join(str(error).split())[:300]
                 raise RunError(
-                    f"the cluster failed to run {work.group.step.name} {work.group.name} ({type(error).__name__}: "
+                    f"the cluster failed to run {group.step.name} {group.name} ({type(error).__name__}: "
                     f"{reason}); check the memory and logs of its workers, then run again to resume"
                 ) from error
             raise
-        return outcomes
 
     def interrupt(self) -> None:
         """Disconnect from the cluster at once, so that no thread waits for batches in flight."""

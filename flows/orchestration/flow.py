@@ -5,46 +5,34 @@ own: `train={"steps": 100}` keeps the rest of the deployment's preset. For the s
 filled-in default would count as given and override the preset. The help texts name the defaults instead.
 """
 
-import contextlib
 import contextvars
 import functools
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
-import httpx
 from prefect.artifacts import create_markdown_artifact
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
-from prefect.context import FlowRunContext
-from prefect.exceptions import PrefectException
 from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
 from pydantic_core import MISSING
 
-from flows.compat.prefect import ParametersFlow, brief_client, final_state, set_signature
-from flows.dry_run.plan import dry_run
-from flows.orchestration.cancellation import RunEndedError
-from flows.recipe import PlannedRun, Recipe
-from flows.settings import (
-    SOURCES,
-    DataprepSettings,
-    EvaluateFlowSettings,
-    OutputSettings,
-    PretrainSettings,
-    resolve,
-)
+from flows.compat.prefect import ParametersFlow, final_state, set_signature
+from flows.orchestration.run_context import run_context
+from flows.orchestration.run_guard import RunEndedError
+from flows.orchestration.task_runner import rename_run
+from flows.recipe import PlannedRun
+from flows.settings import SOURCES, FlowSettings, resolve
 from flows.ui import log_filter
 from flows.ui.flags import dump
 from gpt2train.errors import RunError, UserError, redact, redact_values, redacted_errors
 from gpt2train.settings import Settings
-from gpt2train.store.folder import Folder
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=FlowSettings)
 
 log = logging.getLogger("gpt2train")
 
@@ -53,7 +41,6 @@ CONFIG_HELP = (
     "Base settings of the run: the name of a deployment, as pretrain/345m, or a TOML file that the worker can read. "
     "The other parameters override it, key by key."
 )
-RENAME_SECONDS = 10.0  # for the server's answer
 DEFAULT_HELP = "Default, unless preset or config sets it: {}."
 
 
@@ -69,14 +56,13 @@ class StartedRun:
 _started_run: contextvars.ContextVar[StartedRun | None] = contextvars.ContextVar("started_run", default=None)
 
 
-def started_run(settings: Settings) -> StartedRun | None:
-    """Return the run with these settings that a command has started; None in a run of a deployment.
+def started_run() -> StartedRun | None:
+    """Return the run that a command has started; None in a run of a deployment.
 
     A function of the module: Ray and Dask pickle a flow's own function with the variables that it uses, and a context
     variable cannot be pickled.
     """
-    started = _started_run.get()
-    return started if started is not None and started.run.settings == settings else None
+    return _started_run.get()
 
 
 # Settings with which the form begins. Those of a model come after its bases', the last base first.
@@ -88,13 +74,18 @@ NOT_GIVEN = MISSING
 class SettingsFlow(ParametersFlow, Generic[S]):
     """A Prefect flow whose parameters are the fields of a settings model, and `config`; see `settings_flow`."""
 
-    model: type[S]
-    recipe: Recipe
-    check: Callable[[PlannedRun[S]], object]
+    planned: type[PlannedRun[S]]
 
-    def planned(self, settings: S) -> PlannedRun[S]:
-        """Return a run of this flow that has not started."""
-        return PlannedRun(settings, self.recipe)
+    @property
+    def model(self) -> type[S]:
+        """Settings model of the flow."""
+        return self.planned.model
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the flow of a command by its name: Ray and Dask would copy its class, which stands in `__main__`."""
+        if self.planned.__module__ == "__main__":
+            return pkgutil.resolve_name, (f"flows.{self.name}:{self.name}",)
+        return super().__reduce_ex__(protocol)
 
     def start(self, run: PlannedRun[S]) -> str:
         """Run the flow in this process, with the inputs that the check of `run` has found.
@@ -122,98 +113,51 @@ class SettingsFlow(ParametersFlow, Generic[S]):
         return plain
 
 
-def settings_flow(
-    name: str, model: type[S], recipe: Recipe, check: Callable[[PlannedRun[S]], object]
-) -> Callable[[Callable[[PlannedRun[S]], str]], SettingsFlow[S]]:
-    """Turn a function of a planned run into a flow.
+def settings_flow(kind: type[PlannedRun[S]]) -> SettingsFlow[S]:
+    """Return the Prefect flow of a class of runs, to be called with settings by name: `flow(**given)`.
 
-    Args:
-        name: name of the flow, the first half of its deployments' names.
-        model: settings model of the flow.
-        recipe: function that runs the steps of the flow; a dry run executes it with the dry runner.
-        check: function that raises `UserError` for problems that can be found before the flow starts. A command calls
-            it before it starts the flow; a run of a deployment calls it first.
-
-    Returns:
-        A decorator. The flow is called with settings by name: `flow(**given)`. A `UserError` or `RunError` ends the run
-        in the state `Failed`, with the error's one line as the state's message.
+    A run that a command has started is taken over as it is: its settings are resolved and checked. Any other, as that
+    of a deployment, resolves and checks its parameters first. A `UserError` or `RunError` ends the run in the state
+    `Failed`, with the error's one line as the state's message.
     """
     log_filter.install()
 
-    def decorate(function: Callable[[PlannedRun[S]], str]) -> SettingsFlow[S]:
-        @functools.wraps(function)
-        def run(**parameters: Any) -> "str | State[Any]":
-            started: StartedRun | None = None
-            with redacted_errors():  # the message of an error becomes the message of the run's state
-                try:
-                    settings = resolve(model, *split_parameters(model, parameters))
-                    rename_run(run_name(name, settings))
-                    started = started_run(settings)
-                    planned = started.run if started else flow.planned(settings)
-                    if getattr(settings, "dry_run", False):
-                        return dry_run(planned, check, show_plan)
-                    context = FlowRunContext.get()
-                    if context and context.flow_run and context.flow_run.deployment_id is not None:
-                        check(planned)  # a command has checked its run before
-                    result = function(planned)
-                    if started:
-                        started.result = result
-                    return result
-                except (UserError, RunError) as error:
-                    if started:
-                        started.error = error
-                    return final_state(error, error.state if isinstance(error, RunEndedError) else StateType.FAILED)
-                except Exception as error:
-                    if started:
-                        started.error = error
-                    raise
+    @functools.wraps(kind.recipe, assigned=("__module__",))
+    def execute(**parameters: Any) -> "str | State[Any]":
+        started = started_run()
+        with redacted_errors():  # the message of an error becomes the message of the run's state
+            try:
+                run = started.run if started else kind(resolve(kind.model, *split_parameters(kind.model, parameters)))
+                rename_run(run_name(run))
+                if started is None:
+                    if run.settings.dry_run:
+                        return run.dry_run(show_plan)
+                    run.check()
+                with run_context(run.settings, plan=run.plan_page if run.has_plan else None) as runner:
+                    result = run.conclude(run.recipe(runner), runner.publisher)
+                if started:
+                    started.result = result
+                return result
+            except (UserError, RunError) as error:
+                if started:
+                    started.error = error
+                return final_state(error, error.state if isinstance(error, RunEndedError) else StateType.FAILED)
+            except Exception as error:
+                if started:
+                    started.error = error
+                raise
 
-        set_signature(run, signature_of(model))
-        flow: SettingsFlow[S] = SettingsFlow(run, name=name)  # type: ignore[arg-type]  # Prefect accepts a returned state
-        flow.model, flow.recipe, flow.check = model, recipe, check
-        return flow
-
-    return decorate
+    execute.__name__ = execute.__qualname__ = kind.name
+    execute.__doc__ = kind.__doc__
+    set_signature(execute, signature_of(kind.model))
+    flow: SettingsFlow[S] = SettingsFlow(execute, name=kind.name)  # type: ignore[arg-type]  # Prefect accepts a returned state
+    flow.planned = kind
+    return flow
 
 
-def run_name(flow: str, settings: Settings) -> str:
+def run_name(run: PlannedRun[Any]) -> str:
     """Return the name of a run in the UI: flow, sources, preset, layout and output, as `pretrain-345m-tp2-dp4-out`."""
-    parts = [flow]
-    if isinstance(settings, DataprepSettings):
-        parts += [source for source in SOURCES if getattr(settings, source)] or ["demo"]
-    if isinstance(settings, PretrainSettings):
-        parallel = settings.train.parallel
-        data = max(1, settings.launch.world // (parallel.tp * parallel.pp))
-        sizes = {"tp": parallel.tp, "pp": parallel.pp, "dp": data}
-        parts += [settings.preset, *(f"{axis}{size}" for axis, size in sizes.items() if size > 1 or axis == "dp")]
-    if isinstance(settings, EvaluateFlowSettings):
-        parts.append(PurePosixPath(settings.run).name)
-    elif isinstance(settings, OutputSettings):
-        parts.append(PurePosixPath(settings.output).name)
-    return redact("-".join(filter(None, parts)))
-
-
-def name_after_run_folder(root: Folder, folder: Folder) -> None:
-    """End the name of a training's flow run with the fingerprint of its run folder in place of its output's name.
-
-    An output can have many run folders.
-    """
-    context = FlowRunContext.get()
-    if context is not None and context.flow_run is not None:
-        output, fingerprint = PurePosixPath(root.path()).name, folder.path().rpartition("-")[2]
-        rename_run(f"{context.flow_run.name.removesuffix(f'-{output}')}-{fingerprint}")
-
-
-def rename_run(name: str) -> None:
-    """Rename the current flow run; errors of the server are ignored."""
-    context = FlowRunContext.get()
-    # Without the engine's own client there is no server.
-    client = getattr(context, "client", None)
-    if context is None or context.flow_run is None or not isinstance(client, SyncPrefectClient):
-        return
-    with contextlib.suppress(httpx.HTTPError, PrefectException, OSError), brief_client(RENAME_SECONDS) as brief:
-        brief.set_flow_run_name(context.flow_run.id, name)
-        context.flow_run.name = name
+    return redact("-".join(filter(None, [run.name, *run.subject()])))
 
 
 def show_plan(text: str) -> None:

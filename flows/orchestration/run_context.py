@@ -8,12 +8,11 @@ from typing import Any
 from prefect.context import FlowRunContext
 
 from flows.compat.prefect import started_flow_run
-from flows.orchestration import stale_runs, worker_watchdog
-from flows.orchestration.cancellation import watched
+from flows.orchestration import run_guard
 from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
 from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
-from flows.settings import DataprepSettings, OutputSettings
+from flows.settings import FlowSettings, OutputSettings
 from gpt2train.store.folder import Folder
 from gpt2train.store.lost_files import translate_lost_files
 from gpt2train.store.output import check_no_removal
@@ -27,10 +26,8 @@ HANDOVER_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def run_context(
-    settings: OutputSettings, plan: Callable[[], str] | None = None
-) -> Iterator[tuple[Folder, PrefectRunner]]:
-    """Lock the output folder for this run and yield it with the runner of its batches.
+def run_context(settings: FlowSettings, plan: Callable[[], str] | None = None) -> Iterator[PrefectRunner]:
+    """Lock the output folder for this run and yield the runner of its batches.
 
     Args:
         settings: output and execution of the run.
@@ -47,11 +44,11 @@ def run_context(
         if flow_run is not None:
             started = started_flow_run()
             if str(flow_run.id) == started:
-                worker_watchdog.watch_worker(flow_run, launch.shutdown_timeout)
-            stack.enter_context(watched(flow_run, has_worker=started is not None))
+                run_guard.watch_worker(flow_run, launch.shutdown_timeout)
+            stack.enter_context(run_guard.watched(flow_run, has_worker=started is not None))
         root.check_writable()
         patience = 0.0
-        if flow_run is not None and stale_runs.is_claimed(root, flow_run.id):
+        if flow_run is not None and run_guard.is_claimed(root, flow_run.id):
             # Resumed or retried: the process that it had before may still save.
             patience = launch.shutdown_timeout + HANDOVER_SECONDS
             log.info("this run was at work in %s before; its process, if it still saves, is waited for", root.url)
@@ -62,19 +59,19 @@ def run_context(
         stack.enter_context(runner)
         check_no_removal(root)
         if flow_run is not None:
-            stale_runs.claim_output(root, flow_run.id)
+            run_guard.claim_output(root, flow_run.id)
         if plan is not None:
             runner.publisher.publish("plan", plan, "resources that the run needs", of_step=False)
-        yield root, runner
+        yield runner
 
 
-def runner_of(settings: OutputSettings) -> PrefectRunner:
+def runner_of(settings: FlowSettings) -> PrefectRunner:
     """Create the runner of these settings; a cluster is joined only when its first batch runs."""
-    limits = settings.limits if isinstance(settings, DataprepSettings) else None
+    limits = getattr(settings, "limits", None)  # of the data steps
     options: dict[str, Any] = {"verify": settings.verify, "limits": limits, "environment": settings.environment}
-    if settings.runner == "local":
-        return PrefectRunner(settings.workers, **options)
-    return ClusterRunner(settings.runner, settings.cluster, settings.workers, **options)
+    if isinstance(settings, OutputSettings) and settings.runner != "local":
+        return ClusterRunner(settings.runner, settings.cluster, settings.workers, **options)
+    return PrefectRunner(settings.workers, **options)
 
 
 def check_output(settings: OutputSettings) -> None:

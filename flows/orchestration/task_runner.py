@@ -5,22 +5,27 @@ that is finished by its manifest ends in Prefect's own state name `Cached`. Pref
 second cache can contradict the disk.
 """
 
+import contextlib
 import contextvars
 import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import Any, Self
 
+import httpx
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.tasks import Task
 
+from flows.compat.prefect import brief_client
 from flows.orchestration.assets import AssetLineage
-from flows.orchestration.flow import name_after_run_folder
-from flows.orchestration.gpu_slots import prefect_slot
 from flows.orchestration.retries import RetryCondition, retry_options
 from flows.ui import artifacts
 from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
@@ -30,14 +35,17 @@ from gpt2train.errors import redacted_errors
 from gpt2train.store.folder import Folder
 from gpt2train.store.lost_files import translate_lost_files
 from gpt2train.store.manifest import Manifest
-from gpt2train.store.progress import ProgressBar, StageProgress
-from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
+from gpt2train.store.progress import ProgressBar, StageProgress, format_duration
+from tasks.core.gpu_queue import gpu_slot
+from tasks.core.runner import Group, Outcomes, Retries, Runner, Stage, Where, step_name
 from tasks.core.step import Step
 from tasks.core.worker_pool import explained_loss
 
 log = logging.getLogger("gpt2train")
 
 CURVE_SECONDS = 10.0
+GPU_QUEUE = "gpu-queue"  # key of the artifact that shows the wait for GPUs
+RENAME_SECONDS = 10.0  # for the server's answer
 UNITS = {  # all other steps count documents
     **{"discover": "URL", "blacklist": "URL"},
     **{"download": "page", "commoncrawl": "page", "extract": "page"},
@@ -140,36 +148,36 @@ class PrefectRunner(Runner):
             name_after_run_folder(self.root, step.folder)
         return super().finished(step)
 
-    def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
-        """Run named work items as task runs, at most `at_once` at a time."""
+    @contextlib.contextmanager
+    def showing(self, stage: Stage) -> Iterator[None]:
+        """Show the progress bar of a stage, whose batches become task runs of the flow in this thread."""
         step = stage.step
-        batch = task(
+        self._batch = task(
             name=f"{step} batch",
             cache_policy=NO_CACHE,
             retries=2,
             retry_delay_seconds=[1, 5],
             retry_condition_fn=RetryCondition(self.stopping),
-        )(_run_work)
+        )(run_redacted)
         self._progress = StageProgress(UNITS.get(step, "document"), stage.batches, all_rows=sum(stage.rows.values()))
         self._stage, self._batch_rows = stage, {name: (0, rows) for name, rows in stage.rows.items()}
         self._context = contextvars.copy_context()
         self._bar = ProgressBar(f"{step} {stage.name}" if stage.name != "part" else step, self._progress)
         self._started_at = time.monotonic()
-
-        def as_task(name: str, work: Work) -> Work:
-            named = batch.with_options(task_run_name=f"{step} {name}")
-            # A new thread does not inherit the context variables of the flow run: it gets a copy of them.
-            return functools.partial(contextvars.copy_context().run, self.run_task, named, work)
-
         try:
-            super().dispatch(stage, [(name, as_task(name, work)) for name, work in todo], at_once)
+            yield
         finally:
             self._bar.close()
 
-    def run_task(self, batch: Task[..., Any], work: Work) -> Outcomes:
-        """Run a task in the calling thread and return its outcomes."""
-        outcomes: Outcomes = batch(work)  # type: ignore[assignment]  # not a coroutine: `_run_work` is none
-        return outcomes
+    def run_group(self, group: Group, where: Where) -> Outcomes:
+        """Run a group of batches as a task run."""
+        work = functools.partial(super().run_group, group, where)
+        return self.call_task(group, lambda batch: batch(work))  # type: ignore[arg-type, return-value]  # not a coroutine
+
+    def call_task(self, group: Group, call: Callable[[Task[..., Any]], Outcomes]) -> Outcomes:
+        """Call the task of a group in a copy of the flow run's context, which a new thread does not inherit."""
+        batch = self._batch.with_options(task_run_name=f"{group.step.name} {group.name}")
+        return self._context.copy().run(call, batch)
 
     def progress(self, stage: Stage, done: int, rows: int) -> None:
         """Update the progress bars of the terminal and of the run page."""
@@ -195,10 +203,21 @@ class PrefectRunner(Runner):
             percent = 100.0 * self._progress.share
             self.publisher.publish(key, lambda: percent, text, kind="progress")
 
-    @contextmanager
+    @contextlib.contextmanager
     def gpu_slot(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
-        """Hold slots on this machine's GPUs, in its lock files and in the server's concurrency limits."""
-        with prefect_slot(devices, max_jobs, run, self.publisher):
+        """Hold slots on this machine's GPUs; the run page shows the wait."""
+        started_at = time.monotonic()
+
+        def on_wait(reason: str) -> None:
+            log.info("waiting for a GPU slot: %s; launch.max_jobs_per_gpu allows more trainings at a time", reason)
+            text = f"**Waiting for a GPU slot:** {reason}.\n"
+            self.publisher.publish(GPU_QUEUE, lambda: text, "waiting for a GPU slot")
+
+        with gpu_slot(devices, max_jobs, f"{flow_run.name} at work in {run}" if flow_run.id else run, on_wait):
+            if self.publisher.has(GPU_QUEUE):
+                text = f"waited {format_duration(time.monotonic() - started_at)} for a slot on {' and '.join(devices)}"
+                log.info(text)
+                self.publisher.publish(GPU_QUEUE, lambda: f"Training began after the run {text}.\n", text)
             yield
 
     def report_metrics(
@@ -223,7 +242,8 @@ class PrefectRunner(Runner):
         )
 
 
-def _run_work(work: Work) -> Outcomes:
+def run_redacted(work: Callable[[], Outcomes]) -> Outcomes:
+    """Run a group of batches, as the function of a task; no secret is in the message of its error."""
     with redacted_errors():
         return work()
 
@@ -240,3 +260,26 @@ class LocalCall:
 
     def __reduce__(self) -> tuple[type["LocalCall"], tuple[None]]:
         return LocalCall, (None,)
+
+
+def name_after_run_folder(root: Folder, folder: Folder) -> None:
+    """End the name of a training's flow run with the fingerprint of its run folder in place of its output's name.
+
+    An output can have many run folders.
+    """
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None:
+        output, fingerprint = PurePosixPath(root.path()).name, folder.path().rpartition("-")[2]
+        rename_run(f"{context.flow_run.name.removesuffix(f'-{output}')}-{fingerprint}")
+
+
+def rename_run(name: str) -> None:
+    """Rename the current flow run; errors of the server are ignored."""
+    context = FlowRunContext.get()
+    # Without the engine's own client there is no server.
+    client = getattr(context, "client", None)
+    if context is None or context.flow_run is None or not isinstance(client, SyncPrefectClient):
+        return
+    with contextlib.suppress(httpx.HTTPError, PrefectException, OSError), brief_client(RENAME_SECONDS) as brief:
+        brief.set_flow_run_name(context.flow_run.id, name)
+        context.flow_run.name = name

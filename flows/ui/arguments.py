@@ -29,6 +29,7 @@ MODELS: dict[str, type[Settings]] = {
     "pipeline": PipelineSettings,
     "pretrain": PretrainFlowSettings,
 }
+resolved: Settings | None = None  # of the command of this process
 CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
 
 
@@ -62,7 +63,12 @@ def arguments_app(name: str, model: type[S], about: str, use: Callable[[S], obje
 
 
 def check_arguments(name: str, words: Sequence[str]) -> None:
-    """Exit with the line of a wrong argument of a flow's command, or after its help page."""
+    """Resolve the settings of a flow's command. Exit with its mistake, or after its help page."""
+
+    def keep(settings: Settings) -> None:
+        global resolved
+        resolved = settings
+
     is_help = not {"--help", "-h", ALL_FLAG}.isdisjoint(words)
-    if (code := run_command(arguments_app(name, MODELS[name], FLOWS[name], lambda settings: None), words)) or is_help:
+    if (code := run_command(arguments_app(name, MODELS[name], FLOWS[name], keep), words)) or is_help:
         sys.exit(code)

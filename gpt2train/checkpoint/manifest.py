@@ -15,7 +15,7 @@ from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.store.inner_path import InnerPath
 from gpt2train.store.run_folder import MANIFEST
 from gpt2train.training.train_state import TrainState
@@ -23,14 +23,14 @@ from gpt2train.training.train_state import TrainState
 FORMAT = 1
 
 
-class StoredFile(Settings):
+class StoredFile(Record):
     """File of a checkpoint."""
 
     bytes: int  # size in bytes
     sha256: str  # SHA-256 of the content, lower-case hex
 
 
-class StoredCorpus(Settings):
+class StoredCorpus(Record):
     """Training corpus of a run, as stored in checkpoints."""
 
     identity: str  # hash of its document lengths and of a sample of its tokens, independent of its path
@@ -38,7 +38,7 @@ class StoredCorpus(Settings):
     share: float  # share of the samples, 0 to 1
 
 
-class CheckpointManifest(Settings):
+class CheckpointManifest(Record):
     """Content of `manifest.json`, whose presence makes a folder a checkpoint."""
 
     format: int  # version of the layout on disk

@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError
 from gpt2train.errors import UserError
 from gpt2train.launch.exit_codes import LOST_CONTACT, USER_ERROR
 from gpt2train.launch.network_interfaces import forget_loopback, use_interface_of
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.store.files import private_folder
 from gpt2train.store.process import signal_after
 
@@ -38,7 +38,7 @@ REQUEST_SECONDS = 60.0  # timeout of the request
 POLL_SECONDS = 5.0  # interval of the message while an earlier job is still running
 
 
-class RemoteJobRequest(Settings):
+class RemoteJobRequest(Record):
     """Request to run the ranks of one machine."""
 
     release: str  # `release()` of the requesting machine: ranks with different code would not train the same model

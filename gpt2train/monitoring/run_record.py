@@ -29,7 +29,7 @@ from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.store.files import write_atomic
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, read_manifest
@@ -41,13 +41,13 @@ FORMAT = 1
 GIT_SECONDS = 10
 
 
-class LenientSettings(Settings):
+class LenientRecord(Record):
     """Base class of stored models: unknown fields, written by a later release, are kept."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class RedoneSteps(LenientSettings):
+class RedoneSteps(LenientRecord):
     """Steps that were done after the last checkpoint of a start, and are repeated by the next one."""
 
     first: int  # number of the first step
@@ -57,7 +57,7 @@ class RedoneSteps(LenientSettings):
     cpu_joules: float = 0.0  # the same of the CPUs
 
 
-class Start(LenientSettings):
+class Start(LenientRecord):
     """One start of the job."""
 
     at: str  # time, ISO 8601 in UTC
@@ -72,7 +72,7 @@ class Start(LenientSettings):
     repeated: RedoneSteps | None = None  # steps of the previous start that are repeated
 
 
-class CorpusNote(LenientSettings):
+class CorpusNote(LenientRecord):
     """Training corpus of a run."""
 
     prefix: str  # path of its files, without .bin and .idx
@@ -83,7 +83,7 @@ class CorpusNote(LenientSettings):
     share: float  # share of the samples, 0 to 1
 
 
-class EarlyStop(LenientSettings):
+class EarlyStop(LenientRecord):
     """End of a run before its last step that a callback asked for: the run is finished."""
 
     step: int  # last step
@@ -91,7 +91,7 @@ class EarlyStop(LenientSettings):
     callbacks: Any  # setting `callbacks` of the run; with another one, the run goes on
 
 
-class RunRecord(LenientSettings):
+class RunRecord(LenientRecord):
     """Content of `run.json`."""
 
     format: int = FORMAT  # version of the file format

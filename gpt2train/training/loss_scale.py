@@ -5,10 +5,10 @@ gradients are divided by it before the update. If they overflow, the step is ski
 """
 
 from gpt2train.config import ScalerSettings
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 
 
-class LossScale(Settings):
+class LossScale(Record):
     """State of the loss scale; stored in checkpoints."""
 
     value: float

@@ -3,10 +3,10 @@
 import math
 
 from gpt2train.config import SpikeSettings
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 
 
-class SpikeWindow(Settings):
+class SpikeWindow(Record):
     """Gradient norms (or losses) of the last steps, newest last; stored in checkpoints."""
 
     values: tuple[float, ...] = ()

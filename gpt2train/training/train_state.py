@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gpt2train.config import RunConfig, TrainSettings
 from gpt2train.model.objectives import OBJECTIVES
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.store.run_folder import MANIFEST, list_checkpoints
 from gpt2train.training.loss_scale import LossScale, can_fall, first_scale, next_scale
 from gpt2train.training.spike_detection import SpikeWindow, update
@@ -33,7 +33,7 @@ class StepStats(NamedTuple):
     """Mean of the second term of the loss, `objective.z_loss` times (log Z)^2; the loss does not contain it."""
 
 
-class TrainState(Settings):
+class TrainState(Record):
     """Progress of a run; together with weights and optimizer state, the complete state of training.
 
     Its methods are pure functions, the same on every process.

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import canonical, digest
 from gpt2train.store.removal import FORGOTTEN
@@ -24,7 +24,7 @@ _SCHEME = re.compile(r"(?:([a-z][a-z0-9+-]{0,30}):)?([/\\]*)", re.IGNORECASE)
 _AUTHORITY = re.compile(r"[^/\\?#\s]*")
 
 
-class Forgotten(Settings):
+class Forgotten(Record):
     """Hashes of URLs and domains; falsy if there are none."""
 
     urls: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +30,11 @@ POLL_SECONDS = 1.0  # mean interval between two attempts to lock
 MAX_HOLDER_CHARS = 300  # shown of a holder's description: any user of the machine can write it
 MAX_NOTE_BYTES = 4 * MAX_HOLDER_CHARS
 
-QueueMessage = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Slots that are held, one on each device.
-
-    Attributes:
-        other_jobs: Number of other jobs on the most occupied of the devices.
-        stale_leases: Leases that killed holders of these slots did not release.
-    """
-
-    other_jobs: int
-    stale_leases: frozenset[str]
-    _who: str = ""
-    _files: tuple[int, ...] = ()
-
-    def record_lease(self, lease: str) -> None:
-        """Record the Prefect lease of this slot in its lock files."""
-        for file in self._files:
-            _write_note(file, {"who": self._who, "lease": lease})
-
 
 @contextlib.contextmanager
 def gpu_slot(
-    devices: Sequence[str], max_jobs: int, who: str, waiting: QueueMessage, folder: Path | None = None
-) -> Iterator[Slot]:
+    devices: Sequence[str], max_jobs: int, who: str, waiting: Callable[[str], None], folder: Path | None = None
+) -> Iterator[None]:
     """Wait for one of the `max_jobs` slots of each device, and hold these slots.
 
     Args:
@@ -71,7 +48,7 @@ def gpu_slot(
         RunError: The folder of the lock files cannot be used.
     """
     if not devices or fcntl is None:
-        yield Slot(0, frozenset())
+        yield
         return
     folder = folder or queue_folder()
     reported = ""
@@ -84,11 +61,10 @@ def gpu_slot(
                 reported = files
                 waiting(reported)
             time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))  # jitter, so that two jobs do not collide for ever
-        stale_leases = frozenset(str(lease) for file in files if (lease := _read_note(file).get("lease")))
         for file in files:
             held.callback(_write_note, file, None)
-            _write_note(file, {"who": who, "lease": None})
-        yield Slot(max(_count_others(folder, device, max_jobs) for device in devices), stale_leases, who, files)
+            _write_note(file, {"who": who, "process": os.getpid()})
+        yield
 
 
 def queue_folder() -> Path:
@@ -196,7 +172,7 @@ def _write_note(descriptor: int, note: dict[str, Any] | None) -> None:
     with contextlib.suppress(OSError):  # on a full disk, waiting jobs cannot name the holder
         os.ftruncate(descriptor, 0)
         if note is not None:
-            os.pwrite(descriptor, json.dumps({**note, "process": os.getpid()}).encode(), 0)
+            os.pwrite(descriptor, json.dumps(note).encode(), 0)
 
 
 def _read_note(descriptor: int) -> dict[str, Any]:
@@ -220,14 +196,3 @@ def _holders(folder: Path, device: str, max_jobs: int) -> list[str]:
             who = "".join(char if char.isprintable() else " " for char in str(note["who"]))[:MAX_HOLDER_CHARS]
             found.append(f"{who} (process {int(note['process'])})")
     return found
-
-
-def _count_others(folder: Path, device: str, max_jobs: int) -> int:
-    """Count the other jobs on a device on which this process holds a slot."""
-    count = -1  # our own slot
-    for path in _files(folder, device, max_jobs):
-        with contextlib.suppress(RunError):
-            descriptor = _open(path)
-            count += not _lock(descriptor)
-            os.close(descriptor)
-    return max(0, count)

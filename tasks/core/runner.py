@@ -26,7 +26,6 @@ from tasks.core.worker_pool import WorkerPool, adopt
 log = logging.getLogger("gpt2train")
 
 Outcomes = dict[str, Outcome]  # by batch name
-Work = Callable[[], Outcomes]
 Where = Literal["process", "node", "thread"]
 
 MAX_GROUPS = 300  # groups of batches per stage: thousands of task runs overload an orchestrator
@@ -255,37 +254,46 @@ class Runner:
         chunks = [tuple(todo[start : start + size]) for start in range(0, len(todo), size)]
         groups = [Group(step, chunk, work, args) for chunk in chunks]
         rows_of = {name: count for name, count in zip(names, rows, strict=False) if name not in outcomes}
-        self.run_groups(Stage(step.name, stage, len(todo), on_outcomes, rows_of), groups, where, at_once)
+        self.dispatch(Stage(step.name, stage, len(todo), on_outcomes, rows_of), groups, where, at_once)
         return [outcomes[name] for name in names]
 
-    def run_groups(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
-        """Run groups of batches on this machine; overridden by runners for clusters."""
-        if where != "thread":
-            adopt(self.pool)
-        call = self.pool.call if where == "process" else None
-        todo = [(group.name, functools.partial(group.run, call, self.stopping)) for group in groups]
-        self.dispatch(stage, todo, min(at_once or self.workers, len(todo) or 1))
-
-    def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
-        """Run named functions, at most `at_once` at a time. After the first error no further one begins."""
+    def dispatch(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
+        """Run groups of batches in threads, `at_once` at a time. After the first error no further one begins."""
         done = rows = 0
         self.stopping.clear()
         self._check_stopped()
-        executor = concurrent.futures.ThreadPoolExecutor(max_workers=at_once)
+        default = self.start_workers(where) if groups else 1
+        executor = concurrent.futures.ThreadPoolExecutor(max_workers=min(at_once or default, len(groups) or 1))
         try:
-            for future in concurrent.futures.as_completed([executor.submit(work) for _, work in todo]):
-                found = future.result()
-                self._check_stopped()
-                stage.on_outcomes(found)
-                done += len(found)
-                rows += sum(outcome.seen for outcome in found.values())
-                self.progress(stage, done, rows)
+            with self.showing(stage):
+                futures = [executor.submit(self.run_group, group, where) for group in groups]
+                for future in concurrent.futures.as_completed(futures):
+                    found = future.result()
+                    self._check_stopped()
+                    stage.on_outcomes(found)
+                    done += len(found)
+                    rows += sum(outcome.seen for outcome in found.values())
+                    self.progress(stage, done, rows)
         except BaseException:
             self.stopping.set()
             self.interrupt()
             raise
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
+
+    def start_workers(self, where: Where) -> int:
+        """Start the processes in which batches run; return the number of groups that are in flight by default."""
+        if where != "thread":
+            adopt(self.pool)
+        return self.workers
+
+    def run_group(self, group: Group, where: Where) -> Outcomes:
+        """Run a group of batches, in a thread of its own, and return the outcomes."""
+        return group.run(self.pool.call if where == "process" else None, self.stopping)
+
+    def showing(self, stage: Stage) -> contextlib.AbstractContextManager[None]:
+        """Show the progress of a stage while its batches run (hook)."""
+        return contextlib.nullcontext()
 
     def stop(self) -> None:
         """Prevent all further batches, because another run has taken the output folder. Callable from any thread."""

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.inner_path import InnerPath
 from gpt2train.store.manifest import MANIFEST, Manifest, Outcome
@@ -22,7 +22,7 @@ FROM_FILES = ("blacklist", "warcs", "webpages", "texts")  # steps that read file
 RUNS = ("runs/", "task/", COPIES)
 
 
-class StepCount(Settings):
+class StepCount(Record):
     """Rows of the pages in one step."""
 
     step: str
@@ -35,7 +35,7 @@ class StepCount(Settings):
     files: tuple[InnerPath, ...] = ()
 
 
-class Found(Settings):
+class Found(Record):
     """Pages of a removal in an output."""
 
     urls: tuple[str, ...] = ()

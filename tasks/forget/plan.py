@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 from gpt2train.data.suffix_index import FOLDER as TOKEN_INDEX
 from gpt2train.errors import RunError, UserError
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.store.folder import Folder
 from gpt2train.store.inner_path import InnerPath
 from gpt2train.store.manifest import MANIFEST, Manifest
@@ -18,7 +18,7 @@ from tasks.forget.token_text import forms_in_tokens
 from tasks.forget.training import RunReading, find_runs, read_by
 
 
-class Rewriting(Settings):
+class Rewriting(Record):
     """A step that takes pages from outside."""
 
     folder: InnerPath
@@ -26,7 +26,7 @@ class Rewriting(Settings):
     """Folders of those of its inputs, and of the steps that it read besides, that are such steps, by name."""
 
 
-class Removal(Settings):
+class Removal(Record):
     """A removal, complete enough to be repeated after a kill."""
 
     targets: tuple[str, ...]

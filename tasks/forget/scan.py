@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from gpt2train.settings import Settings
+from gpt2train.settings import Record
 from gpt2train.store.folder import Folder
 from gpt2train.store.inner_path import InnerPath, OptionalInnerPath
 from gpt2train.store.output_lock import LOCK
@@ -28,7 +28,7 @@ OWN = (FORGOTTEN, PENDING, LOCK)  # files without texts, or those of the removal
 MIRROR = 0.3  # share of the runs of a page's text that make another page a copy worth reporting
 
 
-class Trace(Settings):
+class Trace(Record):
     """Trace of a page in a file."""
 
     file: InnerPath

@@ -15,7 +15,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.run_record import RunRecord, read_record
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_tables
-from gpt2train.settings import Settings
+from gpt2train.settings import Record, Settings
 from gpt2train.store.files import write_atomic
 from gpt2train.store.folder import Folder
 from gpt2train.store.inner_path import InnerPath
@@ -40,7 +40,7 @@ class GoOn(Settings):
     launch: dict[str, Any]
 
 
-class RunReading(Settings):
+class RunReading(Record):
     """What a run has read of the pages."""
 
     run: str

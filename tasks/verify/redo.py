@@ -81,7 +81,7 @@ class RedoRunner(Runner):
             Group(step, ((name, item),), work, args) for name, item in zip(names, items, strict=True) if name in chosen
         ]
         outcomes: Outcomes = {}
-        self.run_groups(Stage(step.name, stage, len(groups), outcomes.update), groups, where, at_once)
+        self.dispatch(Stage(step.name, stage, len(groups), outcomes.update), groups, where, at_once)
         raise _SampledError(outcomes, len(names))
 
 

@@ -158,7 +158,7 @@ def _words(line: str) -> list[str]:
 def _run_flow(name: str, words: list[str]) -> str:
     """Parse the words as the command of a flow does, and run its recipe; the plan, if the words ask for that."""
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
-    program = app_of(flow, "result")
+    program = app_of(flow)
     if "--dry-run" in words:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
             code = run_command(program, words)
@@ -168,9 +168,9 @@ def _run_flow(name: str, words: list[str]) -> str:
     given = bound.arguments.get("settings")
     flags = {} if given is None else dump(given, "python", given=True)
     run = flow.planned(resolve(flow.model, bound.arguments.get("config"), flags))
-    flow.check(run)
+    run.check()
     with Inline(workers=1) as runner:
-        flow.recipe(run, runner)
+        run.recipe(runner)
     return ""
 
 

@@ -108,7 +108,7 @@ SEARCHED = [
 
 @cache
 def options_of(flow: Any) -> frozenset[str]:
-    return frozenset(name for argument in app_of(flow, "x").assemble_argument_collection() for name in argument.names)
+    return frozenset(name for argument in app_of(flow).assemble_argument_collection() for name in argument.names)
 
 
 def pages() -> dict[str, str]:
@@ -127,7 +127,7 @@ def test_a_flow_knows_the_names_of_the_tutorials(capsys: pytest.CaptureFixture[s
         answer = unknown_option(f"--{name}", options)
         assert (f" {expected}" if expected else "has no counterpart here: ") in answer, answer
         assert "did you mean" not in answer
-    assert run_command(app_of(pretrain, "run"), ["--lr=3e-4"]) == 2
+    assert run_command(app_of(pretrain), ["--lr=3e-4"]) == 2
     assert "Megatron-LM's --lr is --train.optimizer.lr here" in capsys.readouterr().err
     assert "--input is --documents here" in unknown_option("--input", options_of(dataprep))
     assert "is --train.optimizer.lr of python -m flows.pretrain" in unknown_option("--lr", options_of(dataprep))

@@ -9,11 +9,11 @@ from flows.command import app_of
 from gpt2train.command_line import run_command
 
 APPS = {
-    "dataprep": app_of(flows.dataprep.dataprep, "tokens"),
-    "evaluate": app_of(flows.evaluate.evaluate, "scores"),
-    "finetune": app_of(flows.finetune.finetune, "model"),
-    "pipeline": app_of(flows.pipeline.pipeline, "report"),
-    "pretrain": app_of(flows.pretrain.pretrain, "run"),
+    "dataprep": app_of(flows.dataprep.dataprep),
+    "evaluate": app_of(flows.evaluate.evaluate),
+    "finetune": app_of(flows.finetune.finetune),
+    "pipeline": app_of(flows.pipeline.pipeline),
+    "pretrain": app_of(flows.pretrain.pretrain),
 }
 
 

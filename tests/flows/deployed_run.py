@@ -163,7 +163,7 @@ def deploy(
 def only_worker_left(deployed: Deployed, worker: psutil.Process, reporters: bool = False) -> bool:
     """True if nothing runs but the worker, and with `reporters` the crash reporters."""
     left = [process for process in deployed.processes() if process.pid != worker.pid]
-    return all(reporters and "crash_reporter" in command_of(process) for process in left)
+    return all(reporters and "run_guard" in command_of(process) for process in left)
 
 
 def uninterrupted_losses(training: Deployed, folder: Path, steps: int) -> list[float]:

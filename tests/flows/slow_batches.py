@@ -33,5 +33,5 @@ def nap(folder: Folder, name: str, seconds: float) -> Outcome:
 @flow(name="slow-batches")
 def slow_batches(settings: dict[str, Any], seconds: float) -> str:
     """Nap in two processes."""
-    with run_context(OutputSettings(**settings)) as (root, runner):
-        return runner.run_step(naps, root, seconds).folder
+    with run_context(OutputSettings(**settings)) as runner:
+        return runner.run_step(naps, Folder(settings["output"]), seconds).folder

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.dataprep import check, dataprep
-from flows.dry_run.plan import dry_run
+from flows.dataprep import dataprep
 from flows.settings import DataprepSettings, resolve
 from gpt2train.errors import UserError
 from tests.flows.commands import run
@@ -79,7 +78,7 @@ def test_a_file_that_is_no_evaluation_set_is_refused(tmp_path: Path, name: str, 
     (tmp_path / "bad.jsonl").write_text('{"words": 1}\n')
     flags = {"decontaminate": {"against": [str(tmp_path / name)]}, "output": str(tmp_path / "out")}
     with pytest.raises(UserError) as caught:
-        check(dataprep.planned(resolve(DataprepSettings, flags=flags)))
+        dataprep.planned(resolve(DataprepSettings, flags=flags)).check()
     assert name in str(caught.value) and said in str(caught.value)
 
 
@@ -202,16 +201,16 @@ def test_wrong_settings_are_found_before_anything_starts(
     given = {name: filled(value) for name, value in given.items()}
     config = given.pop("config", None)
     with pytest.raises(UserError) as raised:
-        check(dataprep.planned(resolve(DataprepSettings, config, given)))
+        dataprep.planned(resolve(DataprepSettings, config, given)).check()
     for part in said:
         assert part in str(raised.value)
     assert "\n" not in str(raised.value)
     with pytest.raises(UserError) as dry:
-        dry_run(dataprep.planned(resolve(DataprepSettings, config, {**given, "dry_run": True})), check, print)
+        dataprep.planned(resolve(DataprepSettings, config, {**given, "dry_run": True})).dry_run(print)
     assert str(dry.value) == str(raised.value)
 
 
 def test_good_input_passes(inputs: Path, tmp_path: Path) -> None:
     given = {"urls": [str(inputs / "urls.txt")], "output": str(tmp_path / "out")}
     connect_to = {"a.test": "127.0.0.1:80", "b.test": "[::1]:443"}
-    check(dataprep.planned(resolve(DataprepSettings, None, {**given, "connect_to": connect_to})))
+    dataprep.planned(resolve(DataprepSettings, None, {**given, "connect_to": connect_to})).check()

@@ -76,7 +76,7 @@ def flags_of(line: str) -> tuple[list[str], list[str]]:
 @cache
 def flow_options(name: str) -> frozenset[str]:
     """Every option of a flow's command."""
-    return options(app_of(FLOWS[name], "result"))
+    return options(app_of(FLOWS[name]))
 
 
 def options(program: App) -> frozenset[str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from flows.dataprep import dataprep
-from flows.dry_run.plan import show_dry_run
 from flows.settings import DataprepSettings, resolve
 from flows.sources import Sources, documents_of
 from gpt2train.errors import UserError
@@ -34,7 +33,7 @@ def test_domains_become_documents(tmp_path: Path) -> None:
             "download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"},
         }
         settings = resolve(DataprepSettings, flags=flags)
-        plan = show_dry_run(dataprep.planned(settings))
+        plan = dataprep.planned(settings).shown_plan()
         assert "1 domain, by sitemaps, feeds" in plan and "discover" in plan
         root = Folder(tmp_path / "out")
         runner = Inline(1)
@@ -48,7 +47,7 @@ def test_domains_become_documents(tmp_path: Path) -> None:
         assert steps[2].outcome.reasons == {"robots_ai_agent": 1}
         again, _ = documents_of(root, settings, Sources(settings), runner)
         assert again.identity == documents.identity and {"discover", "download"} <= runner.skipped
-        assert "cached" in show_dry_run(dataprep.planned(settings))
+        assert "cached" in dataprep.planned(settings).shown_plan()
 
 
 @pytest.mark.slow
@@ -68,7 +67,7 @@ def test_common_crawl_alone_needs_no_download(tmp_path: Path) -> None:
             },
         }
         settings = resolve(DataprepSettings, flags=flags)
-        assert "by commoncrawl" in show_dry_run(dataprep.planned(settings))
+        assert "by commoncrawl" in dataprep.planned(settings).shown_plan()
         root = Folder(tmp_path / "out")
         documents, steps = documents_of(root, settings, Sources(settings), Inline(1))
         assert [step.step for step in steps] == ["discover", "commoncrawl", "extract"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from flows.finetune import check, finetune, recipe
+from flows.finetune import finetune
 from flows.finetune_settings import FinetuneFlowSettings
 from flows.recipe import PlannedRun
 from flows.settings import resolve
@@ -78,9 +78,9 @@ def planned(made: Path, output: Path, kind: str, **flags: Any) -> PlannedRun[Fin
 
 def tuned(run: PlannedRun[FinetuneFlowSettings]) -> list[Manifest]:
     """The manifests of the flow's steps, run without Prefect."""
-    check(run)
+    run.check()
     with Inline(workers=1) as runner:
-        return recipe(run, runner)
+        return run.recipe(runner)
 
 
 def predictions(run: PlannedRun[FinetuneFlowSettings], scores: Manifest) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
 
     # The tuned model is the start of another tuning, and no language model.
     more = planned(made, tmp_path / "more", "classification", model=merged, train={"epochs": 1.0})
-    check(more)
+    more.check()
     with pytest.raises(UserError, match="is a classifier, which a task of the kind text cannot start from"):
         planned(made, tmp_path / "more", "text", model=merged)
     # With another number of labels than it has classes, named or found in the rows, it is refused before anything runs.
@@ -150,7 +150,7 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
     }.items():
         (made / f"{name}.toml").write_text(CLASSIFICATION.replace(*change))
         with pytest.raises(UserError, match=r"is a classifier of 2 classes, but the task has \d+ labels \(.*; correct"):
-            check(planned(made, tmp_path / "more", name, model=merged))
+            planned(made, tmp_path / "more", name, model=merged).check()
 
 
 @pytest.mark.exhaustive
@@ -198,7 +198,7 @@ def test_a_preset_has_random_weights_and_takes_a_tokenizer(made: Path, tmp_path:
     train = run.settings.train
     assert (train.model.layers, train.model.hidden, train.checkpoints.init_from) == (4, 192, None)
     assert (train.epochs, train.optimizer.lr, train.batch.global_batch) == (3.0, 1e-2, 32)  # never the preset's
-    check(run)
+    run.check()
     with pytest.raises(UserError, match="preset tiny has no tokenizer; give --tokenizer DIR"):
         planned(made, tmp_path, "classification", model="tiny")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from flows.pretrain import check, pretrain, recipe
+from flows.pretrain import pretrain
 from flows.settings import PretrainFlowSettings, resolve
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.folder import Folder
@@ -21,9 +21,9 @@ from tests.tasks.corpus import Inline
 
 def train(config: str | None = None, **flags: Any) -> Path:
     planned = pretrain.planned(resolve(PretrainFlowSettings, config, flags))
-    check(planned)
+    planned.check()
     with Inline(workers=1) as runner:
-        [trained] = recipe(planned, runner)
+        [trained] = planned.recipe(runner)
     return Path(planned.root.path(trained.folder))
 
 

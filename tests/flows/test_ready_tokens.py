@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from flows.dry_run.plan import show_dry_run
 from flows.orchestration.flow import split_parameters
 from flows.pipeline import pipeline
-from flows.pretrain import check, check_training, pretrain, recipe
+from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
 from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
@@ -63,9 +62,9 @@ def planned(output: Path, **flags: Any) -> PlannedRun[PretrainFlowSettings]:
 
 def trained(run: PlannedRun[PretrainFlowSettings]) -> list[Manifest]:
     """The manifests of the flow's steps, run without Prefect."""
-    check(run)
+    run.check()
     with Inline(workers=1) as runner:
-        return recipe(run, runner)
+        return run.recipe(runner)
 
 
 def losses(folder: Path | str, key: str = "loss") -> list[float]:
@@ -193,7 +192,7 @@ def test_they_are_merged_and_scored_if_asked(
         (tmp_path / f"bare.{suffix}").hardlink_to(made / f"tokens/a.{suffix}")
     bare = planned(tmp_path / "out", **{**flags, "tokens": str(tmp_path / "bare")}, vocab=262)
     assert [name for name, _ in bare.cached_steps()] == ["ready_tokens", "train"]
-    assert "its tokens have no tokenizer; give --tokenizer DIR" in show_dry_run(bare)
+    assert "its tokens have no tokenizer; give --tokenizer DIR" in bare.shown_plan()
 
     # The flow of the scores takes such a run too, if it has something to score.
     folder = tmp_path / "out" / training.folder
@@ -206,7 +205,7 @@ def test_a_setting_of_scores_without_them_is_named(made: Path, tmp_path: Path) -
     lambada.write_text('{"text": "a b c"}\n')
     run = planned(tmp_path / "out", tokens=str(made / "tokens/a"), lambada=str(lambada))
     assert [name for name, _ in run.cached_steps()] == ["ready_tokens", "train"]
-    assert "--score is not given, so lambada is not used" in show_dry_run(run)
+    assert "--score is not given, so lambada is not used" in run.shown_plan()
 
 
 @pytest.mark.exhaustive
@@ -315,10 +314,10 @@ def test_missing_sentinels_are_refused_before_anything_starts(made: Path, tmp_pa
         }
     )
     with pytest.raises(UserError, match=r"tokenizer has no token <extra_id_0> to stand for a span"):
-        check(planned(tmp_path, tokens=f"{made}/tokens/a", train=train))
+        planned(tmp_path, tokens=f"{made}/tokens/a", train=train).check()
     flags = {"output": str(tmp_path), "preset": "tiny", "train": train, "tokenizer": {"name": "train", "sentinels": 2}}
     with pytest.raises(UserError, match=r"tokenizer\.sentinels is 2, but the objective needs 3"):
-        check_training(pipeline.planned(resolve(PipelineSettings, flags=flags)))
+        pipeline.planned(resolve(PipelineSettings, flags=flags)).check_training()
 
 
 def test_a_settings_file_of_all_flows_may_have_the_table_of_the_tokenizer(tmp_path: Path) -> None:

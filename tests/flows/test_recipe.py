@@ -3,19 +3,19 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import flows
 import flows.sources
-from flows.dataprep import dataprep, recipe
-from flows.dry_run.plan import plan_page
+from flows.dataprep import dataprep
 from flows.orchestration.flow import settings_flow
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
 from flows.settings import DataprepSettings, PipelineSettings, PretrainFlowSettings, resolve
+from flows.ui.artifact_publisher import ArtifactPublisher
 from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner, step_name
 from tests.tasks.corpus import Inline
@@ -53,7 +53,7 @@ def test_a_dry_run_shows_the_steps_of_the_run(tmp_path: Path) -> None:
     before = run.cached_steps()
     assert not (tmp_path / "out").exists()
     with Recording() as runner:
-        data, page = recipe(run, runner)
+        data, page = run.recipe(runner)
     assert [name for name, _ in before] == runner.names and runner.names[-1] == "report"
     assert all(manifest is None for _, manifest in before)
     assert [manifest for _, manifest in run.cached_steps()] == [*data.manifests, page]
@@ -70,7 +70,7 @@ def test_opt_in_steps_run_at_their_place(tmp_path: Path) -> None:
     given |= {"boilerplate": {"enabled": True}, "substrings": {"enabled": True, "min_words": 8}}
     run = dataprep.planned(resolve(DataprepSettings, flags=given))
     with Recording() as runner:
-        data, _ = recipe(run, runner)
+        data, _ = run.recipe(runner)
     assert [name for name in runner.names if name not in ("boilerplate", "substrings")] == off
     assert runner.names.index("boilerplate") + 1 == runner.names.index("clean")
     assert runner.names.index("dedup") + 1 == runner.names.index("substrings") == runner.names.index("shuffle") - 1
@@ -98,26 +98,39 @@ def test_input_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         resolve(PipelineSettings, flags={"urls": [str(tmp_path / "urls.txt")], "output": str(tmp_path / "out")})
     )
     run.sources.check()
-    plan_page(run)
+    run.plan_page()
     run.cached_steps()
     assert found == ["found", "counted"]
 
 
-def test_a_command_hands_its_inputs_to_the_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[PlannedRun[DataprepSettings]] = []
+class Probe(PlannedRun[DataprepSettings]):
+    """A flow of no steps, which notes the runs that it checks and does."""
 
-    def no_steps(run: PlannedRun[DataprepSettings], runner: Runner) -> None:
-        """Do nothing."""
+    name, model, result_name = "probe", DataprepSettings, "end"
+    has_plan = False
+    checked: ClassVar[list[PlannedRun[Any]]] = []
+    done: ClassVar[list[PlannedRun[Any]]] = []
 
-    @settings_flow("probe", DataprepSettings, no_steps, seen.append)
-    def probe(run: PlannedRun[DataprepSettings]) -> str:
-        seen.append(run)
-        return "end"
+    def check(self) -> None:
+        self.checked.append(self)
 
+    def recipe(self, runner: Runner) -> None:
+        self.done.append(self)
+
+    def conclude(self, made: None, publisher: ArtifactPublisher) -> str:
+        return self.settings.output
+
+
+def test_a_command_hands_its_run_to_the_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings are resolved and checked before a server starts; the flow does neither again."""
+    probe = settings_flow(Probe)
     # Without Prefect's engine: the function of the flow, called as the engine calls it.
     monkeypatch.setattr(type(probe), "__call__", lambda self, **parameters: self.fn(**parameters))
     settings = resolve(DataprepSettings, flags={"output": str(tmp_path), "connect_to": {"a.test": "127.0.0.1:80"}})
     run = probe.planned(settings)
-    assert probe.start(run) == "end" and seen == [run] and seen[0] is run
-    # Another run, as of a deployment in the same process, finds its own.
-    assert probe.fn(output=str(tmp_path / "other")) == "end" and seen[1] is not run
+    assert probe.start(run) == str(tmp_path) and Probe.done == [run] and Probe.done[0] is run and Probe.checked == []
+    # Another run, as of a deployment in the same process, resolves and checks its own parameters.
+    other = str(tmp_path / "other")
+    assert probe.fn(output=other) == other and Probe.checked == Probe.done[1:]
+    assert [one.settings.output for one in Probe.checked] == [other]
+    assert Probe.checked[0].settings == resolve(DataprepSettings, flags={"output": other})

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.dry_run.plan import show_dry_run
 from flows.evaluate import evaluate
-from flows.pretrain import check, pretrain, recipe
+from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
 from flows.settings import EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
@@ -37,9 +36,9 @@ def planned(output: Path, **flags: Any) -> PlannedRun[PretrainFlowSettings]:
 
 def trained(planned_run: PlannedRun[PretrainFlowSettings]) -> list[Manifest]:
     """The manifests of the flow's steps, run without Prefect."""
-    check(planned_run)
+    planned_run.check()
     with Inline(workers=1) as runner:
-        return recipe(planned_run, runner)
+        return planned_run.recipe(runner)
 
 
 def test_a_pretraining_ends_with_model_and_scores(
@@ -47,7 +46,7 @@ def test_a_pretraining_ends_with_model_and_scores(
 ) -> None:
     planned_run = planned(tmp_path / "out", data=str(data))
     assert [name for name, _ in planned_run.cached_steps()] == ["train", "merge", "evaluate"]
-    assert f"scores      cloze set {data}/evalset/cloze.jsonl, perplexity of held-out" in show_dry_run(planned_run)
+    assert f"scores      cloze set {data}/evalset/cloze.jsonl, perplexity of held-out" in planned_run.shown_plan()
     training, model, scores = trained(planned_run)
     assert [record.name for record in scores.outputs] == ["lambada.json", "perplexity.json", "samples.json"]
     assert {"model.safetensors", "tokenizer.json"} <= {record.name for record in model.outputs}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from flows.dataprep import PreparedData, prepare
-from flows.dry_run.plan import show_dry_run
 from flows.pipeline import pipeline
 from flows.pretrain import train_on_tokens
 from flows.scores import ScoreInputs, merge_and_score
@@ -121,7 +120,7 @@ def test_a_model_of_two_lines_is_trained_and_scored(
     settings = settings_for("two lines", tmp_path)
     data = prepared(settings, direct, caplog)
     root = Folder(settings.output)
-    assert "finds" not in (plan := show_dry_run(pipeline.planned(settings))) and "no cloze passage" in plan
+    assert "finds" not in (plan := pipeline.planned(settings).shown_plan()) and "no cloze passage" in plan
     assert "no validation: the valid split holds 0 tokens, fewer than one sample of 9" in plan
     training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, direct)
     assert "no validation: the valid split" in caplog.text

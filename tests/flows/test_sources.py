@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.dataprep import check, dataprep
+from flows.dataprep import dataprep
 from flows.settings import DataprepSettings, PipelineSettings, resolve
 from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
@@ -25,7 +25,7 @@ AFTER = ["clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer", "to
 def refused(output: Path, **given: object) -> str:
     """The one-line error of the check before the start."""
     with pytest.raises(UserError) as error:
-        check(dataprep.planned(resolve(DataprepSettings, flags={"output": str(output), **given})))
+        dataprep.planned(resolve(DataprepSettings, flags={"output": str(output), **given})).check()
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -49,7 +49,7 @@ def test_mistakes_are_found_before_anything_starts(tmp_path: Path) -> None:
         line = refused(out, **given)
         assert all(part in line for part in said), line
     given = {"output": str(out), "documents": [f"{tmp_path}/*.jsonl"], "json_key": "body"}
-    check(dataprep.planned(resolve(DataprepSettings, flags=given)))
+    dataprep.planned(resolve(DataprepSettings, flags=given)).check()
 
 
 def test_the_demo_runs_only_without_sources() -> None:

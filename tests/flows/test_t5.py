@@ -17,7 +17,7 @@ import pytest
 import tomli_w
 import torch
 
-from flows.pretrain import check, pretrain, recipe
+from flows.pretrain import pretrain
 from flows.settings import PipelineSettings, PretrainFlowSettings, read_config, resolve
 from gpt2train.cli import app
 from gpt2train.command_line import run_command
@@ -89,9 +89,9 @@ def test_the_preset_trains_merges_and_generates(tmp_path: Path, capsys: pytest.C
     root = prepare_tokens(tmp_path / "out", sentinels=SENTINELS)
     flags = {"output": str(root), "preset": "t5-cpm", "train": SMALL, "launch": {"processes": 1}}
     planned = pretrain.planned(resolve(PretrainFlowSettings, flags=flags))
-    check(planned)
+    planned.check()
     with Inline(workers=1) as runner:
-        [training] = recipe(planned, runner)
+        [training] = planned.recipe(runner)
     run = root / training.folder
     rows = read_metrics(run)
     assert len(rows) == 2 and rows[-1]["valid_loss"] > 0
@@ -126,7 +126,7 @@ def test_tokens_without_sentinels_are_refused(tmp_path: Path) -> None:
     flags = {"output": str(root), "preset": "t5-cpm", "train": SMALL, "launch": {"processes": 1}}
     planned = pretrain.planned(resolve(PretrainFlowSettings, flags=flags))
     with Inline(workers=1) as runner, pytest.raises(UserError, match="has no token <extra_id_0> to stand for a span"):
-        recipe(planned, runner)
+        planned.recipe(runner)
 
 
 @pytest.mark.exhaustive

@@ -18,23 +18,19 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_cu
 
 import flows.compat.prefect as compat
 
-FLOW_RUN, LEASE = uuid.uuid4(), uuid.uuid4()
+FLOW_RUN = uuid.uuid4()
 
 
 class Client(SyncPrefectClient):
     """Client that records its requests and answers them itself."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self) -> None:
         super().__init__("http://127.0.0.1:9/api")
-        self.status = status
         self.sent: list[tuple[str, str, Any]] = []
 
     def request(self, method: Any, path: Any, params: Any = None, path_params: Any = None, **more: Any) -> Any:
         self.sent.append((method, path.format(**(path_params or {})), more.get("json")))
-        request = httpx.Request(method, "http://127.0.0.1:9")
-        answer = httpx.Response(self.status, json={"lease_id": str(LEASE)}, request=request)
-        answer.raise_for_status()
-        return answer
+        return httpx.Response(200, json={}, request=httpx.Request(method, "http://127.0.0.1:9"))
 
 
 def doubled(**parameters: int) -> int:
@@ -162,30 +158,3 @@ def test_a_final_server_app_is_not_built_again() -> None:
     from prefect.server.api import server
 
     assert f'os.getenv("{compat.SERVER_FINAL}")' in inspect.getsource(server.create_app)
-
-
-def test_a_lease_is_taken_renewed_and_released() -> None:
-    client = Client()
-    assert compat.acquire_lease(client, ["GPU 0", "GPU 1"], 60.0, FLOW_RUN) == LEASE
-    assert compat.renew_lease(client, LEASE, 60.0)
-    client.release_concurrency_slots_with_lease(LEASE)
-    [(_, taken, slots), (_, renewed, _), (_, released, lease)] = client.sent
-    assert taken == "/v2/concurrency_limits/increment-with-lease"
-    assert slots["names"] == ["GPU 0", "GPU 1"] and slots["holder"]["id"] == str(FLOW_RUN)
-    assert renewed == f"/v2/concurrency_limits/leases/{LEASE}/renew"
-    assert released == "/v2/concurrency_limits/decrement-with-lease" and lease == {"lease_id": str(LEASE)}
-
-
-@pytest.mark.parametrize("status", [422, 423])
-def test_a_limit_without_a_free_slot_gives_no_lease(status: int) -> None:
-    assert compat.acquire_lease(Client(status), ["GPU 0"], 60.0, None) is None
-
-
-def test_a_lease_that_the_server_lost_is_not_renewed() -> None:
-    assert not compat.renew_lease(Client(410), LEASE, 60.0)
-    for call in (
-        lambda: compat.acquire_lease(Client(500), ["GPU 0"], 60.0, None),
-        lambda: compat.renew_lease(Client(500), LEASE, 60.0),
-    ):
-        with pytest.raises(httpx.HTTPStatusError):
-            call()

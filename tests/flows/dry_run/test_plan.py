@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import flows.dry_run.resources
-from flows.dry_run.resources import _existing_run, estimate_run
+import flows.pretrain
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
@@ -84,19 +84,19 @@ def test_the_epochs_of_a_blend_are_counted_as_the_training_counts_them(tmp_path:
     train = {"epochs": 2, "model": {"context": 32}, "schedule": {"warmup": 0}}
     given = {"output": str(tmp_path / "out"), "tokens": blend, "vocab": 300, "preset": "tiny", "train": train}
     planned = pretrain.planned(resolve(PretrainFlowSettings, None, given))
-    fit = estimate_run(planned).fit
+    fit = planned.training().fit
     samples = 2 * int(min(3999 // 32 / Fraction(7, 10), 2999 // 32 / Fraction(3, 10)))
-    assert fit is not None and fit.steps == -(-samples // 8)
+    assert fit.steps == -(-samples // 8)
     # And on from where the run is: four steps of 12 samples, with another number of processes.
     assert planned.ready_tokens is not None
     with Inline(workers=1) as runner:
         ready_tokens(planned.root, planned.ready_tokens, runner)
-    folder = _existing_run(planned)
+    folder = planned.tokens.run_folder()
     assert folder is not None
     position = TrainState(step=4, samples=48, updates=4, skipped=0).model_dump(mode="json")
     folder.write_bytes("checkpoints/step-00000004/manifest.json", json.dumps({"position": position}).encode())
-    fit = estimate_run(planned).fit
-    assert fit is not None and fit.steps == 4 + -(-(samples - 48) // 8)
+    fit = planned.training().fit
+    assert fit.steps == 4 + -(-(samples - 48) // 8)
 
 
 @pytest.mark.parametrize(("depth", "vocabulary"), [(2, 4096), (8, 50_257)])
@@ -137,8 +137,8 @@ def test_a_published_preset_with_another_vocabulary_warns_with_size_and_option(
     output = {"output": str(tmp_path / "out"), "urls": ["a"], "launch": {"skip_resource_check": True}}
     given = {"preset": "117m", "tokenizer": tokenizer} | output
     logged: list[str] = []
-    monkeypatch.setattr(flows.dry_run.resources.log, "warning", lambda text, *values: logged.append(text % values))
-    flows.dry_run.resources.check_resources(pipeline.planned(resolve(PipelineSettings, flags=given)))
+    monkeypatch.setattr(flows.pretrain.log, "warning", lambda text, *values: logged.append(text % values))
+    pipeline.planned(resolve(PipelineSettings, flags=given)).check_training()
     assert len(logged) == 1 and all(part in logged[0] for part in words)
 
 

@@ -12,9 +12,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import Abort, Pause
 from prefect.states import Suspended
 
-from flows.orchestration import cancellation
-from flows.orchestration.cancellation import RunEndedError, how_to_end, watched
-from flows.orchestration.crash_reporter import _is_unreported
+from flows.orchestration import run_guard
+from flows.orchestration.run_guard import RunEndedError, _is_unreported, how_to_end, watched
 
 OWN: State[Any] = State(type=StateType.RUNNING)
 FINAL = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
@@ -82,11 +81,11 @@ def test_a_server_that_is_away_is_reported_once_and_ends_no_run(
                 raise httpx.ConnectError("refused")
             return found
 
-    monkeypatch.setattr(cancellation, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(cancellation, "AWAY_SECONDS", 0.0)
-    monkeypatch.setattr(cancellation, "brief_client", lambda _: contextlib.nullcontext(Client()))
-    monkeypatch.setattr(cancellation, "is_embedded", lambda: False)
-    watch = cancellation._Watch(run, has_worker=True)
+    monkeypatch.setattr(run_guard, "STATE_SECONDS", 0.001)
+    monkeypatch.setattr(run_guard, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(run_guard, "brief_client", lambda _: contextlib.nullcontext(Client()))
+    monkeypatch.setattr(run_guard, "is_embedded", lambda: False)
+    watch = run_guard._Watch(run, has_worker=True)
     monkeypatch.setattr(watch, "stop", lambda end: ended.set() if isinstance(end, Pause) else None)
     watch.poll()
     said = [record.getMessage() for record in caplog.records]

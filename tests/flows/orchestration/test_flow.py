@@ -18,7 +18,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema as prefect_schema
 
 import deployments
-from flows.dataprep import dataprep
+from flows.dataprep import Dataprep, dataprep
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.orchestration.flow import (
@@ -32,11 +32,8 @@ from flows.orchestration.flow import (
 )
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
-from flows.recipe import PlannedRun
 from flows.settings import (
-    DataprepSettings,
     EvaluateFlowSettings,
-    PipelineSettings,
     PretrainSettings,
     deployment_names,
     resolve,
@@ -44,8 +41,6 @@ from flows.settings import (
 from gpt2train.config import preset
 from gpt2train.data.tokenizer import save_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.settings import Settings
-from tasks.core.runner import Runner
 from tests.gpt2train.data.test_tokenizer import small_tables
 
 # Pytest undoes the filter that flows/orchestration/flow.py sets.
@@ -204,56 +199,34 @@ def test_a_user_error_ends_a_run_with_its_one_line(tmp_path: Path) -> None:
         assert state.is_failed() and said in state.message and "\n" not in state.message
 
 
-def test_the_flow_checks_settings_only_in_deployed_runs() -> None:
-    """A command has done so before it started a server."""
-    seen: list[str] = []
-
-    def recipe(run: PlannedRun[DataprepSettings], runner: Runner) -> None:
-        """No step."""
-
-    @settings_flow("probe", DataprepSettings, recipe, lambda run: seen.append(f"check {run.settings.output}"))
-    def probe(run: PlannedRun[DataprepSettings]) -> str:
-        seen.append(f"run {run.settings.output}")
-        return json.dumps(run.settings.model_dump(mode="json"))
-
-    given = json.loads(probe.fn(config=None, **resolve(DataprepSettings, "dataprep/demo").model_dump(mode="json")))
-    assert resolve(DataprepSettings, "dataprep/demo") == DataprepSettings.model_validate(given)
-    deployed_run(probe, config="dataprep/demo")
-    assert seen == ["run out/demo", "check out/demo", "run out/demo"]
-
-
 @pytest.mark.parametrize(
-    ("flow", "model", "given", "name"),
+    ("flow", "given", "name"),
     [
-        ("dataprep", DataprepSettings, {}, "dataprep-demo-out"),
-        ("dataprep", DataprepSettings, {"warcs": ["a"], "urls": ["https://u:pw@h/l"]}, "dataprep-urls-warcs-out"),
-        ("pretrain", PretrainSettings, {"launch": {"processes": 1}}, "pretrain-tiny-dp1-out"),
+        (dataprep, {}, "dataprep-demo-out"),
+        (dataprep, {"warcs": ["a"], "urls": ["https://u:pw@h/l"]}, "dataprep-urls-warcs-out"),
+        (pretrain, {"launch": {"processes": 1}}, "pretrain-tiny-dp1-out"),
         (
-            "pretrain",
-            PretrainSettings,
+            pretrain,
             {"preset": "345m", "output": "s3://b/short/", "launch": {"processes": 8}, "train": {"parallel": {"tp": 2}}},
             "pretrain-345m-tp2-dp4-short",
         ),
         (
-            "pipeline",
-            PipelineSettings,
+            pipeline,
             {"documents": ["a"], "launch": {"processes": 4}, "train": {"parallel": {"pp": 2}}},
             "pipeline-documents-tiny-pp2-dp2-out",
         ),
-        ("evaluate", EvaluateFlowSettings, {"run": "out/runs/tiny-0123abcd"}, "evaluate-tiny-0123abcd"),
+        (evaluate, {"run": "out/runs/tiny-0123abcd"}, "evaluate-tiny-0123abcd"),
     ],
 )
-def test_the_name_of_a_run_shows_its_subject(
-    flow: str, model: type[Settings], given: dict[str, Any], name: str
-) -> None:
-    assert run_name(flow, resolve(model, flags=given)) == name
+def test_the_name_of_a_run_shows_its_subject(flow: SettingsFlow[Any], given: dict[str, Any], name: str) -> None:
+    assert run_name(flow.planned(resolve(flow.model, flags=given))) == name
 
 
 def test_a_flow_is_created_without_a_warning() -> None:
     """Also where another program, as `prefect deploy`, has filters of its own for warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = settings_flow("probe", DataprepSettings, lambda run, runner: None, lambda run: None)(lambda run: "")
+        made = settings_flow(Dataprep)
         assert not any("default" in field for field in prefect_schema(made).properties.values())
 
 

@@ -16,7 +16,7 @@ import functools, os, signal, sys
 import psutil
 from flows.command import command
 from flows.orchestration.flow import settings_flow
-from flows.orchestration.run_context import run_context
+from flows.recipe import PlannedRun
 from flows.settings import OutputSettings
 from gpt2train.errors import UserError
 from gpt2train.store.manifest import Outcome
@@ -35,18 +35,22 @@ def lost(root, runner):
         runner.report_metrics([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], 2)
     return Step(root, "lost", version=1, parameters={}, inputs={}).commit(Outcome())
 
-def recipe(run, runner):
-    runner.run_step(lost, run.root)
-    if fails:
-        raise UserError("the mistake; repair it")
-    return runner.run_step(naps, run.root, 0.0)
+class Probe(PlannedRun):
+    name, model, result_name = "probe", OutputSettings, "result"
 
-@settings_flow("probe", OutputSettings, recipe, lambda run: None)
-def probe(run):
-    with run_context(run.settings, plan=lambda: "the plan") as (root, runner):
-        return (root / recipe(run, runner).folder).path()
+    def check(self):
+        pass
 
-command(probe, "result")
+    def recipe(self, runner):
+        runner.run_step(lost, self.root)
+        if fails:
+            raise UserError("the mistake; repair it")
+        return runner.run_step(naps, self.root, 0.0)
+
+    def conclude(self, made, publisher):
+        return (self.root / made.folder).path()
+
+command(settings_flow(Probe))
 """
 LIMITS = {"PREFECT_API_REQUEST_TIMEOUT": "2", "PREFECT_CLIENT_MAX_RETRIES": "0"}  # of 60 s and 5
 NOISE = ("Error logging to API", "Traceback", "Event(", "connection attempts", "Service ")

@@ -13,8 +13,7 @@ import psutil
 import pytest
 import tomli_w
 
-from flows.orchestration import crash_reporter
-from flows.orchestration.stale_runs import HOLDER_FILE
+from flows.orchestration.run_guard import HOLDER_FILE, WORKER_REPORT_SECONDS
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.process import CLOSING
 from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
@@ -163,7 +162,7 @@ def test_the_end_of_a_cancelled_run_is_left_to_a_slow_worker(training: Deployed)
         worker.suspend()
         training.set_state(run, "CANCELLING", "Cancelling")
         wait_for(lambda: only_worker_left(training, worker, reporters=True), SECONDS, "the run's own end")
-        time.sleep(crash_reporter.WORKER_SECONDS + 15)
+        time.sleep(WORKER_REPORT_SECONDS + 15)
         assert training.state(run)["type"] == "CANCELLING"
         worker.resume()
         assert "ended without" not in training.wait(run, "CANCELLED")["message"]

@@ -24,13 +24,13 @@ import logging, os, signal, sys, time
 from pathlib import Path
 import psutil
 from prefect.logging.handlers import PrefectConsoleHandler
-from flows.orchestration import worker_watchdog
+from flows.orchestration import run_guard
 
 folder, silent = Path(sys.argv[1]), sys.argv[2] == "silent"
 logging.getLogger("gpt2train").addHandler(PrefectConsoleHandler(sys.stdout))
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
-worker_watchdog.terminate_with([psutil.Process(os.getppid())], 60)
+run_guard.terminate_with([psutil.Process(os.getppid())], 60)
 (folder / "pid").write_text(str(os.getpid()))
 while not stopped:
     if not silent:

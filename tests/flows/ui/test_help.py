@@ -40,7 +40,7 @@ SETTINGS: dict[str, type[Settings]] = {
 def page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str, width: int = 80) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     flow, *flags = words
-    app = app_of(FLOWS[flow], "result")  # a new one, whose console has this width
+    app = app_of(FLOWS[flow])  # a new one, whose console has this width
     assert run_command(app, flags) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -85,7 +85,7 @@ def test_the_page_of_all_settings_has_each_under_its_step(
     steps = [step for step in STEPS if step in SETTINGS[flow].model_fields]
     assert list(dict.fromkeys(heading.partition(".")[0] for heading in headings[1:])) == steps
     # Long names are broken over lines, so they are asked for instead.
-    app = app_of(FLOWS[flow], "result")
+    app = app_of(FLOWS[flow])
     app.shows_all = True
     under = {one.name: one.parameter.group[0].name for one in app.assemble_argument_collection() if one.show}
     wanted = flags_of(SETTINGS[flow])

@@ -1,7 +1,6 @@
 """The GPU queue of one machine: waiting trainings, shared GPUs, locks of killed ones, foreign files."""
 
 import contextlib
-import json
 import os
 import stat
 import subprocess
@@ -22,8 +21,8 @@ import sys
 from pathlib import Path
 from tasks.core.gpu_queue import gpu_slot
 folder, who, share, *devices = sys.argv[1:]
-with gpu_slot(devices, int(share), who, lambda what: print("waits:", what, flush=True), Path(folder)) as held:
-    print("holds beside", held.other_jobs, flush=True)
+with gpu_slot(devices, int(share), who, lambda what: print("waits:", what, flush=True), Path(folder)):
+    print("holds", flush=True)
     sys.stdin.read()
 """
 
@@ -65,42 +64,21 @@ def test_trainings_wait_for_the_gpus_of_each_other(
 ) -> None:
     first = Training(tmp_path, "run A", "GPU 0", "GPU 1")
     running.append(first)
-    wait_for(lambda: first.says("holds beside 0"), 60, "the first")
+    wait_for(lambda: first.says("holds"), 60, "the first")
     overlaps = Training(tmp_path, "run B", "GPU 1", "GPU 2")
     elsewhere = Training(tmp_path, "run C", "GPU 3")
     shares = Training(tmp_path, "run D", "GPU 0", share=2)
     running += [overlaps, elsewhere, shares]
-    wait_for(lambda: elsewhere.says("holds beside 0"), 60, "the one on another GPU")
-    wait_for(lambda: shares.says("holds beside 1"), 60, "the one that shares")
+    wait_for(lambda: elsewhere.says("holds"), 60, "the one on another GPU")
+    wait_for(lambda: shares.says("holds"), 60, "the one that shares")
     wait_for(lambda: overlaps.says(f"waits: GPU 1 is taken by run A (process {first.process.pid})"), 60, "the wait")
     assert not overlaps.says("holds")
     first.process.kill()  # leaves no message; the kernel frees its locks
-    wait_for(lambda: overlaps.says("holds beside 0"), 60, "the turn after a kill")
+    wait_for(lambda: overlaps.says("holds"), 60, "the turn after a kill")
     overlaps.end()
     logged: list[str] = []
     with gpu_queue.gpu_slot(["GPU 1", "GPU 2"], 1, "run E", logged.append, tmp_path):
         assert logged == []
-
-
-def test_the_lease_of_a_killed_training_is_passed_on(tmp_path: Path) -> None:
-    lease = "0b9e7a7c-5d5b-4a3e-9f65-0d6d5ad3a2f1"
-    holder = f"""
-import os
-from pathlib import Path
-from tasks.core.gpu_queue import gpu_slot
-with gpu_slot(["GPU 0", "GPU 1"], 1, "me", print, Path({str(tmp_path)!r})) as held:
-    held.record_lease({lease!r})
-    os._exit(9)
-"""
-    assert subprocess.run([sys.executable, "-c", holder], check=False).returncode == 9
-    with gpu_queue.gpu_slot(["GPU 2"], 1, "elsewhere", print, tmp_path) as held:
-        assert held.stale_leases == frozenset()
-    with gpu_queue.gpu_slot(["GPU 1"], 1, "next", print, tmp_path) as held:
-        assert held.stale_leases == {lease}
-        held.record_lease("mine")
-        assert json.loads((tmp_path / "gpu-1.0").read_text())["lease"] == "mine"
-    with gpu_queue.gpu_slot(["GPU 1"], 1, "after it", print, tmp_path) as held:
-        assert held.stale_leases == frozenset()
 
 
 def test_a_job_keeps_the_gpus_of_a_killed_flow(tmp_path: Path) -> None:

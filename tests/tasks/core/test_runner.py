@@ -64,9 +64,9 @@ class Counting(Runner):
         self.pieces: list[str] = []
         self.steps: list[tuple[int, int, int]] = []
 
-    def dispatch(self, stage: Stage, todo: Any, at_once: int) -> None:
-        self.pieces += [name for name, _ in todo]
-        super().dispatch(stage, todo, at_once)
+    def dispatch(self, stage: Stage, groups: Any, *options: Any) -> None:
+        self.pieces += [group.name for group in groups]
+        super().dispatch(stage, groups, *options)
 
     def progress(self, stage: Stage, done: int, rows: int) -> None:
         self.steps.append((done, stage.batches, rows))

@@ -9,8 +9,7 @@ import fsspec
 import pytest
 
 from flows.orchestration.run_context import check_output
-from flows.pretrain import check, recipe
-from flows.recipe import PlannedRun
+from flows.pretrain import pretrain
 from flows.settings import DataprepSettings, PretrainFlowSettings
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
@@ -37,7 +36,7 @@ GONE = ("Bert", "Dora", "Sven", "Olga")  # in the stories of the pages
 
 def pretrain_elsewhere(out: Path) -> None:
     settings = PretrainFlowSettings(data=str(out), output=str(out.parent / "elsewhere"))
-    check(PlannedRun(settings, recipe))
+    pretrain.planned(settings).check()
 
 
 # What reads an output, beginning with the flows in it.

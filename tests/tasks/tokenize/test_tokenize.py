@@ -174,9 +174,9 @@ class RecordingRunner(Inline):
         super().__init__(workers)
         self.done: set[str] = set()
 
-    def dispatch(self, stage: Stage, todo: Any, at_once: int) -> None:
-        self.done |= {name for name, _ in todo if stage.name == "part"}
-        super().dispatch(stage, todo, at_once)
+    def dispatch(self, stage: Stage, groups: Any, *options: Any) -> None:
+        self.done |= {group.name for group in groups if stage.name == "part"}
+        super().dispatch(stage, groups, *options)
 
 
 def again(folder: str, bpe: str) -> None:

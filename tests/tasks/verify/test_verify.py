@@ -64,12 +64,9 @@ def out(corpus: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the batches of a verification in this process: to start workers takes seconds."""
-    run_groups = RedoRunner.run_groups
-    monkeypatch.setattr(
-        RedoRunner,
-        "run_groups",
-        lambda self, stage, groups, where, at_once: run_groups(self, stage, groups, "thread", at_once),
-    )
+    dispatch = RedoRunner.dispatch
+    in_thread = lambda self, stage, groups, where, at_once: dispatch(self, stage, groups, "thread", at_once)  # noqa: E731
+    monkeypatch.setattr(RedoRunner, "dispatch", in_thread)
 
 
 def verified(capsys: pytest.CaptureFixture[str], out: Path | str, **options: Any) -> dict[str, dict[str, Any]]:
