@@ -360,13 +360,8 @@ def _recipe_of(given: Mapping[str, Any]) -> Recipe | None:
 
     def rate() -> Rate:
         launch = build(LaunchSettings, given.get("launch", {}))
-        return machine_rate(
-            find_gpus(),
-            processes=launch.processes,
-            nodes=launch.machines,
-            threads=launch.threads,
-            cores=usable_cores(),
-        )
+        size = {"processes": launch.processes, "nodes": launch.machines, "threads": launch.threads}
+        return machine_rate(find_gpus(), **size, cores=usable_cores())
 
     name, preset_name, depth, budget = (given.get(key) for key in ("recipe", "preset", "depth", "budget"))
     return given_recipe(name, preset_name, None if depth is None else int(depth), budget, rate)

@@ -1,4 +1,4 @@
-"""What a refactoring must not change, compared with a record: the steps of three runs, the settings, the help pages.
+"""Record of what a refactoring must not change: the steps of three runs, the settings, the help pages.
 
 `python -m tests.recorded` names each item that differs from `tests/data/recorded.json`; with `--write` it records them
 anew. A step's item is a hash of its name, version and parameters, and of the names of its inputs and packages: the

@@ -149,13 +149,13 @@ def _section(title: str, results: list[Result], size: int, line_size: int = 260)
     """Lines of results in at most `size` characters."""
     if not results:
         return ""
-    lines, room = [f"== {title} =="], size - len(title) - 60
+    lines, remaining = [f"== {title} =="], size - len(title) - 60
     for index, result in enumerate(results):
         line = result.line(line_size)
-        if len(line) + 1 > room:
+        if len(line) + 1 > remaining:
             lines.append(f"… and {len(results) - index} more in the JSON file")
             break
-        room -= len(line) + 1
+        remaining -= len(line) + 1
         lines.append(line)
     return "\n".join(lines)
 

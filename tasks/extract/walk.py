@@ -52,8 +52,7 @@ from tasks.extract.elements import (
 from tasks.extract.formulas import formula_text, image_text, only_formula, script_marks, script_text, wrapped_text
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM
 
-# Classes of Doxygen, which has elements of its own for code (a `div` a line) and titles.
-TITLE = "headertitle"
+TITLE = "headertitle"  # class of titles in Doxygen, which has elements of its own for them
 SUBTITLES = ("sub-title", "subTitle")  # of Javadoc: module and package, above the name of the class
 # Containers whose share of links is tested when they end.
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
@@ -85,8 +84,7 @@ class Walk:
         posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         size, links, running: characters of the blocks that are not dropped.
-        left_out: for an account of the page, place among the blocks, text, reason and element of what makes no block;
-            None: the page needs no account.
+        left_out: for an account, place among the blocks, text, reason and element of what makes no block; else None.
         causes: for an account, first and last block, reason and element of the containers that were dropped.
     """
 
@@ -99,8 +97,7 @@ class Walk:
         self.candidates: list[Candidate] = []
         self.size = self.links = self.running = self.overlays = 0
         self._pieces: list[str] = []  # of the block that is being read
-        self._linked = 0  # characters of links in them
-        self._in_links = 0  # depth of links
+        self._linked = self._in_links = 0  # characters of links in them; depth of links
         self._marker = ""  # of the list item that begins
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
         self._in_doubt = self._pictured = False
