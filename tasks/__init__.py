@@ -40,7 +40,7 @@ the code of the step before; `data_steps` rejects documents as the filters of `c
 `clean` and finds words as `dedup`; `train` reads the files that `ready_tokens` has opened; `report` shows the results
 of `cloze`, `dedup`, `download` and `evaluate`.
 
-`outputs` is no step: it has the tools on a finished output (`browse`, `forget`, `passport`, `verify`). `passport` writes
-sections of the card of `merge`, `verify` does the steps of a corpus again, and `forget` rewrites the files of `download`
-and `sources` and finds texts as `decontaminate` does.
+`outputs` is no step: it has the tools on a finished output (`browse`, `forget`, `passport`, `verify`). `passport`
+writes sections of the card of `merge`, `verify` does the steps of a corpus again, and `forget` rewrites the files of
+`download` and `sources` and finds texts as `decontaminate` does.
 """
