@@ -150,6 +150,7 @@ def planted(model: GPT2, bpe: Path, context: str, wrong: str) -> str:
     return text[1:] if text.startswith(" ") and text.strip() and again[: len(ids)] == ids else wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squad", "coqa"])
 def test_squad_and_coqa_are_greedy_matches_as_in_nanochat(open_data: Path, tmp_path: Path, name: str) -> None:
     """Rows in llm-foundry's form, some with the answer that the model gives; the passages exceed the context."""

@@ -49,6 +49,7 @@ def apart(ours: RunConfig, other: RunConfig) -> float:
     return float(np.max(np.abs(np.array(curve(ours.output)) / np.array(curve(other.output)) - 1)))
 
 
+@pytest.mark.slow
 def test_training_is_close_to_bf16_with_and_without_recomputation(
     tokens: Path, tmp_path: Path, alone: DistContext
 ) -> None:

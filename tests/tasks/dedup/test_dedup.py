@@ -64,6 +64,7 @@ def check_pairs(
     return len(expected)
 
 
+@pytest.mark.slow
 def test_planted_duplicates_are_found_by_words(
     planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], real_data: Path
 ) -> None:
