@@ -62,11 +62,11 @@ def commit(repository: str, number: int) -> str:
 
 def entry(path: str, content: bytes) -> dict[str, Any]:
     """What a tree says of a file."""
-    told: dict[str, Any] = {"type": "file", "path": path, "size": len(content)}
-    told["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    found: dict[str, Any] = {"type": "file", "path": path, "size": len(content)}
+    found["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     if len(content) >= LARGE:
-        told["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-    return told
+        found["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+    return found
 
 
 class _Calls(BaseHTTPRequestHandler):
@@ -142,22 +142,22 @@ class _Calls(BaseHTTPRequestHandler):
         sha, content = found[0], found[1][path]
         about = entry(path, content)
         tag = about.get("lfs", about)["oid"]
-        told = {"ETag": f'"{tag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{tag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
         if kind == "resolve" and "lfs" in about:
-            told |= {"Location": f"/{repository}/cdn/{sha}/{path}", "X-Linked-Size": str(len(content))}
-            self.reply(302, b"", told | {"X-Linked-Etag": f'"{tag}"'})
+            headers |= {"Location": f"/{repository}/cdn/{sha}/{path}", "X-Linked-Size": str(len(content))}
+            self.reply(302, b"", headers | {"X-Linked-Etag": f'"{tag}"'})
             return
         status = 200
         if asked := self.headers.get("Range"):
             first, _, last = asked.removeprefix("bytes=").partition("-")
             end = int(last) + 1 if last else len(content)
-            told["Content-Range"] = f"bytes {first}-{min(end, len(content)) - 1}/{len(content)}"
+            headers["Content-Range"] = f"bytes {first}-{min(end, len(content)) - 1}/{len(content)}"
             content, status = content[int(first) : end], 206
         if self.server.broken and self.command == "GET":
             self.server.broken -= 1
-            self.reply(status, content, told, sent=len(content) // 2)
+            self.reply(status, content, headers, sent=len(content) // 2)
             return
-        self.reply(status, content, told)
+        self.reply(status, content, headers)
 
     def reply(self, status: int, content: bytes, headers: dict[str, str], sent: int | None = None) -> None:
         self.send_response(status)

@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import io
 import json
 import re
 import shutil
@@ -11,8 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import constants
 
 from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
+from tests.hub_server import Hub
 
 PAGES = {"benchmark.md", "fine-tune.md", "fineweb.md", "own-texts.md", "share.md"}
 SMALL = f"{TRAIN} {SCORES} --clean.split.valid 0.2 --clean.split.test 0.2 --launch.processes 1 --workers 1"
@@ -75,44 +78,47 @@ def test_own_texts(folder: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_fineweb(folder: Path, texts: list[str], open_data: Path) -> None:
+def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_to(open_data / "bpe", folder / "bpe")
     copy_to(open_data / "lambada/lambada_test.jsonl", folder / "whole.jsonl")
     passages = (folder / "whole.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
     (folder / "lambada_test.jsonl").write_text("".join(passages))
 
-    def download() -> None:
-        """Two files with the columns of FineWeb."""
-        place = folder / "fineweb/sample/10BT"
-        place.mkdir(parents=True, exist_ok=True)
-        for part in range(2):
-            rows = [
-                {
-                    "text": text,
-                    "id": f"<urn:uuid:{part}-{number}>",
-                    "dump": "CC-MAIN-2013-20",
-                    "url": f"http://example.org/{part}/{number}",
-                    "date": "2013-05-18T05:48:54Z",
-                    "file_path": "s3://commoncrawl/crawl-data/CC-MAIN-2013-20/segments/1.warc.gz",
-                    "language": "en",
-                    "language_score": 0.97,
-                    "token_count": len(text.split()),
-                }
-                for number, text in enumerate(texts[part::2])
-            ]
-            pq.write_table(pa.Table.from_pylist(rows), place / f"00{part}_00000.parquet")
-
-    outputs = follow(
-        "guides/fineweb.md",
-        folder,
-        small={
-            "python -m flows.pipeline": f"{SMALL} --tokenizer.folder bpe",
-            "python -m flows.dataprep": "--tokenizer.folder bpe --clean.split.valid 0.2 --clean.split.test 0.2",
-            "python -m flows.pretrain": f"{TRAIN} --launch.processes 1",
-            "python -m flows.evaluate": SCORES,
-        },
-        stand_ins={"hf download": download},
-    )
+    files = {}
+    for part in range(2):  # with the columns of FineWeb
+        rows = [
+            {
+                "text": text,
+                "id": f"<urn:uuid:{part}-{number}>",
+                "dump": "CC-MAIN-2013-20",
+                "url": f"http://example.org/{part}/{number}",
+                "date": "2013-05-18T05:48:54Z",
+                "file_path": "s3://commoncrawl/crawl-data/CC-MAIN-2013-20/segments/1.warc.gz",
+                "language": "en",
+                "language_score": 0.97,
+                "token_count": len(text.split()),
+            }
+            for number, text in enumerate(texts[part::2])
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), sink := io.BytesIO())
+        files[f"sample/10BT/00{part}_00000.parquet"] = sink.getvalue()
+    with Hub() as hub:
+        hub.put("datasets/HuggingFaceFW/fineweb", files)
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        # Of a client that is imported already:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        outputs = follow(
+            "guides/fineweb.md",
+            folder,
+            small={
+                "python -m flows.pipeline": f"{SMALL} --tokenizer.folder bpe",
+                "python -m flows.dataprep": "--tokenizer.folder bpe --clean.split.valid 0.2 --clean.split.test 0.2",
+                "python -m flows.pretrain": f"{TRAIN} --launch.processes 1",
+                "python -m flows.evaluate": SCORES,
+            },
+        )
     plan = next(output for line, output in outputs.items() if "--dry-run" in line)
     assert "vocabulary 50,257" in plan
     assert "124,475,904 parameters" in next(output for line, output in outputs.items() if "gpt2train plan" in line)

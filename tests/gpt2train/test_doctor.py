@@ -20,7 +20,7 @@ def test_the_page_names_versions_devices_and_extras(
     assert "a secret" not in page and "\n\n" not in page
 
 
-def test_a_torch_that_cannot_be_imported_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_be_imported_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "TORCH", "raise OSError('libcudart.so.13: cannot open shared object file')")
     expected = ", which cannot be imported: OSError: libcudart.so.13: cannot open shared object file"
     assert dict(doctor.lines())["torch"].endswith(expected)

@@ -46,7 +46,7 @@ def test_a_model_is_downloaded_once_and_without_pickles(hub: Hub, tmp_path: Path
     assert again.stdout == done.stdout and not [call for call in hub.calls if "/resolve/" in call]
 
 
-def test_what_is_no_model_of_the_hub_is_told_in_one_line(hub: Hub, tmp_path: Path) -> None:
+def test_what_is_no_model_of_the_hub_is_one_line(hub: Hub, tmp_path: Path) -> None:
     hub.put("datasets/some/data", {"x.json": b"{}"})
     for address, said in (
         ("hf://no/such", "the hub has no such repository, or it is private; check it, or set HF_TOKEN"),

@@ -113,7 +113,7 @@ def test_a_column_is_read_without_the_others(hub: Hub, tmp_path: Path) -> None:
     assert found["texts"] == texts
 
 
-def test_mistakes_are_told_in_one_line(hub: Hub, tmp_path: Path) -> None:
+def test_mistakes_are_one_line(hub: Hub, tmp_path: Path) -> None:
     hub.put(NAME, {"a.jsonl": SMALL})
     wrong = {
         "hf://datasets/some/other/*.jsonl": "no such repository",
