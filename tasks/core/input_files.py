@@ -24,10 +24,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.data.documents import FaultLast, unpack
 from gpt2train.data.zstd_file import WindowError
-from gpt2train.errors import DamagedFileError, UserError, is_io_failure, redact
+from gpt2train.errors import DamagedFileError, TransientError, UserError, is_io_failure, redact
 from gpt2train.store.folder import Folder
 from gpt2train.store.hub import pinned
-from gpt2train.store.object_stores import check_store_url
+from gpt2train.store.object_stores import MODULES, check_store_url
 
 BLOCK = 2**20  # bytes read at a time
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -258,6 +258,14 @@ def _translate_errors(location: str, remedy: str = "check the path") -> Iterator
         raise UserError(f"cannot read {location}: {redact(reason, location)}; {remedy}") from error
 
 
+def unreachable(location: str, error: Exception) -> TransientError | None:
+    """Return the error of a store or hub that has not answered after its library's own attempts; None for another."""
+    library = type(error).__module__.partition(".")[0]
+    if isinstance(error, ConnectionError | TimeoutError) or library in (*MODULES, "httpx", "huggingface_hub"):
+        return TransientError(f"cannot read {location}: {redact(str(error), location)}; run again to go on")
+    return None
+
+
 class ErrorTranslatingFile(io.RawIOBase):
     """Stream whose read errors become a `UserError` that names the file."""
 
@@ -273,6 +281,8 @@ class ErrorTranslatingFile(io.RawIOBase):
         try:
             return self._stream.readinto(buffer)
         except Exception as error:
+            if away := unreachable(self._location, error):
+                raise away from error
             suffix, reason = suffix_of(self._location), redact(str(error), self._location)
             if isinstance(error, WindowError):
                 raise DamagedFileError(f"{self._location} {error}", str(error)) from error

@@ -27,7 +27,7 @@ from gpt2train.data.documents import (
 from gpt2train.data.parquet_column import PARQUET_MB, Cell, list_names, read_cells
 from gpt2train.errors import UserError
 from tasks.core.document import strip_unstorable
-from tasks.core.input_files import InputFile, kind_of, open_input, read_any
+from tasks.core.input_files import InputFile, kind_of, open_input, read_any, unreachable
 from tasks.sources.archive_stream import open_archive
 from tasks.sources.warc_records import BrokenRecord, read_records
 
@@ -141,10 +141,17 @@ def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
 
     Raises:
         UserError: The file is not Parquet or is damaged, or it has no text column of this name.
+        TransientError: Its store does not answer.
     """
     others = [path for paths in PATHS.values() for path in paths]
-    for cell in read_cells(location, lambda: fsspec.open(location, "rb"), key, others, max_bytes):
-        yield _cell_item(cell, key, max_bytes)
+    cells = read_cells(location, lambda: fsspec.open(location, "rb"), key, others, max_bytes)
+    try:
+        for cell in cells:
+            yield _cell_item(cell, key, max_bytes)
+    except Exception as error:
+        if away := unreachable(location, error):
+            raise away from error
+        raise
 
 
 def _cell_item(cell: Cell, key: str, max_bytes: int) -> Item:

@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gpt2train.errors import TransientError
+from tasks.core.input_files import InputFile
+from tasks.sources import text_records
 from tests.hub_server import Hub
 
 # The client reads its environment when it is imported.
@@ -104,6 +109,45 @@ def test_a_busy_or_broken_hub_is_asked_again_and_a_private_one_needs_a_token(hub
     assert found == {
         "error": f"hf://{NAME}/*.jsonl: the hub has no such repository, or it is private; check it, or set HF_TOKEN"
     }
+
+
+class Away(io.RawIOBase):
+    """A file of a hub that goes away: its first and last 30,000 bytes can be read."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.place = content, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.place = offset + (0, self.place, len(self.content))[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.content[self.place : self.place + min(len(buffer), 10_000)]
+        if 30_000 < self.place < len(self.content) - 30_000:
+            raise httpx.ConnectError("[Errno -2] Name or service not known")
+        buffer[: len(data)] = data
+        self.place += len(data)
+        return len(data)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_hub_that_goes_away_is_an_error_that_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    content = parquet(*map(str, range(20))) if name.endswith("parquet") else lines(*(["word " * 99] * 400))
+    monkeypatch.setattr(fsspec, "open", lambda *_: Away(content))
+    file = InputFile(f"hf://{NAME}@0/{name}", name, len(content), "x")
+    with pytest.raises(TransientError, match=rf"cannot read hf://.*{name}: .*Name or service not known; run again"):
+        list(text_records.read_items(file, "text", 10**6))
 
 
 def test_a_column_is_read_without_the_others(hub: Hub, tmp_path: Path) -> None:
