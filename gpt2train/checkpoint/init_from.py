@@ -72,7 +72,7 @@ def find_start(
         return None
     path = local_copy(source)
     if (path / run_folder.FOLDER).is_dir():
-        found = newest_intact(path, group)
+        found = newest_intact(str(path), group)
     elif (path / run_folder.MANIFEST).is_file():
         found = VerifiedCheckpoint(path, verified(path, group))
     else:
