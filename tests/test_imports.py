@@ -21,6 +21,7 @@ ORDER = {
     "gpt2train": [
         "__init__",
         "errors",
+        "extras",
         "foreign",
         "settings",
         "plugins",
