@@ -120,8 +120,8 @@ def test_the_engine_trains_and_generates(engine: Run, tmp_path: Path) -> None:
     assert "warning: encoding at many times this speed needs the extra" in encoded.stderr
     said = []
     for module, *arguments in (
-        ["gpt2train", "plan", "--config", "run.toml", "--world", "1"],
-        ["gpt2train", "simulate", "--config", "run.toml"],
+        ["gpt2train", "plan", "--config", "run.toml", "--gpus", "1"],
+        ["gpt2train", "simulate", "--config", "run.toml", "--dp", "1"],
         ["gpt2train.train", "--config", "run.toml"],
         ["gpt2train", "merge", "run", "--tokenizer", "tokenizer", "--output", "model"],
         ["gpt2train", "convert", "model", "megatron", "--to", "megatron"],
