@@ -29,7 +29,7 @@ from tasks.data_steps.step import function_of
 from tasks.decontaminate.eval_sets import check_sets
 from tasks.decontaminate.step import decontaminate
 from tasks.dedup.step import check_previous, dedup
-from tasks.passport.write import leave_passport
+from tasks.outputs.passport.write import leave_passport
 from tasks.report.step import REPORT, report
 from tasks.shuffle.step import shuffle
 from tasks.substrings.step import substrings

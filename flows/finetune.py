@@ -28,7 +28,7 @@ from tasks.finetune.scores import read_scores, task_scores
 from tasks.finetune.settings import TaskSettings, read_task
 from tasks.finetune.step import TaskFiles, found_labels, samples
 from tasks.merge.step import merge, write_card
-from tasks.passport.write import leave_passport, run_names
+from tasks.outputs.passport.write import leave_passport, run_names
 from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.report.step import report
 from tasks.train.launch.launchers import check_launcher

@@ -15,7 +15,7 @@ from flows.ui.result import show_result
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.passport.write import leave_passport, run_names
+from tasks.outputs.passport.write import leave_passport, run_names
 from tasks.report.step import REPORT, report
 
 

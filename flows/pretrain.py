@@ -36,7 +36,7 @@ from gpt2train.store.manifest import Manifest, need_manifest, read_manifest
 from gpt2train.store.output import check_no_removal
 from tasks.core.runner import Retries, Runner
 from tasks.core.stage_inputs import on_local_disk
-from tasks.passport.write import leave_passport, run_names
+from tasks.outputs.passport.write import leave_passport, run_names
 from tasks.ready_tokens.step import ready_tokens
 from tasks.ready_tokens.tokens import ReadyTokens, open_ready_tokens
 from tasks.train.launch.launchers import check_launcher

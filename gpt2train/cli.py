@@ -83,6 +83,8 @@ app.command(generate)
 app.command(convert)
 app.command(export)
 app.command(serve)
+app.command("gpt2train.doctor:doctor", name="doctor", help="Print what a bug report needs to know of this machine.")
+app.register_install_completion_command()
 
 
 @app.command

@@ -5,15 +5,23 @@ import os
 import select
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from pydantic import ValidationError
 
 from gpt2train.compat.cyclopts import refuse_fractions
 from gpt2train.errors import RunError, UserError, is_failure, redact, redacted_traceback
+from gpt2train.store.hub import local_copy
 
 STDOUT = 1  # file descriptor
 BROKEN_PIPE = 141  # exit code of programs that SIGPIPE ends, 128 + 13
+# Folder of a model, or its address on the hub, hf://ORG/NAME.
+ModelFolder = Annotated[Path, Parameter(converter=lambda _, tokens: local_copy(tokens[-1].value))]
+ModelFolders = Annotated[
+    list[Path], Parameter(converter=lambda _, tokens: [local_copy(one.value) for one in tokens], negative=())
+]
 HELP_DEBUG = "`--debug` on any command shows the traceback of an error."
 
 

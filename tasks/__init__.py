@@ -23,25 +23,24 @@ of its row, so that there is no cycle:
 | `tokenize`      |                                          |
 | `ready_tokens`  |                                          |
 | `train`         | `ready_tokens`                           |
-| `merge`         | `passport`                               |
+| `merge`         | `outputs`                                |
 | `evaluate`      |                                          |
 | `finetune`      |                                          |
 | `report`        | `cloze`, `dedup`, `download`, `evaluate` |
-| `browse`        |                                          |
-| `passport`      |                                          |
-| `verify`        | `boilerplate`, `clean`, `cloze`          |
-| `verify`        | `data_steps`, `decontaminate`, `dedup`   |
-| `verify`        | `download`, `extract`, `shuffle`         |
-| `verify`        | `sources`, `substrings`, `tokenize`      |
-| `verify`        | `tokenizer`                              |
-| `forget`        | `decontaminate`, `download`, `sources`   |
+| `outputs`       | `boilerplate`, `clean`, `cloze`          |
+| `outputs`       | `data_steps`, `decontaminate`, `dedup`   |
+| `outputs`       | `download`, `extract`, `shuffle`         |
+| `outputs`       | `sources`, `substrings`, `tokenize`      |
+| `outputs`       | `tokenizer`                              |
 
 `discover` requests sitemaps and `commoncrawl` pages as politely as `download`, whose page format `commoncrawl` has too;
 `sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
 the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `substrings` counts tokens as
 `clean` and finds words as `dedup`; `train` reads the files that `ready_tokens` has opened; `report` shows the results
-of `cloze`, `dedup`, `download` and `evaluate`; `passport` has sections of the card that `merge` writes; `verify` does
-the steps of a corpus again; `forget` rewrites the files of `download` and `sources`, and finds texts as `decontaminate`
-does.
+of `cloze`, `dedup`, `download` and `evaluate`.
+
+`outputs` is no step: it has the tools on a finished output (`browse`, `forget`, `passport`, `verify`). `passport`
+writes sections of the card of `merge`, `verify` does the steps of a corpus again, and `forget` rewrites the files of
+`download` and `sources` and finds texts as `decontaminate` does.
 """

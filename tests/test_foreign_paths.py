@@ -36,8 +36,8 @@ from gpt2train.store.output import Output
 from gpt2train.store.run_folder import selected_checkpoint
 from tasks.core.stage_inputs import on_local_disk
 from tasks.core.step import Step
-from tasks.forget.command import forget
-from tasks.passport.publish import contents_of, publish_to_folder
+from tasks.outputs.forget.command import forget
+from tasks.outputs.passport.publish import contents_of, publish_to_folder
 
 LAYERS = ("gpt2train", "tasks", "flows")
 HOSTILE = ("../victim", "/victim", "a/../../victim", "./victim", "a//victim", "", "a\\..\\victim", "C:victim", "a\0")

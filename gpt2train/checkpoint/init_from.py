@@ -32,6 +32,7 @@ from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.parallel.fsdp import copy_into_shard
 from gpt2train.parallel.mesh import all_or_raise
 from gpt2train.store import run_folder
+from gpt2train.store.hub import local_copy
 from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
@@ -69,9 +70,9 @@ def find_start(
     source = config.checkpoints.init_from
     if source is None:
         return None
-    path = Path(source)
+    path = local_copy(source)
     if (path / run_folder.FOLDER).is_dir():
-        found = newest_intact(source, group)
+        found = newest_intact(path, group)
     elif (path / run_folder.MANIFEST).is_file():
         found = VerifiedCheckpoint(path, verified(path, group))
     else:

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from gpt2train.command_line import ModelFolder
 from gpt2train.convert.settings import CoreFormat, Dtype, Format, Names, Spec, Version
 from gpt2train.errors import UserError
 from gpt2train.store.files import check_new
@@ -14,7 +15,7 @@ ONE_OR_MORE = Parameter(validator=Number(gte=1))
 
 
 def convert(
-    source: Path,
+    source: ModelFolder,
     target: Path,
     /,
     *,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gpt2train.command_line import ModelFolder
 from gpt2train.convert.settings import GGUFType
 from gpt2train.errors import UserError
 from gpt2train.store.files import format_bytes
@@ -13,7 +14,7 @@ SUFFIX = ".gguf"
 
 
 def export(
-    source: Path,
+    source: ModelFolder,
     /,
     *,
     to: Path,

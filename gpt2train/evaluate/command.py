@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from gpt2train.command_line import HELP_DEBUG
+from gpt2train.command_line import HELP_DEBUG, ModelFolders
 from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 evaluate = App(name="evaluate", help="Score models and checkpoints.", help_epilogue=HELP_DEBUG)
 
-Models = Annotated[list[Path], Parameter(negative=())]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 Layout = Annotated[ServingLayout, Parameter(name="*")]
 ONE_PROCESS = ServingLayout()
@@ -78,7 +77,7 @@ def add_command(name: str, evaluation: Evaluation) -> None:
 
     def command(
         *,
-        model: Models,
+        model: ModelFolders,
         data: Path,
         output: Path | None = None,
         tokenizer: Path | None = None,
@@ -110,7 +109,7 @@ for _name, _evaluation in EVALUATIONS.items():
 @evaluate.default
 def tasks(
     *task: str,
-    model: Models | None = None,
+    model: ModelFolders | None = None,
     data: Path | None = None,
     partial: Annotated[bool, Parameter(negative=())] = False,
     fetch: Annotated[bool, Parameter(negative=())] = False,

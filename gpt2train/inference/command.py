@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gpt2train.command_line import printable
+from gpt2train.command_line import ModelFolder, printable
 from gpt2train.convert.settings import Device, Dtype
 from gpt2train.errors import UserError
 from gpt2train.inference.open_model import check_model, open_model
@@ -31,7 +31,7 @@ BEAM_FIELDS = {"max_new_tokens", "stop_tokens"}  # the sampling settings that be
 
 def generate(
     *,
-    model: Path,
+    model: ModelFolder,
     prompt: Annotated[list[str], Parameter(negative=())],
     sampling: Annotated[SamplingSettings, Parameter(name="*")] = DEFAULT,
     beams: Annotated[int, Parameter(validator=Number(gte=0))] = 0,

@@ -5,6 +5,7 @@ files and fingerprints of a GPT-2 have no options at all.
 """
 
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 from pydantic import Field
@@ -29,6 +30,7 @@ class GPT2Options(Settings):
     """Use the token embedding as the output projection."""
 
 
+@cache
 def options_of(shape: Shape) -> GPT2Options:
     """Options of a shape, with the values of those that follow from others."""
     given = GPT2Options.model_validate(dict(shape.options))

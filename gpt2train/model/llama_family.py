@@ -6,6 +6,7 @@ The defaults give a Llama 2 (Touvron et al. 2023, "Llama 2: Open Foundation and 
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from operator import not_
 from typing import Literal
 
@@ -61,6 +62,7 @@ class LlamaOptions(Settings):
         return "" if scaling is None else scaling.model_dump_json(exclude_none=True)
 
 
+@cache
 def options_of(shape: Shape) -> LlamaOptions:
     """Options of a shape, with the values of those that follow from others."""
     given = LlamaOptions.model_validate(dict(shape.options))

@@ -7,6 +7,7 @@ Text-to-Text Transformer"). Blocks are numbered through: first those of the enco
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 from pydantic import Field
@@ -46,6 +47,7 @@ class T5Options(Settings):
     """Epsilon of all norms."""
 
 
+@cache
 def options_of(shape: Shape) -> T5Options:
     """Options of a shape, with the values of those that follow from others."""
     given = T5Options.model_validate(dict(shape.options))

@@ -8,6 +8,7 @@ group, which communicate most, are on the same machine.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from gpt2train.config import RampUp, TrainSettings
 from gpt2train.config.batch_plan import BatchPlan
@@ -157,6 +158,7 @@ def _check_tensor_parallel(shape: Shape, tp: int, option: str) -> None:
     raise UserError(f"{reason}; for this model it can be {degrees}")
 
 
+@cache
 def _split_sizes(shape: Shape) -> dict[str, int]:
     """Sizes that tensor parallelism splits evenly, by their names in messages."""
     found = {}

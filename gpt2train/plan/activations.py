@@ -1,6 +1,7 @@
 """Bytes of activations of a pipeline rank, by formulas; tests/gpt2train/plan compares them with simulated steps."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_table, on_stage, sizes
@@ -168,10 +169,15 @@ def _value_rows(settings: TrainSettings, shape: Shape, layout: Layout, piece: Pi
     """Bytes of the value embeddings of a micro-batch, which recomputation keeps as an input of the blocks."""
     if settings.parallel.activation_checkpointing == "none":
         return 0
-    tables = [(name, size[1]) for name, size in sizes(shape).items() if is_value_table(name, shape)]
-    stages = stages_of(piece, shape)
+    stages, tables = stages_of(piece, shape), _value_tables(shape)
     width = sum(columns * sum(on_stage(name, shape, blocks) for blocks in stages) for name, columns in tables)
     return _item(settings) * layout.micro_batch * settings.model.context * width / layout.tp
+
+
+@cache
+def _value_tables(shape: Shape) -> list[tuple[str, int]]:
+    """Names and widths of the value embeddings."""
+    return [(name, size[1]) for name, size in sizes(shape).items() if is_value_table(name, shape)]
 
 
 def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start: int) -> float:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gpt2train.command_line import ModelFolder
 from gpt2train.convert.settings import Device
 from gpt2train.extras import SERVE, check_extra
 from gpt2train.inference.open_model import check_model, open_model
@@ -17,7 +18,7 @@ DEFAULTS, DEFAULT_LAYOUT = ServeSettings(), ServingLayout()
 
 def serve(
     *,
-    model: Path,
+    model: ModelFolder,
     settings: Annotated[ServeSettings, Parameter(name="*")] = DEFAULTS,
     layout: Annotated[ServingLayout, Parameter(name="*")] = DEFAULT_LAYOUT,
     device: Device = "auto",

@@ -53,8 +53,8 @@ def check_folder(path: str | os.PathLike[str]) -> None:
         raise UserError(f"{path} is a file, but a folder is needed; give the folder that contains it")
     if str(path) == folder.name or (HUB_NAME.fullmatch(str(path)) and not folder.parent.is_dir()):
         raise UserError(
-            f"there is no folder {path}; check the path. Models are not downloaded from a hub: download it first "
-            f"(hf download {path} --local-dir FOLDER) and give the folder"
+            f"there is no folder {path}; check the path. A model of the hub has the address hf://ORG/NAME; what takes "
+            f"folders alone is downloaded first (hf download {path} --local-dir FOLDER)"
         )
     raise UserError(f"there is no folder {path}; check the path")
 

@@ -26,12 +26,24 @@ from gpt2train.data.documents import FaultLast, unpack
 from gpt2train.data.zstd_file import WindowError
 from gpt2train.errors import DamagedFileError, UserError, is_io_failure, redact
 from gpt2train.store.folder import Folder
+from gpt2train.store.hub import pinned
 from gpt2train.store.object_stores import check_store_url
 
 BLOCK = 2**20  # bytes read at a time
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)  # and bare `OSError`s of bz2 and zstd
-TAGS = ("ETag", "etag", "md5Hash", "content_md5", "crc32c", "generation", "Content-MD5", "Digest", "checksum")
+TAGS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "content_md5",
+    "crc32c",
+    "generation",
+    "Content-MD5",
+    "Digest",
+    "checksum",
+    "blob_id",
+)
 
 
 @dataclass(frozen=True)
@@ -164,7 +176,7 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
     """Return the sorted paths or URLs that match a pattern, each with its name."""
     if pattern.startswith(("http://", "https://")):
         return [(pattern, base_name(pattern))]  # in a web URL `?` is not a wildcard, and there are no folders
-    folder = ""
+    folder, pattern = "", pinned(pattern)
     with _translate_errors(pattern):
         check_store_url(pattern)
         fs, path = fsspec.core.url_to_fs(pattern)
@@ -217,6 +229,8 @@ def _describe(location: str, name: str, flag: str) -> InputFile:
             return InputFile(location, name, status.st_size, _hash_once(path, status.st_size, status.st_mtime_ns))
         info: dict[str, Any] = fs.info(path)
         size = info.get("size")
+        if large := info.get("lfs"):  # of a hub, which knows the hash of a large file
+            return InputFile(location, name, size, large["sha256"])
         tags = [f"{name}={info[name]}" for name in TAGS if info.get(name)]
         if size is not None and tags:
             return InputFile(location, name, size, f"size={size} {' '.join(tags)}")

@@ -11,6 +11,7 @@ from gpt2train.config import TrainSettings, preset, presets
 from gpt2train.data.tokenizer import load_model_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.settings import build, nearest
+from gpt2train.store.hub import local_copy
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".json")  # suffixes of the files that a model consists of
 
@@ -73,7 +74,7 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
         found = Path(tokenizer).absolute()
         sizes = model.model_dump(mode="json") | {"max_positions": model.positions}
         return BaseModel(None, sizes, vocab_size(load_tokenizer(found)), found, tokenizer_hash(found), f"preset {name}")
-    path = Path(name).absolute()
+    path = local_copy(name).absolute()
     if not path.exists():
         raise UserError(f"model {name!r} is neither a folder nor a preset; {nearest(name, presets())}")
     from gpt2train.checkpoint.manifest import CheckpointManifest, read_manifest

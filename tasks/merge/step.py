@@ -13,7 +13,7 @@ from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, canonical
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.passport.write import card_sections
+from tasks.outputs.passport.write import card_sections
 
 DRAFT = ".tmp-model"
 RECORDS = "merge"  # folder of the step's records, beside `model/`

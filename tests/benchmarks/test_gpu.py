@@ -113,6 +113,7 @@ run_checks("p", checks, set(sys.argv[2:]), {"hang": 3.0})
 """
 
 
+@pytest.mark.slow
 def test_each_fault_of_a_part_is_reported_by_its_name_and_the_others_still_run(tmp_path: Path) -> None:
     found: list[Result] = []
     part = [sys.executable, "-c", PART, str(tmp_path / "pid")]
@@ -129,6 +130,7 @@ def test_each_fault_of_a_part_is_reported_by_its_name_and_the_others_still_run(t
     assert ended(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_what_the_time_does_not_suffice_for_is_left_out_by_name(tmp_path: Path) -> None:
     found: list[Result] = []
     part = [sys.executable, "-c", PART, str(tmp_path / "pid"), "crash", "killed"]
@@ -270,6 +272,7 @@ def test_the_table_comes_last_and_fits(tmp_path: Path) -> None:
     assert any("speed 0" in line for line in lines) and lines[-1].startswith("INCOMPLETE: bar 0")
 
 
+@pytest.mark.slow
 def test_the_command_ends_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "STARTED", time.monotonic())
     monkeypatch.setattr(command, "END_SECONDS", 0.5)

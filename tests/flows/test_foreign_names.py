@@ -34,6 +34,7 @@ def hide_all(folder: Path) -> None:
         (folder / package / "__init__.py").write_text("raise AssertionError('imported')\n")
 
 
+@pytest.mark.slow
 def test_the_command_of_a_flow_does_not_look_into_the_folder(tmp_path: Path) -> None:
     """The option `-P` leaves the folder out of the path, as a console script does."""
     hide_all(tmp_path)

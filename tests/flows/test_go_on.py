@@ -14,7 +14,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.folder import Folder
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tasks.core.forgotten import Forgotten, url_hash
-from tasks.forget.training import find_runs, read_by, write_settings
+from tasks.outputs.forget.training import find_runs, read_by, write_settings
 from tests.flows.small_tokens import TRAIN, prepare_scored_data
 from tests.tasks.corpus import Inline
 

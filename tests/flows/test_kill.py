@@ -42,6 +42,7 @@ def kill_after(mini: Mini, output: Path, share: float) -> None:
     mini.kill(process)
 
 
+@pytest.mark.slow
 def test_a_flow_killed_in_training_leaves_no_rank_and_loses_no_step(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     before = set(output.glob("runs/*"))

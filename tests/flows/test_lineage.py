@@ -14,12 +14,12 @@ from flows.orchestration.assets import AssetLineage
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import MANIFEST, Manifest
 from gpt2train.store.output import IDENTITY, Origins, Output
-from tasks.forget.command import forget
-from tasks.passport.facts import corpus_facts
-from tasks.passport.lineage import events
+from tasks.outputs.forget.command import forget
+from tasks.outputs.passport.facts import corpus_facts
+from tasks.outputs.passport.lineage import events
 from tests.flows.openlineage_rules import schema_errors, violations
 from tests.tasks.cloze.test_step import story
-from tests.tasks.forget.corpus import html, run_flow, serve
+from tests.tasks.outputs.forget.corpus import html, run_flow, serve
 from tests.tasks.web_server import Handler, running_site
 
 # Folder of each step -> folders of the steps that it reads, in the order in which they run.

@@ -12,10 +12,10 @@ from gpt2train.command_line import run_command
 from gpt2train.convert.card_scores import Score
 from gpt2train.convert.markdown import plain
 from gpt2train.store.folder import Folder
-from tasks.passport.blend import blend_facts
-from tasks.passport.facts import corpus_facts, training_facts
-from tasks.passport.publish import contents_of
-from tasks.passport.write import corpora_of_run, leave_passport, write_passport
+from tasks.outputs.passport.blend import blend_facts
+from tasks.outputs.passport.facts import corpus_facts, training_facts
+from tasks.outputs.passport.publish import contents_of
+from tasks.outputs.passport.write import corpora_of_run, leave_passport, write_passport
 from tests.flows.conftest import Finished
 from tests.flows.passport_output import EVENTS, LINES, change, events_of
 

@@ -15,7 +15,7 @@ import pytest
 from gpt2train.cli import app
 from gpt2train.command_line import run_command
 from gpt2train.errors import RunError
-from tasks.passport.lineage import send
+from tasks.outputs.passport.lineage import send
 from tests.flows.conftest import Finished
 from tests.flows.openlineage_rules import schema_errors, violations
 from tests.flows.passport_output import EVENTS, events_of

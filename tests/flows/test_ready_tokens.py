@@ -71,6 +71,7 @@ def losses(folder: Path | str, key: str = "loss") -> list[float]:
     return [row[key] for row in read_metrics(folder) if key in row]
 
 
+@pytest.mark.slow
 def test_tokens_made_elsewhere_train_validate_and_merge(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

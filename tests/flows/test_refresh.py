@@ -17,8 +17,8 @@ from gpt2train.store.output import Output
 from tasks.clean import step as cleaning
 from tasks.download.shard_writer import changes
 from tasks.extract import step as extraction
+from tasks.outputs.verify.verify import Options, verify
 from tasks.report.step import REPORT, report
-from tasks.verify.verify import Options, verify
 from tests.tasks.corpus import Inline
 from tests.tasks.download.test_refresh import Server
 from tests.tasks.web_server import running_site

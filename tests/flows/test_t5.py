@@ -85,6 +85,7 @@ def test_a_trained_tokenizer_has_sentinels_at_its_end(tmp_path: Path) -> None:
         TokenizerSettings(vocab_size=300, sentinels=100)
 
 
+@pytest.mark.slow
 def test_the_preset_trains_merges_and_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = prepare_tokens(tmp_path / "out", sentinels=SENTINELS)
     flags = {"output": str(root), "preset": "t5-cpm", "train": SMALL, "launch": {"processes": 1}}

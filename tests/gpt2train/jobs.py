@@ -75,11 +75,14 @@ def start(*torchrun: str, processes: int = 2) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def start_alone(config: str) -> subprocess.Popen[str]:
-    """Start a training of one process, without torchrun."""
+def start_alone(config: str, printed: Path | None = None) -> subprocess.Popen[str]:
+    """Start a training of one process, without torchrun; `printed` takes more lines than a pipe that nobody reads."""
     command = [sys.executable, "-m", "gpt2train.train", "--config", config]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    if printed is None:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    with printed.open("w") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
 def finish(process: subprocess.Popen[str], seconds: float = SECONDS) -> tuple[int, str, str]:

@@ -64,6 +64,7 @@ def test_every_layout_trains_the_same(
         np.testing.assert_allclose(valid[-1], read_metrics(reference.output)[-1]["valid_loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sharded_run_resumes_in_one_process(
     tokens: Path, alone: DistContext, two_ranks: dict[str, RunConfig]
 ) -> None:
@@ -249,6 +250,7 @@ def test_non_finite_gradients_are_skipped_and_counted_and_end_the_run(
     json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_bf16_learns_like_fp32(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     exact, rough = (make(tokens, tmp_path / kind, precision=kind, steps=8) for kind in ("fp32", "bf16"))
     train(exact, alone)

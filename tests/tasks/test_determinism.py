@@ -11,16 +11,26 @@ PROGRAM = """
 import sys
 from tests.tasks.extract.test_step import download, page
 from tests.tasks.cloze.test_step import story
+from tasks.boilerplate.settings import BoilerplateSettings
+from tasks.boilerplate.step import boilerplate
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.cloze.settings import ClozeSettings
 from tasks.cloze.step import cloze, cloze_file
 from tasks.decontaminate.settings import DecontaminateSettings
 from tasks.decontaminate.step import decontaminate
+from tasks.dedup.settings import DedupSettings
+from tasks.dedup.step import dedup
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import extract
 from tasks.core.runner import Runner
 from tasks.clean.splits import SplitSettings
+from tasks.shuffle.settings import ShuffleSettings
+from tasks.shuffle.step import shuffle
+from tasks.tokenize.settings import TokenizeSettings
+from tasks.tokenize.step import tokenize
+from tasks.tokenizer.settings import TokenizerSettings
+from tasks.tokenizer.step import tokenizer
 from gpt2train.store.folder import Folder
 
 if __name__ == "__main__":
@@ -33,9 +43,13 @@ if __name__ == "__main__":
     settings = CleanSettings(split=SplitSettings(test=0.4))
     with Runner(workers) as runner:
         documents = extract(root, download(root, pages[:4], pages[4:7], pages[7:]), ExtractSettings(), runner)
+        boilerplate(root, documents, BoilerplateSettings(), runner)
         cleaned = clean(root, documents, settings, runner)
         drawn = cloze(root, cleaned, ClozeSettings(), runner)
         left = decontaminate(root, cleaned, [("cloze", cloze_file(root, drawn))], DecontaminateSettings(), runner)
+        mixed = shuffle(root, dedup(root, left, DedupSettings(), runner), ShuffleSettings(), runner)
+        vocabulary = tokenizer(root, mixed, TokenizerSettings(vocab_size=300), runner)
+        assert tokenize(root, mixed, vocabulary, TokenizeSettings(), runner).outcome.kept > 0
     assert drawn.outcome.kept > 0 and left.outcome.facts["matches_before"] > 0
 """
 

@@ -81,6 +81,7 @@ def test_lost_weights_are_not_saved_and_the_run_resumes_from_an_earlier_step(
     assert curve(healthy.output, "skipped") == [0] * 21 and curve(healthy.output)[20] < curve(healthy.output)[8]
 
 
+@pytest.mark.slow
 def test_finite_weights_that_are_worse_than_guessing_are_not_saved(
     tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,6 +127,7 @@ def test_the_end_and_a_stop_save_finite_weights_or_nothing(
     assert checkpoint_steps(tmp_path / "run") == [4, 6, 8] or checkpoint_steps(tmp_path / "run") == [3, 6, 8]
 
 
+@pytest.mark.slow
 def test_a_short_diverged_run_ends_with_an_error(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     short = with_lr(config(tokens, tmp_path / "run", 4), float("inf"))
     with pytest.raises(RunError, match=r"step 4 is not saved: the loss is not finite.*no checkpoint"):
@@ -153,6 +155,7 @@ def test_a_step_with_nan_gradients_delays_a_save_and_the_run_continues(
     assert read_manifest(tmp_path / "run/checkpoints" / names[-1]).position.consecutive_skipped == 0
 
 
+@pytest.mark.slow
 def test_a_non_finite_optimizer_state_is_not_saved(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_non_finite_optimizer_state_is_not_saved(
     assert checkpoint_steps(tmp_path / "run") == [3]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_lost_weights_is_skipped_for_the_one_before(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

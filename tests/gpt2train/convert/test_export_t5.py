@@ -54,6 +54,7 @@ def lag(model: CausalLM, answer: Generation, tokens: list[int]) -> float:
     return float((written - other).max() / logits.std())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.exhaustive), "t5, byte-level BPE", "t5 1.1"])
 def test_llama_cpp_writes_what_a_t5_does(name: str, tmp_path: Path, open_data: Path) -> None:
     pytest.importorskip("xllamacpp", reason="needs the extra peers")

@@ -69,6 +69,7 @@ def test_a_text_ends_where_transformers_ends_it(tmp_path: Path, capsys: pytest.C
     assert any(len(row) < 20 for row in expected)
 
 
+@pytest.mark.slow
 def test_the_server_ends_a_text_there(tmp_path: Path) -> None:
     write_reciting_model(tmp_path / "model", TEXT)
     write_ends(tmp_path / "model", [load_tokenizer(tmp_path / "model").token_to_id("."), 256])

@@ -257,6 +257,7 @@ def test_a_training_starts_from_a_folder(kind: str, tokens: Path, tmp_path: Path
         train(other, alone)
 
 
+@pytest.mark.slow
 def test_a_model_with_a_published_tokenizer(tmp_path: Path, real_data: Path) -> None:
     """As SmolLM2, whose weights are not at hand: its tokenizer of 49,152 entries, a small random model."""
     source = real_data / "eval/tokenizers/smollm2"

@@ -76,6 +76,7 @@ def merged(
     return logits, fresh, (folder / "models" / name / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layouts", "processes"),
     [pytest.param(TWO, 2, id="two"), pytest.param(FOUR, 4, id="four", marks=pytest.mark.exhaustive)],
@@ -155,7 +156,7 @@ print((peak - before) / size)
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.exhaustive), "bfloat16"])
 def test_merging_needs_less_memory_than_one_and_a_half_models(tmp_path: Path, dtype: str) -> None:
     """117m in proportion: a third of the weights is the embedding, in one piece, as one process saves it."""
 

@@ -96,6 +96,7 @@ def test_the_card_names_what_the_config_says(
     assert f"# {title or config['model_type'].title()} trained with gpt2train" in card
 
 
+@pytest.mark.slow
 def test_the_card_of_a_run_has_its_steps_tokens_and_losses(root: Path) -> None:
     card = card_of(root)
     last = json.loads((root / "runs/small/metrics.jsonl").read_text().splitlines()[-1])
@@ -108,6 +109,7 @@ def test_the_card_of_a_run_has_its_steps_tokens_and_losses(root: Path) -> None:
     assert "| steps | 2 |" in card_of(root, "unreadable")
 
 
+@pytest.mark.slow
 def test_the_card_says_that_the_weights_began_as_those_of_another_model(root: Path) -> None:
     (checkpoint,) = (root / "runs/small/checkpoints").glob("step-*2")
     assert "initial weights" not in card_of(root)

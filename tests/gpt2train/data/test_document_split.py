@@ -165,6 +165,7 @@ def curve_of(config: RunConfig, key: str) -> list[float]:
     return [row[key] for row in read_metrics(config.output) if key in row]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_bit_equal_and_another_split_is_refused(
     tokens: Path, tmp_path: Path, alone: DistContext
 ) -> None:

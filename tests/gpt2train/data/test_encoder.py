@@ -73,11 +73,13 @@ def test_ten_megabytes_without_a_space_have_equal_ids(published: Tokenizer, name
     assert differing(published, [LONG[name]]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lang/udhr_lang", "text/novels", "text/speeches"])
 def test_real_texts_have_equal_ids(published: Tokenizer, open_data: Path, name: str) -> None:
     assert differing(published, texts_of(open_data / f"{name}_dev.jsonl.gz", 400)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["imdb", "reuters"])
 def test_reviews_and_news_have_equal_ids(published: Tokenizer, real_data: Path, name: str) -> None:
     assert differing(published, texts_of(real_data / f"text/{name}_dev.jsonl.gz", 400)) == []
@@ -89,7 +91,7 @@ SPACED = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(texts=st.lists(TEXT | SPACED.map("".join), max_size=5))
 def test_any_text_has_equal_ids(trained: Tokenizer, texts: list[str]) -> None:
     fast, plain = FastEncoder(trained)(Texts.of(texts)), PlainEncoder(trained)(Texts.of(texts))

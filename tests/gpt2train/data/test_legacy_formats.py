@@ -103,6 +103,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         LegacyDataset(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_the_command_converts_a_legacy_dataset(tmp_path: Path) -> None:
     write(tmp_path / "old", SEQUENCES, DOCUMENTS)
     command = [sys.executable, "-m", "gpt2train", "data", "convert", str(tmp_path / "old"), str(tmp_path / "new")]

@@ -156,6 +156,7 @@ def test_an_added_token_that_is_not_special_is_found_in_texts(tmp_path: Path) ->
     assert encode_ordinary(ours, ["a<think>b"])[0][1] == ours.token_to_id("<think>")
 
 
+@pytest.mark.slow
 def test_gpt2s_kind_keeps_its_template_in_every_copy(tmp_path: Path, open_data: Path) -> None:
     tokenizer = load_tokenizer(open_data / "bpe")
     assert isinstance(tokenizer, Tokenizer) and prefix_ids(tokenizer) == []

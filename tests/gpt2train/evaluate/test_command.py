@@ -64,6 +64,7 @@ def test_several_models_are_written_to_one_file(call: Call, run: Path, tmp_path:
     assert len([line for line in out if line.startswith("adjusted_perplexity")]) == 1
 
 
+@pytest.mark.slow
 def test_a_curve_scores_no_checkpoint_twice(
     call: Call, run: Path, passages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

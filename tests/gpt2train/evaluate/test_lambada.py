@@ -105,6 +105,7 @@ def test_scores_equal_the_reference_implementation(model: GPT2, tokenizer: Token
     assert got["lambada_openai"]["perplexity"] == pytest.approx(perplexity, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_every_passage_of_the_real_set_gives_one_pair(tokenizer: Tokenizer, passages: list[str]) -> None:
     """Every passage exactly once, no empty side, and the definitions differ only at unusual spaces."""
     openai, last, strict = (f(tokenizer, passages) for f in (openai_pairs, last_token_pairs, strict_pairs))

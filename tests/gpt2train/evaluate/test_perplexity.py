@@ -124,6 +124,7 @@ def test_wikitext_equals_the_reference_implementation(model: GPT2, tokenizer: To
     )
 
 
+@pytest.mark.slow
 def test_wikitext_equals_transformers(model: GPT2, tokenizer: Tokenizer, open_data: Path, tmp_path: Path) -> None:
     """Window after window by transformers' own model, labels masked: sums of its loss."""
     transformers = pytest.importorskip("transformers")

@@ -105,6 +105,7 @@ def test_scores_are_those_of_the_command(
     assert "tasks" not in (tmp_path / "plain/config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_scores_every_second_validation_and_after_a_resume(
     tokens: Path, tmp_path: Path, alone: DistContext, tasks: dict[str, Any]
 ) -> None:

@@ -99,6 +99,7 @@ def test_log_probabilities_are_shown(model: Path, capsys: pytest.CaptureFixture[
     assert third.startswith("  prompt    ' two'")
 
 
+@pytest.mark.slow
 def test_beams_are_shown_best_first(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(model), "--prompt", "One", "--prompt", "Two", "--beams", "3", "--max-new-tokens", "4"]
     code, out, _ = call(capsys, *flags, "--early-stopping", "never", "--length-penalty", "0.5", "--json")

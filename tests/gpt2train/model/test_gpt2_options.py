@@ -254,6 +254,7 @@ def test_all_layouts_have_the_losses_of_one_process(job: str, tokens: Path, refe
             assert len(ours) == len(theirs) and np.max(np.abs(ours / theirs - 1)) <= 1e-5, (name, key)
 
 
+@pytest.mark.slow
 def test_a_run_of_other_options_is_refused(tokens: Path, reference: Path) -> None:
     for options, message in (
         ({}, "model.options.head_dim (12 there, 0 now)"),

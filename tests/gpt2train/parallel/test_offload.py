@@ -153,6 +153,7 @@ def test_a_placement_without_offload_is_refused() -> None:
         build(ParallelSettings, {"offload_placement": "auto"})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("zero", [0, 3])
 def test_the_numbers_are_those_of_the_plain_run(tokens: Path, tmp_path: Path, alone: DistContext, zero: int) -> None:
     runs = [

@@ -72,6 +72,7 @@ def run(tokens: Path, output: Path, family: str, parallel: dict[str, Any], **cha
     return kind(tokens, output, **layer(layer(base, FAMILIES[family]), changes))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_train_like_one(tokens: Path, tmp_path: Path) -> None:
     check(run, tokens, tmp_path, TWO, 2)

@@ -127,6 +127,7 @@ def test_a_checkpoint_resumes_bit_for_bit_and_on_other_layouts(tokens: Path, tmp
         assert torch.equal(parameter[:rows], trained[name][:rows]), name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 2e-2)])
 def test_masked_documents_and_logits_do_not_depend_on_the_layout(precision: str, bound: float, tmp_path: Path) -> None:

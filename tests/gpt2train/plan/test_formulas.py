@@ -49,7 +49,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "fp8 by row": {"performance": {"fp8": "rowwise"}},
     "t5, 5 heads": {"model": {"family": "t5", "heads": 5, "hidden": 320}, "objective": SPANS},
 }
-FAST = {("gpt2", 8, "selective"), ("gpt2, dropout", 1, "selective"), ("t5", 4, "selective")}
+FAST = {("gpt2", 8, "selective")}
+SLOW = {("gpt2, dropout", 1, "selective"), ("t5", 4, "selective")}
 # Number of ranks, and the layout.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {}),
@@ -112,13 +113,18 @@ def ratios(family: str, layout: str, device: str = "cuda", precision: str = "bf1
     ("family", "layout"),
     [
         ("t5", "pp 2, zero 1, full"),
-        ("llama, relu2, qk_norm", "zero 3"),
-        ("llama, soft cap", "full"),
-        ("fp8", "one"),
-        ("fp8, llama", "tp 2, whole sequence"),
-        ("llama, value embeddings", "pp 2, zero 1, full"),
-        ("5 heads", "tp 4"),
-        ("llama, 6 heads, 3 of keys", "tp 4"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("llama, relu2, qk_norm", "zero 3"),
+                ("llama, soft cap", "full"),
+                ("fp8", "one"),
+                ("fp8, llama", "tp 2, whole sequence"),
+                ("llama, value embeddings", "pp 2, zero 1, full"),
+                ("5 heads", "tp 4"),
+                ("llama, 6 heads, 3 of keys", "tp 4"),
+            )
+        ),
     ],
 )
 def test_the_formulas_are_near_a_simulated_step(family: str, layout: str) -> None:
@@ -139,10 +145,17 @@ def recomputed(family: str, tp: int, mode: str) -> tuple[float, float, float]:
     return repeated, recomputed_share(settings, shape, tp), planned / step.peak
 
 
+def mark(*case: object) -> Any:
+    """The mark of a case of recomputation."""
+    if case in FAST:
+        return ()
+    return pytest.mark.slow if case in SLOW else pytest.mark.exhaustive
+
+
 @pytest.mark.parametrize(
     ("family", "tp", "mode"),
     [
-        pytest.param(family, tp, mode, marks=() if (family, tp, mode) in FAST else pytest.mark.exhaustive)
+        pytest.param(family, tp, mode, marks=mark(family, tp, mode))
         for family in ("gpt2", "gpt2, dropout", "gpt2, square", "llama", "llama with biases", "t5", "t5, dropout")
         for tp in (1, 2, 4, 8)
         for mode in ("selective", "full")
@@ -157,11 +170,13 @@ def test_recomputation_depends_on_roles_and_not_on_the_sizes_of_a_rank(family: s
         assert repeated < (0.001 if tp == 1 else 0.13 if "dropout" in family else 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["offload", "offload of the optimizer", "zero 3, offload"])
 def test_on_a_cpu_offload_leaves_all_state_in_the_memory_of_the_rank(layout: str) -> None:
     assert ratios("gpt2", layout, device="cpu", precision="fp32") == [pytest.approx(1, abs=0.1)]
 
 
+@pytest.mark.slow
 def test_each_stage_of_an_interleaved_rank_has_its_embeddings() -> None:
     """The first rank of two has the first block of the encoder and that of the decoder, on two stages."""
     parallel = {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}

@@ -77,6 +77,7 @@ def test_the_ranks_hold_the_model_once_and_the_tied_embedding_twice(
     assert held == parameter_count(shape) + tied + whole_on_each
 
 
+@pytest.mark.slow
 def test_a_small_model_on_large_gpus_is_data_parallel() -> None:
     settings = build(TrainSettings, preset("345m"))
     found = search(settings, M345, Hardware(gpus=8, memory=80))
@@ -184,6 +185,7 @@ def test_longer_positions_change_the_parameters_alone() -> None:
     assert larger.memory.activations == plain.memory.activations
 
 
+@pytest.mark.slow
 def test_slow_links_rule_out_tensor_parallelism() -> None:
     settings = build(TrainSettings, preset("345m"))
 

@@ -27,6 +27,7 @@ def planned(memory: float, tolerance: float = 0.25, **given: int | str) -> tuple
     return fits, [reason for reason, _ in plan.refused], hardware
 
 
+@pytest.mark.slow
 def test_the_memory_of_each_pipeline_rank_is_that_of_a_simulated_step() -> None:
     (found,), _, _ = planned(8, tp=1, pp=2, zero=0, micro_batch=4)
     kinds = simulated(found.settings, VOCAB, found.layout, None)
@@ -35,6 +36,7 @@ def test_the_memory_of_each_pipeline_rank_is_that_of_a_simulated_step() -> None:
     assert found.device == max(found.on_device) != found.memory.device
 
 
+@pytest.mark.slow
 def test_a_layout_that_does_not_fit_gives_way_to_one_that_needs_less() -> None:
     (large,), _, _ = planned(8, tp=1, pp=1, zero=0)
     kept = large.layout.micro_batch
@@ -60,6 +62,7 @@ def test_the_command_says_which_memory_is_a_formula(capsys: pytest.CaptureFixtur
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_recomputed_blocks_with_position_biases_can_be_simulated_for_a_gpu(mode: str) -> None:
     """Attention is that of a GPU in the recomputation too, which is part of the backward pass."""

@@ -65,6 +65,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield Browser(driver, By.CSS_SELECTOR)
 
 
+@pytest.mark.slow
 def test_the_page_works_in_a_browser(browser: Browser, tmp_path: Path) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 

@@ -79,6 +79,7 @@ def test_fields_of_a_later_release_are_kept(tmp_path: Path) -> None:
     assert after["power"] == 5 and after["starts"][0]["carbon"] == 7 and len(after["starts"]) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_readable_record(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a")
     code = (

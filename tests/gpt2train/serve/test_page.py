@@ -23,6 +23,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+pytestmark = pytest.mark.slow  # a browser and a server
+
 TEXT = "Grüße, <b>bold</b><img src=x onerror=alert(1)> 1 € & \u2028more.\n"
 KEY = "open sesame"
 

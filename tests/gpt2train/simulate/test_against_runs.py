@@ -153,6 +153,7 @@ def test_four_processes(tmp_path: Path) -> None:
     check(tmp_path, FOUR, 4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_eight_processes(tmp_path: Path) -> None:
     check(tmp_path, EIGHT, 8)

@@ -133,9 +133,9 @@ def test_a_large_model_on_4096_ranks_takes_less_than_4_gb() -> None:
     ("world", "parallel"),
     [
         (4, {"tp": 2, "zero": 1}),
-        (8, {"tp": 4, "zero": 2}),
-        (8, {"tp": 2, "zero": 3, "dp_shard_degree": 2}),
-        (16, {"tp": 2, "pp": 2, "zero": 1}),
+        pytest.param(8, {"tp": 4, "zero": 2}, marks=pytest.mark.slow),
+        pytest.param(8, {"tp": 2, "zero": 3, "dp_shard_degree": 2}, marks=pytest.mark.slow),
+        pytest.param(16, {"tp": 2, "pp": 2, "zero": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -97,6 +97,7 @@ def test_a_skipped_step_changes_nothing(bad: float) -> None:
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.slow
 def test_steps_do_not_leak_memory() -> None:
     model = initialise(GPT2(SHAPE), 1)
     optimizer = AdamW(model.named_parameters(), OptimizerSettings())

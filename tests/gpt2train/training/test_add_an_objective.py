@@ -62,6 +62,7 @@ def write(folder: Path, **changes: Any) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_data_and_loss_are_those_of_plain_loops(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(TEXT)
     done = run(AGAINST_LOOPS, str(tmp_path / "train.txt"), plugins=installed)

@@ -73,6 +73,7 @@ def test_nothing_is_compiled_on_a_cpu(compile: Any) -> None:
     assert "forward" not in vars(model) and not any("forward" in vars(block) for block in model.blocks.values())
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_by_blocks_when_asked_to() -> None:
     model = GPT2(SHAPE)
     compile_module(model, PerformanceSettings(compile="blocks"), CPU, whole=True)
@@ -90,10 +91,15 @@ def test_cudnn_never_attends_with_a_mask(attention: Any) -> None:
 
 def test_kernel_settings_and_gc_are_restored() -> None:
     before = torch.get_float32_matmul_precision()
+    gc.unfreeze()
     with fast_kernels(PerformanceSettings(), CPU), freeze_gc():
         assert torch.get_float32_matmul_precision() == before
         assert gc.get_freeze_count() > 0
+        with freeze_gc():
+            pass
+        assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+    gc.freeze()
 
 
 class StopsAt(StopRequest):

@@ -87,6 +87,7 @@ def shares(run: str | Path) -> list[float]:
     return [sum(row[f"{name}_seconds"] for name in PHASES) / row["seconds"] for row in read_metrics(run)]
 
 
+@pytest.mark.slow
 def test_phases_add_up_to_the_seconds_of_a_step(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = make(tokens, tmp_path / "run")
     wait = dist.distributed_c10d.Work.wait

@@ -53,6 +53,7 @@ def relative(ours: Path, theirs: Path) -> Tensor:
     return torch.tensor(np.abs(np.array(curve(ours)) / np.array(curve(theirs)) - 1))
 
 
+@pytest.mark.slow
 def test_half_precision_trains_like_float32(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     for kind in ("fp32", "bf16", "fp16"):
         train(make(tokens, tmp_path / kind, precision=kind, batch={"micro_batch": 4}), alone)
@@ -100,6 +101,7 @@ def test_a_spike_is_skipped_and_the_run_resumes_bit_for_bit(tokens: Path, tmp_pa
     assert curve(config.output) == losses
 
 
+@pytest.mark.slow
 def test_a_ramp_up_and_a_warmup_in_tokens_work_together(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     batch = {"micro_batch": 2, "global_batch": 8, "ramp_up": {"start": 2, "increment": 2, "samples": 24}}
     schedule = {"kind": "wsd", "warmup": 0, "warmup_tokens": 16 * 16, "decay_fraction": 0.5}

@@ -85,6 +85,7 @@ def test_passes_rates_and_last_step_hold_on_any_batches(
     assert used[-1] >= wanted > used[-2]  # all passes, and no step more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [4, 16])
 def test_a_run_of_epochs_that_resumes_with_another_batch_fills_its_passes(
     tokens: Path, tmp_path: Path, alone: DistContext, batch: int

@@ -89,6 +89,7 @@ def test_a_sample_continues_its_prompt_the_same_each_time(
     assert all(row["text"] for row in texts[0])
 
 
+@pytest.mark.slow
 def test_a_run_without_a_tokenizer_has_the_loss_alone(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = make(tokens, tmp_path / "run", steps=4, validation={"interval": 4, "samples": 5})
     train(config, alone)
@@ -103,6 +104,7 @@ def test_a_prompt_that_fills_the_context_is_refused(tokens: Path, tmp_path: Path
         train(config, alone)
 
 
+@pytest.mark.slow
 def test_samples_after_the_checkpoint_are_replaced(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = run(tokens, tmp_path / "run", checkpoints={"interval": 2, "keep": 9})
     train(config, alone)

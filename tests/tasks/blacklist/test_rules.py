@@ -219,6 +219,7 @@ def test_packed_domains_give_the_results_of_a_dict(entries: dict[str, str], host
         assert pack(entries.items()).find(host) == expected
 
 
+@pytest.mark.slow
 def test_the_real_list_gets_its_reference_decisions(real_data: Path) -> None:
     """130,791 URLs and UT1 categories. The reference knows exact repetition and `has an http host`, nothing else."""
     with gzip.open(real_data / "urls" / "urls_expected.tsv.gz", "rt", encoding="utf-8", newline="") as file:

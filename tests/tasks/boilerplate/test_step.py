@@ -104,6 +104,7 @@ def test_ranges_groups_and_shards_do_not_matter(tmp_path: Path, monkeypatch: pyt
     assert {name.partition("/")[0] for name in (root / "boilerplate").files() if "/" in name} == {"lines", "rejected"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
     expected = run(tmp_path / "one", CORPUS)

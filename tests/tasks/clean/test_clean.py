@@ -185,6 +185,7 @@ def test_the_end_of_a_text_does_not_count_as_a_token(tmp_path: Path, runner: Run
     assert manifest.outcome.reasons == {"too_short": 1}
 
 
+@pytest.mark.slow
 def test_a_sample_gives_the_language_of_the_whole_text(open_data: Path) -> None:
     with gzip.open(open_data / "lang" / "udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file][::12]

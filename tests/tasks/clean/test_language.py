@@ -255,6 +255,7 @@ def test_english_is_detected_correctly(open_data: Path) -> None:
     assert len(wrong) <= 6  # langdetect alone: 20, eight of them Gaelic
 
 
+@pytest.mark.slow
 def test_the_language_does_not_depend_on_process_or_earlier_texts() -> None:
     hard = ["ok la de", "die in der", "no si a", "Hotel Restaurant Bar", "information nation station"]
     program = "import sys; from tasks.clean.language_share import *; settings = LanguageSettings();"

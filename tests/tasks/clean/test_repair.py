@@ -92,6 +92,7 @@ def test_the_test_cases_of_ftfy_pass(open_data: Path) -> None:
                 assert fix_text(case["original"]) == case["fixed"], case["label"]
 
 
+@pytest.mark.slow
 def test_real_mojibake_is_repaired(real_data: Path) -> None:
     with gzip.open(real_data / "lang" / "mojibake_dev.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]

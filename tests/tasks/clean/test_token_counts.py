@@ -45,6 +45,7 @@ def test_each_letter_of_a_script_without_spaces_is_a_piece(text: str, count: int
     assert count_pieces(text) == count
 
 
+@pytest.mark.slow
 def test_token_counts_of_real_texts_are_exact(open_data: Path, gpt2: TokenizerFile) -> None:
     texts = texts_of(open_data / "text" / "speeches_dev.jsonl.gz", 60)
     texts += texts_of(open_data / "lang" / "udhr_lang_dev.jsonl.gz", 200)[::5]

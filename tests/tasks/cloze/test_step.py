@@ -60,6 +60,7 @@ def sidecar(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
     return list(read_rows(root / manifest.folder, "passages.parquet"))
 
 
+@pytest.mark.slow
 def test_passages_have_lambadas_format_and_come_from_the_test_split(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     texts = {"0-0": story("Anna"), "0-1": story("Bert"), "1-0": story("Carl"), "1-1": story("Dora")}

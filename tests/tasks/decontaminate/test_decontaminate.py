@@ -238,6 +238,7 @@ def test_planted_passages_of_lambada_are_removed(open_data: Path) -> None:
     assert index.matches(FILLER) == []
 
 
+@pytest.mark.slow
 def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
     tmp_path: Path, open_data: Path, runner: Runner
 ) -> None:

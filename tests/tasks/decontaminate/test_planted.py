@@ -117,14 +117,24 @@ def test_a_planted_passage_is_cut_out(kind: str) -> None:
     assert index.matches(FILLER) == []
 
 
+@pytest.fixture(scope="module")
+def passages(open_data: Path) -> list[str]:
+    with (open_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in islice(file, 1500)]
+
+
+@pytest.fixture(scope="module")
+def index(passages: list[str]) -> NgramIndex:
+    return NgramIndex(passages)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_fifteen_passages_of_lambada_are_cut_out(kind: str, open_data: Path) -> None:
-    with (open_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
-        passages = [json.loads(line)["text"] for line in islice(file, 1500)]
+def test_fifteen_passages_of_lambada_are_cut_out(
+    kind: str, open_data: Path, passages: list[str], index: NgramIndex
+) -> None:
     speeches = texts_of(open_data / "text" / "speeches_dev.jsonl.gz", 15)
     chosen = random.Random(kind).sample([text for text in passages if len(text.split()) > 40], 15)
-    index = NgramIndex(passages)
     for number, passage in enumerate(chosen):
         around = speeches[number]
         assert index.matches(around) == []

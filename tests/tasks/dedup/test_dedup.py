@@ -64,6 +64,7 @@ def check_pairs(
     return len(expected)
 
 
+@pytest.mark.slow
 def test_planted_duplicates_are_found_by_words(
     planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], real_data: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_planted_duplicates_are_found_by_words(
     assert check_pairs(planted, truth, planted_run) > 300
 
 
+@pytest.mark.slow
 def test_planted_duplicates_are_found_by_characters(
     planted: list[dict[str, Any]], real_data: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +82,7 @@ def test_planted_duplicates_are_found_by_characters(
     assert check_pairs(planted, truth, run(tmp_path / "10x10", planted, DedupSettings(parity="megatron")), 0.03) > 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "truth"),
     [(DedupSettings(), "w5_ge0.3"), (RAW, "c5_ge0.5"), (DedupSettings(parity="megatron"), "c5_ge0.5")],
@@ -109,6 +112,7 @@ def test_candidate_rates_follow_the_s_curve(
         assert not inside.any() or abs(found[inside].mean() - promised[inside].mean()) < 0.04  # one seed: 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("corpus", "kind", "settings"),
     [
@@ -127,6 +131,7 @@ def test_natural_pairs_are_found(
     assert check_pairs(rows, real_data / f"neardup/natural/{corpus}_dev.{kind}.tsv.gz", done) > 10
 
 
+@pytest.mark.slow
 def test_every_dropped_document_is_verified_against_a_kept_one(
     planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest]
 ) -> None:
@@ -169,6 +174,7 @@ def test_the_largest_clusters_are_listed_with_their_texts(
         assert all(member.excerpt == texts[member.id][:300] for member in cluster.members)
 
 
+@pytest.mark.slow
 def test_other_shards_and_workers_keep_the_same_documents(
     planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def same_files(one: tuple[Folder, Manifest], other: tuple[Folder, Manifest]) -> 
     assert any(name.startswith("clusters/") for name in names) and any(name.startswith("pairs/") for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [CHOICES[0], CHOICES[1], DedupSettings(bucket_pivots=2, policy="connected")])
 def test_the_engine_changes_no_byte(tmp_path: Path, open_data: Path, chosen: DedupSettings) -> None:
     rows = similar(real_texts(open_data)[::5])

@@ -39,6 +39,7 @@ def planted_recall(texts: Sequence[str], join: str, edits: int, folder: Path) ->
     return len(found) / len(pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edits", "least"),
     [(5, 0.97), (9, 0.7)],  # the most edits leave a Jaccard similarity of about 0.84, and of 0.74, below the threshold

@@ -10,7 +10,7 @@ from tasks.core.forgotten import FORGOTTEN, Forgotten, domain_hash, encode_forgo
 from tasks.core.shards import read_rows
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download
-from tasks.forget.scan import scan
+from tasks.outputs.forget.scan import scan
 from tests.tasks.corpus import Inline
 from tests.tasks.download.fetch_helpers import make_settings, run
 from tests.tasks.web_server import Site

@@ -99,6 +99,7 @@ def test_an_interrupted_retry_leaves_the_download_complete(site: Site, tmp_path:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", ["commit", pytest.param("everything", marks=pytest.mark.exhaustive)])
 def test_a_retry_killed_at_any_instant_loses_no_page(site: Site, tmp_path: Path, around: str) -> None:
     """SIGKILL at writes and before removals: no page that was fetched is asked for again."""

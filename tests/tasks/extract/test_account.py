@@ -9,12 +9,15 @@ import pytest
 from benchmarks.gold_pages import documentation_pages, gold_pages
 from gpt2train.cli import app
 from gpt2train.errors import UserError
+from tasks.download import fetch
+from tasks.download.settings import DownloadSettings
 from tasks.extract import account as account_module
 from tasks.extract.account import RULES, account, characters_by_rule
 from tasks.extract.decode import decode
 from tasks.extract.elements import SHOWN
 from tasks.extract.main_content import parse
 from tests.tasks.extract.made_pages import PARAGRAPH, article, text_of
+from tests.tasks.web_server import running_site
 
 PARTS = (
     "<p>See <span class='tooltip'>this</span>.</p><span class='author'>A. Fox</span><br><button>Copy <b>it</b></button>"
@@ -90,3 +93,23 @@ def test_explain_shows_each_part_and_its_rule(tmp_path: Path, capsys: pytest.Cap
     assert "<small>class span.author</small>" in document and "<b>" not in document and "&lt;script&gt;" in document
     with pytest.raises(UserError, match="No such file or directory; give an HTML file"):
         app(["data", "explain", str(tmp_path / "none")], result_action="return_value")
+
+
+def test_explain_fetches_a_page_as_the_download_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = DownloadSettings(allow_private=("127.0.0.0/8",), delay=0)
+    with running_site() as site:
+        original = fetch.Fetcher
+        monkeypatch.setattr(fetch, "Fetcher", lambda *_: original(settings, {"*.test": site.address}))
+        page = article(f"{PARTS}<p>Gr\xfc\xdfe</p>").replace("<html>", "<html><meta charset=windows-1252>")
+        site.handlers["/page"] = lambda h: h.answer(page.encode("cp1252"))
+        site.handlers["/moved"] = lambda h: h.redirect("/page")
+        site.robots["closed.test"] = (200, "User-agent: *\nDisallow: /")
+        for path in ("page", "moved"):
+            app(["data", "explain", f"http://a.test/{path}"], result_action="return_value")
+            shown = capsys.readouterr().out
+            assert "\nkept       River\n" in shown and f"http://a.test/{path}: cp1252, " in shown
+        for address, reason in (("closed.test/page", "robots_forbidden"), ("a.test/gone", "not_found")):
+            with pytest.raises(UserError, match=f"{address} cannot be fetched: {reason}.*; save it as a file"):
+                app(["data", "explain", f"http://{address}"], result_action="return_value")

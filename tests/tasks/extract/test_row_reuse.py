@@ -204,7 +204,10 @@ def test_a_date_after_the_fetch_is_looked_at_again(tmp_path: Path, runner: Runne
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["move", "batch", "commit"])
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param("move", marks=pytest.mark.exhaustive), pytest.param("batch", marks=pytest.mark.exhaustive), "commit"],
+)
 def test_a_killed_run_goes_on(
     tmp_path: Path, runner: Runner, sent: list[str], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

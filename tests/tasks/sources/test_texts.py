@@ -275,6 +275,7 @@ def test_wet_files_of_common_crawl_are_read(tmp_path: Path) -> None:
     assert manifest.outcome.reasons == {"broken_record": 1, "invalid_utf8": 1}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_workers_or_paths(tmp_path: Path) -> None:
     found = []

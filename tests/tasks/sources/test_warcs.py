@@ -173,6 +173,7 @@ def runners() -> Iterator[list[Runner]]:
         yield [one, two]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_and_two_workers_give_the_same_bytes(tmp_path: Path, runners: list[Runner]) -> None:
     for number in range(3):

@@ -126,6 +126,7 @@ def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, bpe: Pat
     assert set((root / "tokens").files()) == named | {"_manifest.json"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
     one = run(tmp_path / "one", news, bpe, per_shard=100, workers=1)
@@ -254,6 +255,7 @@ def test_a_missing_engine_is_replaced_or_reported(tmp_path: Path, monkeypatch: p
     module._cached.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_tokens", [1, 1000, 10**9])
 def test_many_files_contain_the_stream_of_one(tmp_path: Path, news: list[dict[str, Any]], shard_tokens: int) -> None:
     news = news[:60]

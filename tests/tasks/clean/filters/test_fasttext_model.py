@@ -14,7 +14,7 @@ from tasks.clean.filters.filter_chain import filter_files, not_in_fingerprint
 from tasks.clean.filters.registry import LocalModel
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
-from tasks.verify.command import verify_output
+from tasks.outputs.verify.command import verify_output
 from tests.tasks.clean.test_clean import ENGLISH, GERMAN, documents, rows_of
 from tests.tasks.corpus import Inline
 

@@ -43,7 +43,7 @@ os._exit(0)  # pyarrow's threads can outlive a program as short as this one and 
 
 VERIFIES = """
 import os, sys
-from tasks.verify.command import verify_output
+from tasks.outputs.verify.command import verify_output
 
 verify_output(sys.argv[1], step=("clean",))
 sys.stdout.flush()

@@ -1,0 +1,92 @@
+"""Addresses of the Hugging Face Hub: `hf://datasets/ORG/NAME/PATH`, of models `hf://ORG/NAME`, each with `@REV` or not.
+
+The client library reads the token (`HF_TOKEN`), a mirror (`HF_ENDPOINT`) and its cache from the environment.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from gpt2train.errors import UserError, redact
+from gpt2train.extras import PIPELINE, needs_extra
+
+HUB = "hf://"
+PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before a busy hub is asked again; the library does so for files alone
+BUSY = (429, 500, 502, 503, 504)
+# Of a model: no pickles, which could run code, and no weights of other libraries.
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+
+def pinned(url: str) -> str:
+    """Return an address with the commit of its revision, so that a run reads one state of a repository.
+
+    A URL of another kind is returned as it is.
+
+    Raises:
+        UserError: The hub has no such repository or revision, or does not answer.
+    """
+    if not url.startswith(HUB):
+        return url
+    try:
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    except ImportError as error:
+        raise needs_extra(url, PIPELINE) from error
+    try:
+        kind, name, commit, path = _resolved(url)
+    except GatedRepoError as error:
+        raise UserError(f"{url} is gated; accept its terms on the hub, and set HF_TOKEN") from error
+    except RevisionNotFoundError as error:
+        raise UserError(f"{url}: the repository has no such revision; check what follows the @") from error
+    except (RepositoryNotFoundError, FileNotFoundError) as error:
+        raise UserError(
+            f"{url}: the hub has no such repository, or it is private; check it, or set HF_TOKEN"
+        ) from error
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"{url} is no address of the hub; write hf://datasets/ORG/NAME/PATH") from error
+    except Exception as error:  # of the HTTP client, whichever the library uses
+        raise _unreachable(url, error) from error
+    return f"{HUB}{'' if kind == 'model' else f'{kind}s/'}{name}@{commit}/{path}".rstrip("/")
+
+
+def local_copy(place: str | Path) -> Path:
+    """Return the folder of a model: one that is named by its address, `hf://ORG/NAME[@REV]`, is downloaded first.
+
+    The folder is that of the client library's cache; its name is the commit.
+
+    Raises:
+        UserError: as `pinned`; or the address is that of a dataset, or of a part of a repository.
+    """
+    text = str(place)
+    if not text.startswith("hf:/"):
+        return Path(place)
+    address = pinned(text if text.startswith(HUB) else f"{HUB}{text.removeprefix('hf:/')}")  # a path has one slash
+    name, _, commit = address.removeprefix(HUB).partition("@")
+    if name.count("/") != 1 or "/" in commit:
+        raise UserError(f"{text} is no model of the hub; write hf://ORG/NAME, or hf://ORG/NAME@REVISION")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=commit, allow_patterns=list(MODEL_FILES)))
+    except Exception as error:  # of the HTTP client, whichever the library uses
+        raise _unreachable(text, error) from error
+
+
+def _unreachable(url: str, error: Exception) -> UserError:
+    reason = " ".join(redact(str(error), url).split())[:160]
+    return UserError(f"cannot ask the hub for {url} ({reason}); try again, or set HF_ENDPOINT")
+
+
+def _resolved(url: str) -> tuple[str, str, str, str]:
+    """Return the kind of the repository, its name, the commit, and the path in it."""
+    from huggingface_hub import HfApi, HfFileSystem
+
+    for pause in (*PAUSES, None):
+        try:
+            found: Any = HfFileSystem().resolve_path(url)
+            about = HfApi().repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision)
+            return found.repo_type, found.repo_id, str(about.sha), found.path_in_repo
+        except Exception as error:
+            if pause is None or getattr(getattr(error, "response", None), "status_code", None) not in BUSY:
+                raise
+            time.sleep(pause)
+    raise AssertionError

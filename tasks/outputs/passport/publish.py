@@ -1,0 +1,245 @@
+"""Publication of a model and of its training documents: a folder, or repositories of the Hugging Face hub.
+
+What a publication has is a list of files; internal ones (manifests, batches, checkpoints, logs) are never on it.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from shlex import quote
+
+import pyarrow.parquet as pq
+
+from gpt2train.convert.dataset import Counts, dataset_card, write_splits
+from gpt2train.convert.settings import CARD
+from gpt2train.errors import RunError, UserError
+from gpt2train.store.files import atomic_folder
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.inner_path import inner_file
+from gpt2train.store.manifest import MANIFEST
+from gpt2train.store.output import FinishedStep
+from tasks.outputs.passport.about import About, stated_about
+from tasks.outputs.passport.cards import corpus_sections
+from tasks.outputs.passport.croissant import DataFile, croissant
+from tasks.outputs.passport.eu_summary import eu_summary
+from tasks.outputs.passport.facts import Corpus, corpus_facts
+from tasks.outputs.passport.signature import SIGNATURE, sign
+from tasks.outputs.passport.write import CROISSANT, FOLDER, NO_ABOUT, PACKAGES, SUMMARY
+
+HUB = "hf://"
+WEIGHTS = "model.safetensors"
+INTERNAL = (".", "_", SIGNATURE)  # starts of names in a model folder that are not published
+DATA = "data"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is published.
+
+    Attributes:
+        model: files of the model by their paths in the publication; empty without a model.
+        documents: step whose documents are published; None without a dataset.
+        corpus: facts of the corpus of these documents.
+        about: what the publisher states.
+        left_out: names in the model folder that are not published.
+    """
+
+    model: dict[str, Path] = field(default_factory=dict)
+    documents: FinishedStep | None = None
+    corpus: Corpus | None = None
+    about: About = NO_ABOUT
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What it has of `model` and `dataset`."""
+        return ("model",) * bool(self.model) + ("dataset",) * bool(self.documents)
+
+
+def contents_of(source: str, *, dataset: bool, about: About | None = None) -> Contents:
+    """Find what a publication of a folder has.
+
+    Args:
+        source: model folder, run folder, or output folder of a flow, which may be in an object store.
+        dataset: publish the documents too.
+        about: what the publisher states; by default what was stated with the passport of the output folder.
+
+    Raises:
+        UserError: the folder has no model, or several; with `dataset`, it has no documents.
+    """
+    root = Folder(source if "://" in source else Path(source).absolute())
+    model = _model_folder(Path(root.path()), optional=dataset) if root.is_local else None
+    if model is None and not dataset:
+        raise UserError(f"{source} has no model; give the folder of a run, or --dataset for the documents alone")
+    files: dict[str, Path] = {}
+    left: list[str] = []
+    if model:
+        for path in sorted(model.rglob("*")):
+            name = path.relative_to(model).as_posix()
+            if any(part.startswith(INTERNAL) for part in name.split("/")) or path.is_symlink():
+                left.append(name)
+            elif path.is_file():
+                files[name] = path
+        for name in (SUMMARY, PACKAGES):
+            if (model.parent / FOLDER / name).is_file():
+                files.setdefault(name, inner_file(model.parent, f"{FOLDER}/{name}", model.parent))
+    if not dataset:
+        return Contents(files, left_out=tuple(left))
+    home = root if model is None or _is_output(root) else Folder(model.parents[2])
+    corpus = corpus_facts(home)
+    documents = next((step for step in corpus.steps if step.manifest.step == "shuffle"), None)
+    if documents is None:
+        raise UserError(f"{home.url} holds no finished step shuffle; give the output folder of a data flow")
+    return Contents(files, documents, corpus, about or stated_about(home), tuple(left))
+
+
+def _is_output(root: Folder) -> bool:
+    return root.size(f"shuffled/{MANIFEST}") is not None
+
+
+def _model_folder(source: Path, optional: bool) -> Path | None:
+    """Return the model folder of a model folder, a run folder or an output folder."""
+    if not source.is_dir():
+        raise UserError(f"{source} is not a folder; give an output folder, a run folder or a model folder")
+    if (source / WEIGHTS).is_file():
+        return source
+    if (source / "config.toml").is_file():
+        if not (source / "model" / WEIGHTS).is_file():
+            merge = f"gpt2train merge {quote(str(source))} --output {quote(f'{source}/model')}"
+            raise UserError(f"{source} has no merged model; {merge}")
+        return source / "model"
+    found = sorted(path.parent for path in source.glob(f"runs/*/model/{WEIGHTS}"))
+    if len(found) > 1:
+        names = ", ".join(str(path.parent.relative_to(source)) for path in found)
+        raise UserError(f"{source} has {len(found)} models; give the folder of one run: {names}")
+    if not found and not optional:
+        raise UserError(f"{source} has no model; give the folder of a run, or --dataset for the documents alone")
+    return found[0] if found else None
+
+
+def dataset_files(contents: Contents, folder: Path) -> Counts:
+    """Write the documents, their card and their description to a new or empty folder; they are streamed.
+
+    Returns the contents of the dataset.
+    """
+    corpus, documents = contents.corpus, contents.documents
+    if corpus is None or documents is None:
+        raise AssertionError("the publication has no dataset")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in documents.outputs if documents.folder.is_local else ():
+        step = Path(documents.folder.path())
+        inner_file(step.parent, f"{step.name}/{name}", step)
+    counts = write_splits((documents.folder.open(name) for name in documents.outputs), folder / DATA)
+    steps = [step.manifest for step in corpus.document_steps]
+    card = dataset_card(counts, steps, contents.about.license, corpus_sections(corpus))
+    (folder / CARD).write_text(card, encoding="utf-8")
+    written = [_record(path, folder) for path in sorted((folder / DATA).iterdir())]
+    columns = pq.read_schema(folder / written[0].path).names if written else []
+    described = croissant(corpus, written, columns, contents.about.license)
+    (folder / CROISSANT).write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / SUMMARY).write_text(eu_summary(corpus, contents.about), encoding="utf-8")
+    return counts
+
+
+def _record(path: Path, folder: Path) -> DataFile:
+    record: FileRecord = Folder(path.parent).record(path.name)
+    return DataFile(path.relative_to(folder).as_posix(), record.bytes, record.sha256)
+
+
+def publish_to_folder(contents: Contents, target: Path, key: Path | None = None) -> list[Path]:
+    """Write the publication to a new folder, atomically; with a model and a dataset, to one folder for each in it.
+
+    Args:
+        contents: what is published.
+        target: folder; it must not exist.
+        key: private key that signs it; None: no signature.
+
+    Returns:
+        The folders.
+    """
+    if target.exists():
+        raise UserError(f"{target} exists already; give --to another folder, or remove it")
+    with atomic_folder(target) as draft:
+        for kind in contents.kinds:
+            _fill(contents, kind, draft / kind if len(contents.kinds) > 1 else draft / ".", key)
+    return [target / kind for kind in contents.kinds] if len(contents.kinds) > 1 else [target]
+
+
+def _fill(contents: Contents, kind: str, folder: Path, key: Path | None) -> None:
+    if kind == "dataset":
+        dataset_files(contents, folder)
+    else:
+        for name, path in contents.model.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / name)
+    if key:
+        sign(folder, key)
+
+
+def publish_to_hub(contents: Contents, address: str, *, public: bool, key: Path | None = None) -> list[str]:
+    """Upload the publication, a commit for each repository: a model repository, a dataset repository of the same name.
+
+    Args:
+        contents: what is published.
+        address: hf://USER/NAME.
+        public: make a new repository public.
+        key: private key that signs it; None: no signature.
+
+    Returns:
+        The addresses of the repositories.
+
+    Raises:
+        UserError: the address is malformed, or there is no token.
+        RunError: the hub refuses the upload or does not answer.
+    """
+    name = repository(address)
+    import huggingface_hub as hub
+
+    token = hub.get_token()
+    if not token:
+        raise UserError(f"--to {address}: no token for the hub; set HF_TOKEN, or log in by: hf auth login")
+    api, found = hub.HfApi(token=token, library_name="gpt2train"), []
+    for kind in contents.kinds:
+        with _staged(contents, kind, key) as folder:
+            try:
+                made = api.create_repo(name, repo_type=kind, private=not public, exist_ok=True)
+                operations = [
+                    hub.CommitOperationAdd(path.relative_to(folder).as_posix(), path)
+                    for path in sorted(folder.rglob("*"))
+                    if path.is_file()
+                ]
+                api.create_commit(name, operations, commit_message="Publish with gpt2train", repo_type=kind)
+            except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                raise RunError(f"{address} was not published ({kind}): {reason.replace(token, '…')}") from None
+            found.append(str(made))
+    return found
+
+
+def repository(address: str) -> str:
+    """Return USER/NAME of hf://USER/NAME.
+
+    Raises:
+        UserError: the address has another form.
+    """
+    name = address.removeprefix(HUB).strip("/")
+    parts = name.split("/")
+    if len(parts) != 2 or not all(part and part[0] not in "-." and _is_name(part) for part in parts):
+        raise UserError(f"--to {address!r} is no repository of the hub; write it as hf://USER/NAME")
+    return name
+
+
+def _is_name(text: str) -> bool:
+    return all(c.isascii() and (c.isalnum() or c in "-_.") for c in text)
+
+
+@contextmanager
+def _staged(contents: Contents, kind: str, key: Path | None) -> Iterator[Path]:
+    """Yield a folder with one kind of the publication; it is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="gpt2train-publish-") as folder:
+        _fill(contents, kind, Path(folder) / kind, key)
+        yield Path(folder) / kind

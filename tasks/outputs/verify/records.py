@@ -1,0 +1,115 @@
+"""Checks of a step without doing it again: its manifest, the hashes of its files, and the steps that it read."""
+
+import concurrent.futures
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.manifest import Manifest, digest, fingerprint, version_differences, versions_of
+from gpt2train.store.output import IDENTITY, Output
+from tasks.download.shard_writer import content_of, ledgers_of
+from tasks.outputs.verify.counts import count_problems, rows_of
+
+RUNS = ("runs/", "task/")  # steps that may read another output
+MAX_CONCURRENT = 4  # files that are hashed at a time
+
+
+@dataclass
+class Finding:
+    """Result for one step.
+
+    Attributes:
+        step: Name of the step.
+        folder: Folder of its manifest.
+        files: Number of its files.
+        bytes: Their size.
+        redone: What was done again: `3 of 12 batches`, `whole`; empty if nothing was.
+        problems: Differences.
+        notes: What could not be checked, and why.
+        damaged: Names of the files that are missing or differ from the manifest.
+    """
+
+    step: str
+    folder: str
+    files: int = 0
+    bytes: int = 0
+    redone: str = ""
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+def check_records(output: Output, folder: str, manifest: Manifest, accept: bool) -> Finding:
+    """Check the manifest of a step, its files and its inputs; `accept` makes other packages a note."""
+    records = manifest.outcome.files
+    finding = Finding(manifest.step, folder, len(records), sum(record.bytes for record in records))
+    finding.problems += _manifest_problems(output, manifest)
+    if manifest.fingerprint == _fingerprint(manifest, known=False) and manifest.versions:
+        finding.notes.append("packages unknown: made by a release whose fingerprints do not have them")
+    else:
+        here = versions_of(manifest.versions)
+        if here != manifest.versions:
+            message = f"made with {version_differences(manifest.versions, here)}"
+            (finding.notes if accept else finding.problems).append(message)
+    with concurrent.futures.ThreadPoolExecutor(MAX_CONCURRENT) as executor:
+        where = output.root / manifest.folder
+        for record, problem in zip(
+            records, executor.map(lambda item: _file_problem(where, item), records), strict=True
+        ):
+            if problem:
+                finding.problems.append(f"{manifest.folder}/{record.name}: {problem}")
+                finding.damaged.append(record.name)
+    for name, identity in manifest.inputs.items():
+        if IDENTITY.fullmatch(identity) and output.find(identity) is None:
+            message = f"input {name!r}: no step of this output has the identity {identity[:12]}… that it read"
+            elsewhere = folder.startswith(RUNS) or name.startswith("earlier_")
+            (finding.notes if elsewhere else finding.problems).append(message)
+    return finding
+
+
+def _fingerprint(manifest: Manifest, known: bool) -> str:
+    versions = manifest.versions if known else {}
+    return fingerprint(manifest.step, manifest.version, manifest.parameters, manifest.inputs, versions)
+
+
+def _manifest_problems(output: Output, manifest: Manifest) -> Iterator[str]:
+    """Contradictions within a manifest."""
+    if manifest.fingerprint not in (_fingerprint(manifest, known=True), _fingerprint(manifest, known=False)):
+        yield "its manifest was changed: step, version, parameters, inputs and versions do not give its fingerprint"
+    outcome = manifest.outcome
+    contents = [digest([[record.name, record.sha256] for record in outcome.outputs]), digest(manifest.inputs)]
+    if manifest.content not in contents and manifest.content not in _contents_of_download(output, manifest):
+        yield "its manifest was changed: the hashes of its outputs do not give its content"
+    yield from count_problems(manifest)
+    rows = [record.rows for record in outcome.rejected if record.rows is not None]
+    dropped = sum(outcome.reasons.values())
+    if len(rows) == len(outcome.rejected) and sum(rows) != dropped:
+        yield f"its manifest counts {dropped:,} rejected rows, its files of rejected rows have {sum(rows):,}"
+
+
+def _contents_of_download(output: Output, manifest: Manifest) -> Iterator[str]:
+    """Content of a download, of this release and of older ones; none for another step.
+
+    It is that of its pages and ledgers without what the clock decides.
+    """
+    if manifest.step == "download":
+        with contextlib.suppress(OSError, ValueError, LookupError):  # a damaged ledger, which its hash shows
+            for has_languages in (True, False):
+                yield content_of(output.root / manifest.folder, ledgers_of(manifest.outcome.audit), has_languages)
+
+
+def _file_problem(folder: Folder, record: FileRecord) -> str | None:
+    """Difference of a file from its record, else None."""
+    try:
+        found = folder.record(record.name)
+    except FileNotFoundError:
+        return "missing"
+    if found.bytes != record.bytes:
+        return f"{found.bytes:,} bytes, {record.bytes:,} in the manifest"
+    if found.sha256 != record.sha256:
+        return "its hash is not that of the manifest"
+    if record.rows is not None and (rows := rows_of(folder, record)) not in (None, record.rows):
+        return f"{count_of(rows, 'row')}, {record.rows:,} in the manifest"
+    return None

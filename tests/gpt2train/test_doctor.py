@@ -1,0 +1,35 @@
+"""`gpt2train doctor`: one page that a bug report can carry."""
+
+import importlib.metadata
+
+import pytest
+
+from gpt2train import doctor
+from gpt2train.cli import app
+from gpt2train.command_line import run_command
+
+
+def test_the_page_names_versions_devices_and_extras(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    assert run_command(app, ["doctor"]) == 0
+    page = capsys.readouterr().out
+    assert f"\ntorch       {importlib.metadata.version('torch')}, built for " in page
+    assert f"numpy {importlib.metadata.version('numpy')}" in page and "\nextras " in page
+    assert "a secret" not in page and "\n\n" not in page
+
+
+def test_a_torch_that_cannot_be_imported_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "TORCH", "raise OSError('libcudart.so.13: cannot open shared object file')")
+    expected = ", which cannot be imported: OSError: libcudart.so.13: cannot open shared object file"
+    assert dict(doctor.lines())["torch"].endswith(expected)
+
+
+def test_an_extra_lacks_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["numpy>=1", 'no-such-package>=2; extra == "odd"', "pyarrow; extra == 'odd'", 'rich>=13; extra == "ui"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: wanted)
+    versions, extras = doctor.requirements()
+    assert {"numpy", "pyarrow", "rich"} == set(versions)
+    assert extras == {"odd": ["no-such-package"], "ui": []}
+    assert "odd lacks no-such-package" in [value for name, value in doctor.lines() if not name]

@@ -1,0 +1,171 @@
+"""A hub on loopback that speaks as much of the API as clients need: revisions, trees, files, redirects, 429."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+LARGE = 1000  # bytes from which a file is answered by another address, as files of LFS are
+
+
+class Hub(ThreadingHTTPServer):
+    """Repositories by `datasets/ORG/NAME` or `models/ORG/NAME`, each a list of revisions, which are files by path.
+
+    Attributes:
+        repositories: revisions of each repository, the newest last; `main` is the newest.
+        calls: requests as `GET /path`, in order.
+        busy: number of requests that will be answered with 429.
+        broken: number of files of which only the first half will be sent.
+        token: token without which a request is refused; empty for none.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Calls)
+        self.repositories: dict[str, list[dict[str, bytes]]] = {}
+        self.calls: list[str] = []
+        self.busy = self.broken = 0
+        self.token = ""
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def put(self, repository: str, files: dict[str, bytes]) -> str:
+        """Add a revision; its commit."""
+        self.repositories.setdefault(repository, []).append(files)
+        return commit(repository, len(self.repositories[repository]) - 1)
+
+    def files(self, repository: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        """Commit and files of a revision; None if there is none."""
+        found = self.repositories.get(repository, [])
+        for number in reversed(range(len(found))):
+            if revision in ("main", commit(repository, number)):
+                return commit(repository, number), found[number]
+        return None
+
+
+def commit(repository: str, number: int) -> str:
+    return hashlib.sha1(f"{repository} {number}".encode()).hexdigest()
+
+
+def entry(path: str, content: bytes) -> dict[str, Any]:
+    """What a tree says of a file."""
+    told: dict[str, Any] = {"type": "file", "path": path, "size": len(content)}
+    told["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    if len(content) >= LARGE:
+        told["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+    return told
+
+
+class _Calls(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        address = urlsplit(self.path)
+        parts = [unquote(part) for part in address.path.strip("/").split("/")]
+        self.server.calls.append(f"{self.command} {unquote(self.path)}")
+        if self.server.busy:
+            self.server.busy -= 1
+            self.reply(429, b"", {"Retry-After": "0"})
+        elif self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            self.reply(401, b'{"error": "Invalid username or password."}', {"X-Error-Code": "RepoNotFound"})
+        elif parts[0] == "api":
+            self.api(parts[1:], parse_qs(address.query), body)
+        else:
+            self.file(["models", *parts] if parts[0] not in ("datasets", "models") else parts)
+
+    do_HEAD = do_POST = do_GET
+
+    def api(self, parts: list[str], query: dict[str, list[str]], body: bytes) -> None:
+        repository, rest = "/".join(parts[:3]), parts[3:]
+        what, revision = (rest[0], rest[1]) if len(rest) > 1 else ("revision", "main")
+        found = self.server.files(repository, revision)
+        if found is None:
+            known = repository in self.server.repositories
+            code = "RevisionNotFound" if known else "RepoNotFound"
+            self.reply(404, json.dumps({"error": f"{code}: {repository}"}).encode(), {"X-Error-Code": code})
+            return
+        sha, files = found
+        if what == "revision":
+            siblings = [{"rfilename": path} for path in files]
+            answer: Any = {"id": "/".join(parts[1:3]), "sha": sha, "siblings": siblings, "private": False, "tags": []}
+        elif what == "paths-info":
+            asked = self.paths(body)
+            answer = [entry(path, files[path]) for path in asked if path in files]
+            folders = [path for path in asked if any(name.startswith(f"{path}/") for name in files)]
+            answer += [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
+        else:
+            answer = self.tree(files, "/".join(rest[2:]), query.get("recursive") == ["true"])
+        self.reply(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    @staticmethod
+    def paths(body: bytes) -> list[str]:
+        text = body.decode()
+        return list(json.loads(text)["paths"]) if text.startswith("{") else parse_qs(text).get("paths", [])
+
+    @staticmethod
+    def tree(files: dict[str, bytes], below: str, recursive: bool) -> list[dict[str, Any]]:
+        start = f"{below}/" if below else ""
+        listed: dict[str, dict[str, Any]] = {}
+        for path, content in files.items():
+            inner = path.removeprefix(start)
+            if path.startswith(start):
+                for depth in range(1, inner.count("/") + 1 if recursive else min(1, inner.count("/")) + 1):
+                    folder = start + "/".join(inner.split("/")[:depth])
+                    listed[folder] = {"type": "directory", "path": folder, "oid": "0" * 40, "size": 0}
+                if recursive or "/" not in inner:
+                    listed[path] = entry(path, content)
+        return [listed[path] for path in sorted(listed)]
+
+    def file(self, parts: list[str]) -> None:
+        repository, kind, revision, path = "/".join(parts[:3]), parts[3], parts[4], "/".join(parts[5:])
+        found = self.server.files(repository, revision)
+        if found is None or path not in found[1]:
+            self.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        sha, content = found[0], found[1][path]
+        about = entry(path, content)
+        tag = about.get("lfs", about)["oid"]
+        told = {"ETag": f'"{tag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        if kind == "resolve" and "lfs" in about:
+            told |= {"Location": f"/{repository}/cdn/{sha}/{path}", "X-Linked-Size": str(len(content))}
+            self.reply(302, b"", told | {"X-Linked-Etag": f'"{tag}"'})
+            return
+        status = 200
+        if asked := self.headers.get("Range"):
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            end = int(last) + 1 if last else len(content)
+            told["Content-Range"] = f"bytes {first}-{min(end, len(content)) - 1}/{len(content)}"
+            content, status = content[int(first) : end], 206
+        if self.server.broken and self.command == "GET":
+            self.server.broken -= 1
+            self.reply(status, content, told, sent=len(content) // 2)
+            return
+        self.reply(status, content, told)
+
+    def reply(self, status: int, content: bytes, headers: dict[str, str], sent: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content[:sent])
+        if sent is not None:
+            self.close_connection = True

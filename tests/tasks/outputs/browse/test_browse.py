@@ -1,0 +1,257 @@
+"""The page of `gpt2train data browse`, over HTTP on loopback: a document's way, duplicates, counts, tokens, samples."""
+
+import contextlib
+import http.client
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import fsspec
+import numpy as np
+import pytest
+
+from gpt2train.data.epoch import Epoch
+from gpt2train.errors import UserError
+from gpt2train.quality.documents import sample_documents
+from gpt2train.quality.label_server import LabelServer
+from gpt2train.quality.session import Session
+from gpt2train.quality.votes import VoteFile
+from gpt2train.serve.local_page import LocalPageServer
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Outcome
+from gpt2train.store.removal import PENDING, RemovalCheck
+from tasks.clean.settings import CleanSettings
+from tasks.clean.step import clean
+from tasks.core.shards import DOCUMENT, write_rows
+from tasks.core.step import Step
+from tasks.dedup.settings import DedupSettings
+from tasks.dedup.step import dedup
+from tasks.outputs.browse.difference import MAX_WORDS, difference
+from tasks.outputs.browse.samples import samples_of
+from tasks.outputs.browse.server import browse_routes
+from tasks.outputs.forget.command import forget
+from tests.tasks.corpus import Inline, pieces_of_novels
+
+HOSTILE = "</div><script>document.title='bad'</script><img src=x onerror=alert(1)> \ud7ff"
+
+
+class Client:
+    """Client of a server."""
+
+    def __init__(self, server: LocalPageServer) -> None:
+        parts = urlsplit(server.url)
+        self.port, self.path = parts.port, parts.path
+
+    def __call__(self, name: str, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", f"{self.path}{name}?{urlencode(query)}", headers=headers or {})
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        is_json = response.getheader("Content-Type") == "application/json"
+        return response.status, json.loads(content) if is_json else content
+
+    def ok(self, name: str, **query: Any) -> Any:
+        status, answer = self(name, **query)
+        assert status == 200, answer
+        return answer
+
+
+@pytest.fixture(scope="module")
+def output(open_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents, cleaned and deduplicated: 0000 has an altered copy 0008, 0009 is too short, 0007 is hostile."""
+    root = tmp_path_factory.mktemp("out")
+    folder = Folder(root)
+    step = Step(folder, "extract", version=1, parameters={}, inputs={}, folder="documents")
+    texts = pieces_of_novels(open_data, 7)
+    texts += [HOSTILE + texts[1][::-1], texts[0] + " Alteration.", "Short."]
+    rows = [
+        {"id": f"{n:08d}", "url": f"http://{'ab'[n % 2]}.example/{n}", "text": text} for n, text in enumerate(texts)
+    ]
+    records = tuple(write_rows(step.folder, f"part-0000{k}.parquet", rows[k::2], DOCUMENT) for k in range(2))
+    made = step.commit(Outcome(outputs=records, seen=10, kept=10))
+    with Inline(workers=1) as runner:
+        settings = CleanSettings.model_validate({"language": {"keep": ["any"]}, "min_tokens": 5})
+        dedup(folder, clean(folder, made, settings, runner), DedupSettings(), runner)
+    return root
+
+
+@contextlib.contextmanager
+def client_of(server: LocalPageServer) -> Iterator[Client]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield Client(server)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def client(output: Path) -> Iterator[Client]:
+    with client_of(LocalPageServer(browse_routes(Folder(output)))) as client:
+        yield client
+
+
+def results(found: Any) -> dict[str, str]:
+    return {stage["step"]: stage["result"] for stage in found["stages"]}
+
+
+def test_a_document_is_found_by_id_url_and_text(client: Client, open_data: Path) -> None:
+    phrase = pieces_of_novels(open_data, 7)[3][100:140].strip()
+    for query, kind in (("00000003", "id"), ("b.example/3", "url"), (phrase, "text")):
+        found = client.ok("search", query=query, kind="text" if kind == "text" else "auto")
+        assert (found["kind"], [hit["id"] for hit in found["hits"]]) == (kind, ["00000003"])
+    assert client.ok("search", query="no such words anywhere", kind="text")["hits"] == []
+    for query in ("", "x" * 501):
+        status, answer = client("search", query=query)
+        assert status == 400 and "give 1 to 500 characters" in answer["error"]
+    assert client("search", query="a", kind="great")[0] == client("search", query="a", start="x")[0] == 400
+
+
+@pytest.mark.parametrize("page", ["browse", "label"])
+def test_an_open_page_shows_nothing_while_and_after_pages_are_removed(page: str, output: Path, tmp_path: Path) -> None:
+    shutil.copytree(output, root := tmp_path / "out")
+    votes = VoteFile(tmp_path / "votes")
+    if page == "browse":
+        server, name = LocalPageServer(browse_routes(Folder(root))), "counts"
+    else:
+        check = RemovalCheck([root / "clean"])
+        session = Session(*sample_documents(root), votes, tmp_path / "model")
+        server, name = LabelServer(session, check=check), "state"
+    with client_of(server) as client:
+        client.ok(name)
+        (root / PENDING).write_text("{}")
+        status, answer = client(name)
+        assert status == 400 and "a removal of pages was interrupted" in answer["error"]
+        (root / PENDING).unlink()
+        client.ok(name)
+        forget(("http://a.example/0",), output=str(root), yes=True)
+        status, answer = client(name)
+        assert status == 400 and "pages were removed since this server opened it" in answer["error"]
+
+
+def test_an_open_page_says_that_the_output_was_removed(output: Path, tmp_path: Path) -> None:
+    shutil.copytree(output, root := tmp_path / "out")
+    with client_of(LocalPageServer(browse_routes(Folder(root)))) as client:
+        shutil.rmtree(root)
+        status, answer = client("counts")
+        assert status == 400 and "cannot be read; run the data flow again to restore it" in answer["error"]
+        root.write_text("a file in its place")
+        status, answer = client("search?query=a")
+        assert status == 400 and str(root) in answer["error"]
+
+
+def test_a_host_is_found_in_each_form_of_a_url(tmp_path: Path) -> None:
+    """As the counts by host name it: with a port, without user and password, in any case."""
+    folder = Folder(tmp_path)
+    step = Step(folder, "extract", version=1, parameters={}, inputs={}, folder="documents")
+    urls = [
+        "http://a.example",
+        "HTTP://me:x@A.Example/1",
+        "http://a.example?q",
+        "http://aaexample/",
+        "http://a.example:80/",
+    ]
+    rows = [{"id": f"{n:08d}", "url": url, "text": "t"} for n, url in enumerate([*urls, "http://b/?//a.example/"])]
+    step.commit(Outcome(outputs=(write_rows(step.folder, "part-00000.parquet", rows, DOCUMENT),), seen=6, kept=6))
+    routes = browse_routes(folder).get
+    counted = dict(routes["counts"]({"by": "host"})["rows"])
+    assert counted == {"a.example": 3, "a.example:80": 1, "aaexample": 1, "b": 1}
+    for host, count in counted.items():
+        hits = routes["search"]({"query": host, "kind": "host"})["hits"]
+        assert len(hits) == count, (host, hits)
+
+
+def test_the_way_says_which_step_kept_or_rejected_a_document_and_why(client: Client) -> None:
+    found = client.ok("document", id="00000003")
+    assert found["url"] == "http://b.example/3" and found == client.ok("document", url="http://b.example/3")
+    assert results(found) == {"documents": "kept", "clean": "kept", "dedup": "kept"}
+    assert found["stages"][0]["file"] == "part-00001.parquet" and found["stages"][0]["row"] == 1
+    short = client.ok("document", id="00000009")
+    assert results(short) == {"documents": "kept", "clean": "rejected", "dedup": "not reached"}
+    assert short["stages"][1]["reason"] == "too_short" and "by clean" in short["stages"][2]["detail"]
+    status, answer = client("document", id="ffffffff")
+    assert status == 400 and "no step of this output has a document ffffffff" in answer["error"]
+
+
+def test_near_duplicates_and_their_difference(client: Client) -> None:
+    ids = "00000000", "00000008"
+    ways = [client.ok("document", id=identity) for identity in ids]
+    assert sorted(results(way)["dedup"] for way in ways) == ["kept", "rejected"]
+    assert [way["duplicates"][0]["id"] for way in ways] == [ids[1], ids[0]]
+    dropped = next(way for way in ways if results(way)["dedup"] == "rejected")
+    assert dropped["duplicates"][0]["is_keeper"] and dropped["stages"][-1]["reason"] == "near_duplicate"
+    pieces = client.ok("difference", id=ids[0], other=ids[1])["pieces"]
+    assert [(kind, text.strip()) for kind, text in pieces if kind != "same"] == [("added", "Alteration.")]
+
+
+def test_counts_by_host_and_language(client: Client) -> None:
+    hosts = client.ok("counts", by="host")
+    assert hosts["steps"] == ["documents", "clean", "dedup"]
+    assert [row[:3] for row in hosts["rows"]] == [["a.example", 5, 5], ["b.example", 5, 4]]
+    languages = client.ok("counts", by="language")
+    assert sum(row[1] for row in languages["rows"]) == 9
+    overview = {row["step"]: row["reasons"] for row in client.ok("overview")["steps"]}
+    assert overview["clean"] == {"too_short": 1}
+
+
+def test_hostile_text_is_data_and_only_who_has_the_token_sees_it(client: Client) -> None:
+    assert HOSTILE in client.ok("text", id="00000007", step="documents")["text"]
+    script = client("script.js")[1]
+    assert b"innerHTML" not in script and b"insertAdjacent" not in script and b"document.write" not in script
+    page = client("")[1]
+    assert page.count(b"<script") == 1 and b"http" not in page
+    assert client("overview", headers={"Host": "evil.example"})[0] == 404
+    assert client("../../way.py")[0] == client("__init__.py")[0] == 404
+
+
+def test_what_is_unknown_is_said_to_be_unknown(output: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no finished step with documents; give the output folder of a data flow"):
+        LocalPageServer(browse_routes(Folder(tmp_path)))
+    for name in ("clean", "dedup"):
+        (tmp_path / name).symlink_to(output / name)
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / "_manifest.json").write_bytes((output / "documents" / "_manifest.json").read_bytes())
+    server = LocalPageServer(browse_routes(Folder(tmp_path)))  # the files of one step are gone
+    found = server.pages[""].get["document"]({"id": "00000003"})
+    assert results(found) == {"documents": "unknown", "clean": "kept", "dedup": "kept"}
+    assert "cannot be read" in found["stages"][0]["detail"]
+    server.server_close()
+
+
+def test_a_difference_has_both_texts() -> None:
+    a, b = "One two three,\nfour.", "One 2 three,  four. Five"
+    pieces = difference(a, b)["pieces"]
+    assert isinstance(pieces, list)
+    assert "".join(text for kind, text in pieces if kind != "added") == a
+    assert "".join(text for kind, text in pieces if kind != "removed") == b
+    assert difference("a " * MAX_WORDS, "a")["cut"]
+    assert difference("话说天下大势", "话说国家大势")["pieces"] == [
+        *(("same", "话说"), ("removed", "天下"), ("added", "国家"), ("same", "大势")),
+    ]
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_the_samples_of_a_document_are_all_that_hold_a_token_of_it(seed: int | None) -> None:
+    bounds = np.array([0, 3, 20, 21, 53, 60, 64, 100])
+    epoch = Epoch.build(bounds, 8, seed, 0)
+    offsets, _ = epoch.locate(np.arange(len(epoch.order)))
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        held = np.flatnonzero(((offsets >= start) & (offsets < end)).any(axis=1)).tolist()
+        assert samples_of(epoch, start) == held
+
+
+def test_an_output_behind_a_url_is_read(output: Path, client: Client) -> None:
+    url = f"memory://browse-{output.name}"
+    fsspec.filesystem("memory").put(f"{output}/", url, recursive=True)
+    server = LocalPageServer(browse_routes(Folder(url)))
+    found = server.pages[""].get["document"]({"id": "00000008"})
+    server.server_close()
+    assert found == client.ok("document", id="00000008")

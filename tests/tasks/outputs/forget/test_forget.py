@@ -1,0 +1,260 @@
+"""`gpt2train forget`: after it no file has the pages, and the flow gives what it gives without them."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from gpt2train.cli import app
+from gpt2train.command_line import run_command
+from gpt2train.errors import RunError, UserError
+from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import MANIFEST, read_manifest
+from gpt2train.store.output import check_no_removal
+from gpt2train.store.output_lock import locked
+from gpt2train.store.removal import PENDING
+from tasks.core.forgotten import FORGOTTEN, name_of, read_forgotten
+from tasks.core.shards import read_rows
+from tasks.outputs.forget.command import forget
+from tasks.outputs.forget.scan import scan
+from tasks.outputs.verify.command import verify_output
+from tests.flows.mini_pipeline import hashes
+from tests.tasks.cloze.test_step import story
+from tests.tasks.corpus import rejected_of, rows_of
+from tests.tasks.outputs.forget.corpus import PAGES, plant, run_flow, words_in
+from tests.tasks.web_server import Site
+
+
+def planned(capsys: pytest.CaptureFixture[str], *targets: str, **options: Any) -> dict[str, Any]:
+    capsys.readouterr()
+    forget(targets, json_=True, **options)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_plan_names_everything_and_writes_nothing(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = hashes(out)
+    found = planned(capsys, *PAGES, output=str(out))
+    assert hashes(out) == before
+    assert found["found"]["urls"] == sorted(PAGES)
+    assert found["found"]["redirected"] == ["http://b.test/16"]  # it led to a.test/1
+    assert len(found["found"]["documents"]) == 5
+    assert found["found"]["user_files"] == ["a.warc.gz", "c.jsonl", "list.txt"]
+    counts = {step["folder"]: step for step in found["found"]["steps"]}
+    assert counts["pages"]["kept"] == 3 and counts["warcs"]["kept"] == 1 and counts["texts"]["kept"] == 1
+    assert counts["dedup"]["rejected"] == 1  # b.test/16 as a copy
+    rows = [
+        row
+        for split in ("train", "valid", "test")
+        for row in read_rows(Folder(out / "tokens"), f"{split}/documents.parquet")
+    ]
+    gone = {*PAGES, "http://b.test/16"}
+    assert sum(found["found"]["tokens"].values()) == sum(
+        row["end"] - row["start"] for row in rows if row["url"] in gone
+    )
+    assert set(found["removed"]) >= {"documents", "clean", "evalset", "dedup", "shuffled", "tokenizer", "tokens"}
+
+
+@pytest.mark.slow
+def test_the_result_is_that_of_a_run_without_the_pages(
+    out: Path, settings: dict[str, Any], site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(words_in(out, "Bert", "Dora", "Sven", "Olga", "Carl")) == {"Bert", "Dora", "Sven", "Olga", "Carl"}
+    forget(PAGES, output=str(out), yes=True)
+    assert set(words_in(out, "Bert", "Dora", "Sven", "Olga", "Carl")) == {"Carl"}
+    assert not [path for path in out.rglob("*") if path.is_file() and b"a.test/3" in path.read_bytes()]
+    requests = site.hits.total()
+    skipped = run_flow(out, settings)
+    assert site.hits.total() == requests  # nothing is fetched again
+    assert {"blacklist", "download", "warcs", "webpages", "texts"} <= skipped
+    assert set(words_in(out, "Bert", "Dora", "Sven", "Olga", "Carl")) == {"Carl"}
+    verify_output(str(out), batches=0)
+    # A fresh run over the same sources that has the list, and one over sources that never had the pages.
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    shutil.copy(out / FORGOTTEN, fresh)
+    run_flow(fresh, settings)
+    assert set(words_in(fresh, "Bert", "Dora", "Sven", "Olga", "Carl")) == {"Carl"}
+    for folder in ("shuffled", "tokenizer", "tokens", "evalset"):
+        assert without_manifest(out / folder) == without_manifest(fresh / folder), folder
+    for folder in ("documents", "texts", "clean", "decontaminated", "dedup"):
+        assert output_rows(out, folder) == output_rows(fresh, folder), folder
+    assert reasons(fresh, "urls")["forgotten"] == 2 and reasons(fresh, "pages")["forgotten"] == 1
+    assert reasons(out, "texts") == reasons(fresh, "texts") == {"empty": 1, "forgotten": 1}
+    assert reasons(out, "warcs") == reasons(fresh, "warcs") == {"forgotten": 1}
+    assert {row["url"] for row in rejected_of(Folder(out), need(out, "texts"))} >= {name_of("http://c.test/Sven")}
+    wanted = read_forgotten(Folder(fresh))
+    assert scan(Folder(fresh), wanted, wanted, [story("Bert"), story("Sven")], ("urls", "pages")).traces == []
+
+
+def need(out: Path, folder: str) -> Any:
+    found = read_manifest(Folder(out / folder))
+    assert found is not None
+    return found
+
+
+def reasons(out: Path, folder: str) -> dict[str, int]:
+    return dict(need(out, folder).outcome.reasons)
+
+
+def output_rows(out: Path, folder: str) -> list[dict[str, Any]]:
+    return rows_of(Folder(out), need(out, folder))
+
+
+def without_manifest(folder: Path) -> dict[str, str]:
+    return {name: found for name, found in hashes(folder).items() if not name.startswith("_")}
+
+
+def test_a_domain_has_its_subdomains_and_a_file_many_lines(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "targets").write_text("# a comment\nhttps://A.TEST:443/2#part\n\nc.test.\nB.test\n")
+    forget((str(tmp_path / "targets"), "a.test", "a.example"), output=str(out), yes=True)
+    folder = Folder(out)
+    assert [row["url"] for row in output_rows(out, "texts")] == []
+    assert {row["url"].partition(":")[0] for row in read_rows(folder / "pages", "ledger/part-00000.parquet")} == {
+        "forgotten"
+    }
+    assert [row["host"] for row in read_rows(folder / "pages", "hosts.parquet")] == [""]
+    assert output_rows(out, "urls") == []
+    assert need(out, "warcs").outcome.kept == 0
+    assert need(out, "webpages").outcome.kept == 1  # a file of the user, which has no domain
+
+
+def test_the_name_of_a_users_file_is_a_target(out: Path) -> None:
+    forget(("page.html",), output=str(out), yes=True)
+    assert need(out, "webpages").outcome.kept == 0
+    assert words_in(out, "Rosa") == {}
+    assert read_forgotten(Folder(out)).domains == ()
+
+
+def test_other_files_lose_the_texts(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    placed = plant(out)
+    found = planned(capsys, "http://a.test/3", output=str(out))
+    named = {trace["file"] for trace in found["traces"]}
+    assert named == {
+        *("inputs/0a1b/tokens/notes.bin", "runs/small/eval/passages.json.gz", "runs/small/samples.jsonl"),
+        *("quality/votes.jsonl", "notes.html"),
+    }
+    assert {"data_steps/shout", "token_index"} <= set(found["removed"])
+    forget(("http://a.test/3",), output=str(out), yes=True)
+    assert not placed["plugin"].exists() and not (out / "token_index").exists() and not (out / "notes.html").exists()
+    assert (placed["run"] / "samples.jsonl").read_text() == '{"step": 2}\n'
+    assert (placed["run"] / "metrics.jsonl").exists()
+    assert (out / "quality/votes.jsonl").read_text() == '{"url": "http://a.test/4"}\n'
+
+
+def test_what_cannot_be_removed_is_named_and_no_flow_begins(out: Path) -> None:
+    run = out / "runs/small"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"prompt": "see http://a.test/3."}))
+    (out / "broken.gz").write_bytes(b"\x1f\x8bno gzip")
+    with pytest.raises(
+        RunError, match=r"2 files of .*broken.gz .*cannot be read.*runs/small/run.json .*a URL: http://a.test/3"
+    ):
+        forget(("http://a.test/3",), output=str(out), yes=True)
+    with pytest.raises(UserError, match="was interrupted"):
+        check_no_removal(Folder(out))
+    with pytest.raises(UserError, match="--yes completes it"):
+        forget(("http://a.test/3",), output=str(out))
+    (run / "run.json").unlink()
+    (out / "broken.gz").unlink()
+    forget((), output=str(out), yes=True)
+    assert not (out / PENDING).exists()
+    check_no_removal(Folder(out))
+
+
+def test_a_step_that_a_kill_left_in_part_is_removed(out: Path) -> None:
+    """A copy of which the file with the page is gone: its other files and folders go too."""
+    plant(out)
+    (out / "broken.gz").write_bytes(b"\x1f\x8bno gzip")
+    with pytest.raises(RunError, match="cannot be read"):
+        forget(("http://a.test/3",), output=str(out), yes=True)
+    assert not (out / "inputs/0a1b").exists()
+    (out / "inputs/0a1b/tokens").mkdir(parents=True)
+    (out / "inputs/0a1b/part.bin").write_bytes(b"\1\2")
+    (out / "broken.gz").unlink()
+    forget((), output=str(out), yes=True)
+    assert not (out / "inputs/0a1b").exists()
+
+
+@pytest.mark.slow
+def test_an_interrupted_crawl_begins_anew(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("documents", "tokens"):
+        shutil.rmtree(out / folder)
+    (out / "pages" / MANIFEST).unlink()
+    (out / "pages/_batches").mkdir(exist_ok=True)
+    (out / "pages/_batches/part-00000.json").write_text("{}")
+    forget(("http://a.test/3",), output=str(out), yes=True)
+    assert "pages, which was interrupted, begins anew" in capsys.readouterr().out
+    assert not (out / "pages").exists() and not (out / "clean").exists() and (out / "urls").exists()
+    assert words_in(out, "Dora") == {}
+
+
+def test_a_page_that_the_corpus_does_not_have(out: Path) -> None:
+    before = hashes(out)
+    with pytest.raises(UserError, match="has no page of"):
+        forget(("http://a.test/99", "other.test", "no page.html"), output=str(out), yes=True)
+    assert {name: value for name, value in hashes(out).items() if name != ".lock"} == before
+
+
+@pytest.mark.slow
+def test_the_command_line(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "removals.txt").write_text("http://a.test/3\n")
+    command = ["forget", "http://a.test/1", "c.test", str(tmp_path / "removals.txt"), "--output", str(out)]
+    assert run_command(app, command) == 0
+    assert capsys.readouterr().out.endswith("nothing was changed; --yes removes the pages\n")
+    assert run_command(app, [*command, "--yes"]) == 0
+    shown = capsys.readouterr().out
+    assert "no text and no URL of the pages is left" in shown
+    assert "your own files with the pages, left alone: c.jsonl, list.txt" in shown
+    assert run_command(app, ["forget", "http://a.test/99", "--out", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {out} has no page of http://a.test/99;")
+
+
+def test_bad_input_is_said_in_one_line(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nothing\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+    for targets, message in (((), "give a URL"), ((" ",), "no URL"), ((str(tmp_path / "empty"),), "one per line")):
+        with pytest.raises(UserError, match=message):
+            forget(targets, output=str(out))
+    with pytest.raises(UserError, match="cannot be read as text"):
+        forget((str(tmp_path / "binary"),), output=str(out))
+    with pytest.raises(UserError, match="no output"):
+        forget(("http://a.test/1",), output=str(tmp_path / "none"))
+    with locked(Folder(out)), pytest.raises(UserError, match="another run"):
+        forget(("http://a.test/1",), output=str(out), yes=True)
+
+
+@pytest.mark.slow
+def test_pages_are_forgotten_one_after_the_other(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for page in ("http://a.test/1", "http://a.test/3"):
+        forget((page,), output=str(out), yes=True)
+    assert words_in(out, "Bert", "Dora") == {}
+    verify_output(str(out), batches=0)
+    capsys.readouterr()
+    forget(("http://a.test/1",), output=str(out), yes=True)  # nothing is left of it
+    assert "no text and no URL" in capsys.readouterr().out
+    assert need(out, "pages").outcome.kept > 0
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    url = "memory://forget"
+    yield url
+    with contextlib.suppress(FileNotFoundError):
+        fsspec.filesystem("memory").rm("/forget", recursive=True)
+
+
+@pytest.mark.slow
+def test_a_store_gets_the_same_files(out: Path, store: str) -> None:
+    fsspec.filesystem("memory").put(f"{out}/", "/forget/", recursive=True)
+    forget(PAGES, output=store, yes=True)
+    forget(PAGES, output=str(out), yes=True)
+    local, remote = Folder(out), Folder(store)
+    names = [name for name in local.files() if name != ".lock"]
+    assert remote.files() == names
+    assert [remote.record(name) for name in names] == [local.record(name) for name in names]

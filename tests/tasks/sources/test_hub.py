@@ -1,0 +1,130 @@
+"""Documents by an address of the hub, read by the real client from a hub on loopback."""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.hub_server import Hub
+
+# The client reads its environment when it is imported.
+PROGRAM = """
+import json, os, sys
+from gpt2train.errors import RunError, UserError
+from gpt2train.store.folder import Folder
+from tasks.core.input_files import find_inputs
+from tests.tasks.corpus import rows_of
+from tests.tasks.sources.text_files import read
+
+answers = []
+for root, pattern in json.loads(sys.argv[1]):
+    try:
+        files = find_inputs([pattern], "--documents", (".jsonl", ".parquet"))
+        done = read(root, pattern)
+        texts = [row["text"] for row in rows_of(Folder(root), done)]
+        found = {"fingerprint": done.fingerprint, "texts": texts, "reasons": done.outcome.reasons}
+        answers.append(found | {"files": [[file.location, file.identity] for file in files]})
+    except (UserError, RunError) as error:
+        answers.append({"error": str(error)})
+print(json.dumps(answers), flush=True)
+os._exit(0)  # once in 40 runs on a busy machine a library aborted while the interpreter ended
+"""
+NAME = "datasets/some/corpus"
+
+
+def lines(*texts: str) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def parquet(*texts: str) -> bytes:
+    sink = io.BytesIO()
+    noise = [os.urandom(20_000).hex() for _ in texts]
+    pq.write_table(pa.table({"text": texts, "other": noise}), sink, compression="none")
+    return sink.getvalue()
+
+
+LARGE = lines(*(f"a text of the hub with the number {number}" for number in range(60)))
+SMALL = lines("a small file")
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        yield server
+
+
+def ask(hub: Hub, tmp_path: Path, *pairs: tuple[str, str], **variables: str) -> list[dict[str, Any]]:
+    """Read each address into an output of its own, in one new process."""
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), **variables}
+    given = json.dumps([[str(tmp_path / name), address] for name, address in pairs])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, given], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "secret-token" not in done.stdout + done.stderr
+    return list(json.loads(done.stdout))
+
+
+def test_files_are_pinned_and_known_by_the_hubs_hashes(hub: Hub, tmp_path: Path) -> None:
+    first = hub.put(NAME, {"data/a.jsonl": LARGE, "data/b/c.jsonl": SMALL, "README.md": b"x"})
+    address = f"hf://{NAME}/data/**/*.jsonl"
+    [found] = ask(hub, tmp_path, ("one", address))
+    assert len(found["texts"]) == 61 and not found["reasons"]
+    [[large, tag], [small, _]] = found["files"]
+    assert large == f"hf://{NAME}@{first}/data/a.jsonl" and small == f"hf://{NAME}@{first}/data/b/c.jsonl"
+    assert tag == hashlib.sha256(LARGE).hexdigest()  # as that of a local copy
+    assert sum("/cdn/" in call for call in hub.calls) == 2  # its beginning is checked, then it is read
+
+    # The branch moves: a change elsewhere changes nothing, the earlier commit can be named, a new text is read.
+    hub.put(NAME, {"data/a.jsonl": LARGE, "data/b/c.jsonl": SMALL, "README.md": b"y"})
+    hub.put(NAME, {"data/a.jsonl": LARGE + SMALL})
+    pairs = [("two", f"hf://{NAME}@{first}/data"), ("three", address)]
+    same, other = ask(hub, tmp_path, *pairs)
+    assert same["texts"] == found["texts"] and other["fingerprint"] != found["fingerprint"]
+    assert len(other["texts"]) == 61 and other["texts"][-1] == "a small file"
+
+
+def test_a_busy_or_broken_hub_is_asked_again_and_a_private_one_needs_a_token(hub: Hub, tmp_path: Path) -> None:
+    hub.put(NAME, {"a.jsonl": LARGE})
+    hub.busy, hub.broken, hub.token = 2, 1, "secret-token"
+    pairs = [("one", f"hf://{NAME}/*.jsonl")]
+    [found] = ask(hub, tmp_path, *pairs, HF_TOKEN="secret-token")
+    assert len(found["texts"]) == 60
+    hub.busy = 0
+    [found] = ask(hub, tmp_path, ("two", f"hf://{NAME}/*.jsonl"), HF_TOKEN="")
+    assert found == {
+        "error": f"hf://{NAME}/*.jsonl: the hub has no such repository, or it is private; check it, or set HF_TOKEN"
+    }
+
+
+def test_a_column_is_read_without_the_others(hub: Hub, tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(50)]
+    hub.put(NAME, {"data/0.parquet": parquet(*texts)})
+    [found] = ask(hub, tmp_path, ("one", f"hf://{NAME}/data/*.parquet"))
+    assert found["texts"] == texts
+
+
+def test_mistakes_are_told_in_one_line(hub: Hub, tmp_path: Path) -> None:
+    hub.put(NAME, {"a.jsonl": SMALL})
+    wrong = {
+        "hf://datasets/some/other/*.jsonl": "no such repository",
+        f"hf://{NAME}@nope/*.jsonl": "no such repository",
+        f"hf://{NAME}/none/*.jsonl": "no such file",
+        "hf://some": "write hf://datasets/ORG/NAME/PATH",
+    }
+    answers = ask(hub, tmp_path, *((str(number), address) for number, address in enumerate(wrong)))
+    for answer, part in zip(answers, wrong.values(), strict=True):
+        assert part in answer["error"] and "\n" not in answer["error"], answer
+    with Hub() as away:
+        pass
+    [answer] = ask(away, tmp_path, ("away", f"hf://{NAME}/*.jsonl"))
+    assert "try again, or set HF_ENDPOINT" in answer["error"], answer
