@@ -46,6 +46,7 @@ ORDER = {
         "quality",
         "train",
         "compare",
+        "doctor",
         "cli",
     ],
     "flows": [
