@@ -43,6 +43,7 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     check_packages()
     from gpt2train.command_line import fail
     from gpt2train.errors import UserError
+    from gpt2train.extras import PIPELINE, check_extra
     from gpt2train.plugins import load, load_plugins
     from gpt2train.store.process import skip_teardown
 
@@ -51,6 +52,7 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     gc.disable()
     # The settings of the flows contain those of plug-ins, so they are read before a command can report their errors.
     try:
+        check_extra(f"python -m flows.{flow}", PIPELINE)
         load_plugins()
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in words))

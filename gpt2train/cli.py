@@ -5,6 +5,7 @@ torch is imported only by the commands that need it.
 
 import importlib.metadata
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
+from gpt2train.extras import PIPELINE, is_installed, needs_extra
 from gpt2train.inference.command import generate
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
@@ -42,6 +44,18 @@ class _App(App):
         super().help_print(*arguments, **options)
 
 
+def _command_of(point: importlib.metadata.EntryPoint) -> dict[str, Any]:
+    """Return what to register for an entry point: its command, or one that names the extra which is not installed."""
+    if is_installed(PIPELINE):
+        return {"obj": point.value}
+    missing = needs_extra(f"gpt2train {point.name.replace('.', ' ')}", PIPELINE)
+
+    def command(*_: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+        raise missing
+
+    return {"obj": command, "help": f'Not installed: the extra "{PIPELINE}".', "help_flags": [], "version_flags": []}
+
+
 app = _App(
     name="gpt2train",
     help="Merge, convert, evaluate and serve a trained GPT-2, generate text, trace samples and texts to their "
@@ -56,7 +70,7 @@ app.command(data)
 # Those of the layers above, which this package does not import: each is imported when it is used.
 for point in importlib.metadata.entry_points(group="gpt2train.commands"):
     *group, name = point.name.split(".")  # as data.browse
-    (app[group[0]] if group else app).command(point.value, name=name)
+    (app[group[0]] if group else app).command(**_command_of(point), name=name)
 data.command(train_quality)
 data.command(index)
 data.command(contamination)
@@ -256,6 +270,8 @@ def tokenize_data(
         files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
     else:
         files = read_files(tokenizer)
+    if find_spec("gigatoken") is None:
+        print(f"warning: {needs_extra('encoding at many times this speed', PIPELINE)}", file=sys.stderr)
     made = tokenize_files(
         inputs, output, files, tokenizer, json_key, append_eod, workers or usable_cores(), prepend_bos, separator
     )

@@ -234,6 +234,7 @@ NOT_UNIT = (
     "tasks/train/launch/test_slurm_jobs.py",
     "tasks/train/launch/test_ssh.py",
     "test_container.py",
+    "test_engine_alone.py",
     "test_recorded.py",
 )
 COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes

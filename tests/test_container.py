@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import venv
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.test_repository import required
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "deployments" / "Containerfile"
@@ -51,14 +52,9 @@ def test_the_image_has_the_releases_of_the_lock_files(tmp_path: Path) -> None:
     pins = [Requirement(line) for line in done.stdout.splitlines()]
     exact = {canonicalize_name(pin.name): pin for pin in pins}
     assert len(exact) > 100 and not [pin for pin in pins if pin.extras]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [extras] = re.findall(r'^ARG EXTRAS="(.*)"$', text, re.MULTILINE)
-    assert {"s3", "gcs"} <= {*extras.split(",")}  # the README's example for clusters has an object store
-    needed = [
-        *project["dependencies"],
-        *(one for name in extras.split(",") for one in project["optional-dependencies"][name]),
-    ]
-    for each in map(Requirement, needed):
+    assert {"pipeline", "serve", "s3", "gcs"} <= {*extras.split(",")}  # an example of kubernetes.md has a store
+    for each in required(*extras.split(",")):
         [pinned] = exact[canonicalize_name(each.name)].specifier
         assert pinned.operator == "==" and pinned.version in each.specifier, each
     installing = [line for line in text.splitlines() if "pip install" in line and not line.startswith("#")]

@@ -21,6 +21,7 @@ ORDER = {
     "gpt2train": [
         "__init__",
         "errors",
+        "extras",
         "foreign",
         "settings",
         "plugins",
@@ -45,6 +46,7 @@ ORDER = {
         "quality",
         "train",
         "compare",
+        "doctor",
         "cli",
     ],
     "flows": [

@@ -192,13 +192,19 @@ def pins(*locks: Path) -> dict[str, list[str]]:
     return found
 
 
+def required(*extras: str) -> list[Requirement]:
+    """Packages that the project and some of its extras name, and those of the extras that these name in turn."""
+    found, table = [Requirement(line) for line in project()["dependencies"]], project()["optional-dependencies"]
+    for each in (Requirement(line) for extra in extras for line in table[extra]):
+        found += required(*each.extras) if each.name == project()["name"] else [each]
+    return found
+
+
 def test_the_lock_files_agree_with_the_project() -> None:
     """Every dependency is pinned, to versions that pyproject.toml admits; otherwise `make lock` is due."""
-    extras = project()["optional-dependencies"]
-    for locks, names in ((LOCKS[:2], LOCKED_EXTRAS), (LOCKS[1:], extras)):
-        wanted = [*project()["dependencies"], *(one for extra in names for one in extras[extra])]
+    for locks, names in ((LOCKS[:2], LOCKED_EXTRAS), (LOCKS[1:], project()["optional-dependencies"])):
         locked = pins(*locks)
-        for requirement in map(Requirement, wanted):
+        for requirement in required(*names):
             versions = locked.get(canonicalize_name(requirement.name))
             assert versions, f"{requirement} is in none of {[lock.name for lock in locks]}; run make lock"
             wrong = [version for version in versions if not requirement.specifier.contains(version)]
@@ -215,24 +221,57 @@ NOT_IMPORTED = {
 }
 
 
+# Extra whose packages the modules of a folder import at their top. Inside functions they may import those of any extra.
+EXTRA_OF = {"gpt2train/serve": "serve", "tasks": "pipeline", "flows": "pipeline"}
+MAX_REQUIRED = 18  # packages of the engine
+
+
+def names(*extras: str) -> set[str]:
+    return {canonicalize_name(one.name) for one in required(*extras)}
+
+
+def statements(node: ast.AST, top: bool) -> Iterator[ast.AST]:
+    """All nodes below one; with `top` those that run when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not (top and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)):
+            yield from statements(child, top)
+
+
+def imports(top: bool = False) -> dict[str, set[str]]:
+    """Distributions of others that each module imports."""
+    found: dict[str, set[str]] = {}
+    for file in (file for layer in ("gpt2train", "tasks", "flows") for file in (ROOT / layer).rglob("*.py")):
+        modules: set[str] = set()
+        for node in statements(ast.parse(file.read_text(encoding="utf-8")), top):
+            modules |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            modules |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
+        third = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - {"gpt2train", "tasks", "flows"}
+        found[page_name(file)] = {canonicalize_name(MODULES.get(name, name)) for name in third}
+    return found
+
+
 def test_what_is_imported_is_declared_and_what_is_required_is_imported() -> None:
     """A package that comes with another one is declared too: the other may drop it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
-    extras = {
-        canonicalize_name(Requirement(line).name)
-        for lines in project["optional-dependencies"].values()
-        for line in lines
-    }
-    own, imported = {"gpt2train", "tasks", "flows"}, set()
-    for file in (file for layer in own for file in (ROOT / layer).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            imported |= {name.partition(".")[0] for name in names}
-    third = {canonicalize_name(MODULES.get(name, name)) for name in imported - own - sys.stdlib_module_names}
-    assert third - required - extras == set()
-    assert required - third == NOT_IMPORTED.keys()
+    found = set().union(*imports().values())
+    assert found - names(*project()["optional-dependencies"]) == set()
+    assert names("pipeline", "serve") - found == NOT_IMPORTED.keys()
+
+
+def test_each_part_imports_at_its_top_what_its_installation_has() -> None:
+    assert len(names()) <= MAX_REQUIRED
+    for module, found in imports(top=True).items():
+        extras = [extra for folder, extra in EXTRA_OF.items() if module.startswith(f"{folder}/")]
+        assert found - names(*extras) == set(), module
+
+
+def test_the_dependencies_page_has_each_package_of_the_engine_the_pipeline_and_the_server() -> None:
+    _, engine, pipeline, serve, *_ = re.split(r"^## ", (DOCS / "develop/dependencies.md").read_text(), flags=re.M)
+    extras = project()["optional-dependencies"]
+    tables = [(engine, project()["dependencies"]), (pipeline, extras["pipeline"]), (serve, extras["serve"])]
+    for section, lines in tables:
+        listed = [name for row in re.findall(r"^\| ([\w, -]+) \|", section, re.M)[1:] for name in row.split(", ")]
+        assert sorted(listed) == sorted(Requirement(line).name for line in lines)
 
 
 def test_the_lock_files_agree_with_each_other() -> None:

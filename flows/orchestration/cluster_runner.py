@@ -19,6 +19,7 @@ from flows.compat.ray import bytecode_cache, local_options, prepare_environment,
 from flows.orchestration.task_runner import PrefectRunner
 from flows.settings import OutputSettings
 from gpt2train.errors import RunError, UserError
+from gpt2train.extras import needs_extra
 from gpt2train.launch.process_env import is_loopback
 from gpt2train.store.folder import Folder
 from tasks.core.runner import MAX_GROUPS, Group, Outcomes, Where
@@ -177,7 +178,7 @@ def check_cluster(settings: OutputSettings, has_api: bool) -> None:
         return
     for module in MODULES[kind]:
         if importlib.util.find_spec(module) is None:
-            raise UserError(_missing_extra(kind, f"no module {module}"))
+            raise needs_extra(f"--runner {kind} (no module {module})", kind)
     if address is None or not is_remote(address):
         return
     if output.is_local and not settings.shared_disk:
@@ -198,17 +199,13 @@ def is_remote(address: str) -> bool:
     return address not in LOCAL_ADDRESSES and not is_loopback(host)
 
 
-def _missing_extra(extra: str, error: object) -> str:
-    return f"--runner {extra} needs packages that are not installed ({error}); install gpt2train[{extra}]"
-
-
 @contextlib.contextmanager
 def _cluster_errors(kind: str, address: str | None) -> Iterator[None]:
     """Turn every error of an import or a connection into a one-line `RunError` or `UserError`."""
     try:
         yield
     except ImportError as error:
-        raise UserError(_missing_extra(kind, error)) from error
+        raise needs_extra(f"--runner {kind} ({error})", kind) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         if address is None:

@@ -10,10 +10,10 @@ from gpt2train.convert.gguf_model import GGUFModel, gguf_model
 from gpt2train.convert.gguf_tokenizer import GGUFTokenizer, gguf_tokenizer
 from gpt2train.convert.settings import GGUFType
 from gpt2train.errors import UserError
+from gpt2train.extras import needs_extra
 from gpt2train.model.lazy_weights import LazyWeights
 from gpt2train.store.files import atomic_file, make_folder, write_error
 
-INSTALL = "pip install 'gpt2train[gguf]'"
 REMEDY = "give another --to"
 FILE_TYPES: dict[GGUFType, str] = {
     "f32": "ALL_F32",
@@ -49,7 +49,7 @@ def write_gguf(path: Path, weights: LazyWeights, tokenizer: Path, kind: GGUFType
     try:
         import gguf  # an extra
     except ImportError as error:
-        raise UserError(f"gpt2train export needs gguf: {INSTALL}") from error
+        raise needs_extra("gpt2train export", "gguf") from error
     if path.exists():
         raise UserError(f"{path} already exists; {REMEDY}, or remove it")
     model = gguf_model(weights)

@@ -12,10 +12,11 @@ from typing import Any
 
 from gpt2train.data.added_tokens import Added
 from gpt2train.errors import UserError
+from gpt2train.extras import needs_extra
 
 MODEL = "tokenizer.model"
 MODEL_NAMES = (MODEL, "spiece.model", "sentencepiece.bpe.model")
-INSTALL = "pip install 'gpt2train[sentencepiece]'"
+EXTRA = "sentencepiece"
 NO_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec.add_dummy_prefix = false; a later field of a message counts
 SPACE = "\u2581"  # stands for a space in a piece
 
@@ -50,7 +51,7 @@ class SentencePieceTokenizer:
         try:
             import sentencepiece  # an extra
         except ImportError as error:
-            raise UserError(f"{source} is a SentencePiece model, which needs sentencepiece: {INSTALL}") from error
+            raise needs_extra(f"{source} is a SentencePiece model, which", EXTRA) from error
         self.model, self._source = model, source
         try:
             self._processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)

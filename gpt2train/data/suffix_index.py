@@ -24,11 +24,11 @@ import numpy as np
 
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import TokenDataset
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import RunError
+from gpt2train.extras import needs_extra
 from gpt2train.store.files import atomic_file, make_folder, write_atomic, write_error
 from gpt2train.store.inner_path import inner_path
 
-INSTALL = "pip install 'gpt2train[trace]'"
 VERSION = 1
 FOLDER = "token_index"  # beside tokens/ in the output folder of the data steps, or beside the files of a prefix
 MANIFEST = "manifest.json"
@@ -229,7 +229,7 @@ def sort_suffixes(tokens: np.ndarray, ends: np.ndarray, width: int) -> np.ndarra
     try:
         from pydivsufsort import divsufsort
     except ImportError as error:
-        raise UserError(f"an index of tokens needs pydivsufsort; {INSTALL}") from error
+        raise needs_extra("an index of tokens", "trace") from error
     if not len(tokens):
         return np.empty(0, dtype=np.uint32)
     # The end of document d comes after its tokens and after the d ends before it.

@@ -4,6 +4,7 @@ Importing this module loads the plug-ins: each evaluation has a command.
 """
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,7 @@ from gpt2train.evaluate.task_command import TaskOptions, score_tasks
 from gpt2train.evaluate.tasks.description import read_description
 from gpt2train.evaluate.tasks.suite import read_works
 from gpt2train.evaluate.wikitext import WikitextSettings
+from gpt2train.extras import PIPELINE, needs_extra
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.store.files import write_atomic
 
@@ -225,7 +227,7 @@ def curve(
     from gpt2train.evaluate.curve import curve_measure, score_run, task_measure
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
-    options = {"wikitext": WikitextSettings(stride=stride)}
+    options, pictured = {"wikitext": WikitextSettings(stride=stride)}, find_spec("matplotlib") is not None
     measures = [curve_measure(name, files[name], raw[name], options.get(name), batch_tokens) for name in files]
     measures += [task_measure(work, limit, batch_tokens) for work in works]
     with rank0_progress("checkpoints") as report:
@@ -236,8 +238,11 @@ def curve(
         from gpt2train.evaluate.curve_plot import curve_picture
 
         write_result(folder / "curve.json", scored)
-        write_atomic(folder / "curve.png", curve_picture(scored))
-    print_once(f"curve: {folder / 'curve.png'}")
+        if pictured:
+            write_atomic(folder / "curve.png", curve_picture(scored))
+    if not pictured:
+        print_once(f"warning: {needs_extra('curve.png', PIPELINE)}")
+    print_once(f"curve: {folder / ('curve.png' if pictured else 'curve.json')}")
 
 
 def _evaluate(

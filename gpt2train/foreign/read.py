@@ -145,11 +145,9 @@ def parsed_config(suffix: str, text: str, name: str) -> tuple[dict[str, Any], tu
         elif suffix == ".toml":
             values = tomllib.loads(text)
         else:
-            import yaml  # of Prefect; a training needs it for nothing else
+            import yaml  # a training needs it for nothing else
 
             values = yaml.safe_load(text)
-    except ImportError as error:
-        raise UserError(f"{name}: YAML needs the package pyyaml; pip install pyyaml") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"{name} is not valid {KINDS[suffix]}: {error}") from error
     except Exception as error:

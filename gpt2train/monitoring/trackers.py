@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
+from gpt2train.extras import needs_extra
 from gpt2train.settings import flatten
 from gpt2train.store.counts import count_of
 from gpt2train.store.files import write_atomic
@@ -301,9 +302,7 @@ def _load(package: str, setting: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise UserError(
-            f"{setting} is set, but {package} is not installed; pip install 'gpt2train[track]', or unset it"
-        ) from error
+        raise needs_extra(setting, "track") from error
 
 
 def _tracked_runs(run: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from gpt2train.command_line import ModelFolder
 from gpt2train.convert.settings import Device
+from gpt2train.extras import SERVE, check_extra
 from gpt2train.inference.open_model import check_model, open_model
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.serve.settings import ServeSettings
@@ -36,6 +37,7 @@ def serve(
         search for spans of a text; they need an index (gpt2train data index). Without a value the run that the model
         lies in. Clients then see texts of the corpus.
     """
+    check_extra("gpt2train serve", SERVE)
     settings.read_key()  # mistakes of the command line first, before the model is read
     settings.bind().close()
     place = None

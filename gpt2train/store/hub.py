@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.errors import UserError, redact
+from gpt2train.extras import PIPELINE, needs_extra
 
 HUB = "hf://"
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before a busy hub is asked again; the library does so for files alone
@@ -29,7 +30,7 @@ def pinned(url: str) -> str:
     try:
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     except ImportError as error:
-        raise UserError(f"{url} needs huggingface_hub; install gpt2train[pipeline]") from error
+        raise needs_extra(url, PIPELINE) from error
     try:
         kind, name, commit, path = _resolved(url)
     except GatedRepoError as error:

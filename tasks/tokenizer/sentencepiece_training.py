@@ -4,8 +4,9 @@ import io
 from collections.abc import Iterator
 from typing import Literal
 
-from gpt2train.data.sentencepiece_model import INSTALL
+from gpt2train.data.sentencepiece_model import EXTRA
 from gpt2train.errors import UserError
+from gpt2train.extras import needs_extra
 
 MAX_SENTENCE = 1024  # characters; the trainer skips longer sentences than `max_sentence_length` bytes
 Algorithm = Literal["sentencepiece_unigram", "sentencepiece_bpe"]
@@ -27,7 +28,7 @@ def train_sentencepiece(texts: Iterator[str], vocab_size: int, algorithm: Algori
     try:
         import sentencepiece  # an extra
     except ImportError as error:
-        raise UserError(f"tokenizer.algorithm = {algorithm!r} needs sentencepiece: {INSTALL}") from error
+        raise needs_extra(f"tokenizer.algorithm = {algorithm!r}", EXTRA) from error
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -29,6 +29,7 @@ from gpt2train.config import RunConfig, TrainSettings
 from gpt2train.evaluate.tasks.description import Task
 from tasks.finetune.settings import TaskSettings
 from tests.flows.conftest import Finished
+from tests.test_repository import required
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -182,8 +183,7 @@ def test_the_pages_name_all_deployments_and_the_artifacts_that_runs_publish() ->
 
 
 def test_python_blocks_import_only_dependencies() -> None:
-    required = importlib.metadata.requires("gpt2train") or []
-    declared = {re.split(r"[^\w-]", name)[0].lower() for name in required if "extra ==" not in name}
+    declared = {one.name.lower() for one in required("pipeline", "serve")}
     imports = importlib.metadata.packages_distributions()
     for page in PAGES:
         for block in blocks(page, "python"):

@@ -2,16 +2,15 @@
 
 import importlib.metadata
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 
 from tests.flows.conftest import Server
 from tests.flows.prefect_server import ROOT, running_server
 from tests.processes import wait_for
+from tests.test_repository import required
 
 # Libraries of Prefect's server that have had a release with which it does not work.
 BOUNDED = ("fastapi", "prefect", "sqlalchemy")
@@ -20,8 +19,7 @@ HOURLY = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_the_installed_release_is_within_its_bounds(name: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    bounds = {one.name: one.specifier for one in map(Requirement, project["dependencies"])}[name]
+    bounds = {one.name: one.specifier for one in required("pipeline")}[name]
     assert any(part.operator in ("<", "<=") for part in bounds), "no upper bound"
     assert importlib.metadata.version(name) in bounds
 

@@ -5,6 +5,7 @@ import importlib.util
 from typing import Any, NamedTuple
 
 from gpt2train.errors import UserError
+from gpt2train.extras import needs_extra
 from gpt2train.settings import Settings
 from tasks.clean.filters.registry import FilterModel, LocalModel, TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection
@@ -71,7 +72,7 @@ def check_model(model: LocalModel, settings: FineWebEduSettings) -> None:
         UserError: It has not, or transformers is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise UserError(f"{FLAG} needs the package transformers; pip install 'gpt2train[edu]'")
+        raise needs_extra(FLAG, "edu")
     try:
         score_of(LONG, model)
     except UserError:

@@ -15,6 +15,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from gpt2train.extras import needs_extra
 from gpt2train.settings import Settings
 from tasks.clean.filters.identifiers import Span, credit_cards, ibans, in_plain_characters, phone_numbers, phone_regions
 from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
@@ -104,7 +105,7 @@ class PiiSettings(Settings):
     def _check(self) -> Self:
         for package in self.packages:
             if importlib.util.find_spec(MODULES[package]) is None:
-                raise ValueError(f"{package} is not installed; pip install 'gpt2train[privacy]'")
+                raise ValueError(str(needs_extra(f"a rule of {package}", "privacy")))
         if self.phone_numbers and (unknown := sorted(set(self.phone_regions) - phone_regions())):
             raise ValueError(f"no telephone numbers of region {unknown[0]!r} are known; give letters such as US")
         return self

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.extras import needs_extra
 
 SIGNATURE = "model.sig"
 
@@ -59,5 +60,5 @@ def _library() -> Any:
         import model_signing.signing
         import model_signing.verifying
     except ImportError as error:
-        raise UserError("signatures need the package model-signing; pip install 'gpt2train[sign]'") from error
+        raise needs_extra("a signature", "sign") from error
     return model_signing

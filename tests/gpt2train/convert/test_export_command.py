@@ -81,7 +81,7 @@ def test_the_missing_library_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     code, error = run(capsys, "hf", "--to", "m.gguf")
-    assert code == 2 and "gpt2train export needs gguf: pip install 'gpt2train[gguf]'" in error
+    assert code == 2 and "gpt2train export needs the extra \"gguf\": pip install 'gpt2train[gguf]'" in error
 
 
 @pytest.mark.parametrize(

@@ -336,5 +336,5 @@ def test_a_missing_tracker_is_reported_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=rf"logging.{name} is set, but {name} is not installed; pip install"):
+    with pytest.raises(UserError, match=rf"logging.{name} needs the extra .track.: pip install"):
         open_trackers(config(tmp_path / "run", **{name: "p"}), 0)

@@ -127,5 +127,5 @@ def test_what_is_no_such_model_is_named(tmp_path: Path, model: Path, monkeypatch
     with pytest.raises(UserError, match=r"cannot be read .* safetensors"):
         filter_files(settings_with(model).filters)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs the package transformers; pip install 'gpt2train\[edu\]'"):
+    with pytest.raises(UserError, match=r"needs the extra .edu.: pip install 'gpt2train\[edu\]'"):
         filter_files(settings_with(model).filters)
