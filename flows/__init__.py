@@ -18,7 +18,8 @@ IS_COMMAND = sys.argv[:1] == ["-m"] and any(name in sys.orig_argv for name in CO
 
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is loaded from a hub, so never wait for one
+# No library waits for a hub, until an address of one is given (`gpt2train.store.hub`, which knows this value as ours).
+os.environ.setdefault("HF_HUB_OFFLINE", "On")
 os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_name("logging.yml")))
 # The Prefect UI shows the log lines of the steps and of the training ranks with the run that wrote them.
 os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "gpt2train")

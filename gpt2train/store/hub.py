@@ -3,6 +3,8 @@
 The client library reads the token (`HF_TOKEN`), a mirror (`HF_ENDPOINT`) and its cache from the environment.
 """
 
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,25 @@ from gpt2train.extras import PIPELINE, needs_extra
 HUB = "hf://"
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before a busy hub is asked again; the library does so for files alone
 BUSY = (429, 500, 502, 503, 504)
+OFFLINE, BY_DEFAULT = "HF_HUB_OFFLINE", "On"  # value that the package `flows` sets; a user's own is obeyed
 # Of a model: no pickles, which could run code, and no weights of other libraries.
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+
+def allow(address: str) -> None:
+    """Let the client library ask the hub, in this process and those that it starts, if the address is one of the hub.
+
+    Raises:
+        UserError: the user's environment forbids it.
+    """
+    if not address.startswith(HUB):
+        return
+    if os.environ.get(OFFLINE) == BY_DEFAULT:
+        os.environ[OFFLINE] = "0"
+        if constants := sys.modules.get("huggingface_hub.constants"):
+            constants.HF_HUB_OFFLINE = False
+    elif os.environ.get(OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE"):
+        raise UserError(f"{address} is on the hub, but {OFFLINE} is set; unset it, or give a local folder")
 
 
 def pinned(url: str) -> str:
@@ -27,6 +46,7 @@ def pinned(url: str) -> str:
     """
     if not url.startswith(HUB):
         return url
+    allow(url)
     try:
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     except ImportError as error:

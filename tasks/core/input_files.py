@@ -26,7 +26,7 @@ from gpt2train.data.documents import FaultLast, unpack
 from gpt2train.data.zstd_file import WindowError
 from gpt2train.errors import DamagedFileError, TransientError, UserError, is_io_failure, redact
 from gpt2train.store.folder import Folder
-from gpt2train.store.hub import pinned
+from gpt2train.store.hub import allow, pinned
 from gpt2train.store.object_stores import MODULES, check_store_url
 
 BLOCK = 2**20  # bytes read at a time
@@ -131,9 +131,15 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
     """
     with contextlib.ExitStack() as stack:
         with _translate_errors(location):
-            raw: IO[bytes] = stack.enter_context(fsspec.open(location, "rb"))
+            raw: IO[bytes] = stack.enter_context(open_raw(location))
             unpacked = unpack(raw, suffix_of(location))
         yield stack.enter_context(io.BufferedReader(ErrorTranslatingFile(unpacked, location), BLOCK))
+
+
+def open_raw(location: str) -> Any:
+    """Open a file as it is, for `with`; a worker on another machine has not been asked for its address before."""
+    allow(location)
+    return fsspec.open(location, "rb")
 
 
 def read_any(location: str) -> bytes:
@@ -144,7 +150,7 @@ def read_any(location: str) -> bytes:
     """
     with _translate_errors(location):
         check_store_url(location)
-        with fsspec.open(location, "rb") as file:
+        with open_raw(location) as file:
             return bytes(file.read())
 
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-import fsspec
-
 from gpt2train.errors import DamagedFileError
-from tasks.core.input_files import open_input
+from tasks.core.input_files import open_input, open_raw
 
 if TYPE_CHECKING:
     from zlib import _Decompress as _Inflate
@@ -284,5 +282,5 @@ def open_archive(location: str) -> Iterator[ArchiveStream]:
         with open_input(location) as stream:
             yield ArchiveStream(stream, gzipped=False, seekable=False)
         return
-    with fsspec.open(location, "rb") as file:
+    with open_raw(location) as file:
         yield ArchiveStream(file, gzipped=file.read(len(GZIP)) == GZIP)

@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-import fsspec
-
 from gpt2train.data.documents import (
     END_OF_TEXT,
     PYTHON_REMEDY,
@@ -27,7 +25,7 @@ from gpt2train.data.documents import (
 from gpt2train.data.parquet_column import PARQUET_MB, Cell, list_names, read_cells
 from gpt2train.errors import UserError
 from tasks.core.document import strip_unstorable
-from tasks.core.input_files import InputFile, kind_of, open_input, read_any, unreachable
+from tasks.core.input_files import InputFile, kind_of, open_input, open_raw, read_any, unreachable
 from tasks.sources.archive_stream import open_archive
 from tasks.sources.warc_records import BrokenRecord, read_records
 
@@ -144,7 +142,7 @@ def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
         TransientError: Its store does not answer.
     """
     others = [path for paths in PATHS.values() for path in paths]
-    cells = read_cells(location, lambda: fsspec.open(location, "rb"), key, others, max_bytes)
+    cells = read_cells(location, lambda: open_raw(location), key, others, max_bytes)
     try:
         for cell in cells:
             yield _cell_item(cell, key, max_bytes)

@@ -105,6 +105,7 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: p
     with Hub() as hub:
         hub.put("datasets/HuggingFaceFW/fineweb", files)
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "On")  # as a command sets it
         # Of a client that is imported already:
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.address)

@@ -61,6 +61,12 @@ LARGE = lines(*(f"a text of the hub with the number {number}" for number in rang
 SMALL = lines("a small file")
 
 
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what the package `flows` sets in a process of tests."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with Hub() as server:
@@ -172,3 +178,17 @@ def test_mistakes_are_one_line(hub: Hub, tmp_path: Path) -> None:
         pass
     [answer] = ask(away, tmp_path, ("away", f"hf://{NAME}/*.jsonl"))
     assert "try again, or set HF_ENDPOINT" in answer["error"], answer
+
+
+def test_a_flow_asks_the_hub_for_its_addresses_alone(hub: Hub, tmp_path: Path) -> None:
+    hub.put(
+        NAME, {"data/0.parquet": parquet(*(f"document {number}: {'some words of it. ' * 40}" for number in range(8)))}
+    )
+    command = [sys.executable, "-m", "flows.dataprep", "--output", str(tmp_path / "out"), "--workers", "1", "--dry-run"]
+    command += ["--documents", f"hf://{NAME}/data/*.parquet"]
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and any("/data/0.parquet" in call for call in hub.calls), done.stderr
+    hub.calls.clear()
+    done = subprocess.run(command, env={**environment, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
+    assert done.returncode == 2 and "is on the hub, but HF_HUB_OFFLINE is set" in done.stderr and not hub.calls
