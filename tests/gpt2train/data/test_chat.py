@@ -186,7 +186,7 @@ def conversation(rng: random.Random, special: bool, tools: bool) -> list[dict[st
     return messages
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_ids_are_those_of_transformers(name: str, count: int, folder: Path, tokenizer: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
@@ -234,7 +234,7 @@ def test_ids_are_those_of_transformers(name: str, count: int, folder: Path, toke
             spelled += any(one in str(messages) for one in SPECIAL)
             if tools is None:
                 assert chat.prompt(messages[:-1]) == theirs(messages[:-1], None, prompt=True)
-    assert refused < count / 2 and (spelled > count / 20 or not sanitizes)
+    assert refused < count / 2 and (spelled > count / 30 or not sanitizes)
 
 
 def test_a_named_token_is_special_as_in_transformers(tmp_path: Path) -> None:
