@@ -355,8 +355,8 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str], named: bool = Fa
         # expression reaches the limit of its library.
         if not is_failure(error):
             raise
-        named = f"the tokenizer {getattr(tokenizer, 'source', '')}".rstrip()
-        raise UserError(f"{named} cannot encode a text: {error}; give another tokenizer") from error
+        shown = f"the tokenizer {getattr(tokenizer, 'source', '')}".rstrip()
+        raise UserError(f"{shown} cannot encode a text: {error}; give another tokenizer") from error
     ids = [encoding.ids for encoding in encoded]
     # Merges never give a special token; the other models look up whole words.
     by_merges = isinstance(tokenizer.model, models.BPE) and not tokenizer.model.ignore_merges

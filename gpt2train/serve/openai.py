@@ -144,7 +144,7 @@ class CompletionAnswer:
     ) -> None:
         self.service, self.body, self.prompts, self.jobs = service, body, prompts, jobs
         number, now = f"{self.number}-{secrets.token_hex(12)}", int(time.time())
-        self.head = {"id": number, "object": self.kind, "created": now, "model": service.name}
+        self.head: dict[str, Any] = {"id": number, "object": self.kind, "created": now, "model": service.name}
         self.decoded = [TextStream(service.tokenizer) for _ in jobs]  # text so far: gives each token's offset
         self.echoed: set[int] = set()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpt2train.data.chat import Chat, without_first_turn
-from gpt2train.data.chat_template import ChatTemplateError
+from gpt2train.data.chat_template import ChatTemplateError, Message
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from tasks.finetune.rows import Row
@@ -137,7 +137,7 @@ class Encoding:
             texts.append(text)
         return texts
 
-    def _messages(self, row: Row) -> list[dict[str, Any]] | Rejected:
+    def _messages(self, row: Row) -> Sequence[Message] | Rejected:
         """Conversation of a row."""
         name = self.task.data.messages
         if name is None or row.reason:
@@ -171,6 +171,8 @@ class Encoding:
             return messages
         limit = self.length + 1  # tokens; the last one is a target alone
         tools = row.values.get(self.task.data.tools) if self.task.data.tools is not None else None
+        if not isinstance(tools, list | None):
+            return Rejected("template", f"{self.task.data.tools} is no list of tools")
         try:
             sequences, truncated = chat.turns(messages, tools), False
             while sum(map(len, sequences)) > limit and (fewer := without_first_turn(messages)):

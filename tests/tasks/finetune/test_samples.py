@@ -177,6 +177,8 @@ def test_tools_are_kept_or_refused(tokenizer: Tokenizer) -> None:
             else:
                 assert one == Rejected("template", "the chat template leaves out a tool; leave it out too, or give "
                                        "another template")  # fmt: skip
+            text_of_tools = encoded(settings, chat, row | {"t": "[]"}, length=60)
+            assert text_of_tools == [Rejected("template", "t is no list of tools")]
     with pytest.raises(UserError, match=r"data\.tools is for conversations"):
         task("answers", tools="t")
 
