@@ -152,8 +152,9 @@ def test_a_template_that_runs_on_delays_no_other_request(monkeypatch: pytest.Mon
         assert sorted(seconds)[len(seconds) // 2] < 0.5
         for request in late:
             assert request.result().status_code == 500
-            assert request.result().json()["error"]["message"] == (
-                "the chat template takes over 0.5 s of processor time; correct chat_template.jinja in the model's folder"
+            message = request.result().json()["error"]["message"]
+            assert message.startswith(
+                "the chat template takes over 0.5 s of processor time; correct chat_template.jinja"
             )
         assert one.client.post(PATH, json={"messages": [HELLO], "max_tokens": 2}).status_code == 200
         refusing = {"messages": [HELLO, HELLO], "max_tokens": 2}
