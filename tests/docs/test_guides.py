@@ -167,14 +167,14 @@ def test_chat(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     rows = [block_of("chat.md", "json").replace("colour", f"colour, the {number}th") for number in range(40)]
     (folder / "talks.jsonl").write_text("".join(rows))
     for block, name in tasks_of("guides/chat.md"):
-        (folder / name).write_text(block)
+        (folder / name).write_text(block.replace("max_length = 128", "max_length = 32"))
     monkeypatch.setattr(sys, "stdin", io.StringIO("Name a colour.\nAnother one.\n"))
     without_gguf = {} if importlib.util.find_spec("gguf") else {"gpt2train export": lambda: None}
     outputs = follow(
         "guides/chat.md",
         folder,
         small={
-            "python -m flows.finetune": "--launch.processes 1",
+            "python -m flows.finetune": "--train.epochs 1 --launch.processes 1",
             "gpt2train chat": "--max-new-tokens 4",
             "gpt2train serve": f"--port {free_port()}",
         },
