@@ -6,6 +6,7 @@ Run it with `python -m flows.finetune --model DIR|PRESET --task TASK.toml`.
 import json
 import logging
 import math
+from pathlib import Path
 
 from flows.command import command
 from flows.finetune_settings import FinetuneFlowSettings
@@ -26,7 +27,7 @@ from tasks.core.runner import Retries, Runner
 from tasks.finetune.base_model import BaseModel, check_classes, open_base_model
 from tasks.finetune.scores import read_scores, task_scores
 from tasks.finetune.settings import TaskSettings, read_task
-from tasks.finetune.step import TaskFiles, found_labels, samples
+from tasks.finetune.step import TaskFiles, check_template, found_labels, samples
 from tasks.merge.step import merge, write_card
 from tasks.outputs.passport.write import leave_passport, run_names
 from tasks.ready_tokens.tokens import ReadyTokens
@@ -51,6 +52,7 @@ class Finetune(PlannedRun[FinetuneFlowSettings]):
         files.check(task)
         if base.classes and task.kind == "classification":
             check_classes(settings.model, base, task.data.labels or found_labels(files.of["train"], task))
+        check_template(task, base.tokenizer, base.vocab)
         tuned = tuned_settings(settings, task, None)
         Layout.of(tuned, settings.launch.world)
         check_launcher(settings.launch, self.root.path())
@@ -62,7 +64,7 @@ class Finetune(PlannedRun[FinetuneFlowSettings]):
         files, length = TaskFiles(task), settings.train.model.context
         prepared = runner.run_step(samples, root, task, files, base.tokenizer, base.identity, length, rows=base.vocab)
         tuned = tuned_settings(settings, task, labels_of(root, prepared), prepared)
-        ready = ready_samples(root, prepared, base)
+        ready = ready_samples(root, prepared, base, task)
         launch = settings.launch
         retries = Retries(launch.retries, launch.retry_delay)
         training = runner.run_step(train, root, ready, prepared, None, tuned, launch, task.kind, retries=retries)
@@ -127,7 +129,7 @@ def tuned_settings(
     return build(TrainSettings, layer(settings.train.model_dump(), more), source=settings.task)
 
 
-def ready_samples(root: Folder, prepared: Manifest, base: BaseModel) -> ReadyTokens:
+def ready_samples(root: Folder, prepared: Manifest, base: BaseModel, task: TaskSettings) -> ReadyTokens:
     """Samples of a task as token files of a training."""
     folder = (root / prepared.folder).path()
     facts = prepared.outcome.facts
@@ -135,7 +137,7 @@ def ready_samples(root: Folder, prepared: Manifest, base: BaseModel) -> ReadyTok
         corpora=(Corpus(prefix=f"{folder}/train"),),
         split=None,
         vocab=base.vocab,
-        tokenizer=base.tokenizer,
+        tokenizer=Path(folder) if task.kind == "answers" else base.tokenizer,  # with the chat template beside it
         tokenizer_hash=base.tokenizer_hash,
         identities=(),
         facts=dict(facts),

@@ -20,6 +20,7 @@ from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
 from gpt2train.extras import PIPELINE, is_installed, needs_extra
+from gpt2train.inference.chat_command import chat
 from gpt2train.inference.command import generate
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
@@ -80,6 +81,7 @@ app.command(runs)
 app.command(compare_data)
 app.command(trace)
 app.command(generate)
+app.command(chat)
 app.command(convert)
 app.command(export)
 app.command(serve)

@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredFile, sha256
 from gpt2train.config import ModelSettings
+from gpt2train.data.chat_template import copy_chat_template
 from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer, tokenizer_hash
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
@@ -56,6 +57,7 @@ def write_checkpoint(
         if tokenizer is not None:
             (draft / "tokenizer").mkdir()
             copy_tokenizer(tokenizer, draft / "tokenizer", shape.vocab)
+            copy_chat_template(tokenizer, draft / "tokenizer")
             identity = tokenizer_hash(draft / "tokenizer")
         config: dict[str, Any] = {"model": model, "vocab": shape.vocab, "tokenizer_hash": identity}
         if weights.labels:  # where the checkpoints of a classification have the names of its classes

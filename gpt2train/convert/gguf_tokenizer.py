@@ -20,6 +20,7 @@ import tokenizers
 
 from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.hf_sentencepiece import BPE, BYTE, UNIGRAM, UNKNOWN, Model, Piece, parse_model
+from gpt2train.data.chat import open_chat
 from gpt2train.data.sentencepiece_model import SentencePieceTokenizer
 from gpt2train.data.sentinels import sentinel_names
 from gpt2train.data.template import prefix_ids, start_ids
@@ -81,7 +82,7 @@ def gguf_tokenizer(folder: Path, shape: Shape) -> GGUFTokenizer:
         types = cast("list[int]", kind["tokenizer.ggml.token_type"])
         sentinels = {tokenizer.token_to_id(name) for name in sentinel_names(tokenizer)}
         kind["tokenizer.ggml.token_type"] = [USER_DEFINED if n in sentinels else one for n, one in enumerate(types)]
-    return GGUFTokenizer({**kind, **_special(tokenizer, shape), **_chat_template(folder)}, notes)
+    return GGUFTokenizer({**kind, **_special(tokenizer, shape), **_chat(folder, tokenizer)}, notes)
 
 
 def _has_encoder(shape: Shape) -> bool:
@@ -226,15 +227,11 @@ def _named(tokens: list[str]) -> list[str]:
     return tokens
 
 
-def _chat_template(folder: Path) -> dict[str, Value]:
-    """Chat template of a model folder, which transformers has in a file of its own or in `tokenizer_config.json`."""
-    if not folder.is_dir():
+def _chat(folder: Path, tokenizer: Tokenizer) -> dict[str, Value]:
+    """Chat template of a model folder, and the token that ends an answer if it is not the one that ends a text."""
+    chat = open_chat(folder, tokenizer)
+    if chat is None:
         return {}
-    file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    try:
-        if file.is_file():
-            return {"tokenizer.chat_template": file.read_text(encoding="utf-8")}
-        found = json.loads(config.read_bytes()).get("chat_template") if config.is_file() else None
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"cannot read the chat template of {folder}: {error}; copy the folder again") from error
-    return {"tokenizer.chat_template": found} if isinstance(found, str) else {}
+    with chat:
+        ends = {} if chat.end in (None, end_of_text_id(tokenizer)) else {"tokenizer.ggml.eot_token_id": chat.end}
+    return {"tokenizer.chat_template": chat.template.text, **ends}

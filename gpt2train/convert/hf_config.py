@@ -11,6 +11,8 @@ from gpt2train.convert.hf_layout import layout_of, layout_of_config
 from gpt2train.convert.hf_sentencepiece import tokenizer_json
 from gpt2train.convert.settings import Dtype
 from gpt2train.data.added_tokens import stated_added
+from gpt2train.data.chat import Chat
+from gpt2train.data.chat_template import FILE
 from gpt2train.data.encoder import splits_as_gpt2
 from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
 from gpt2train.data.sentinels import sentinel_names
@@ -26,7 +28,14 @@ from gpt2train.store.inner_path import inner_path
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
-def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype, labels: Sequence[str] = ()) -> None:
+def write_config(
+    folder: Path,
+    shape: Shape,
+    tokenizer: Tokenizer,
+    dtype: Dtype,
+    labels: Sequence[str] = (),
+    chat: Chat | None = None,
+) -> None:
     """Write the configuration files that `AutoModelForCausalLM` and `AutoTokenizer` read.
 
     Those of a classifier are read by `AutoModelForSequenceClassification`.
@@ -37,6 +46,7 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype,
         tokenizer: tokenizer of the model.
         dtype: data type of the stored weights.
         labels: names of the classes of a classifier, if they are known.
+        chat: chat template of a model for conversations, which is written too.
     """
     end, first = end_of_text_id(tokenizer), start_ids(tokenizer)[0]
     layout = layout_of(shape.family)
@@ -59,6 +69,9 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype,
     if len(MODELS[shape.family].lengths(shape)) > 1:  # an encoder, whose texts have sentinels and padding
         special["pad_token"] = tokenizer.id_to_token(padding_id(tokenizer))
         special["additional_special_tokens"] = sentinel_names(tokenizer)
+    if chat is not None:  # a template names the tokens, so that they stay those that it was written for
+        special |= {"bos_token": None, **chat.template.tokens}
+        (folder / FILE).write_text(chat.template.text, encoding="utf-8")
     tokenizer_config = {
         **special,
         **_tokenizer_class(folder, tokenizer),
@@ -67,7 +80,8 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype,
     }
     _write_json(folder / "config.json", config)
     if not shape.labels:
-        generation = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end, **tokens}
+        ends = end if chat is None or chat.end in (None, end) else [end, chat.end]
+        generation = {"bos_token_id": first, "eos_token_id": ends, "pad_token_id": end, **tokens}
         _write_json(folder / "generation_config.json", generation)
     _write_json(folder / "special_tokens_map.json", special)
     _write_json(folder / "tokenizer_config.json", tokenizer_config)

@@ -1,11 +1,13 @@
 """Reading and writing of Hugging Face model folders.
 
 A model folder has `model.safetensors`, `config.json`, `generation_config.json`, `tokenizer.json`, `vocab.json`,
-`merges.txt`, `tokenizer_config.json` and `special_tokens_map.json`, and the model card `README.md`. If `transformers`
-knows the model family, `AutoModelForCausalLM` and `AutoTokenizer` load it without a network. Sharded folders, the older
-`pytorch_model.bin` and OpenAI's published names can be read too.
+`merges.txt`, `tokenizer_config.json` and `special_tokens_map.json`, the model card `README.md`, and, if it was tuned on
+conversations, `chat_template.jinja`. If `transformers` knows the model family, `AutoModelForCausalLM` and
+`AutoTokenizer` load it without a network. Sharded folders, the older `pytorch_model.bin` and OpenAI's published names
+can be read too.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +23,7 @@ from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
 from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, unwrapped, write_tensors
+from gpt2train.data.chat import open_chat
 from gpt2train.data.tokenizer import Tokenizer, copy_tokenizer, kind_of, load_model_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM
@@ -123,7 +126,9 @@ def fill_folder(
         return layout.exported(ours[name], tensors[ours[name]].read(target), shape)
 
     write_tensors(folder / SAFETENSORS, ((name, theirs[name]) for name in sorted(theirs)), target, stored)
-    write_config(folder, shape, opened, dtype, weights.labels)
+    chat = None if shape.labels else open_chat(tokenizer, opened)
+    with chat or contextlib.nullcontext():
+        write_config(folder, shape, opened, dtype, weights.labels, chat)
     copy_tokenizer(tokenizer, folder, shape.vocab)
     (folder / CARD).write_text(card_text(shape, dtype, opened, facts), encoding="utf-8")
 

@@ -74,6 +74,14 @@ class SentencePieceTokenizer:
         return found if found >= 0 else None
 
     @property
+    def special(self) -> dict[str, int]:
+        """Control symbols, the piece of unknown characters and special tokens beside the model, by their names."""
+        kinds = (self._processor.is_control, self._processor.is_unknown)
+        pieces = (number for number in range(self._pieces) if any(kind(number) for kind in kinds))
+        found = {str(self._processor.id_to_piece(number)): number for number in pieces}
+        return found | {token.content: number for number, token in self.added.items() if token.special}
+
+    @property
     def by_merges(self) -> bool:
         """True for BPE, whose pieces have their rank as score; those of a unigram model are log-probabilities."""
         scores = (self._processor.get_score(number) for number in range(self._pieces))

@@ -335,8 +335,8 @@ def end_token(tokenizer: Tokenizer) -> str:
     return str(tokenizer.id_to_token(end_of_text_id(tokenizer)))
 
 
-def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Encode texts; `<|endoftext|>` inside a text is ordinary text, whatever the tokenizer's own setting.
+def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str], named: bool = False) -> list[list[int]]:
+    """Encode texts; `<|endoftext|>` inside a text is ordinary text, or with `named` as the tokenizer's setting is.
 
     Raises:
         UserError: a text contains a lone surrogate, which UTF-8 cannot represent, or the tokenizer fails: for example a
@@ -346,7 +346,8 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
         if isinstance(tokenizer, SentencePieceTokenizer):
             return tokenizer.encode(texts)
         assert isinstance(tokenizer, tokenizers.Tokenizer)
-        encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
+        chosen = tokenizer if named else _ordinary(tokenizer)
+        encoded = chosen.encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError as error:
         raise UserError("a text contains a lone surrogate, which UTF-8 cannot encode; replace it first") from error
     except BaseException as error:
@@ -354,12 +355,12 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
         # expression reaches the limit of its library.
         if not is_failure(error):
             raise
-        named = f"the tokenizer {getattr(tokenizer, 'source', '')}".rstrip()
-        raise UserError(f"{named} cannot encode a text: {error}; give another tokenizer") from error
+        shown = f"the tokenizer {getattr(tokenizer, 'source', '')}".rstrip()
+        raise UserError(f"{shown} cannot encode a text: {error}; give another tokenizer") from error
     ids = [encoding.ids for encoding in encoded]
     # Merges never give a special token; the other models look up whole words.
     by_merges = isinstance(tokenizer.model, models.BPE) and not tokenizer.model.ignore_merges
-    return ids if by_merges else _spell_out(tokenizer, ids)
+    return ids if named or by_merges else _spell_out(tokenizer, ids)
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gpt2train.inference.batch import Batch, Continuation, Job, TokenDelta
 from gpt2train.inference.decoder import Decoder
-from gpt2train.serve.errors import RETRY, ApiError, from_job_error
+from gpt2train.serve.errors import RETRY, ApiError, from_job_error, late
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Ticket:
 
     def late(self) -> ApiError:
         """Error of a request that was not done in time."""
-        return ApiError(504, f"not done within {self.seconds:g} s, the limit of this server")
+        return late(self.seconds)
 
 
 @dataclass(eq=False)

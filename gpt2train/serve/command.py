@@ -24,7 +24,7 @@ def serve(
     device: Device = "auto",
     trace: Annotated[list[Path] | None, Parameter(consume_multiple=(0, 1), negative=(), metavar="[OUT]")] = None,
 ) -> None:
-    """Serve a model over HTTP: Megatron-LM's /api, OpenAI's /v1/completions, and a web page.
+    """Serve a model over HTTP: Megatron-LM's /api, OpenAI's /v1 with chat for a tuned model, and a web page.
 
     Parameters
     ----------
@@ -48,18 +48,20 @@ def serve(
         find_source(place)
     shape = check_model(model, layout)
     from gpt2train.convert.generation_config import read_end_tokens
+    from gpt2train.data.chat import open_chat
     from gpt2train.data.tokenizer import load_model_tokenizer
     from gpt2train.model.families import check_decoder_alone
 
     check_decoder_alone(shape, model)
     tokenizer, ends = load_model_tokenizer(model, shape.vocab), read_end_tokens(model, shape.vocab)
+    chat = open_chat(model, tokenizer)
     with open_model(model, layout, device) as opened:
         from gpt2train.inference.decoder import decoder_of
         from gpt2train.serve.server import prepare
         from gpt2train.serve.service import name_of
 
         decoder = decoder_of(opened, settings.max_batch_size)
-        server = prepare(decoder, tokenizer, settings, name_of(model), place, ends)
+        server = prepare(decoder, tokenizer, settings, name_of(model), place, ends, chat)
         # After its shutdown uvicorn raises the signal again, and the previous handler would end the process by it.
         signal.signal(signal.SIGTERM, lambda *_: None)
         key = ", with a key" if server.service.key else ""

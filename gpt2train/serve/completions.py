@@ -1,9 +1,10 @@
 """Request model of `/v1/completions`: OpenAI's fields and `top_k`, and others of clients where they have no effect."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
 
 TEXTS = {"type": "array", "minItems": 1, "items": {"type": "string"}}
 TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -105,17 +106,18 @@ IGNORED = (
 )
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    neutral = NEUTRAL[name]
+def _is_neutral(value: Any, neutral: Any) -> bool:
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _describe_others(schema: dict[str, Any]) -> None:
-    """Add the fields of `NEUTRAL` and `IGNORED` to the JSON schema."""
-    for name, value in NEUTRAL.items():
+def _describe_others(schema: dict[str, Any], model: Any) -> None:
+    """Begin the JSON schema with the required fields, and add those that are not supported or ignored."""
+    required, fields = schema.get("required", ()), schema["properties"]
+    schema["properties"] = {name: fields[name] for name in (*required, *fields)}
+    for name, value in model.neutral.items():
         about = f"Not supported; only {json.dumps(value)} is accepted."
         schema["properties"][name] = {"enum": [value, None], "default": value, "description": about}
-    for name in IGNORED:
+    for name in model.ignored:
         schema["properties"][name] = {"description": "Accepted and ignored."}
 
 
@@ -132,8 +134,13 @@ class StreamOptions(BaseModel):
     """Not supported; only false is accepted."""
 
 
-class CompletionRequest(BaseModel):
-    """Request in OpenAI's format. An unsupported option that would change the answer is refused."""
+class SamplingRequest(BaseModel):
+    """Fields that requests for texts and for answers share. An unsupported one that would change the answer is refused.
+
+    Attributes:
+        neutral: fields that are not supported, with the value without effect.
+        ignored: fields without effect.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -142,13 +149,11 @@ class CompletionRequest(BaseModel):
         allow_inf_nan=False,
         json_schema_extra=_describe_others,
     )
+    neutral: ClassVar[Mapping[str, Any]] = NEUTRAL
+    ignored: ClassVar[tuple[str, ...]] = IGNORED
 
     model: str | None = Field(None, max_length=1000)
     """Name listed by /v1/models; optional, since there is one model."""
-    prompt: Annotated[
-        Any, PlainValidator(_prompt), WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKENS, TOKEN_LISTS]})
-    ]
-    """Text, list of texts, token ids, or list of lists of token ids. An empty text begins a new document."""
     max_tokens: int | None = Field(16, ge=0)
     """Maximum number of tokens to generate; together with the prompt at most the model's context. 0 with `echo` and
     `logprobs` only scores the prompt."""
@@ -161,17 +166,10 @@ class CompletionRequest(BaseModel):
     """Sample among the k most likely tokens; 0 and -1 mean all. OpenAI has no such field."""
     n: int | None = Field(1, ge=1)
     """Continuations per prompt."""
-    best_of: int | None = Field(None, ge=1)
-    """Must equal `n`."""
     stream: bool | None = False
     """Send the text while it is generated, as server-sent events."""
     stream_options: StreamOptions | None = None
     """Options of the stream; only with `stream`."""
-    logprobs: Annotated[int, Field(ge=0, le=100)] | bool | None = None
-    """Return the log-probability of each token, and of this number of most likely tokens at its position; true for
-    one."""
-    echo: bool | None = False
-    """Return the prompt before the continuation."""
     stop: Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [STOP, STOPS, {"type": "null"}]})] = ()
     """Stop strings; the text ends before the first one."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
@@ -186,18 +184,41 @@ class CompletionRequest(BaseModel):
         """Replace null by the default, as OpenAI does, and leave out what has no effect."""
         if not isinstance(given, dict):
             return given
-        given = {name: whole(value) for name, value in given.items() if value is not None and name not in IGNORED}
-        for name in [name for name in given if name in NEUTRAL]:
-            if not _is_neutral(name, given.pop(name)):
-                raise ValueError(f"{name}: not supported; leave it out or send {json.dumps(NEUTRAL[name])}")
-        if isinstance(scores := given.get("logprobs"), bool):
-            given |= {"logprobs": 1 if scores else None}
+        given = {name: whole(value) for name, value in given.items() if value is not None and name not in cls.ignored}
+        for name in [name for name in given if name in cls.neutral]:
+            if not _is_neutral(given.pop(name), cls.neutral[name]):
+                raise ValueError(f"{name}: not supported; leave it out or send {json.dumps(cls.neutral[name])}")
         return given
+
+    @model_validator(mode="after")
+    def _stream_fits(self) -> Self:
+        if self.stream_options and not self.stream:
+            raise ValueError("stream_options: only with stream")
+        return self
+
+
+class CompletionRequest(SamplingRequest):
+    """Request in OpenAI's format. An unsupported option that would change the answer is refused."""
+
+    prompt: Annotated[
+        Any, PlainValidator(_prompt), WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKENS, TOKEN_LISTS]})
+    ]
+    """Text, list of texts, token ids, or list of lists of token ids. An empty text begins a new document."""
+    best_of: int | None = Field(None, ge=1)
+    """Must equal `n`."""
+    logprobs: Annotated[int, Field(ge=0, le=100)] | bool | None = None
+    """Return the log-probability of each token, and of this number of most likely tokens at its position; true for
+    one."""
+    echo: bool | None = False
+    """Return the prompt before the continuation."""
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _one_score(cls, scores: Any) -> Any:
+        return (1 if scores else None) if isinstance(scores, bool) else scores
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.best_of not in (None, self.n):
             raise ValueError(f"best_of: must equal n ({self.n})")
-        if self.stream_options and not self.stream:
-            raise ValueError("stream_options: only with stream")
         return self

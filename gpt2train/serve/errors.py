@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from gpt2train.data.chat_template import NO_TEMPLATE
 from gpt2train.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,11 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.field, self.headers, self.code = status, message, field, headers, code
+
+
+def late(seconds: float) -> ApiError:
+    """Return the error of a request that was not done in time."""
+    return ApiError(504, f"not done within {seconds:g} s, the limit of this server")
 
 
 def error_body(
@@ -80,14 +86,19 @@ def from_job_error(error: BaseException) -> ApiError:
     return ApiError(500, "internal server error; see the server's log")
 
 
-def from_http_exception(error: HTTPException, path: str) -> ApiError:
+def from_http_exception(error: HTTPException, path: str, has_chat: bool) -> ApiError:
     """Convert an error of the framework: unknown path, wrong method, or an unreadable body without a position."""
     if error.status_code == 400:
         return ApiError(400, f"the body is not valid JSON: {_unread(error.__cause__)}")
     if error.status_code == 404:
         chat = any(word in path for word in ("chat", "responses", "messages"))
-        why = "chat is not supported, this model continues texts; " if chat else ""
-        paths = "GET /v1/models and POST /v1/completions" if path.startswith("/v1") else "PUT /api and those in /docs"
+        why = (
+            f"chat is not supported, this model continues texts: it has {NO_TEMPLATE}; "
+            if chat and not has_chat
+            else ""
+        )
+        posts = "POST /v1/completions" + " and POST /v1/chat/completions" * has_chat
+        paths = f"GET /v1/models and {posts}" if path.startswith("/v1") else "PUT /api and those in /docs"
         return ApiError(404, f"{why}no such path; the paths are {paths}")
     return ApiError(error.status_code, str(error.detail), headers=error.headers)
 

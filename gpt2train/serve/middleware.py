@@ -16,14 +16,20 @@ from gpt2train.serve.sse import ClientDisconnectedError
 GUARDED = ("/api", "/v1", "/metrics")
 BODIES = {"/api": ("PUT", "POST"), "/v1/completions": ("POST",)}
 """Methods of the paths that read a body. The body of any other request is not read: the connection discards it."""
-COUNTED = ("/api", "/v1/completions", "/v1/models", "/v1/trace", "/health", "/metrics")
+CHAT = "/v1/chat/completions"
+COUNTED = ("/api", "/v1/completions", CHAT, "/v1/models", "/v1/trace", "/health", "/metrics")
+
+
+def bodies_of(service: Service) -> dict[str, tuple[str, ...]]:
+    """Return `BODIES` of a server, which has a path more if its model has a chat template."""
+    return BODIES if service.chat is None else BODIES | {CHAT: ("POST",)}
 
 
 class Guard:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
+        self.app, self.service, self.bodies = app, service, bodies_of(service)
         self.buffered = 0
         """Bytes of all request bodies in memory."""
 
@@ -51,7 +57,7 @@ class Guard:
         try:
             self._check_host(headers)
             self._check_key(path, headers)
-            if scope["method"] in BODIES.get(path, ()):
+            if scope["method"] in self.bodies.get(path, ()):
                 async with self._body(headers, receive) as body:
                     unread = False
                     await self.app(scope, _replay(body, receive), counted)

@@ -38,24 +38,28 @@ def openai_routes(service: Service) -> APIRouter:
     @router.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """Describe the served model."""
-        _check_model(service, name)
+        check_model(service, name)
         return _model(service)
 
     @router.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        _check_model(service, body.model)
-        prompts = await _prompts(service, body)
-        jobs = _jobs(service, body, prompts)
-        answer = _Answer(service, body, prompts, jobs)
-        if body.stream:
-            ticket = submit(service, jobs)
-            limit = service.settings.deadline + service.settings.body_seconds
-            return EventStream(answer.events(ticket), lambda: cancel(service, ticket), limit)
-        await finish(service, jobs, request)
-        return JSONResponse(answer.whole())
+        check_model(service, body.model)
+        prompts = await encoded_prompts(service, body)
+        made = CompletionAnswer(service, body, prompts, sampling_jobs(service, body, prompts))
+        return await answer(service, made, request)
 
     return router
+
+
+async def answer(service: Service, made: "CompletionAnswer", request: Request) -> Response:
+    """Run the jobs of an answer, and return it as one body or as a stream."""
+    if made.body.stream:
+        ticket = submit(service, made.jobs)
+        limit = service.settings.deadline + service.settings.body_seconds
+        return EventStream(made.events(ticket), lambda: cancel(service, ticket), limit)
+    await finish(service, made.jobs, request)
+    return JSONResponse(made.whole())
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -67,17 +71,19 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "gpt2train",
         "max_model_len": service.context,
         "parameters": parameters(Piece(shape.layers, first=True, last=True), shape, tp=1, padding=1),
+        "chat": service.chat is not None,
         "indexed_tokens": service.tracer and sum(index.tokens for index in service.tracer.indexes),
     }
 
 
-def _check_model(service: Service, name: str | None) -> None:
+def check_model(service: Service, name: str | None) -> None:
+    """Check that a request names the served model, if it names one."""
     if name is not None and name not in service.names:
         stated = f"no model of that name is served here; its name is {service.name!r}"
         raise ApiError(404, stated, "model", code="model_not_found")
 
 
-async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
+async def encoded_prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
     """Encode the prompts, none of them empty, and check them against the limits."""
     limits, max_new_tokens, samples = service.settings, body.max_tokens or 0, body.n or 1
     if len(body.prompt) * samples > limits.max_sequences:
@@ -104,7 +110,10 @@ async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]
     return prompts
 
 
-def _jobs(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
+def sampling_jobs(
+    service: Service, body: CompletionRequest, prompts: Sequence[Sequence[int]], ends: tuple[int, ...] = ()
+) -> list[Continuation]:
+    """Return the jobs of a request: `n` continuations of each prompt, which end at `ends` too."""
     scored = body.logprobs is not None
     settings = SamplingSettings(
         max_new_tokens=body.max_tokens or 0,
@@ -112,6 +121,7 @@ def _jobs(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[
         top_k=1 if body.top_p == 0 else max(body.top_k or 0, 0),
         top_p=body.top_p or 1.0,
         stop=body.stop,
+        stop_tokens=ends,
         seed=seed_of(body.seed),
         log_probs=scored,
         prompt_log_probs=(scored and bool(body.echo)) or not body.max_tokens,
@@ -124,15 +134,17 @@ def _jobs(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[
     ]
 
 
-class _Answer:
+class CompletionAnswer:
     """Response to one request, as one body or as a stream."""
+
+    kind, number = "text_completion", "cmpl"
 
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: list[list[int]], jobs: list[Continuation]
     ) -> None:
         self.service, self.body, self.prompts, self.jobs = service, body, prompts, jobs
-        kind, number, now = "text_completion", f"cmpl-{secrets.token_hex(12)}", int(time.time())
-        self.head = {"id": number, "object": kind, "created": now, "model": service.name}
+        number, now = f"{self.number}-{secrets.token_hex(12)}", int(time.time())
+        self.head: dict[str, Any] = {"id": number, "object": self.kind, "created": now, "model": service.name}
         self.decoded = [TextStream(service.tokenizer) for _ in jobs]  # text so far: gives each token's offset
         self.echoed: set[int] = set()
 
@@ -151,13 +163,17 @@ class _Answer:
                 finished = REASONS[self.jobs[number].sequence.finished or "length"] if delta is None else None
                 new = delta or TokenDelta("", (), ())
                 choice = self._choice(number, new.text, new.tokens, new.scores, finished)
-                if choice["text"] or finished or (choice["logprobs"] and choice["logprobs"]["tokens"]):
+                if not self._is_empty(choice):
                     yield _event({**self.head, "choices": [choice]})
             if self.body.stream_options and self.body.stream_options.include_usage:
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
             yield "data: [DONE]\n\n"
         except ApiError as refusal:
             yield _event(error_body("/v1", refusal.status, refusal.message, code=refusal.code))
+
+    def _is_empty(self, choice: dict[str, Any]) -> bool:
+        """Return True if an event with a choice would say nothing."""
+        return not (choice["text"] or choice["finish_reason"] or (choice["logprobs"] or {}).get("tokens"))
 
     def _choice(
         self, number: int, text: str, tokens: Sequence[int], scores: Sequence[TokenScore], finished: str | None

@@ -55,6 +55,57 @@ class Completion(Answer):
     usage: Usage
 
 
+class TokenChance(Answer):
+    """Token of an answer."""
+
+    token: str
+    """Text of the token; `bytes:\\xe2\\x80` for one that is not a whole character."""
+    logprob: float
+    """Natural log-probability."""
+    bytes: list[int]
+
+
+class ScoredToken(TokenChance):
+    """Token of an answer, and the most likely ones at its position."""
+
+    top_logprobs: list[TokenChance]
+
+
+class AnswerLogProbs(Answer):
+    """Tokens of an answer, without the one that ends it."""
+
+    content: list[ScoredToken]
+
+
+class AnswerMessage(Answer):
+    """Message of the assistant."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(Answer):
+    """One answer; in a stream, `delta` has what is new of the message."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: AnswerLogProbs | None
+    finish_reason: Literal["stop", "length"] | None
+    """`stop` at the token that ends an answer, or at a stop string; null in a stream before the end."""
+
+
+class ChatCompletion(Answer):
+    """Response of /v1/chat/completions; in a stream, each event but the last has these fields."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    """Seconds since 1970."""
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
 class Model(Answer):
     """The served model."""
 
@@ -67,6 +118,8 @@ class Model(Answer):
     """Context length in tokens, of prompt and continuation together."""
     parameters: int
     """Number of parameters of the model."""
+    chat: bool
+    """True if this server has /v1/chat/completions: the model has a chat template."""
     indexed_tokens: int | None
     """Number of training tokens that /v1/trace searches; null if this server has no such path."""
 

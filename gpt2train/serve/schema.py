@@ -10,11 +10,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gpt2train import __version__
+from gpt2train.serve.chat import PATH, ChatRequest
 from gpt2train.serve.completions import CompletionRequest
 from gpt2train.serve.errors import error_body
 from gpt2train.serve.megatron import ApiRequest
 from gpt2train.serve.response_models import (
     Beams,
+    ChatCompletion,
     Completion,
     Health,
     Message,
@@ -29,6 +31,7 @@ from gpt2train.serve.service import Service
 from gpt2train.serve.trace import MAX_PLACES, MAX_TEXT
 
 MODELS = (Beams, Completion, CompletionRequest, ApiRequest, Health, Message, Model, ModelList, OpenAIError, Texts)
+CHAT_MODELS = (ChatCompletion, ChatRequest)
 TRACE_MODELS = (PlaceDetails, Traced)
 ERRORS = {
     400: "The request is not valid; the message names the field and the remedy.",
@@ -56,6 +59,8 @@ ABOUT = {
     "api": "Continue prompts, as Megatron-LM's text generation server does.",
     "models": "List the served model.",
     "model": "Describe the served model.",
+    "chat_completions": "Answer a conversation. With `stream`, the response is server-sent events; the last one is "
+    "`[DONE]` or an error.",
     "completions": "Continue prompts. With `stream`, the response is server-sent events; the last one is `[DONE]` or "
     "an error.",
     "trace": "Find the longest spans of a text that occur verbatim in the training tokens.",
@@ -72,7 +77,11 @@ def document(service: Service) -> dict[str, Any]:
     """Return the OpenAPI description of one server."""
     template = "#/components/schemas/{model}"
     schemas = models_json_schema(
-        [(model, "validation") for model in (*MODELS, *(TRACE_MODELS if service.tracer else ()))], ref_template=template
+        [
+            (model, "validation")
+            for model in (*MODELS, *(CHAT_MODELS if service.chat else ()), *(TRACE_MODELS if service.tracer else ()))
+        ],
+        ref_template=template,
     )
     components: dict[str, Any] = {"schemas": schemas[1]["$defs"]}
     _set_limits(components["schemas"], service)
@@ -122,6 +131,8 @@ def document(service: Service) -> dict[str, Any]:
         query("position", "integer", minimum=0),
         query("tokens", "integer", 1, minimum=1, maximum=MAX_TEXT),
     ]
+    answer = _json(ChatCompletion) | stream
+    chat = {PATH: {"post": operation("/v1", "chat_completions", answer, (*WITH_BODY, 404), ChatRequest)}}
     traced = {"/v1/trace": {"get": trace}, "/v1/trace/place": {"get": place}}
     return {
         "openapi": "3.1.0",
@@ -133,6 +144,7 @@ def document(service: Service) -> dict[str, Any]:
             "/v1/completions": {
                 "post": operation("/v1", "completions", completions, (*WITH_BODY, 404), CompletionRequest)
             },
+            **(chat if service.chat else {}),
             **(traced if service.tracer else {}),
             "/health": {"get": operation("/health", "health", _json(Health))},
             "/metrics": {"get": operation("/metrics", "metrics", text)},
@@ -159,10 +171,11 @@ def _json(*models: type[BaseModel]) -> dict[str, Any]:
 def _set_limits(schemas: dict[str, Any], service: Service) -> None:
     """Set the bounds that depend on the model and on the server's settings."""
     context, limits = service.context, service.settings
-    fields = schemas["CompletionRequest"]["properties"]
-    fields["model"]["anyOf"][0] = {"type": "string", "enum": service.names}
-    fields["max_tokens"]["anyOf"][0]["maximum"] = context - 1
-    fields["n"]["anyOf"][0]["maximum"] = limits.max_sequences
+    for name in ("ChatRequest", "CompletionRequest") if service.chat else ("CompletionRequest",):
+        fields = schemas[name]["properties"]
+        fields["model"]["anyOf"][0] = {"type": "string", "enum": service.names}
+        fields["max_tokens"]["anyOf"][0]["maximum"] = context - 1
+        fields["n"]["anyOf"][0]["maximum"] = limits.max_sequences
     for kind in fields["prompt"]["anyOf"]:
         items = kind.get("items", {})
         if items.get("type") == "integer":

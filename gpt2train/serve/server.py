@@ -12,10 +12,12 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 from gpt2train import __version__
+from gpt2train.data.chat import Chat
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import RunError
 from gpt2train.inference.decoder import Decoder
 from gpt2train.serve.batcher import Batcher
+from gpt2train.serve.chat import chat_routes
 from gpt2train.serve.connection import ConnectionServer, LimitedConnection, connection_limits
 from gpt2train.serve.errors import ApiError, error_response, from_http_exception, from_validation_error
 from gpt2train.serve.hosts import allowed_hosts
@@ -37,6 +39,8 @@ def make_app(service: Service) -> FastAPI:
     app.openapi = lambda: description  # type: ignore[method-assign] # as FastAPI documents
     app.include_router(megatron_routes(service))
     app.include_router(openai_routes(service))
+    if service.chat is not None:
+        app.include_router(chat_routes(service, service.chat))
     if service.tracer is not None:
         app.include_router(trace_routes(service.tracer))
 
@@ -74,7 +78,7 @@ def make_app(service: Service) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def refused_by_framework(request: Request, error: HTTPException) -> Response:
         path = request.url.path
-        refusal = from_http_exception(error, path)
+        refusal = from_http_exception(error, path, service.chat is not None)
         if refusal.status == 405 and path in description["paths"]:  # Starlette lists the methods of one route only
             allowed = ", ".join(method.upper() for method in description["paths"][path])
             refusal = ApiError(405, f"this path supports {allowed}", headers={"Allow": allowed})
@@ -111,6 +115,8 @@ class Server:
             self.http.run(sockets=[self.listener])
         finally:
             batcher.close()
+            if self.service.chat is not None:
+                self.service.chat.close()
         if batcher.failure:
             raise RunError(f"the decoder failed: {type(batcher.failure).__name__}: {batcher.failure}")
 
@@ -122,6 +128,7 @@ def prepare(
     name: str,
     trace: Path | None = None,
     stop_tokens: tuple[int, ...] = (),
+    chat: Chat | None = None,
 ) -> Server:
     """Bind the address and create the server of a decoder without rows.
 
@@ -132,6 +139,7 @@ def prepare(
         name: name of the model for clients; `settings.name` overrides it.
         trace: run folder, output folder of the data steps or prefix of token files that /v1/trace searches.
         stop_tokens: ids that end a continuation, besides the token that ends a document.
+        chat: encoder of conversations, for a model with a chat template.
 
     Raises:
         UserError: the address cannot be bound, the key file cannot be read, or there is no index to trace texts in.
@@ -140,8 +148,9 @@ def prepare(
     listener = settings.bind()
     batcher = Batcher(decoder, settings.max_queued, settings.prefill_tokens)
     hosts = allowed_hosts(listener.getsockname()[0], settings.host, settings.allowed_host)
+    named = settings.name or name
     service = Service(
-        batcher, tokenizer, settings, settings.name or name, key, hosts, tracer=tracer, stop_tokens=stop_tokens
+        batcher, tokenizer, settings, named, key, hosts, tracer=tracer, stop_tokens=stop_tokens, chat=chat
     )
     tokenizer.source = service.name  # type: ignore[attr-defined] # its errors reach clients, which see no paths
     maximum, backlog = connection_limits(settings.max_connections)

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import Request
 from torch import Tensor
 
+from gpt2train.data.chat import Chat
 from gpt2train.data.template import prefix_ids
 from gpt2train.data.token_bytes import longest_token, token_bytes
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
@@ -70,6 +71,7 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     tracer: TextTracer | None = None  # training tokens that are searched for spans of a text
     stop_tokens: tuple[int, ...] = ()  # ids that end a continuation, besides `end`
+    chat: Chat | None = None  # encoder of conversations, for a model with a chat template
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -1,10 +1,13 @@
 """Rows of a task as sequences of tokens: cut to the maximum length, or rejected with a reason."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpt2train.data.chat import Chat, without_first_turn
+from gpt2train.data.chat_template import ChatTemplateError, Message
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from tasks.finetune.rows import Row
@@ -38,10 +41,13 @@ class Encoding:
         labels: names of the classes of a classification, in the order of their numbers.
         tokenizer: tokenizer of the model.
         length: maximum tokens of a sample.
+        chat: encoder of conversations, for answers.
     """
 
-    def __init__(self, task: TaskSettings, labels: Sequence[str], tokenizer: Tokenizer, length: int) -> None:
-        self.task, self.tokenizer, self.length = task, tokenizer, length
+    def __init__(
+        self, task: TaskSettings, labels: Sequence[str], tokenizer: Tokenizer, length: int, chat: Chat | None = None
+    ) -> None:
+        self.task, self.tokenizer, self.length, self.chat = task, tokenizer, length, chat
         self.numbers = {name: number for number, name in enumerate(labels)}
         self.end = end_of_text_id(tokenizer)
         self.separator = self._encode([task.separator])[0]
@@ -56,7 +62,10 @@ class Encoding:
 
         Raises:
             UserError: a label is none of the task.
+            RunError: the chat template takes too much time or memory.
         """
+        if self.chat is not None:
+            return [self._conversation(row, self.chat) for row in rows]
         parts = [self._texts(row, place, labelled) for row in rows]
         texts = [text for part in parts if not isinstance(part, Rejected) for text in part[0]]
         encoded = iter(self._encode(texts))
@@ -105,10 +114,18 @@ class Encoding:
 
     def _texts(self, row: Row, place: str, labelled: bool) -> tuple[list[str], int] | Rejected:
         """Texts of a row that are encoded, and the number of its label; or the reason why there are none."""
+        texts = self._columns(row)
+        if isinstance(texts, Rejected) or self.task.kind != "classification":
+            return texts if isinstance(texts, Rejected) else (texts, 0)
+        label = self.label_of(row, place)
+        if label is None and labelled:
+            return Rejected("no_label", f"{self.task.data.label} is missing")
+        return texts, label or 0
+
+    def _columns(self, row: Row) -> list[str] | Rejected:
+        """Texts of a row."""
         if row.reason:
             return Rejected(row.reason, row.detail)
-        if self.task.data.messages is not None:
-            return self._turns(row.values.get(self.task.data.messages))
         texts = []
         for name in self.task.text_columns:
             text = row.values.get(name)
@@ -118,37 +135,62 @@ class Encoding:
             if not _is_utf8(text):
                 return Rejected("invalid_utf8", f"{name} has a lone surrogate")
             texts.append(text)
-        if self.task.kind != "classification":
-            return (texts if self.task.kind == "text" else [texts[0] + self.task.prompt_end, texts[1]]), 0
-        label = self.label_of(row, place)
-        if label is None and labelled:
-            return Rejected("no_label", f"{self.task.data.label} is missing")
-        return texts, label or 0
+        return texts
 
-    def _turns(self, messages: Any) -> tuple[list[str], int] | Rejected:
-        """Prompts and answers of a conversation in turn: what precedes each answer is one prompt."""
+    def _messages(self, row: Row) -> Sequence[Message] | Rejected:
+        """Conversation of a row."""
+        name = self.task.data.messages
+        if name is None or row.reason:
+            texts = self._columns(row)
+            if isinstance(texts, Rejected):
+                return texts
+            return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
+        messages = row.values.get(name)
         if not isinstance(messages, list) or not messages:
-            return Rejected("no_text", f"{self.task.data.messages} is no list of messages")
-        found, prompt = [], ""
+            return Rejected("no_text", f"{name} is no list of messages")
         for message in messages:
-            role, content = (message.get(key) if isinstance(message, dict) else None for key in ("role", "content"))
-            if not isinstance(content, str) or not content.strip() or not _is_utf8(content):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                return Rejected("no_text", "a message has no role")
+            content = message.get("content")
+            is_call = not content and bool(message.get("tool_calls"))
+            if not (is_call or isinstance(content, list) or (isinstance(content, str) and content.strip())):
                 return Rejected("no_text", "a message has no content")
-            if role == "assistant":
-                found += [prompt, content]
-                prompt = ""
-            elif role in ("user", "system"):
-                prompt += content + self.task.prompt_end
-            else:
-                return Rejected("unknown_role", f"{str(role)[:40]!r}: user, assistant or system expected")
-        return (found, 0) if found else Rejected("no_answer", "no message of the assistant")
+        if not _is_utf8(json.dumps(messages, ensure_ascii=False, default=str)):
+            return Rejected("invalid_utf8", f"{name} has a lone surrogate")
+        if all(message["role"] != "assistant" for message in messages):
+            return Rejected("no_answer", "no message of the assistant")
+        return messages
+
+    def _conversation(self, row: Row, chat: Chat) -> Sample | Rejected:
+        """Sequences of prompts and answers. What does not fit is cut: whole turns first, then the first prompt's start.
+
+        An answer is never cut: the model would learn to stop in the middle.
+        """
+        messages = self._messages(row)
+        if isinstance(messages, Rejected):
+            return messages
+        limit = self.length + 1  # tokens; the last one is a target alone
+        tools = row.values.get(self.task.data.tools) if self.task.data.tools is not None else None
+        if not isinstance(tools, list | None):
+            return Rejected("template", f"{self.task.data.tools} is no list of tools")
+        try:
+            sequences, truncated = chat.turns(messages, tools), False
+            while sum(map(len, sequences)) > limit and (fewer := without_first_turn(messages)):
+                messages = fewer
+                sequences, truncated = chat.turns(messages, tools), True
+        except ChatTemplateError as error:
+            return Rejected("template", str(error))
+        over = sum(map(len, sequences)) - limit
+        if over > 0:
+            if over >= len(sequences[0]):
+                answer = len(sequences[1])
+                return Rejected("too_long", f"an answer of {answer} tokens, at most {self.length} fit")
+            sequences, truncated = [sequences[0][over:], *sequences[1:]], True
+        return Sample(sequences, truncated)
 
     def _sample(self, encoded: list[list[int]], label: int) -> Sample | Rejected:
-        match self.task.kind:
-            case "text":
-                return Sample([[*encoded[0], self.end]])
-            case "answers":
-                return self._answers(encoded)
+        if self.task.kind == "text":
+            return Sample([[*encoded[0], self.end]])
         if not all(encoded):
             return Rejected("no_text", "a text has no tokens")
         kept = shorten(encoded, self.length - len(self.separator) * (len(encoded) - 1))
@@ -156,24 +198,6 @@ class Encoding:
             return Rejected("too_long", f"both texts do not fit {self.length} tokens")
         tokens = kept[0] if len(kept) == 1 else [*kept[0], *self.separator, *kept[1]]
         return Sample([tokens, [label]], truncated=kept != encoded)
-
-    def _answers(self, encoded: list[list[int]]) -> Sample | Rejected:
-        """Sequences of prompts and answers. What does not fit is cut: whole turns first, then the first prompt's start.
-
-        An answer is never cut: the model would learn to stop in the middle.
-        """
-        limit = self.length + 1  # tokens; the last one is a target alone
-        turns = [(encoded[n], [*encoded[n + 1], self.end]) for n in range(0, len(encoded), 2)]
-        truncated = False
-        while len(turns) > 1 and sum(len(prompt) + len(answer) for prompt, answer in turns) > limit:
-            turns, truncated = turns[1:], True
-        over = sum(len(prompt) + len(answer) for prompt, answer in turns) - limit
-        if over > 0:
-            prompt, answer = turns[0]
-            if over >= len(prompt):
-                return Rejected("too_long", f"an answer of {len(answer)} tokens, at most {self.length} fit")
-            turns, truncated = [(prompt[over:], answer)], True
-        return Sample([part for turn in turns for part in turn], truncated)
 
 
 def label_name(value: Any) -> str | None:

@@ -190,7 +190,7 @@ def _parquet(file: InputFile, task: TaskSettings) -> Iterator[Row]:
         with fsspec.open(file.location, "rb") as raw, pq.ParquetFile(raw) as table:
             names = table.schema_arrow.names
             check_columns(file, names, task)
-            wanted = [name for name in dict.fromkeys([*task.text_columns, task.data.label]) if name in names]
+            wanted = [name for name in dict.fromkeys([*task.columns, task.data.label]) if name in names]
             for batch in table.iter_batches(PARQUET_ROWS, columns=wanted):
                 for values in batch.to_pylist():
                     number += 1

@@ -75,6 +75,7 @@ def scores_part(
     """Write scores and predictions of one part."""
     import torch
 
+    from gpt2train.convert.generation_config import read_end_tokens
     from gpt2train.convert.huggingface import read_model
     from gpt2train.data.tokenizer import load_tokenizer
 
@@ -87,7 +88,8 @@ def scores_part(
             names = json.loads(Path(data, "labels.json").read_bytes())
             scores, rows = _classify(opened, prefix, length, names, places)
         elif kind == "answers":
-            scores, rows = _answer(opened, tokenizer, prefix, length, places, generates=part == "test")
+            ends = read_end_tokens(Path(model), opened.shape.vocab)
+            scores, rows = _answer(opened, tokenizer, prefix, length, places, ends if part == "test" else None)
         else:
             scores = _perplexity(opened, prefix, length)
     folder.write_bytes(f"{part}.json", json.dumps(scores, indent=1).encode() + b"\n")
@@ -153,9 +155,12 @@ def _classify(
 
 
 def _answer(
-    model: Any, tokenizer: Any, prefix: str, length: int, places: list[dict[str, Any]], *, generates: bool
+    model: Any, tokenizer: Any, prefix: str, length: int, places: list[dict[str, Any]], ends: tuple[int, ...] | None
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Loss of the answers; for the test samples also the answers that the model gives to the last prompt of each."""
+    """Loss of the answers; with `ends` also what the model answers to the last prompt of each sample.
+
+    An answer ends at one of `ends`, or where a text ends.
+    """
     from gpt2train.data.task_data import AnswerData
     from gpt2train.data.tokenizer import end_of_text_id
     from gpt2train.inference.generate import continue_tokens
@@ -171,15 +176,17 @@ def _answer(
     tokens = data.counted(range(count))
     scores: dict[str, float] = {"samples": count, "tokens": tokens, "loss": total / tokens}
     scores["perplexity"] = math.exp(min(700.0, total / tokens))
-    if not generates:
+    if ends is None:
         return scores, []
     end = end_of_text_id(tokenizer)
     prompts = [np.concatenate(sample[:-1]).tolist() or [end] for sample in samples]
-    chosen = SamplingSettings(temperature=0, max_new_tokens=ANSWER_TOKENS)
+    chosen = SamplingSettings(temperature=0, max_new_tokens=ANSWER_TOKENS, stop_tokens=ends)
     given = [sequence.tokens for sequence in continue_tokens(model, prompts, chosen, end=end)]
     rows = []
     for place, sample, found in zip(places, samples, given, strict=True):
-        answer, predicted = (tokenizer.decode([n for n in ids if n != end]) for ids in (sample[-1].tolist(), found))
+        answer, predicted = (
+            tokenizer.decode([n for n in ids if n not in (end, *ends)]) for ids in (sample[-1].tolist(), found)
+        )
         rows.append(place | {"answer": answer, "predicted": predicted})
     scores["exact_match"] = sum(row["answer"].strip() == row["predicted"].strip() for row in rows) / count
     return scores, rows

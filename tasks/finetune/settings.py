@@ -12,6 +12,7 @@ from gpt2train.settings import NaturalNumber, Settings, build, read_toml
 Kind = Literal["classification", "answers", "text"]
 FileFormat = Literal["auto", "tsv", "csv", "json", "parquet", "text"]
 PARTS = ("train", "valid", "test")
+PROMPT_END = "\n"
 MAX_LABELS = 10_000
 
 
@@ -49,7 +50,10 @@ class TaskData(Settings):
     """answers: column of the answer."""
     messages: str | None = None
     """answers: column of conversations, in place of prompt and answer: lists of {"role": "user" | "assistant" |
-    "system", "content": text}. The loss is on what the assistant says."""
+    "system", "content": text}, with other roles where the model's chat template has them. The loss is on what the
+    assistant says."""
+    tools: str | None = Field(None, exclude_if=not_)
+    """answers: column of the tools that the assistant of a conversation may call, as JSON schemas."""
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -97,8 +101,8 @@ class TaskSettings(Settings):
     both_orders: bool = Field(False, exclude_if=not_)
     """classification: each pair of the training rows is also a sample with its texts exchanged, for labels that do not
     depend on their order, such as those of paraphrases."""
-    prompt_end: str = "\n"
-    """answers: text after each prompt."""
+    prompt_end: str = PROMPT_END
+    """answers: text after each prompt, in the default chat template of a model that has none."""
     train: dict[str, Any] = {}
     """Settings of the training over those of fine-tuning, as in docs/train/settings.md."""
 
@@ -110,7 +114,14 @@ class TaskSettings(Settings):
             raise ValueError("both_orders exchanges the texts of pairs; name data.pair, or leave both_orders out")
         if self.kind != "answers" and self.data.messages is not None:
             raise ValueError(f"data.messages is for answers, not for {self.kind}; leave it out")
+        if self.data.tools is not None and self.data.messages is None:
+            raise ValueError("data.tools is for conversations; name their column in data.messages, or leave it out")
         return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that are read, without the label."""
+        return self.text_columns if self.data.tools is None else (*self.text_columns, self.data.tools)
 
     @property
     def text_columns(self) -> tuple[str, ...]:

@@ -3,12 +3,14 @@
     task/train.bin, .idx            token files of the training samples, also of valid and test
     task/valid.rows, test.rows      file and row of each sample, one line of JSON each, in the order of the samples
     task/tokenizer.json, …          the tokenizer of the model
+    task/chat_template.jinja        the template of answers, and special_tokens_map.json the tokens that it names
     task/rejected/train.parquet     the rows that are no samples, with their reasons
 
 A document of a token file is one sample (`gpt2train.data.task_data`); for the kind text it is a text, as in
 pretraining.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -20,10 +22,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from gpt2train.data.chat import Chat
+from gpt2train.data.chat_template import ChatTemplate, chat_files, default_template, read_chat_template
 from gpt2train.data.indexed import token_dtype, write_index
-from gpt2train.data.tokenizer import canonical_files, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import canonical_files, load_tokenizer, open_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.data.tokenizer_reader import read_files
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError, UserError
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.input_files import InputFile, where_to_read
@@ -32,13 +36,14 @@ from tasks.core.shards import REJECTED, rejected_row, write_rows
 from tasks.core.step import Step
 from tasks.finetune.encoding import UNLABELLED, Encoding, Rejected, Sample, label_name, sort_labels
 from tasks.finetune.rows import Row, find_files, read_rows
-from tasks.finetune.settings import MAX_LABELS, PARTS, TaskSettings
+from tasks.finetune.settings import MAX_LABELS, PARTS, PROMPT_END, TaskSettings
 
 log = logging.getLogger("gpt2train")
 
 FOLDER = "task"
 ROWS = 1000  # encoded at a time
 HOLDOUT_UNITS = 10**9
+DATE = "2024-07-26"  # that a template writes, by the clock otherwise; Llama's writes it where it knows no clock
 
 
 class TaskFiles:
@@ -99,11 +104,17 @@ def samples(
     plain = task.model_dump(mode="json", exclude={"train": True, "data": {"train", "valid", "test"}})
     inputs = {"tokenizer": tokenizer_hash(tokenizer, rows), "model": model}
     inputs |= {part: "+".join(found) for part, found in identities.items() if found}
+    template = answer_template(task, tokenizer, rows)
+    parameters = plain | {"length": length}
+    chat: dict[str, bytes] = {}
+    if template is not None:
+        chat = chat_files(template)
+        parameters["chat"] = hashlib.blake2b(b"\0".join(chat.values()), digest_size=16).hexdigest()
     step = Step(
         root,
         "samples",
         version=1,
-        parameters=plain | {"length": length},
+        parameters=parameters,
         inputs=inputs,
         folder=FOLDER,
         packages=("tokenizers", "pyarrow"),
@@ -117,9 +128,10 @@ def samples(
     if task.data.holdout:
         items.append(("valid", files.of["train"], True))
     where = where_to_read([file for found in files.of.values() for file in found], root)
-    arguments = (task, labels, str(tokenizer), length)
+    arguments = (task, labels, str(tokenizer), length, template)
     outcomes = runner.batches(step, "part", items, samples_part, *arguments, where=where)
-    records = [_write_tokenizer(step.folder, name, data) for name, data in _files_of(tokenizer, rows).items()]
+    files_beside = {**_files_of(tokenizer, rows), **chat}
+    records = [_write_tokenizer(step.folder, name, data) for name, data in files_beside.items()]
     step.folder.write_bytes("labels.json", json.dumps(labels, ensure_ascii=False).encode() + b"\n")
     extra = Outcome(outputs=(*records, step.folder.record("labels.json")), facts={"labels": len(labels)})
     total = Outcome.total([*outcomes, extra])
@@ -135,6 +147,7 @@ def samples_part(
     labels: Sequence[str],
     tokenizer_folder: str,
     length: int,
+    template: ChatTemplate | None = None,
 ) -> Outcome:
     """Write the token files of one part.
 
@@ -142,18 +155,19 @@ def samples_part(
     """
     part, files, _ = item
     tokenizer = load_tokenizer(tokenizer_folder)
-    encoding = Encoding(task, labels, tokenizer, length)
     dtype = token_dtype(max(vocab_size(tokenizer), len(labels)))
     lengths: list[int] = []
     starts = [0]
     rejected: list[dict[str, Any]] = []
     truncated = tokens = exchanged = 0
     with (
+        Chat(template, tokenizer, DATE) if template else contextlib.nullcontext() as chat,
         folder.writing(f"{part}.bin") as draft,
         folder.writing(f"{part}.rows") as places,
         draft.open("wb") as out,
         places.open("w", encoding="utf-8") as where,
     ):
+        encoding = Encoding(task, labels, tokenizer, length, chat)
         for file, row, found, turned in _encoded(item, task, encoding):
             if isinstance(found, Rejected):
                 identified = {"id": str(row.number), "source": file.name, "text": encoding.text_of(row)}
@@ -173,7 +187,8 @@ def samples_part(
     if not count:
         what = f"the {part} files have no row that can be used" if not item[2] else "data.holdout leaves no row"
         why = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items()) or "no rows"
-        raise UserError(f"{what} ({why}); check {files[0].location}")
+        said = next((f": {row['detail']}" for row in rejected if row["reason"] == "template"), "")
+        raise UserError(f"{what} ({why}){said}; check {files[0].location}")
     with folder.writing(f"{part}.idx") as draft:
         write_index(draft, lengths, dtype, np.asarray(starts))
     dropped = (write_rows(folder, f"rejected/{part}.parquet", rejected, REJECTED),) if rejected else ()
@@ -186,6 +201,36 @@ def samples_part(
         reasons=reasons,
         facts={f"{part}_samples": count, f"{part}_tokens": tokens, f"{part}_truncated": truncated},
     )
+
+
+def answer_template(task: TaskSettings, tokenizer: Path, rows: int | None) -> ChatTemplate | None:
+    """Return the chat template by which answers are learned: the model's own, or the default; None for other kinds.
+
+    Raises:
+        UserError: the model's own is damaged, and `prompt_end` is for a model without one.
+    """
+    if task.kind != "answers":
+        return None
+    opened = open_tokenizer(read_files(tokenizer, rows), str(tokenizer))
+    own = read_chat_template(tokenizer, opened)
+    if own is not None and task.prompt_end != PROMPT_END:
+        raise UserError(f"prompt_end is for a model without a chat template, and {tokenizer} has one; leave it out")
+    return own or default_template(opened, task.prompt_end)
+
+
+def check_template(task: TaskSettings, tokenizer: Path, rows: int | None) -> None:
+    """Check that answers can be learned by the chat template of a model.
+
+    Raises:
+        UserError: they cannot.
+    """
+    template = answer_template(task, tokenizer, rows)
+    if template is not None:
+        with Chat(template, open_tokenizer(read_files(tokenizer, rows), str(tokenizer)), DATE) as chat:
+            try:
+                chat.check()
+            except (UserError, RunError) as error:
+                raise UserError(f"{tokenizer}: {error}") from error
 
 
 def found_labels(files: Sequence[InputFile], task: TaskSettings) -> tuple[str, ...]:

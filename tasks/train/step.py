@@ -13,6 +13,7 @@ from pathlib import Path
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, resolve_epochs, run_config, to_toml
 from gpt2train.config.data import split_weights
+from gpt2train.data.chat_template import copy_chat_template
 from gpt2train.data.samples import Samples, samples_per_epoch
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
@@ -84,6 +85,7 @@ def train(
     if isinstance(data, ReadyTokens) and data.tokenizer is not None:  # where merge finds it, wherever the tokens are
         with atomic_folder(Path(step.folder.path(TOKENIZER))) as draft:
             copy_tokenizer(data.tokenizer, draft)
+            copy_chat_template(data.tokenizer, draft)
     step.folder.write_bytes(CONFIG_FILE, to_toml(config).encode())
     record_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
     with (

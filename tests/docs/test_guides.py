@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from huggingface_hub import constants
 from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
 from tests.hub_server import Hub
 
-PAGES = {"benchmark.md", "fine-tune.md", "fineweb.md", "own-texts.md", "share.md"}
+PAGES = {"benchmark.md", "chat.md", "fine-tune.md", "fineweb.md", "own-texts.md", "share.md"}
 SMALL = f"{TRAIN} {SCORES} --clean.split.valid 0.2 --clean.split.test 0.2 --launch.processes 1 --workers 1"
 VOCABULARY = "--tokenizer.vocab-size 400"
 
@@ -164,6 +165,30 @@ def test_fine_tune(folder: Path, open_data: Path) -> None:
     assert 10.7 < rows[0]["loss"] < 10.95  # log 50,257 = 10.82
     assert (run / "model/model.safetensors").exists()
     assert len(list(folder.glob("tuned/runs/*/model/model.safetensors"))) == 3
+
+
+@pytest.mark.slow
+def test_chat(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_to(trained, folder / "out")
+    rows = [block_of("chat.md", "json").replace("colour", f"colour, the {number}th") for number in range(40)]
+    (folder / "talks.jsonl").write_text("".join(rows))
+    for block, name in tasks_of("guides/chat.md"):
+        (folder / name).write_text(block.replace("max_length = 128", "max_length = 32"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Name a colour.\nAnother one.\n"))
+    without_gguf = {} if importlib.util.find_spec("gguf") else {"gpt2train export": lambda: None}
+    outputs = follow(
+        "guides/chat.md",
+        folder,
+        small={
+            "python -m flows.finetune": "--train.epochs 1 --launch.processes 1",
+            "gpt2train chat": "--max-new-tokens 4",
+            "gpt2train serve": f"--port {free_port()}",
+        },
+        stand_ins=without_gguf,
+    )
+    talk = next(output for line, output in outputs.items() if line.startswith("gpt2train chat"))
+    assert talk.count("\n") >= 3
+    assert without_gguf or (folder / "answers.gguf").exists()
 
 
 @pytest.mark.exhaustive

@@ -19,6 +19,7 @@ from flows.settings import resolve
 from gpt2train.config import CONFIG_FILE, ModelSettings, read_run_config
 from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import write_model
+from gpt2train.data.chat_template import FILE
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
@@ -191,6 +192,12 @@ def test_answers_and_texts_are_trained_and_scored(made: Path, tmp_path: Path, ki
     if kind == "answers":
         rows = predictions(run, scores)
         assert len(rows) == 40 and rows[0]["answer"] == "00" and 0 <= found["test"]["exact_match"] <= 1
+        for kept in ("task", f"{training.folder}/tokenizer", model.folder):  # also where a merge by hand looks
+            assert Path(run.root.path(), kept, FILE).read_text().startswith("{% for message in messages %}")
+        transformers = pytest.importorskip("transformers")
+        peer = transformers.AutoTokenizer.from_pretrained((run.root / model.folder).path())
+        said = [{"role": "user", "content": "the 3"}]
+        assert peer.apply_chat_template(said, tokenize=False, add_generation_prompt=True) == "the 3\n"
 
 
 def test_a_preset_has_random_weights_and_takes_a_tokenizer(made: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ const spanTokens = new WeakMap(); // span -> its tokens
 let running = null; // AbortController of the running request
 let shown = null; // span that the tooltip describes
 let model = null;
+let talk = null; // messages of the conversation so far; null where the model continues texts
 let indexed = null; // tokens that the server searches for spans of a text; null if it does not
 const nodeSpans = new WeakMap(); // node of the text -> its spans in the training tokens
 
@@ -92,6 +93,7 @@ async function* events(response) {
 class Writer {
   waiting = [];
   count = 0;
+  text = "";
 
   add(choice) {
     const given = choice.logprobs;
@@ -100,6 +102,7 @@ class Writer {
     });
     this.count += given?.tokens?.length ?? 0;
     if (!choice.text) return;
+    this.text += choice.text;
     const tokens = this.waiting.splice(0);
     if (tokens.length > 1 && tokens.map(({ token }) => token).join("") === choice.text) tokens.forEach((one) => this.write(one.token, [one]));
     else this.write(choice.text, tokens);
@@ -117,6 +120,28 @@ class Writer {
   }
 }
 
+// A choice of a chat's chunk in the form of a completion's.
+function completed({ delta, logprobs, finish_reason }) {
+  const scored = logprobs?.content ?? [];
+  return {
+    text: delta.content ?? "",
+    finish_reason,
+    logprobs: {
+      tokens: scored.map(({ token }) => token),
+      token_logprobs: scored.map(({ logprob }) => logprob),
+      top_logprobs: scored.map((one) => Object.fromEntries(one.top_logprobs.map(({ token, logprob }) => [token, logprob]))),
+    },
+  };
+}
+
+function setChat(on) {
+  talk = on ? [] : null;
+  at("chat").checked = on;
+  at("adopt").textContent = on ? "New conversation" : "Use as prompt";
+  at("go").firstChild.textContent = on ? "Send " : "Continue ";
+  at("prompt").placeholder = on ? "Write a message. The model answers." : "Begin a text. The model continues it.";
+}
+
 const ENDS = { stop: "end of the text", length: "maximum number of tokens" };
 
 async function generate() {
@@ -128,20 +153,24 @@ async function generate() {
     return showError(error.message);
   }
   running = new AbortController();
-  const began = performance.now(), writer = new Writer();
+  const began = performance.now(), writer = new Writer(), said = at("prompt").value;
+  const messages = talk && [...talk, { role: "user", content: said }];
   let end = null;
   busy(true);
-  clear(at("prompt").value);
+  if (talk?.length) text.append(element("span", "prompt", `\n\n${said}\n`));
+  else clear(talk ? `${said}\n` : said);
   try {
-    const body = JSON.stringify({ model, prompt: at("prompt").value, stream: true, logprobs: ALTERNATIVES, ...request });
-    const response = await fetch("v1/completions", { method: "POST", headers: headers(), body, signal: running.signal });
+    const asked = messages ? { messages, logprobs: true, top_logprobs: ALTERNATIVES } : { prompt: said, logprobs: ALTERNATIVES };
+    const body = JSON.stringify({ model, stream: true, ...asked, ...request });
+    const path = messages ? "v1/chat/completions" : "v1/completions";
+    const response = await fetch(path, { method: "POST", headers: headers(), body, signal: running.signal });
     if (!response.ok) throw new Error(await refusal(response));
     for await (const data of events(response)) {
       if (data === "[DONE]") { end ??= ""; break; }
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       for (const choice of chunk.choices ?? []) {
-        writer.add(choice);
+        writer.add(messages ? completed(choice) : choice);
         end = choice.finish_reason ?? end;
       }
       status.textContent = count(writer.count);
@@ -153,6 +182,10 @@ async function generate() {
     if (error.name === "AbortError") status.textContent = `stopped after ${count(writer.count)}`;
     else showError(error instanceof TypeError ? "No response from the server; it may have been stopped." : error.message);
   } finally {
+    if (messages && writer.text) {
+      talk = [...messages, { role: "assistant", content: writer.text }];
+      at("prompt").value = "";
+    }
     running = null;
     busy(false);
   }
@@ -172,6 +205,7 @@ function showError(message) {
 function busy(now) {
   at("go").disabled = now;
   at("stop").disabled = !now;
+  at("chat").disabled = now;
   at("adopt").disabled = now || !text.querySelector(".token");
   text.classList.toggle("running", now);
   text.setAttribute("aria-busy", String(now));
@@ -378,8 +412,13 @@ at("form").addEventListener("keydown", (event) => {
 at("close_sources").addEventListener("click", () => { at("sources").hidden = true; text.querySelector(".token")?.focus(); });
 at("stop").addEventListener("click", () => running?.abort());
 at("shade").addEventListener("change", () => text.classList.toggle("shaded", at("shade").checked));
+at("chat").addEventListener("change", () => setChat(at("chat").checked));
 at("adopt").addEventListener("click", () => {
-  at("prompt").value = [...text.querySelectorAll(".prompt, .token")].map((span) => span.textContent).join("");
+  if (talk) {
+    setChat(true);
+    clear("");
+    at("adopt").disabled = true;
+  } else at("prompt").value = [...text.querySelectorAll(".prompt, .token")].map((span) => span.textContent).join("");
   at("prompt").focus();
 });
 text.classList.toggle("shaded", at("shade").checked);
@@ -396,6 +435,8 @@ async function showModel() {
     const served = (await response.json()).data[0];
     model = served.id;
     indexed = served.indexed_tokens ?? null;
+    if (served.chat && at("chat_field").hidden) setChat(true);
+    at("chat_field").hidden = !served.chat;
     const about = [`${large(served.parameters)} parameters`, `context ${served.max_model_len.toLocaleString("en")} tokens`];
     at("model").textContent = [model, ...about].join(" · ");
     document.title = `${model} · gpt2train`;

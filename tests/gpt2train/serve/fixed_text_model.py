@@ -16,13 +16,15 @@ SHAPE = Shape(vocab=257, layers=2, heads=2, hidden=64, context=4096)
 SURE = 6.0  # so many times the letter that was read last weighs the one that comes next
 
 
-def write_reciting_model(folder: Path, text: str) -> None:
+def write_reciting_model(folder: Path, text: str, end: str = "") -> None:
     """Write a model folder whose likeliest text is this one, over and over: after n bytes of a prompt, from byte n on.
 
-    Each token is a byte. The blocks add nothing; the position embedding holds the embedding of the next letter.
+    Each token is a byte; the character `end` stands for `<|endoftext|>`. The blocks add nothing; the position embedding
+    holds the embedding of the next letter.
     """
     letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
     of_byte = dict(zip(range(256), (letters[letter] for letter in _letters()), strict=True))
+    of_byte |= dict.fromkeys(end.encode(), 256)
     model = initialise(GPT2(SHAPE), 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

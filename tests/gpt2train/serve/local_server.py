@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
+from gpt2train.data.chat import Chat
+from gpt2train.data.chat_template import default_template
 from gpt2train.data.tokenizer import END_OF_TEXT, build_tokenizer, save_tokenizer
 from gpt2train.inference.decoder import Decoder, LocalDecoder
 from gpt2train.model.gpt2 import GPT2
@@ -42,6 +44,11 @@ def small_model(seed: int = 3) -> GPT2:
 def tokenizer() -> Tokenizer:
     """A token for each byte."""
     return build_tokenizer(LETTERS, [])
+
+
+def small_chat() -> Chat:
+    """Conversations by the default template: a line for a message, and `<|endoftext|>` after an answer."""
+    return Chat(default_template(tokenizer(), "\n"), tokenizer())
 
 
 def write_tokenizer(folder: Path) -> Path:
@@ -102,12 +109,12 @@ def running(
     settings: ServeSettings | None = None,
     words: Tokenizer | None = None,
     trace: Path | None = None,
+    chat: Chat | None = None,
 ) -> Iterator[Running]:
     """Serve a decoder at a free port until the end of the block."""
     settings = (settings or ServeSettings()).model_copy(update={"port": 0})
-    server = prepare(
-        decoder or LocalDecoder(small_model(), settings.max_batch_size), words or tokenizer(), settings, "small", trace
-    )
+    decoder = decoder or LocalDecoder(small_model(), settings.max_batch_size)
+    server = prepare(decoder, words or tokenizer(), settings, "small", trace, chat=chat)
     failure: list[BaseException] = []
 
     def run() -> None:

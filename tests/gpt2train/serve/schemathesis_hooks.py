@@ -44,11 +44,31 @@ def keeps_api_rules(body: dict[str, Any]) -> bool:
     )
 
 
+def keeps_chat_rules(body: dict[str, Any]) -> bool:
+    """True if fields of /v1/chat/completions fit each other; the template writes a byte after each message."""
+    n, new = body.get("n") or 1, body.get("max_tokens") or body.get("max_completion_tokens")
+    contents = [one["content"] for one in body["messages"]]
+    texts = [one if isinstance(one, str) else "".join(part["text"] for part in one) for one in contents]
+    length = sum(_tokens(text) + 1 for text in texts)
+    return (
+        bool(body.get("stream") or body.get("stream_options") is None)
+        and bool(body.get("logprobs") or not body.get("top_logprobs"))
+        and (not body.get("max_tokens") or body.get("max_completion_tokens") in (None, new))
+        and n <= SEQUENCES
+        and length + (new or 1) <= CONTEXT
+        and (length + (new or 1)) * n <= TOKENS
+    )
+
+
 def _tokens(text: str | list[int]) -> int:
     return len(text.encode() if isinstance(text, str) else text)
 
 
-RULES = {"/api": keeps_api_rules, "/v1/completions": keeps_completion_rules}
+RULES = {
+    "/api": keeps_api_rules,
+    "/v1/completions": keeps_completion_rules,
+    "/v1/chat/completions": keeps_chat_rules,
+}
 
 
 @schemathesis.hook

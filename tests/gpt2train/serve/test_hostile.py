@@ -236,7 +236,7 @@ def test_a_failure_is_logged_without_the_request(
     def fail(*_: object) -> None:
         raise ValueError(" ".join(["somebody's", "prompt"]))
 
-    monkeypatch.setattr("gpt2train.serve.openai._jobs", fail)
+    monkeypatch.setattr("gpt2train.serve.openai.sampling_jobs", fail)
     answer = post(server, "/v1/completions", COMPLETION)
     assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
     logged = caplog.text + "".join(capfd.readouterr())

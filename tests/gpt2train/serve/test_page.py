@@ -7,11 +7,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.serve import OURS, server
+from gpt2train.data.chat_template import FILE
 from gpt2train.model.gpt2 import GPT2
 from tests.chromium import chromium
 from tests.gpt2train.runs.indexed_corpus import make_indexed
@@ -151,6 +153,32 @@ def test_spans_of_the_training_tokens_lead_to_their_page(page: Page) -> None:
     page.at("close_sources").click()
     assert not page.at("sources").is_displayed()
     assert page.complaints() == []
+
+
+def test_a_model_with_a_chat_template_is_talked_with(page: Page, tmp_path: Path) -> None:
+    write_reciting_model(tmp_path / "model", "Hello\nI hear you.\0Hello\nAgain.\0", end="\0")
+    (tmp_path / "model" / FILE).write_text(
+        "{% for m in messages %}{{ m.content + (eos_token if m.role == 'assistant' else '\n') }}{% endfor %}"
+    )
+    with server(OURS, tmp_path / "model", [], threads=1) as (address, _):
+        talk = Page(page.driver, address)
+        talk.driver.get(f"{address}/")
+        talk.until(lambda: talk.at("chat_field").is_displayed(), "the field for chat")
+        talk.go(prompt="Hello", temperature=0)
+        assert (talk.text(), talk.at("prompt").get_property("value")) == ("I hear you.", "")
+        talk.go(prompt="Hello")  # the history is sent
+        assert talk.text() == "I hear you.Again."
+        ActionChains(talk.driver).move_to_element(talk.tokens()[0]).perform()
+        assert talk.at("tip").is_displayed()
+        talk.at("adopt").click()
+        assert talk.text() == ""
+        talk.go(prompt="Hello")
+        assert talk.text() == "I hear you."
+        talk.at("chat").click()
+        talk.go(prompt="Hello\nI he")
+        assert talk.text() == "ar you."
+        assert talk.at("adopt").text == "Use as prompt"
+        assert talk.complaints() == []
 
 
 def test_line_ends_in_a_text_do_not_break_the_stream(page: Page) -> None:

@@ -13,9 +13,9 @@ import jsonschema
 import pytest
 
 from gpt2train.serve.completions import IGNORED, NEUTRAL
-from gpt2train.serve.middleware import BODIES
+from gpt2train.serve.middleware import bodies_of
 from gpt2train.serve.settings import ServeSettings
-from tests.gpt2train.serve.local_server import SHAPE, Running, running
+from tests.gpt2train.serve.local_server import SHAPE, Running, running, small_chat
 
 SCHEMATHESIS = shutil.which("schemathesis", path=Path(sys.executable).parent)
 KEY = "a key that nobody may see"
@@ -23,6 +23,12 @@ KEY = "a key that nobody may see"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
+    with running(chat=small_chat()) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def without_chat() -> Iterator[Running]:
     with running() as one:
         yield one
 
@@ -45,12 +51,17 @@ def check(description: dict[str, Any], answer: Any) -> None:
 def test_answers_match_the_description(server: Running, description: dict[str, Any]) -> None:
     completion = {"prompt": ["a", "b"], "max_tokens": 3}
     api = {"prompts": ["a"], "tokens_to_generate": 3}
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
     for path, body in (
         ("/v1/completions", completion),
         ("/v1/completions", completion | {"logprobs": 0}),
         ("/v1/completions", completion | {"logprobs": 3, "echo": True, "n": 2, "model": "model"}),
         ("/v1/completions", completion | {"max_tokens": "x"}),
         ("/v1/completions", completion | {"model": "other"}),
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": 2, "n": 2, "model": "model"}),
+        ("/v1/chat/completions", chat | {"messages": []}),
+        ("/v1/chat/completions", chat | {"model": "other"}),
         ("/api", api),
         ("/api", api | {"logprobs": True}),
         ("/api", api | {"beam_width": 2}),
@@ -63,13 +74,13 @@ def test_answers_match_the_description(server: Running, description: dict[str, A
         check(description, server.client.get(path, headers={"Origin": "https://evil.example"}))
 
 
-def test_every_error_is_described(description: dict[str, Any]) -> None:
+def test_every_error_is_described(server: Running, description: dict[str, Any]) -> None:
     for path, operations in description["paths"].items():
         for operation in operations.values():
             answers = operation["responses"]
             assert {"200", "400", "403", "405", "408", "421", "500"} <= answers.keys()
             assert "422" not in answers
-            assert ({"413", "503", "504"} <= answers.keys()) == (path in BODIES)
+            assert ({"413", "503", "504"} <= answers.keys()) == (path in bodies_of(server.server.service))
             for answer in answers.values():
                 assert all(content["schema"] for content in answer["content"].values())
     fields = description["components"]["schemas"]["CompletionRequest"]["properties"]
@@ -78,12 +89,16 @@ def test_every_error_is_described(description: dict[str, Any]) -> None:
     assert set(description["components"]["schemas"]["ApiRequest"]["properties"]) >= {"prompts", "beam_width"}
 
 
-def test_every_route_is_described(server: Running, description: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["server", "without_chat"])
+def test_every_route_is_described(name: str, request: pytest.FixtureRequest) -> None:
     """A body is read only on paths that are described with one."""
+    server: Running = request.getfixturevalue(name)
+    description = server.client.get("/openapi.json").json()
+    bodies = bodies_of(server.server.service)
     with_body = {
         path: {m.upper() for m, one in of.items() if "requestBody" in one} for path, of in description["paths"].items()
     }
-    assert {path: methods for path, methods in with_body.items() if methods} == {p: set(m) for p, m in BODIES.items()}
+    assert {path: methods for path, methods in with_body.items() if methods} == {p: set(m) for p, m in bodies.items()}
     for path, operations in description["paths"].items():
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
             answer = server.client.request(method, path.replace("{name}", "small"))
@@ -91,6 +106,9 @@ def test_every_route_is_described(server: Running, description: dict[str, Any]) 
             if answer.status_code == 405:
                 assert set(answer.headers["allow"].split(", ")) == {m.upper() for m in operations}
     assert server.client.options("/api").headers["allow"] == "PUT, POST"
+    schemas = description["components"]["schemas"]
+    assert ("ChatRequest" in schemas) == ("/v1/chat/completions" in bodies) == (name == "server")
+    assert next(iter(schemas["CompletionRequest"]["properties"])) == "prompt"
 
 
 def test_a_key_is_described(tmp_path: Path) -> None:
@@ -140,11 +158,24 @@ def test_unsupported_fields_and_routes_are_named(server: Running) -> None:
     assert server.client.post("/v1/completions", json=sent).status_code == 200
     answer = server.client.post("/v1/completions", json=sent | {"stream_options": {"continuous_usage_stats": True}})
     assert answer.status_code == 400 and "stream_options.continuous_usage_stats" in answer.text
+    for field, value in (("tools", [{"type": "function"}]), ("tool_choice", "auto"), ("functions", [{}]), ("min_p", 1)):
+        answer = server.client.post("/v1/chat/completions", json={"messages": [], field: value})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+
+
+def test_chat_without_a_template_is_refused_with_the_reason(server: Running, without_chat: Running) -> None:
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/embeddings"):
-        answer = server.client.post(path, json={"messages": [{"role": "user", "content": "Hello"}]})
+        answer = without_chat.client.post(path, json={"messages": [{"role": "user", "content": "Hello"}]})
         assert answer.status_code == 404
-        assert "POST /v1/completions" in answer.json()["error"]["message"]
-        assert ("chat is not supported" in answer.text) == (path != "/v1/embeddings")
+        message = answer.json()["error"]["message"]
+        assert message.endswith("the paths are GET /v1/models and POST /v1/completions")
+        assert ("chat is not supported" in message and "no chat template" in message) == (path != "/v1/embeddings")
+    for path in ("/v1/responses", "/v1/embeddings"):
+        message = server.client.post(path, json={}).json()["error"]["message"]
+        assert message == (
+            "no such path; the paths are GET /v1/models and POST /v1/completions and POST /v1/chat/completions"
+        )
+    assert [one.client.get("/v1/models").json()["data"][0]["chat"] for one in (server, without_chat)] == [True, False]
 
 
 def test_integers_may_be_written_with_a_point(server: Running) -> None:
@@ -173,7 +204,7 @@ def test_schemathesis_finds_no_difference(with_key: bool, tmp_path: Path) -> Non
     """All checks of schemathesis; schemathesis_hooks.py leaves out requests that rules between fields refuse."""
     (tmp_path / "key").write_text(KEY)
     settings = ServeSettings(key_file=tmp_path / "key" if with_key else None)
-    with running(settings=settings) as server:
+    with running(settings=settings, chat=small_chat()) as server:
         command = [str(SCHEMATHESIS), "run", f"{server.url}/openapi.json", "--checks", "all", "--max-examples", "30"]
         command += ["--phases", "examples,coverage,fuzzing", "--continue-on-failure", "--seed", "1", "--no-color"]
         command += ["--header", f"Authorization: Bearer {KEY}"] if with_key else []
@@ -186,5 +217,5 @@ def test_schemathesis_finds_no_difference(with_key: bool, tmp_path: Path) -> Non
         }
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-        assert "Tested: 7" in done.stdout
+        assert "Tested: 8" in done.stdout
         assert server.client.get("/health").json()["status"] == "ok"

@@ -1,6 +1,7 @@
 """Samples of a task: tokens, labels, cuts and rejected rows; the step and its files."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2train.data.added_tokens import SPECIAL_MAP
+from gpt2train.data.chat import Chat
+from gpt2train.data.chat_template import FILE, ChatTemplate, default_template
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer, save_tokenizer
 from gpt2train.errors import UserError
@@ -18,7 +22,7 @@ from gpt2train.store.manifest import Manifest
 from tasks.finetune.encoding import Encoding, Rejected, Sample, shorten, sort_labels
 from tasks.finetune.rows import Row
 from tasks.finetune.settings import TaskSettings
-from tasks.finetune.step import TaskFiles, samples
+from tasks.finetune.step import TaskFiles, check_template, samples
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.tasks.corpus import Inline, rejected_of
 
@@ -35,15 +39,23 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     return load_tokenizer(tokenizer_folder)
 
 
+@pytest.fixture(scope="module")
+def chat(tokenizer: Tokenizer) -> Iterator[Chat]:
+    """The template of a model that has none."""
+    with Chat(default_template(tokenizer, "\n"), tokenizer) as one:
+        yield one
+
+
 def task(kind: str = "classification", **data: Any) -> TaskSettings:
     settings = {key: data.pop(key) for key in ("separator", "both_orders", "prompt_end", "max_length") if key in data}
     return build(TaskSettings, {"kind": kind, "data": {"train": "x", **data}, **settings})
 
 
 def encoded(
-    settings: TaskSettings, tokenizer: Tokenizer, *values: dict[str, Any], length: int = 20, labels: Any = ("no", "yes")
+    settings: TaskSettings, tokenizer: Tokenizer | Chat, *values: dict[str, Any], length: int = 20
 ) -> list[Sample | Rejected]:
-    encoding = Encoding(settings, labels, tokenizer, length)
+    chat = tokenizer if isinstance(tokenizer, Chat) else None
+    encoding = Encoding(settings, ("no", "yes"), chat.tokenizer if chat else tokenizer, length, chat)
     return encoding([Row(number, row) for number, row in enumerate(values, 1)], "file.tsv")
 
 
@@ -98,7 +110,7 @@ def test_texts_are_cut_one_token_at_a_time_from_the_longer_one(texts: list[list[
 
 
 @given(st.data())
-def test_samples_fit_and_answers_are_whole(tokenizer: Tokenizer, data: Any) -> None:
+def test_samples_fit_and_answers_are_whole(chat: Chat, data: Any) -> None:
     text = st.text("abcd the", min_size=1, max_size=30).filter(str.strip)
     turns = data.draw(st.lists(st.tuples(text, text), min_size=1, max_size=3))
     length = data.draw(st.integers(4, 60))
@@ -107,10 +119,9 @@ def test_samples_fit_and_answers_are_whole(tokenizer: Tokenizer, data: Any) -> N
         for turn in turns
         for role, content in zip(("user", "assistant"), turn, strict=True)
     ]
-    [one] = encoded(task("answers", messages="messages"), tokenizer, {"messages": messages}, length=length)
-    end = end_of_text_id(tokenizer)
-    ids = encode_ordinary(tokenizer, [part for prompt, answer in turns for part in (prompt + "\n", answer)])
-    whole = [[*tokens, end] if number % 2 else tokens for number, tokens in enumerate(ids)]
+    [one] = encoded(task("answers", messages="messages"), chat, {"messages": messages}, length=length)
+    whole = chat.turns(messages)
+    assert all(ids[-1] == end_of_text_id(chat.tokenizer) for ids in whole[1::2])
     if isinstance(one, Rejected):
         assert one.reason == "too_long" and len(whole[-1]) > length
         return
@@ -121,23 +132,88 @@ def test_samples_fit_and_answers_are_whole(tokenizer: Tokenizer, data: Any) -> N
     assert one.sequences[0] and kept[0][-len(one.sequences[0]) :] == one.sequences[0]
 
 
+def test_a_prompt_and_its_answer_are_a_conversation(chat: Chat, tokenizer: Tokenizer) -> None:
+    """The bytes of a model without a template are those of the texts, each with its end."""
+    parts = encode_ordinary(tokenizer, ["the <|endoftext|> cat\n", "a dog"])
+    expected = Sample([parts[0], [*parts[1], end_of_text_id(tokenizer)]])
+    row = {"prompt": "the <|endoftext|> cat", "answer": "a dog"}
+    messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["answer"]}]
+    assert encoded(task("answers"), chat, row, length=60) == [expected]
+    followed = [*messages, {"role": "user", "content": "the"}]  # nothing is learned from it
+    assert encoded(task("answers", messages="m"), chat, {"m": messages}, {"m": followed}, length=60) == [expected] * 2
+    system = [{"role": "system", "content": "of"}, *messages, *messages]
+    [cut] = encoded(task("answers", messages="m"), chat, {"m": system}, length=sum(map(len, parts)) + 4)
+    assert isinstance(cut, Sample) and cut.truncated and len(cut.sequences) == 2
+    assert tokenizer.decode(cut.sequences[0]).startswith("of\nthe")
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
         ([], "no_text"),
         ("text", "no_text"),
         ([{"role": "user", "content": "a"}], "no_answer"),
-        ([{"role": "tool", "content": "a"}], "unknown_role"),
+        ([{"role": "tool", "content": "a"}, {"role": "assistant", "content": "a"}], "template"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}], "template"),
         ([{"role": "user"}], "no_text"),
+        ([{"content": "a"}], "no_text"),
+        ([{"role": "user", "content": "\ud800"}], "invalid_utf8"),
     ],
 )
-def test_conversations_without_an_answer_are_rejected(tokenizer: Tokenizer, messages: Any, reason: str) -> None:
-    [one] = encoded(task("answers", messages="m"), tokenizer, {"m": messages})
+def test_conversations_without_an_answer_are_rejected(chat: Chat, messages: Any, reason: str) -> None:
+    [one] = encoded(task("answers", messages="m"), chat, {"m": messages})
     assert isinstance(one, Rejected) and one.reason == reason
+
+
+def test_tools_are_kept_or_refused(tokenizer: Tokenizer) -> None:
+    text = "{{ tools | tojson if tools and keeps }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    row = {"m": [{"role": "assistant", "content": "a"}], "t": [{"function": {"name": "add"}}]}
+    settings, tokens = task("answers", messages="m", tools="t"), {"eos_token": "<|endoftext|>"}
+    for keeps in ("yes", ""):
+        with Chat(ChatTemplate(text, tokens | {"keeps": keeps}), tokenizer) as chat:
+            [one] = encoded(settings, chat, row, length=60)
+            if keeps:
+                assert isinstance(one, Sample) and '"add"' in tokenizer.decode(one.sequences[0])
+            else:
+                assert one == Rejected("template", "the chat template leaves out a tool; leave it out too, or give "
+                                       "another template")  # fmt: skip
+            text_of_tools = encoded(settings, chat, row | {"t": "[]"}, length=60)
+            assert text_of_tools == [Rejected("template", "t is no list of tools")]
+    with pytest.raises(UserError, match=r"data\.tools is for conversations"):
+        task("answers", tools="t")
 
 
 def test_labels_are_sorted_by_number_if_all_are_numbers() -> None:
     assert sort_labels({"10", "9", "-1"}) == ("-1", "9", "10") and sort_labels({"b", "10", "9"}) == ("10", "9", "b")
+
+
+def test_the_template_of_a_model_is_that_of_its_samples(tmp_path: Path, tokenizer_folder: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in tokenizer_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    rows = [{"prompt": "the", "answer": "a"}]
+    settings = task("answers", train=write(tmp_path, "rows.jsonl", rows))
+    plain = prepared(tmp_path, folder, settings, length=60)
+    assert (tmp_path / "out/task" / FILE).read_text().startswith("{% for message in messages %}")
+    (folder / FILE).write_text("{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ eos_token }}{% endfor %}")
+    own = prepared(tmp_path, folder, settings, length=60)
+    assert own.fingerprint != plain.fingerprint
+    data, texts = open_tokens(tmp_path / "out/task/train"), load_tokenizer(folder)
+    found = [texts.decode(data[number].tolist(), skip_special_tokens=False) for number in range(len(data))]
+    assert found == ["user: the<|endoftext|>", "assistant: a<|endoftext|>"]  # no add_generation_prompt in it
+    assert (tmp_path / "out/task" / FILE).read_bytes() == (folder / FILE).read_bytes()
+    assert json.loads((tmp_path / "out/task" / SPECIAL_MAP).read_text())["eos_token"] == "<|endoftext|>"
+    with pytest.raises(UserError, match=r"prompt_end is for a model without a chat template, and .*model has one"):
+        prepared(tmp_path, folder, task("answers", train=settings.data.train, prompt_end=" "))
+    (folder / FILE).write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(UserError, match=r"model: the chat template ends an answer with no special token"):
+        check_template(settings, folder, None)
+    (folder / FILE).write_text("{{ raise_exception('no rows today') }}")
+    with pytest.raises(
+        UserError, match=r"that can be used \(template 1\): the chat template .*: no rows today; check "
+    ):
+        prepared(tmp_path, folder, settings)
 
 
 def prepared(folder: Path, tokenizer_folder: Path, settings: TaskSettings, length: int = 12) -> Manifest:

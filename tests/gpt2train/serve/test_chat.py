@@ -1,0 +1,196 @@
+"""`/v1/chat/completions` over HTTP: answers, streams, ends, refusals, OpenAI's client, and a template that runs on."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpt2train.convert.huggingface import read_model
+from gpt2train.data import chat_template
+from gpt2train.data.chat import Chat
+from gpt2train.data.chat_template import ChatTemplate
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.serve.settings import ServeSettings
+from tests.gpt2train.serve.fixed_text_model import write_reciting_model
+from tests.gpt2train.serve.local_server import Running, running, small_chat, tokenizer
+
+PATH = "/v1/chat/completions"
+HELLO = {"role": "user", "content": "Hello"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(chat=small_chat()) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def reciting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A model that answers "Hello" with "I hear you." and an end."""
+    folder = tmp_path_factory.mktemp("reciting") / "small"
+    write_reciting_model(folder, "Hello\nI hear you.\0", end="\0")
+    with running(LocalDecoder(read_model(folder), 4), words=load_tokenizer(folder), chat=small_chat()) as one:
+        yield one
+
+
+def post(server: Running, **body: Any) -> Any:
+    answer = server.client.post(PATH, json={"messages": [HELLO], **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def chunks(server: Running, **body: Any) -> list[Any]:
+    sent = {"messages": [HELLO], "stream": True, **body}
+    with server.client.stream("POST", PATH, json=sent) as response:
+        assert response.status_code == 200
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_an_answer_ends_where_the_turn_ends(reciting: Running) -> None:
+    found = post(reciting, temperature=0, logprobs=True, top_logprobs=2)
+    [choice] = found["choices"]
+    assert found["object"] == "chat.completion" and found["id"].startswith("chatcmpl-")
+    assert choice["message"] == {"role": "assistant", "content": "I hear you."}
+    assert choice["finish_reason"] == "stop"
+    tokens = choice["logprobs"]["content"]
+    assert "".join(one["token"] for one in tokens) == "I hear you."
+    assert [bytes(one["bytes"]).decode() for one in tokens] == list("I hear you.")
+    assert all(len(one["top_logprobs"]) == 2 and one["top_logprobs"][0]["token"] == one["token"] for one in tokens)
+    assert found["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+    assert post(reciting, temperature=0, stop=" you")["choices"][0]["message"]["content"] == "I hear"
+    for name in ("max_tokens", "max_completion_tokens"):
+        [cut] = post(reciting, temperature=0, **{name: 3})["choices"]
+        assert (cut["message"]["content"], cut["finish_reason"]) == ("I h", "length")
+
+
+def test_a_stream_gives_the_same_answer_in_pieces(server: Running) -> None:
+    body = {"n": 2, "seed": 7, "logprobs": True, "top_logprobs": 1, "max_tokens": 20}
+    whole = post(server, **body)
+    pieces = chunks(server, **body, stream_options={"include_usage": True})
+    assert pieces.pop()["usage"] == whole["usage"]
+    assert {one["object"] for one in pieces} == {"chat.completion.chunk"}
+    for choice in whole["choices"]:
+        own = [c for one in pieces for c in one["choices"] if c["index"] == choice["index"]]
+        assert [c["delta"].get("role") for c in own][:2] == ["assistant", None]
+        assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
+        assert [one for c in own for one in c["logprobs"]["content"]] == choice["logprobs"]["content"]
+    assert len({one["message"]["content"] for one in whole["choices"]}) == 2
+    assert post(server, **body)["choices"] == whole["choices"]
+
+
+def test_an_answer_is_the_completion_of_what_the_template_writes(server: Running) -> None:
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        HELLO,
+        {"role": "assistant", "content": "Hi", "refusal": None, "tool_calls": None},
+        HELLO | {"name": "me"},
+    ]
+    ids = [*tokenizer().encode("Be kind.\nHello\nHi").ids, 256, *tokenizer().encode("Hello\n").ids]
+    asked = {"temperature": 0, "max_tokens": 9}
+    plain = server.client.post("/v1/completions", json={"prompt": ids, **asked}).json()
+    found = post(server, messages=messages, **asked)
+    assert found["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
+    assert found["usage"] == plain["usage"]
+    rest = post(server, temperature=0)["usage"]  # by default all that the context leaves
+    assert rest["total_tokens"] == 128
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "said"),
+    [
+        ({"messages": []}, "messages", "messages: list should have at least 1 item"),
+        ({"messages": "Hello"}, "messages", "messages: input should be a valid list"),
+        ({}, "messages", "messages is required"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "messages[0].role: input should be 'system', "),
+        ({"messages": [{"role": "user"}]}, "messages", "messages[0].content is required"),
+        ({"messages": [HELLO | {"x": 1}]}, "messages", "unknown field 'messages[0].x'"),
+        ({"messages": [HELLO | {"content": "\ud800"}]}, "messages", "a lone surrogate"),
+        ({"messages": [HELLO | {"content": "a" * 128}]}, "messages", "the prompt has 129 and max_tokens is 1"),
+        ({"messages": [HELLO | {"content": "a" * 99999}]}, "messages", "longer than the model's context of 128 tokens"),
+        ({"messages": [HELLO], "max_tokens": 125}, "max_tokens", "the prompt has 6 and max_tokens is 125"),
+        ({"messages": [HELLO], "max_tokens": 0}, "max_tokens", "max_tokens: input should be greater"),
+        ({"messages": [HELLO], "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "leave one out"),
+        ({"messages": [HELLO], "top_logprobs": 5}, "top_logprobs", "only with logprobs"),
+        ({"messages": [HELLO], "n": 129}, "messages", "is above 128"),
+        ({"messages": [HELLO], "prompt": "a"}, "prompt", "unknown field 'prompt'"),
+    ],
+)
+def test_a_wrong_request_is_refused(server: Running, body: Any, field: str, said: str) -> None:
+    content = json.dumps(body)  # httpx would refuse a lone surrogate
+    answer = server.client.post(PATH, content=content, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == field and said in error["message"], error
+    assert "\n" not in error["message"]
+    assert server.client.post(PATH, json={"messages": [HELLO], "model": "gpt-4"}).status_code == 404
+
+
+def test_a_template_that_runs_on_delays_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.5)
+    loop = "{% if messages[0].content == 'loop' %}{{ 10 ** (10 ** (8 + messages | length)) }}{% endif %}"
+    text = loop + "{{ messages[0].content + eos_token }}"
+    tokens = {"eos_token": "<|endoftext|>"}
+    with running(chat=Chat(ChatTemplate(text, tokens), tokenizer())) as one, ThreadPoolExecutor(3) as pool:
+        body = {"messages": [{"role": "user", "content": "loop"}], "max_tokens": 2}
+        late = [pool.submit(one.client.post, PATH, json=body) for _ in range(2)]
+        time.sleep(0.2)
+        seconds = []
+        while not all(request.done() for request in late):
+            began = time.monotonic()
+            with httpx.Client(base_url=one.url, trust_env=False, timeout=30) as client:
+                plain = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+            assert plain.status_code == 200
+            seconds.append(time.monotonic() - began)
+        assert sorted(seconds)[len(seconds) // 2] < 0.5
+        for request in late:
+            assert request.result().status_code == 500
+            message = request.result().json()["error"]["message"]
+            assert message.startswith(
+                "the chat template takes over 0.5 s of processor time; correct chat_template.jinja"
+            )
+        assert one.client.post(PATH, json={"messages": [HELLO], "max_tokens": 2}).status_code == 200
+        refusing = {"messages": [HELLO, HELLO], "max_tokens": 2}
+        answer = one.client.post(PATH, json=refusing)
+        assert answer.status_code == 200
+        assert one.client.get("/health").json()["status"] == "ok"
+
+
+def test_a_message_that_the_template_leaves_out_is_refused() -> None:
+    text = "{{ messages[-1].content + eos_token }}"
+    with running(chat=Chat(ChatTemplate(text, {"eos_token": "<|endoftext|>"}), tokenizer())) as one:
+        asked = {"messages": [{"role": "system", "content": "Be kind."}, HELLO], "max_tokens": 2}
+        error = one.client.post(PATH, json=asked).json()["error"]
+        assert error["param"] == "messages" and "leaves out the message 0 of the role system" in error["message"]
+
+
+def test_the_openai_package_talks(reciting: Running) -> None:
+    openai = pytest.importorskip("openai", reason="OpenAI's client is the peer; extra peers")
+    client = openai.OpenAI(base_url=f"{reciting.url}/v1", api_key="any", max_retries=0)
+    asked: dict[str, Any] = {"model": "small", "messages": [HELLO], "temperature": 0}
+    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=1)
+    choice = whole.choices[0]
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "I hear you.", "stop")
+    assert len(choice.logprobs.content) == 11 and choice.logprobs.content[0].top_logprobs[0].token == "I"
+    stream = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.delta.content or "" for one in stream for c in one.choices) == "I hear you."
+    assert stream[-1].usage == whole.usage
+    history = [HELLO, choice.message, HELLO]  # as clients send an answer back
+    assert client.chat.completions.create(model="small", messages=history, max_tokens=1).usage.prompt_tokens == 24
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        client.chat.completions.create(model="small", messages=[])
+
+
+def test_one_key_is_for_all(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    with running(settings=ServeSettings(key_file=tmp_path / "key"), chat=small_chat()) as one:
+        assert one.client.post(PATH, json={"messages": [HELLO]}).status_code == 401
+        sent = {"Authorization": "Bearer secret"}
+        assert one.client.post(PATH, json={"messages": [HELLO], "max_tokens": 1}, headers=sent).status_code == 200
