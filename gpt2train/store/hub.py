@@ -31,7 +31,7 @@ def allow(address: str) -> None:
     if os.environ.get(OFFLINE) == BY_DEFAULT:
         os.environ[OFFLINE] = "0"
         if constants := sys.modules.get("huggingface_hub.constants"):
-            constants.HF_HUB_OFFLINE = False
+            vars(constants)["HF_HUB_OFFLINE"] = False
     elif os.environ.get(OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE"):
         raise UserError(f"{address} is on the hub, but {OFFLINE} is set; unset it, or give a local folder")
 

@@ -133,7 +133,7 @@ class Away(io.RawIOBase):
         self.place = offset + (0, self.place, len(self.content))[whence]
         return self.place
 
-    def tell(self) -> int:
+    def tell(self) -> int:  # retired-word: ok
         return self.place
 
     def readinto(self, buffer: Any) -> int:
