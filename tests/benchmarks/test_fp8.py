@@ -9,6 +9,7 @@ import torch.distributed as dist
 from benchmarks import corpora, fp8
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_comparison_trains_each_arm_once(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

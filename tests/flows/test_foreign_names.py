@@ -44,6 +44,7 @@ def test_the_command_of_a_flow_does_not_look_into_the_folder(tmp_path: Path) -> 
     assert done.returncode == 2 and "Traceback" in done.stderr and "error: --workers" in done.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_nor_do_the_processes_that_it_starts(tmp_path: Path) -> None:
     hide_all(tmp_path)

@@ -275,7 +275,7 @@ class WandbCalls(BaseHTTPRequestHandler):
     [
         pytest.param("refuses", marks=pytest.mark.exhaustive),
         pytest.param("stalls", marks=pytest.mark.exhaustive),
-        "answers 500",
+        pytest.param("answers 500", marks=pytest.mark.exhaustive),
         "dies",
     ],
 )

@@ -81,6 +81,7 @@ def check(folder: Path, rows: list[tuple[str, str, dict[str, Any]]], processes: 
         assert weights(name).keys() == weights(one).keys() and curve(name, "skipped")[-1] == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)
 def test_layouts_train_like_one_process(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def resumed(tokens: Path, output: Path, before: Path, parallel: dict[str, Any], 
     return run(tokens, output, "gpt2", parallel, checkpoints=checkpoints, **changes)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_checkpoint_resumes_bit_for_bit_and_on_other_layouts(tokens: Path, tmp_path: Path) -> None:

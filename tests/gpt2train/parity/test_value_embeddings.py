@@ -71,6 +71,7 @@ def run(tokens: Path, output: Path, kind: str, parallel: dict[str, Any], **chang
     return make(tokens, output, **layer(base, changes))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_two_processes_train_like_one(tokens: Path, tmp_path: Path) -> None:

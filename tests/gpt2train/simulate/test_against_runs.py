@@ -133,6 +133,7 @@ def check(folder: Path, layouts: dict[str, dict[str, Any]], processes: int) -> N
             assert collectives == {}, (name, rank)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_process(tmp_path: Path) -> None:
     check(tmp_path, ONE, 1)
