@@ -53,7 +53,7 @@ def check_text(text: str, names: bool = False) -> list[str]:
 
 @functools.cache
 def hits_of(word: str, names: bool) -> list[str]:
-    """What is said of a word, of which there are 20,000 among a million."""
+    """Messages about a word; there are 20,000 different ones among a million."""
     rules = NAMES if names else PROSE
     return [f"use {use}; {reason}" for pattern, (use, reason) in rules.items() if re.fullmatch(pattern, word)]
 

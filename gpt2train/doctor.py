@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +11,11 @@ from pathlib import Path
 import psutil
 
 from gpt2train import __version__
+from gpt2train.extras import requirements, version_of
 from gpt2train.monitoring.run_record import commit
 from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.plan.hardware import GB
 
-NAME = re.compile(r"[A-Za-z0-9._-]+")  # of a package at the beginning of a requirement
-EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 # Asked in a process of its own: a build of torch for another driver may fail or end it.
 TORCH = """
 import torch
@@ -48,32 +46,15 @@ def lines() -> Iterator[tuple[str, str]]:
     yield "memory", f"{memory.total / GB:.1f} GB, {memory.available / GB:.1f} GB available"
     disk = shutil.disk_usage(Path.cwd())
     yield "disk", f"{disk.free / GB:.0f} GB free of {disk.total / GB:.0f} GB in this folder"
-    versions, extras = requirements()
-    yield "extras", ", ".join(sorted(name for name, missing in extras.items() if not missing)) or "none"
-    for extra, missing in sorted(extras.items()):
-        if missing:
-            yield "", f"{extra} lacks {', '.join(missing)}"
-    yield "packages", ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-
-
-def requirements() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the versions of the installed packages of this project, and the packages that each extra lacks."""
-    versions: dict[str, str] = {}
-    extras: dict[str, list[str]] = {}
-    for requirement in importlib.metadata.requires("gpt2train") or ():
-        name = NAME.match(requirement)
-        extra = EXTRA.search(requirement)
-        if name is None:
-            continue
-        try:
-            versions[name[0]] = importlib.metadata.version(name[0])
-            missing = []
-        except importlib.metadata.PackageNotFoundError:
-            missing = [name[0]]
-        if extra:
-            extras.setdefault(extra[1], []).extend(missing)
-    versions.pop("gpt2train", None)
-    return versions, extras
+    named = [(name, extra, version_of(name)) for name, extra in requirements()]
+    extras = sorted({extra for _, extra, _ in named if extra})
+    lacking = {one: [name for name, extra, version in named if extra == one and not version] for one in extras}
+    yield "extras", ", ".join(one for one in extras if not lacking[one]) or "none"
+    for extra in extras:
+        if lacking[extra]:
+            yield "", f"{extra} lacks {', '.join(lacking[extra])}"
+    versions = sorted({f"{name} {version}" for name, _, version in named if version and name != "gpt2train"})
+    yield "packages", ", ".join(versions)
 
 
 def _torch() -> str:

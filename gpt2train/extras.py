@@ -30,17 +30,25 @@ def check_extra(what: str, extra: str) -> None:
 @cache
 def is_installed(extra: str) -> bool:
     """Return True if all packages of an extra are installed, or if the package itself is not, as in a bare checkout."""
-    try:
-        required = importlib.metadata.requires("gpt2train") or []
-        names = [re.match(r"[\w.-]+", one) for one in required if re.search(rf"; *extra == ['\"]{extra}['\"]$", one)]
-    except importlib.metadata.PackageNotFoundError:
-        return True
-    return all(_has(name[0]) for name in names if name)
+    return all(version_of(name) for name, of in requirements() if of == extra)
 
 
-def _has(distribution: str) -> bool:
+def requirements() -> list[tuple[str, str]]:
+    """Return the packages that this one names, each with its extra or an empty name; none in a bare checkout.
+
+    Those that only some versions of Python need are left out.
+    """
     try:
-        importlib.metadata.distribution(distribution)
+        found = importlib.metadata.requires("gpt2train") or []
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return []
+    matches = [re.fullmatch(r"([\w.-]+)[^;]*(?:; *extra == ['\"]([\w-]+)['\"])?", one) for one in found]
+    return [(match[1], match[2] or "") for match in matches if match]
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

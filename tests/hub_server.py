@@ -61,7 +61,7 @@ def commit(repository: str, number: int) -> str:
 
 
 def entry(path: str, content: bytes) -> dict[str, Any]:
-    """What a tree says of a file."""
+    """Entry of a file in a tree."""
     found: dict[str, Any] = {"type": "file", "path": path, "size": len(content)}
     found["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     if len(content) >= LARGE:

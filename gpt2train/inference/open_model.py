@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpt2train.convert.settings import Device
 from gpt2train.inference.settings import ServingLayout
+from gpt2train.store.hub import pinned
 
 if TYPE_CHECKING:
     from gpt2train.inference.distributed_decoder import DistributedModel
@@ -68,7 +69,14 @@ def exec_torchrun(processes: int) -> None:
     Args:
         processes: number of processes to start on this machine.
     """
-    arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "gpt2train.inference", *sys.argv[1:]]
+    words = list(sys.argv[1:])
+    for number, word in enumerate(words):  # all processes read the commit of a hub that is `main` now
+        option, equals, value = word.partition("=")
+        if option == "--model" and equals:
+            words[number] = f"--model={pinned(value)}"
+        elif number and words[number - 1] == "--model":
+            words[number] = pinned(word)
+    arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "gpt2train.inference", *words]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "gpt2train.launch", "--", *arguments])

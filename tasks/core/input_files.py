@@ -266,6 +266,9 @@ def _translate_errors(location: str, remedy: str = "check the path") -> Iterator
 
 def unreachable(location: str, error: Exception) -> TransientError | None:
     """Return the error of a store or hub that has not answered after its library's own attempts; None for another."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):  # another attempt would end alike
+        return None
     library = type(error).__module__.partition(".")[0]
     if isinstance(error, ConnectionError | TimeoutError) or library in (*MODULES, "httpx", "huggingface_hub"):
         return TransientError(f"cannot read {location}: {redact(str(error), location)}; run again to go on")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2train.inference import open_model
 from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 from tests.hub_server import Hub
 
@@ -55,3 +56,24 @@ def test_what_is_no_model_of_the_hub_is_one_line(hub: Hub, tmp_path: Path) -> No
         done = run(hub, tmp_path, "convert", address, "out", "--to", "gpt2train")
         assert done.returncode == 2 and done.stdout == "", done.stderr
         assert done.stderr.startswith("error: ") and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_all_processes_of_a_model_read_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_model, "pinned", lambda url: f"{url}@commit" if url.startswith("hf://") else url)
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words[-5:]))
+    started: list[list[str]] = []
+    for given in (["--model", "hf://some/model"], ["--model=hf://some/model", "x"]):
+        monkeypatch.setattr(sys, "argv", ["gpt2train", "generate", *given, "--prompt", "hf://some/model"])
+        open_model.exec_torchrun(2)
+    assert started == [
+        ["generate", "--model", "hf://some/model@commit", "--prompt", "hf://some/model"],
+        ["generate", "--model=hf://some/model@commit", "x", "--prompt", "hf://some/model"],
+    ]
+
+
+def test_a_hostile_hub_writes_nothing_outside_of_its_cache(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
+    hub.put(NAME, {**files, "../../../../../../evil.json": b"{}", "/evil.json": b"{}"})
+    done = run(hub, tmp_path, "convert", "hf://some/model", "out", "--to", "gpt2train")
+    assert done.returncode in (0, 2) and "Traceback" not in done.stderr
+    assert not [path for path in tmp_path.rglob("evil.json") if "snapshots" not in path.parts]
+    assert not (tmp_path.parent / "evil.json").exists() and not Path("/evil.json").exists()

@@ -94,7 +94,8 @@ def publish(
     sign
         Private key (PEM, elliptic curve) that signs the published files.
     """
-    from tasks.outputs.passport.publish import HUB, contents_of, publish_to_folder, publish_to_hub, repository
+    from gpt2train.store.hub import HUB
+    from tasks.outputs.passport.publish import contents_of, publish_to_folder, publish_to_hub, repository
 
     if not to.startswith(HUB) and ("://" in to or to.lower().startswith("hf:") or not to.strip()):
         raise UserError(f"--to {to!r}: give hf://USER/NAME or a local folder")

@@ -19,6 +19,7 @@ from gpt2train.convert.settings import CARD
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.files import atomic_folder
 from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.hub import HUB
 from gpt2train.store.inner_path import inner_file
 from gpt2train.store.manifest import MANIFEST
 from gpt2train.store.output import FinishedStep
@@ -30,7 +31,6 @@ from tasks.outputs.passport.facts import Corpus, corpus_facts
 from tasks.outputs.passport.signature import SIGNATURE, sign
 from tasks.outputs.passport.write import CROISSANT, FOLDER, NO_ABOUT, PACKAGES, SUMMARY
 
-HUB = "hf://"
 WEIGHTS = "model.safetensors"
 INTERNAL = (".", "_", SIGNATURE)  # starts of names in a model folder that are not published
 DATA = "data"

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.errors import TransientError
-from tasks.core.input_files import InputFile
+from tasks.core.input_files import InputFile, unreachable
 from tasks.sources import text_records
 from tests.hub_server import Hub
 
@@ -154,6 +154,13 @@ def test_a_hub_that_goes_away_is_an_error_that_is_tried_again(
     file = InputFile(f"hf://{NAME}@0/{name}", name, len(content), "x")
     with pytest.raises(TransientError, match=rf"cannot read hf://.*{name}: .*Name or service not known; run again"):
         list(text_records.read_items(file, "text", 10**6))
+
+
+def test_a_refusal_of_the_hub_is_not_tried_again() -> None:
+    for status, again in ((403, False), (404, False), (429, True), (503, True)):
+        request = httpx.Request("GET", "http://hub.test")
+        error = httpx.HTTPStatusError("refused", request=request, response=httpx.Response(status, request=request))
+        assert (unreachable("hf://x", error) is not None) is again, status
 
 
 def test_a_column_is_read_without_the_others(hub: Hub, tmp_path: Path) -> None:
