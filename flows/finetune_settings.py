@@ -75,17 +75,13 @@ class FinetuneFlowSettings(OutputSettings):
     report: ReportSettings = ReportSettings()
     """Self-contained HTML report of the fine-tuning."""
 
-    base_source: ClassVar[str] = "task"  # the setting that names the file of the base layer
+    base_source: ClassVar[str] = "task"
 
     @classmethod
-    def base_layer(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings below the given ones: those of fine-tuning, of the model, and of the task file.
-
-        Raises:
-            UserError: the model or the task file is missing or wrong.
-        """
+    def base_layer(cls, given: Mapping[str, Any], file: Mapping[str, Any], below: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of fine-tuning, of the model, and of the task file; see `LayeredSettings`."""
         if not isinstance(given.get("model"), str) or not isinstance(given.get("task"), str):
-            return {}  # reported as missing
+            return below  # reported as missing
         task, base = read_task(given["task"]), open_base_model(given["model"], given.get("tokenizer"))
         own = given.get("train") if isinstance(given.get("train"), Mapping) else {}
         chosen = layer(task.train, own or {})
@@ -98,7 +94,7 @@ class FinetuneFlowSettings(OutputSettings):
         sizes = {name: value for name, value in base.model.items() if name != "labels"} | {"context": length}
         source = None if base.source is None else str(base.source)
         defaults = layer(DEFAULTS, OF_KINDS[task.kind], {"model": sizes, "checkpoints": {"init_from": source}})
-        return {"train": layer(_without_rivals(defaults, chosen, given), task.train)}
+        return layer(below, {"train": layer(_without_rivals(defaults, chosen, given), task.train)})
 
 
 def _without_rivals(defaults: dict[str, Any], chosen: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import importlib.resources
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # the fields that plug-ins add are known at run time alone
 else:
     DataStepSettings, LimitSettings = settings_groups(__name__), limit_settings(__name__)
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound="LayeredSettings")
 SOURCES = ("urls", "domains", "warcs", "documents")
 # Tokenizer of a preset, where it is not the published one of GPT-2, whose vocabulary is part of the model's size.
 PRESET_TOKENIZERS: dict[str, dict[str, Any]] = {
@@ -63,7 +63,37 @@ ONLY_OF_PRETRAINING = "score"  # in the files of pretraining's deployments; the 
 TRAINED = ("vocab_size", "min_frequency", "sample_characters")  # settings that only a trained tokenizer has
 
 
-class OutputSettings(Settings):
+class LayeredSettings(Settings):
+    """Settings of a flow, over layers of its own below those that the user gives; see `resolve`."""
+
+    base_source: ClassVar[str] = ""
+    """Setting that names the file of the base layer, if it is read from one."""
+
+    @classmethod
+    def of_file(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a file without those that only other flows have, so that one file serves all flows.
+
+        Keys that no flow has are kept: validation rejects them by name.
+        """
+        others = {*PipelineSettings.model_fields, ONLY_OF_PRETRAINING} - cls.model_fields.keys()
+        return {key: value for key, value in values.items() if key not in others}
+
+    @classmethod
+    def base_layer(cls, given: Mapping[str, Any], file: Mapping[str, Any], below: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings below the given ones.
+
+        Args:
+            given: settings that the user gives, by file or flag.
+            file: the whole file, with the settings of other flows.
+            below: layer of the classes before this one in the order of inheritance.
+
+        Raises:
+            UserError: what the layer is read from is missing or wrong.
+        """
+        return below
+
+
+class OutputSettings(LayeredSettings):
     """Output folder and execution settings; none of them changes a result."""
 
     output: str = Field("out", min_length=1)
@@ -159,6 +189,14 @@ class DataprepSettings(OutputSettings, DataStepSettings):
                 raise ValueError(f"{host!r} maps to {target!r}, expected address:port as '127.0.0.1:8080'")
         return value
 
+    @classmethod
+    def base_layer(cls, given: Mapping[str, Any], file: Mapping[str, Any], below: dict[str, Any]) -> dict[str, Any]:
+        """Return the demo's settings, if no source is given, and the tokenizer of the preset; see `LayeredSettings`."""
+        demo = {} if any(map(given.get, SOURCES)) else cls.of_file(demo_layer())
+        lower = super().base_layer(given, file, layer(below, demo))
+        chosen = lower.get("preset", file.get("preset"))  # the file's: of the training that it is for too
+        return lower if chosen is None else layer({"tokenizer": _tokenizer_of(str(chosen), given)}, lower)
+
     @property
     def has_source(self) -> bool:
         """True if any source is given; without one the embedded demo runs."""
@@ -186,8 +224,18 @@ class PretrainSettings(OutputSettings):
     launch: LaunchSettings = LaunchSettings()
     """Launcher, processes and restarts of the torchrun job."""
 
+    @classmethod
+    def base_layer(cls, given: Mapping[str, Any], file: Mapping[str, Any], below: dict[str, Any]) -> dict[str, Any]:
+        """Return preset and training settings of the preset or recipe that is chosen; see `LayeredSettings`."""
+        if recipe := _recipe_of(given):
+            name, train = recipe.name, recipe.settings
+        else:
+            name = str(layer(below, given).get("preset", cls.model_fields["preset"].default))
+            train = preset(name)
+        return super().base_layer(given, file, layer({"train": train}, below, {"preset": name}))
 
-class MergeAndScoreSettings(Settings):
+
+class MergeAndScoreSettings(LayeredSettings):
     """Settings of the merge of a finished run and of its scores."""
 
     merge: MergeSettings = MergeSettings()
@@ -242,6 +290,12 @@ class PretrainFlowSettings(PretrainSettings, MergeAndScoreSettings):
         if self.valid is not None and self.split is not None:
             raise ValueError("--valid and --split both name validation data; give one of them")
         return self
+
+    @classmethod
+    def of_file(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out the table [tokenizer] too: it is for the data flow, that of this flow is a path."""
+        kept = super().of_file(values)
+        return {key: value for key, value in kept.items() if key != "tokenizer" or not isinstance(value, Mapping)}
 
 
 class EvaluateFlowSettings(MergeAndScoreSettings):
@@ -319,36 +373,21 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     Raises:
         UserError: a setting is wrong, unknown or contradicts another; the message is one line.
     """
-    whole_file = read_config(config) if config else {}
-    from_file = _fields_of(model, whole_file)
+    file = read_config(config) if config else {}
+    from_file = model.of_file(file)
     given = layer(from_file, flags or {})
+    base = model.base_layer(given, file, {})
 
     def source(location: tuple[int | str, ...]) -> str:
         if not location and not config:  # a check of several settings: the message names them
             return ""
-        base_file = given.get(getattr(model, "base_source", ""))
-        if base_file and not _has_value(given, location) and _has_value(presets_layer, location):
+        base_file = given.get(model.base_source)
+        if base_file and not _has_value(given, location) and _has_value(base, location):
             return str(base_file)
         in_file = config and _has_value(from_file, location) and not _has_value(flags or {}, location)
         return config if config and (in_file or not flags) else "settings"
 
-    presets_layer: dict[str, Any] = {}
-    if issubclass(model, DataprepSettings) and not any(map(given.get, SOURCES)):
-        presets_layer = _fields_of(model, demo_layer())
-    recipe = _recipe_of(given) if issubclass(model, PretrainSettings) else None
-    if recipe is not None:
-        chosen = recipe.name
-        presets_layer = layer({"train": recipe.settings}, presets_layer, {"preset": chosen})
-    elif issubclass(model, PretrainSettings):
-        chosen = layer(presets_layer, given).get("preset", PretrainSettings.model_fields["preset"].default)
-        presets_layer = layer({"train": preset(str(chosen))}, presets_layer)
-    elif base_layer := getattr(model, "base_layer", None):
-        presets_layer, chosen = base_layer(given), None
-    else:
-        chosen = whole_file.get("preset")  # of the training that the same file is for
-    if issubclass(model, DataprepSettings) and chosen is not None:
-        presets_layer = layer({"tokenizer": _tokenizer_of(str(chosen), given)}, presets_layer)
-    return build(model, presets_layer, given, source=source)
+    return build(model, base, given, source=source)
 
 
 def _recipe_of(given: Mapping[str, Any]) -> Recipe | None:
@@ -384,14 +423,3 @@ def _has_value(values: Any, location: tuple[int | str, ...]) -> bool:
             return False
         values = values[key]
     return bool(location)
-
-
-def _fields_of(model: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file without those that only other flows have, so that one file serves all flows.
-
-    Keys that no flow has are kept: validation rejects them by name.
-    """
-    others = {*PipelineSettings.model_fields, ONLY_OF_PRETRAINING} - model.model_fields.keys()
-    if isinstance(values.get("tokenizer"), Mapping) and issubclass(model, PretrainFlowSettings):
-        others.add("tokenizer")  # the table of the data flow; that of this flow is a path
-    return {key: value for key, value in values.items() if key not in others}

@@ -10,6 +10,7 @@ from flows.finetune_settings import FinetuneFlowSettings
 from flows.settings import (
     DataprepSettings,
     EvaluateFlowSettings,
+    LayeredSettings,
     PipelineSettings,
     PretrainFlowSettings,
     resolve,
@@ -20,9 +21,9 @@ from flows.ui.help import ALL_FLAG, FlowApp, flow_app
 from gpt2train.command_line import run_command
 from gpt2train.settings import Settings
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=LayeredSettings)
 
-MODELS: dict[str, type[Settings]] = {
+MODELS: dict[str, type[LayeredSettings]] = {
     "dataprep": DataprepSettings,
     "evaluate": EvaluateFlowSettings,
     "finetune": FinetuneFlowSettings,
