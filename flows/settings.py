@@ -218,7 +218,8 @@ class PretrainSettings(OutputSettings):
     depth: int | None = Field(None, ge=1, le=MAX_DEPTH)
     """Blocks of the recipe's model."""
     budget: str | None = None
-    """Budget of the recipe, in place of `depth`: time on the machines of `launch` (90m, 8h, 2d), or FLOPs (1e18)."""
+    """Budget of the recipe, in place of `depth`: time on the machines of `launch` (90m, 8h, 2d), FLOPs (1e18), or the
+    goal gpt2 (docs/guides/gpt2.md)."""
     train: TrainSettings = TrainSettings()
     """Training run: model, data, optimizer, parallelism, checkpoints."""
     launch: LaunchSettings = LaunchSettings()

@@ -148,7 +148,7 @@ def config(
     depth
         Blocks of the recipe's model.
     budget
-        Time on this machine (8h) or FLOPs (1e18), in place of --depth.
+        Time on this machine (8h), FLOPs (1e18), or the goal gpt2, in place of --depth.
     from_
         Another system's training, in place of a preset: a shell script, its command line in quotes, DeepSpeed's JSON,
         or a config in Python, YAML or TOML; it is read and not executed (docs/coming-from/names.md).

@@ -146,7 +146,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         config = engine.config = checkpoints.config = all_or_raise(lambda: _with_length(config, data, batches, state))
         schedule = all_or_raise(lambda: make_schedule(config, batches, data.per_epoch))
         early = broadcast_from_rank0(lambda: find_early_stop(config, state.step))
-        reason = early.reason if early else None  # for which a callback ended the run
+        reason = early.reason if early else None  # for which the run ended before its last step
         last_step = state.step if early else config.steps
         log_run_header(config, ctx, layout, data, batches.samples_after(config.steps), schedule.warmup)
         _warn_of_missing_class(config, ctx)
@@ -201,7 +201,8 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
                 stopping = measured is None
                 if measured is not None:
                     row |= (validated := measured.columns)
-            last = stopping or step == config.steps
+                    reason = measured.reached(config.validation.stop_at) if step < config.steps else None
+            last = stopping or reason is not None or step == config.steps
             run_logger.write(row, last, measured.sample if measured else None)
             callbacks("step", state=state, row=dict(row))
             if "valid_loss" in row:
@@ -292,7 +293,7 @@ def _problem(engine: Engine, state: TrainState, stats: StepStats) -> str | None:
 
 
 def _log_end(config: RunConfig, state: TrainState, checkpoints: CheckpointManager, reason: str | None) -> None:
-    """Log the last step of a run that was stopped, or that a callback ended for a reason, and the newest checkpoint."""
+    """Log the last step of a run that was stopped, or that ended for a reason, and the newest checkpoint."""
     if reason is not None:
         log.info("finished at step %d of %d: %s", state.step, config.steps, reason)
     elif state.step < config.steps:

@@ -178,3 +178,16 @@ class ValidationSettings(Settings):
     """Sample text."""
     tasks: TaskScoreSettings = Field(TaskScoreSettings(), exclude_if=lambda tasks: not tasks.names)
     """Scores on tasks."""
+    stop_at: dict[str, float] = Field({}, exclude_if=lambda values: not values)
+    """Columns of a validation and the values at which the run ends, when it has reached all of them: from above for
+    losses, bits per byte and perplexities, from below for all others. `{valid_task_core_centred = 0.2565}` ends a run
+    that is as good as GPT-2."""
+
+    @model_validator(mode="after")
+    def _measured(self) -> "ValidationSettings":
+        for column in self.stop_at:
+            if not column.startswith("valid_"):
+                raise ValueError(f"stop_at has {column!r}; the columns of a validation begin with valid_")
+            if column.startswith("valid_task_") and not self.tasks.names:
+                raise ValueError(f"stop_at has {column}, which is no score without tasks.names; give the tasks")
+        return self

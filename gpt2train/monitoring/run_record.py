@@ -84,11 +84,12 @@ class CorpusNote(LenientRecord):
 
 
 class EarlyStop(LenientRecord):
-    """End of a run before its last step that a callback asked for: the run is finished."""
+    """End of a run before its last step, by a callback or by `validation.stop_at`: the run is finished."""
 
     step: int  # last step
-    reason: str  # the callback, and its reason
+    reason: str  # the callback and its reason, or the values that were reached
     callbacks: Any  # setting `callbacks` of the run; with another one, the run goes on
+    stop_at: dict[str, float] = {}  # the same of `validation.stop_at`
 
 
 class RunRecord(LenientRecord):
@@ -186,16 +187,17 @@ def record_start(
 def find_early_stop(config: RunConfig, step: int) -> EarlyStop | None:
     """Return the early stop by which a run is finished at a step, or None if it goes on.
 
-    It goes on with another setting `callbacks`, and from a checkpoint before the last one.
+    It goes on with another setting `callbacks` or `validation.stop_at`, and from a checkpoint before the last one.
     """
     found = _before(config.output).early_stop
-    same = found is not None and found.step == step and found.callbacks == _callbacks(config)
-    return found if same else None
+    if found is None or found.step != step or found.stop_at != config.validation.stop_at:
+        return None
+    return found if found.callbacks == _callbacks(config) else None
 
 
 def record_early_stop(config: RunConfig, step: int, reason: str) -> None:
-    """Record that a run is finished at a step, because a callback asked for it."""
-    stop = EarlyStop(step=step, reason=reason, callbacks=_callbacks(config))
+    """Record that a run is finished at a step, for a callback's reason or by `validation.stop_at`."""
+    stop = EarlyStop(step=step, reason=reason, callbacks=_callbacks(config), stop_at=config.validation.stop_at)
     _write(config.output, _before(config.output).model_copy(update={"early_stop": stop}))
 
 

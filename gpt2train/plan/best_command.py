@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from gpt2train.config import BatchSettings, ParallelSettings, TrainSettings
-from gpt2train.plan.budget import Recipe
+from gpt2train.plan.budget import Recipe, read_budget
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.settings_file import DEFAULT_PRESETS, SettingsFile
 from gpt2train.settings import Settings, build, layer
@@ -32,7 +32,8 @@ def best_command(
         hardware: GPUs.
     """
     below, recipe = base
-    if recipe and "budget" in {**file.base, **options}:
+    budget = {**file.base, **options}.get("budget")
+    if recipe and budget is not None and read_budget(budget)[1] == "seconds":  # of this hardware, not of the reader's
         options = {**options, "budget": recipe.flops_budget}
     elif not options and file.kind == "settings":
         options = {"preset": DEFAULT_PRESETS["settings"]}

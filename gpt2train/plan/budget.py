@@ -22,6 +22,30 @@ Rate = Callable[[str], float]  # FLOP/s of all devices in a precision
 
 
 @dataclass(frozen=True)
+class Goal:
+    """Capability of a published model, as a budget of the recipe: a prediction from published runs.
+
+    Attributes:
+        what: the model and its score.
+        flops: FLOPs of the run that is expected to reach it.
+        low: FLOPs with which a published run of a richer recipe reached it.
+        high: FLOPs that are enough if the run is as unlucky as the worst of equal published runs.
+    """
+
+    what: str
+    flops: float
+    low: float
+    high: float
+
+
+# nanochat's first release (October 2025) is a model without value embeddings, trained with Muon on 20 tokens for each
+# parameter of FineWeb-Edu, as this recipe's is. CORE .2219 at depth 20 (3.9e19 FLOPs), "slightly" above GPT-2 at depth
+# 26, which are 21.6e9 tokens of 6.9e9 FLOPs. Its record of January 2026 took 4.33e19. Of seven equal runs of March
+# 2026 the best and the worst differ by .0165: at .0346 per factor 3.8, .008 below the mean are a factor of 1.36.
+GOALS = {"gpt2": Goal("GPT-2 1.5B: CORE 0.2565", flops=1.5e20, low=4.3e19, high=2.0e20)}
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A recipe with its numbers.
 
@@ -83,7 +107,7 @@ def choose_recipe(name: str, depth: int | None, budget: str | None, rate: Callab
     Args:
         name: name of the recipe.
         depth: blocks of the model.
-        budget: time, as 8h, or FLOPs, as 1e18, in place of the depth.
+        budget: time, as 8h, FLOPs, as 1e18, or a goal, as gpt2, in place of the depth.
         rate: function that returns the speed of the devices; called for a time alone.
 
     Raises:
@@ -93,7 +117,9 @@ def choose_recipe(name: str, depth: int | None, budget: str | None, rate: Callab
         raise UserError(f"unknown recipe {name!r}; {nearest(name, RECIPES)}")
     if (depth is None) == (budget is None):
         found = "is without a size" if depth is None else "has both --depth and --budget"
-        raise UserError(f"--recipe {name} {found}; give one of --depth 12, --budget 8h and --budget 1e18")
+        raise UserError(
+            f"--recipe {name} {found}; give one of --depth 12, --budget 8h, --budget 1e18 and --budget gpt2"
+        )
     if depth is not None:
         return Recipe(f"{name}-{depth}", depth, horizon(depth), modern(depth))
     amount, unit = read_budget(str(budget))
@@ -120,11 +146,13 @@ def choose_recipe(name: str, depth: int | None, budget: str | None, rate: Callab
 
 
 def read_budget(text: str) -> tuple[float, Literal["seconds", "FLOPs"]]:
-    """Read a budget: a time in minutes, hours or days (90m, 8h, 2d), or FLOPs (1e18).
+    """Read a budget: a time in minutes, hours or days (90m, 8h, 2d), FLOPs (1e18), or a goal (gpt2).
 
     Raises:
-        UserError: it is neither.
+        UserError: it is none of them.
     """
+    if goal := GOALS.get(text):
+        return goal.flops, "FLOPs"
     if found := TIME.fullmatch(text.strip()):
         return float(found[1]) * SECONDS[found[2].lower()], "seconds"
     try:
@@ -132,7 +160,9 @@ def read_budget(text: str) -> tuple[float, Literal["seconds", "FLOPs"]]:
     except ValueError:
         flops = 0.0
     if not 0 < flops < float("inf"):
-        raise UserError(f"--budget {text} is neither a time (90m, 8h, 2d) nor FLOPs (1e18)")
+        raise UserError(
+            f"--budget {text} is neither a time (90m, 8h, 2d) nor FLOPs (1e18) nor a goal ({', '.join(GOALS)})"
+        )
     return flops, "FLOPs"
 
 

@@ -11,11 +11,11 @@ from gpt2train.config import TrainSettings
 from gpt2train.config.recipe import vocabulary
 from gpt2train.errors import UserError
 from gpt2train.plan.best_command import best_command
-from gpt2train.plan.budget import cpu_rate, gpu_rate
+from gpt2train.plan.budget import GOALS, cpu_rate, gpu_rate
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout, search
 from gpt2train.plan.settings_file import read_settings
-from gpt2train.plan.show import headline, rank_table, reasons, summary, table
+from gpt2train.plan.show import goal_line, headline, rank_table, reasons, summary, table
 from gpt2train.settings import MAX_COUNT, build, explain
 from gpt2train.store.counts import count_of
 
@@ -30,7 +30,7 @@ def plan(
     preset_name: Annotated[str | None, Parameter(name="--preset")] = None,
     recipe: str | None = None,
     depth: int | None = None,
-    budget: str | None = None,
+    budget: Annotated[str | None, Parameter(name=("--budget", "--goal"))] = None,
     cores: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     config: Path | None = None,
     memory: str = "80GB",
@@ -54,7 +54,7 @@ def plan(
     depth
         Blocks of the recipe's model.
     budget
-        Time on this hardware (90m, 8h, 2d) or FLOPs (1e18), in place of --depth.
+        Time on this hardware (90m, 8h, 2d), FLOPs (1e18), or the goal gpt2, in place of --depth.
     cores
         With a recipe, CPU cores to train on in place of GPUs: show the time, and no layouts.
     config
@@ -93,6 +93,8 @@ def plan(
         vocab = vocabulary(chosen.depth) if vocab is None else vocab
         for line in summary(settings, vocab, rate, hardware if cores is None else cores):
             print(line)
+        if (goal := file.base.get("budget") if budget is None else budget) in GOALS:
+            print(goal_line(str(goal), rate(settings.precision)))
     if cores is not None:
         if not chosen:
             raise UserError("--cores is for a recipe; add --recipe modern, or leave it out")

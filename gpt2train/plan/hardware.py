@@ -30,5 +30,7 @@ class Hardware(Settings):
     """Bandwidth between a GPU and the CPU's memory, GB/s, one direction (PCIe 5 x16)."""
     bandwidth: float = Field(3350.0, gt=0)
     """Bandwidth of the GPU's memory, GB/s (H100; H200: 4,800)."""
+    price: float = Field(0.0, ge=0)
+    """Price of one GPU for an hour, in any currency; 0 shows no cost."""
     cpu_bandwidth: float = Field(30.0, gt=0)
     """Bandwidth of the CPU's memory per GPU, GB/s, which bounds AdamW with offload."""

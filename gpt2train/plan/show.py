@@ -8,7 +8,7 @@ from gpt2train.config import TrainSettings
 from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
-from gpt2train.plan.budget import Rate
+from gpt2train.plan.budget import GOALS, Rate
 from gpt2train.plan.fit import duration, planned_steps, tokens_of
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import Memory
@@ -43,6 +43,9 @@ def summary(settings: TrainSettings, vocab: int, rate: Rate, on: Hardware | int)
     speed = rate(settings.precision)
     count, kind = (on, "CPU core") if isinstance(on, int) else (on.gpus, "GPU")
     where = f"{count} {kind}{'s' * (count > 1)}"
+    cost = f"{flops:.2e} FLOPs, {duration(flops / speed / 3600)} on {where} at {speed / 1e12:,.4g} TFLOP/s"
+    if isinstance(on, Hardware) and on.price:
+        cost += f", {flops / speed / 3600 * on.gpus * on.price:,.0f} at {on.price:g} for a GPU hour"
     return [
         f"model: depth {model.layers}, width {model.hidden}, {model.heads} heads of {shape.head_dim}, context "
         f"{model.context:,}, vocabulary {vocab:,}: {parameter_count(shape):,} parameters",
@@ -50,9 +53,23 @@ def summary(settings: TrainSettings, vocab: int, rate: Rate, on: Hardware | int)
         f"{tokens / parameter_count(shape):.1f} for each parameter; {settings.precision}",
         f"optimizer: {optimizer.name}, learning rate {optimizer.lr:g}, warm-up {count_of(schedule.warmup, 'step')}, "
         f"warm-down over the last {round(schedule.decay_fraction * settings.steps):,}",
-        f"cost: {flops:.2e} FLOPs, {duration(flops / speed / 3600)} on {where} at {speed / 1e12:,.4g} TFLOP/s, without "
-        "communication, validation and saving",
+        f"cost: {cost}, without communication, validation and saving",
     ]
+
+
+def goal_line(name: str, speed: float) -> str:
+    """Return a goal of `GOALS`, and the range in which its cost is expected.
+
+    Args:
+        name: name of the goal.
+        speed: FLOP/s of all devices.
+    """
+    goal = GOALS[name]
+    hours = [duration(flops / speed / 3600) for flops in (goal.low, goal.high)]
+    return (
+        f"goal: {goal.what}, predicted from published runs on FineWeb-Edu, not measured here: {goal.flops:.1e} FLOPs, "
+        f"and between {goal.low:.1e} ({hours[0]}) and {goal.high:.1e} ({hours[1]})"
+    )
 
 
 def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int, train_tokens: int | None = None) -> Table:

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +30,7 @@ log = logging.getLogger("gpt2train")
 
 CHUNK = 8  # micro-batches between two checks for a stop request
 MAX_PROMPT = 256  # tokens
+FALLING = ("loss", "bits_per_byte", "perplexity")  # ends of the columns that a training lowers
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,16 @@ class Measured:
 
     columns: dict[str, float]
     sample: Sample | None = None
+
+    def reached(self, stop_at: Mapping[str, float]) -> str | None:
+        """Return the reason to end the run, in which it has reached all values of `validation.stop_at`, if so."""
+        found = {column: self.columns[column] for column in stop_at if column in self.columns}
+        if not stop_at or found.keys() != stop_at.keys():
+            return None
+        falling = {column: column.endswith(FALLING) for column in found}
+        if any(value > stop_at[name] if falling[name] else value < stop_at[name] for name, value in found.items()):
+            return None
+        return "reached " + ", ".join(f"{column} {value:.4g}" for column, value in found.items())
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The guides of the documentation: each command runs at a small size, in the order of the page."""
 
+import contextlib
 import gzip
 import importlib.util
 import io
@@ -8,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,10 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
+from gpt2train.monitoring.metrics import read_metrics
 from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
 from tests.hub_server import Hub
 
-PAGES = {"benchmark.md", "chat.md", "fine-tune.md", "fineweb.md", "own-texts.md", "share.md"}
+PAGES = {"benchmark.md", "chat.md", "fine-tune.md", "fineweb.md", "gpt2.md", "own-texts.md", "share.md"}
 SMALL = f"{TRAIN} {SCORES} --clean.split.valid 0.2 --clean.split.test 0.2 --launch.processes 1 --workers 1"
 VOCABULARY = "--tokenizer.vocab-size 400"
 
@@ -78,6 +81,20 @@ def test_own_texts(folder: Path) -> None:
     assert (folder / "out/report/report.html").exists()
 
 
+@contextlib.contextmanager
+def published(name: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub that has a repository, and that the client library asks."""
+    with Hub() as hub:
+        hub.put(name, files)
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "On")  # as a command sets it
+        # Of a client that is imported already:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield
+
+
 @pytest.mark.exhaustive
 def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_to(open_data / "bpe", folder / "bpe")
@@ -103,14 +120,7 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: p
         ]
         pq.write_table(pa.Table.from_pylist(rows), sink := io.BytesIO())
         files[f"sample/10BT/00{part}_00000.parquet"] = sink.getvalue()
-    with Hub() as hub:
-        hub.put("datasets/HuggingFaceFW/fineweb", files)
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "On")  # as a command sets it
-        # Of a client that is imported already:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    with published("datasets/HuggingFaceFW/fineweb", files, monkeypatch):
         outputs = follow(
             "guides/fineweb.md",
             folder,
@@ -126,6 +136,38 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: p
     assert "124,475,904 parameters" in next(output for line, output in outputs.items() if "gpt2train plan" in line)
     rows = pq.read_table(folder / "out/shuffled").to_pylist()
     assert {row["url"].split("/")[2] for row in rows} == {"example.org"}
+
+
+@pytest.mark.exhaustive
+def test_gpt2(folder: Path, texts: list[str], open_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_to(open_data / "bpe", folder / "bpe")
+    tasks = folder / "evaluation/commonsense_reasoning"
+    tasks.mkdir(parents=True)
+    rows = [{"query": f"It was {n}", "choices": ["one", "two"], "gold": n % 2} for n in range(6)]
+    (tasks / "copa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.table({"text": texts}), sink := io.BytesIO())
+    files = {name: sink.getvalue() for name in ("shard_00007.parquet", "shard_01007.parquet")}  # one of the first 500
+    train = "--budget 1e13 --train.steps 3 --train.batch.micro-batch 2 --train.batch.global-batch 4 --train.device cpu"
+    goal = "--train.validation.interval 2 --train.validation.tasks.every 1 --train.validation.stop-at.valid_loss 100"
+    partial = "--tasks.partial --train.validation.tasks.partial --launch.processes 1 --train.schedule.warmup 1"
+    with published("datasets/karpathy/fineweb-edu-100b-shuffle", files, monkeypatch):
+        outputs = follow(
+            "guides/gpt2.md",
+            folder,
+            small={
+                "python -m flows.dataprep": "--tokenizer.folder bpe --clean.split.valid 0.2 --clean.split.test 0.2",
+                "python -m flows.pretrain": f"{train} {goal} {partial}",
+            },
+            stand_ins={"prefect deployment run": lambda: None},
+        )
+    [plan] = [output for line, output in outputs.items() if "gpt2train plan" in line]
+    page = (DOCS / "guides/gpt2.md").read_text(encoding="utf-8")
+    shown = " ".join(re.findall(r"^```\n(.*?)^```", page, re.S | re.M)[0].split())
+    for part in re.split(r", …|(?= goal: )", shown):
+        assert part.strip() in " ".join(plan.split())
+    [run] = (folder / "out/fineweb-edu/runs").glob("modern-2-*")
+    assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]  # valid_loss is below 100, the score not above .2565
+    assert json.loads((run / "eval/core.json").read_text())
 
 
 @pytest.mark.exhaustive

@@ -62,6 +62,7 @@ MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware, GivenLayout, Simulat
 # Base classes, of which the reference shows the models that inherit from them.
 COMPOSED = {
     "Settings",
+    "LayeredSettings",
     "OutputSettings",
     "MergeAndScoreSettings",
     "PretrainSettings",

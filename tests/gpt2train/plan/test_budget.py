@@ -6,7 +6,16 @@ from gpt2train.cli import app
 from gpt2train.command_line import run_command
 from gpt2train.config.recipe import horizon, modern
 from gpt2train.errors import UserError
-from gpt2train.plan.budget import Recipe, choose_recipe, cost_of_token, cpu_rate, gpu_rate, machine_rate, read_budget
+from gpt2train.plan.budget import (
+    GOALS,
+    Recipe,
+    choose_recipe,
+    cost_of_token,
+    cpu_rate,
+    gpu_rate,
+    machine_rate,
+    read_budget,
+)
 from gpt2train.plan.devices import Gpu
 from gpt2train.plan.hardware import Hardware
 
@@ -47,7 +56,7 @@ def test_the_speed_of_this_machine_is_that_of_its_gpus_if_each_process_has_one()
 
 @pytest.mark.parametrize("text", ["8x", "", "h", "-1h", "1e", "0", "-1e18", "inf", "nan", "8 hours", "1s"])
 def test_a_budget_that_is_neither_time_nor_flops_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"is neither a time \(90m, 8h, 2d\) nor FLOPs \(1e18\)"):
+    with pytest.raises(UserError, match=r"is neither a time \(90m, 8h, 2d\) nor FLOPs \(1e18\) nor a goal \(gpt2\)"):
         read_budget(text)
 
 
@@ -91,3 +100,15 @@ def test_a_mistake_is_one_line(
     assert run_command(app, [command, *options]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_the_goal_is_a_budget_and_the_plan_shows_its_range_and_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, goal = chosen("gpt2"), GOALS["gpt2"]
+    assert recipe.depth == 26 and recipe.flops == pytest.approx(goal.flops, rel=0.001)
+    command = ["plan", "--recipe", "modern", "--goal", "gpt2", "--price", "3", "--no-simulate", "--rows", "1"]
+    assert run_command(app, command) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    hours = goal.flops / (8 * 989e12 * 0.45) / 3600
+    assert f"{hours * 24:,.0f} at 3 for a GPU hour" in text
+    assert "not measured here: 1.5e+20 FLOPs, and between 4.3e+19 (3 hours) and 2.0e+20" in text
+    assert "best: python -m flows.pretrain --recipe modern --budget gpt2 " in text

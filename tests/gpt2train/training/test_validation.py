@@ -17,6 +17,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.samples import read_samples
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
+from gpt2train.training.validation import Measured
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import VOCAB, curve, make, weights, write
@@ -33,8 +34,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def run(tokens: Path, output: Path, **changes: Any) -> RunConfig:
     """A short run with a tokenizer in its folder; it validates twice."""
-    output.mkdir()
-    write_tokenizer(output / "tokenizer", VOCAB)
+    if not output.exists():
+        output.mkdir()
+        write_tokenizer(output / "tokenizer", VOCAB)
     base: dict[str, Any] = {
         "model": {"layers": 4, "dropout": 0.1},
         "steps": STEPS,
@@ -135,3 +137,43 @@ def test_layouts_agree(layout: str, tokens: Path, tmp_path: Path, alone: DistCon
     bits = [[row["valid_bits_per_byte"] for row in read_metrics(c.output) if "valid_loss" in row] for c in (one, other)]
     assert np.allclose(*bits, rtol=0, atol=1e-6)
     assert read_samples(other.output) == read_samples(one.output)
+
+
+@pytest.mark.parametrize("layout", [pytest.param(None, id="alone"), pytest.param("pp2", marks=pytest.mark.slow)])
+def test_a_run_ends_where_it_reaches_the_values_of_stop_at_and_goes_on_with_others(
+    layout: str | None, tokens: Path, tmp_path: Path, alone: DistContext
+) -> None:
+    def job(output: str, **stop_at: float) -> list[dict[str, Any]]:
+        validation = {"interval": 2, "samples": 5, "sample": {"tokens": 0}, "stop_at": stop_at}
+        parallel = LAYOUTS[layout] if layout else {}
+        config = run(tokens, tmp_path / output, steps=10, validation=validation, parallel=parallel)
+        if layout:
+            run_ranks(RANKS, write(config))
+        else:
+            train(config, alone)
+        return read_metrics(config.output)
+
+    whole = job("whole")
+    losses = {row["step"]: row["valid_loss"] for row in whole if "valid_loss" in row}
+    assert losses[2] > losses[6] > losses[10]
+    short = job("run", valid_loss=losses[6], valid_bits_per_byte=100.0)
+    assert [row["step"] for row in short] == [1, 2, 3, 4, 5, 6]
+    assert job("run", valid_loss=losses[6], valid_bits_per_byte=100.0) == short  # finished
+    assert [row["loss"] for row in job("run", valid_loss=-1.0)] == [row["loss"] for row in whole]
+
+
+def test_values_to_stop_at_are_of_columns_that_a_validation_has(tokens: Path, tmp_path: Path) -> None:
+    for column, problem in (
+        ("loss", "the columns of a validation begin with valid_"),
+        ("valid_task_core_centred", "is no score without tasks.names"),
+    ):
+        with pytest.raises(UserError, match=f"stop_at has '?{column}'?.*{problem}"):
+            make(tokens, tmp_path / "run", validation={"stop_at": {column: 1.0}})
+
+
+def test_scores_are_reached_from_below_and_losses_from_above() -> None:
+    found = Measured({"valid_loss": 2.5, "valid_task_core_centred": 0.25})
+    assert found.reached({"valid_loss": 2.5, "valid_task_core_centred": 0.25}) is not None
+    for name, value in (("valid_loss", 2.4), ("valid_task_core_centred", 0.26), ("valid_task_blimp_accuracy", 0.0)):
+        assert found.reached({"valid_loss": 3.0, name: value}) is None
+    assert found.reached({}) is None
