@@ -1,6 +1,5 @@
 """The blacklist step: duplicates, order, shards, rejected rows, reproducible bytes, memory."""
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -173,34 +172,6 @@ def test_rejected_rows_have_reason_and_source_line(tmp_path: Path) -> None:
 def test_a_list_without_any_kept_url_reports_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"every one of the 2 URLs .*forbidden_extension 1, too_short 1"):
         run(Folder(tmp_path / "out"), [write(tmp_path / "l.txt", ["http://a.example/x.pdf", "x"])])
-
-
-@pytest.mark.exhaustive
-def test_bytes_do_not_depend_on_the_hash_seed_or_workers(tmp_path: Path) -> None:
-    write(tmp_path / "l.txt", [f"http://{name}.example/{n}" for n in range(99) for name in ("a", "google", "b")])
-    write(tmp_path / "m.txt", [f"http://{name}.example/{n}" for n in range(120) for name in ("a", "c")])
-    code = """if True:
-        import sys
-        from tasks.blacklist.settings import BlacklistSettings
-        from tasks.blacklist.step import blacklist
-        from tasks.core.runner import Runner
-        from gpt2train.store.folder import Folder
-        from tasks.core.url_lists import find_url_lists, without_credentials
-        out, workers, *lists = sys.argv[1:]
-        with Runner(int(workers)) as runner:
-            print(blacklist(Folder(out), find_url_lists(lists), BlacklistSettings(), runner).identity)
-    """
-    identities = {
-        subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / seed), seed, str(tmp_path / "l.txt"), str(tmp_path / "m.txt")],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(identities) == 1
 
 
 MEASURED = """if True:

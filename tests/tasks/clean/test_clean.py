@@ -28,7 +28,7 @@ NAMES = list(zip("abcdefghijkl", "mnopqrstuvwx", "ABCDEFGHIJKL", strict=True))
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(workers=2) as runner:
+    with Inline(workers=1) as runner:
         yield runner
 
 
@@ -192,12 +192,3 @@ def test_a_sample_gives_the_language_of_the_whole_text(open_data: Path) -> None:
     settings = LanguageSettings(detector="langdetect")
     whole = LanguageSettings(detector="langdetect", sample=10_000)
     assert all((detect(t, settings).language == "en") == (detect(t, whole).language == "en") for t in texts)
-
-
-@pytest.mark.exhaustive
-def test_one_and_two_workers_give_the_same_bytes(tmp_path: Path, runner: Runner) -> None:
-    parts = [[ENGLISH, GERMAN], ["too short", ENGLISH.upper()], [ENGLISH.replace("library", "archive")]]
-    two = clean(Folder(tmp_path / "two"), documents(Folder(tmp_path / "two"), *parts), CleanSettings(), runner)
-    with Runner(workers=1) as single:
-        one = clean(Folder(tmp_path / "one"), documents(Folder(tmp_path / "one"), *parts), CleanSettings(), single)
-    assert one == two

@@ -21,12 +21,12 @@ from tasks.core.shards import CLEAN, read_rows, write_rows
 from tasks.core.step import Step
 from tasks.decontaminate.settings import DecontaminateSettings
 from tasks.decontaminate.step import decontaminate
-from tests.tasks.corpus import texts_of
+from tests.tasks.corpus import Inline, texts_of
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(workers=2) as runner:
+    with Inline(workers=1) as runner:
         yield runner
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
@@ -153,6 +153,7 @@ def test_100_000_headers_are_parsed(kind: str) -> None:
     assert read_badly(kind, 5_000 if kind == "robots.txt" else 35_000, 1) == []
 
 
+@settings(max_examples=30)  # of 30 ms each, most of it to draw the text
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_without_an_exception(value: str) -> None:
     assert [kind for kind, take in PARSERS.items() if kind != "robots.txt" and not take(value)] == []

@@ -69,7 +69,7 @@ def upstream(trained_run: TrainedRun) -> Upstream:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(workers=2) as runner:
+    with Inline(workers=1) as runner:
         yield runner
 
 

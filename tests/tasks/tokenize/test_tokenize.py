@@ -1,9 +1,7 @@
 """The tokenize step: the ids of `tokenizers`, the same bytes for any division of the work and after kills."""
 
 import json
-import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, end_of_text_i
 from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, read_manifest
-from tasks.core.runner import Runner, Stage
+from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.tokenize import step as module
 from tasks.tokenize.settings import TokenizeSettings
@@ -124,60 +122,6 @@ def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, bpe: Pat
         assert manifest.output(f"{split}/tokens.bin").rows == len(dataset.tokens)
     named = {record.name for record in manifest.outcome.files}
     assert set((root / "tokens").files()) == named | {"_manifest.json"}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
-    one = run(tmp_path / "one", news, bpe, per_shard=100, workers=1)
-    other = run(tmp_path / "other", news, bpe, per_shard=33, workers=2)
-    assert content_of(*one) == content_of(*other)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("keep", [pytest.param(0, marks=pytest.mark.exhaustive), -2])
-def test_incomplete_files_without_a_commit_are_not_used(
-    tmp_path: Path, bpe: Path, news: list[dict[str, Any]], keep: int
-) -> None:
-    straight = content_of(*run(tmp_path / "straight", news, bpe))
-    torn = tmp_path / "torn/tokens/encoded/part-00000.train.bin"
-    torn.parent.mkdir(parents=True)
-    whole = (tmp_path / "straight/tokens/train/tokens.bin").read_bytes()
-    torn.write_bytes(whole[:keep])
-    (tmp_path / "torn/tokens/train").mkdir()
-    (tmp_path / "torn/tokens/train/tokens.bin").write_bytes(b"half a file")
-    assert content_of(*run(tmp_path / "torn", news, bpe)) == straight
-
-
-@pytest.mark.exhaustive
-def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
-    """kill -9 of the whole process once a batch is committed; the next run repeats the others only."""
-    straight = content_of(*run(tmp_path / "straight", news, bpe, per_shard=10))
-    command = "import sys; from tests.tasks.tokenize.test_tokenize import again; again(*sys.argv[1:])"
-    (tmp_path / "news.json").write_text(json.dumps(news))
-    with subprocess.Popen([sys.executable, "-c", command, str(tmp_path), str(bpe)], cwd=ROOT) as process:
-        batches = tmp_path / "killed/tokens/_batches"
-        deadline = time.monotonic() + 60
-        while not list(batches.glob("part-*.json")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.kill()
-    committed = list(batches.glob("part-*.json"))
-    assert committed and not (tmp_path / "killed/tokens/_manifest.json").exists()
-    with RecordingRunner(workers=1) as runner:
-        assert content_of(*finish(tmp_path / "killed", news, bpe, 10, runner)) == straight
-    assert len(committed) + len(runner.done) >= 25 and "part-00000" not in runner.done
-
-
-class RecordingRunner(Inline):
-    """A runner that records which batches of the encoding it ran."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers)
-        self.done: set[str] = set()
-
-    def dispatch(self, stage: Stage, groups: Any, *options: Any) -> None:
-        self.done |= {group.name for group in groups if stage.name == "part"}
-        super().dispatch(stage, groups, *options)
 
 
 def again(folder: str, bpe: str) -> None:

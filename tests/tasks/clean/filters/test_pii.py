@@ -264,5 +264,5 @@ UNITS = [
 def test_a_long_hostile_text_takes_linear_time(unit: str) -> None:
     settings = private(**ALL)
     started = time.process_time()
-    mask(unit * (60_000 // len(unit)), settings)
-    assert time.process_time() - started < 10
+    mask(unit * (30_000 // len(unit)), settings)
+    assert time.process_time() - started < 5
