@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import read_manifest
+from gpt2train.store.manifest import Folder, read_manifest
 from tests.flows.conftest import Finished, Server
 from tests.flows.mini_pipeline import STEPS, lines_of
 from tests.flows.network_audit import NetworkAudit

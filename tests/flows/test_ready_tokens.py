@@ -12,8 +12,7 @@ from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
 from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError

@@ -8,8 +8,7 @@ import pytest
 from flows.dataprep import dataprep
 from flows.settings import DataprepSettings, PipelineSettings, resolve
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.shards import read_rows
 from tests.flows.mini_pipeline import Mini, lines_of
 from tests.tasks.corpus import pieces_of_novels

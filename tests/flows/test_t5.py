@@ -19,15 +19,13 @@ import torch
 
 from flows.pretrain import pretrain
 from flows.settings import PipelineSettings, PretrainFlowSettings, read_config, resolve
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, vocab_size
 from gpt2train.data.training_data import training_data
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.folder import Folder
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
+from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.flows.small_tokens import prepare_tokens
 from tests.gpt2train.jobs import curve, weights
 from tests.processes import wait_for

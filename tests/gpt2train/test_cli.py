@@ -11,8 +11,7 @@ import pytest
 import torch
 from cyclopts import App
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.merge import merge

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import TrainSettings
 from gpt2train.convert.detect import vocabulary_of
 from gpt2train.convert.huggingface import save_model
@@ -23,8 +22,7 @@ from gpt2train.model.shape import Shape
 from gpt2train.serve.server import prepare
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.train.step import resolved_config
 from tests.flows.small_tokens import TRAIN, prepare_tokens
 from tests.gpt2train.serve.local_server import LETTERS

@@ -9,8 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.gguf_model import gguf_model, interleave_halves
 from gpt2train.convert.gguf_tokenizer import gguf_tokenizer

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from benchmarks.serve import OURS, server
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.generation_config import read_end_tokens
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError

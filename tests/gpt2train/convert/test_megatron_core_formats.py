@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt2train.checkpoint.store import open_tensors
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.detect import detect
 from gpt2train.convert.huggingface import from_huggingface
 from gpt2train.convert.megatron import MegatronCheckpoint, open_megatron

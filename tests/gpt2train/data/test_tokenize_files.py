@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.data import documents, tokenize_files
 from gpt2train.data.documents import Rejected, Row, read_rows, read_text
 from gpt2train.data.indexed import IndexedDataset

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from flows.settings import DataprepSettings
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.huggingface import open_model, read_model, save_model
 from gpt2train.convert.opened_source import open_source

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.huggingface import write_model
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise

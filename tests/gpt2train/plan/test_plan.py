@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import ParallelSettings, TrainSettings, preset
 from gpt2train.model.families import parameter_count
 from gpt2train.model.gpt2 import GPT2

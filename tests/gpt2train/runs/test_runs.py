@@ -8,8 +8,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.card_scores import LAMBADA_SHA256
 from gpt2train.runs.reading import find_runs, read_run, read_runs
 from gpt2train.runs.table import KEYS, differences, sort_runs, table_rows

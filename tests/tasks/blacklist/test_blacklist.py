@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, duplicate_positions
-from tasks.blacklist.settings import BlacklistSettings
-from tasks.blacklist.step import blacklist
+from tasks.blacklist.step import BlacklistSettings, blacklist
 from tasks.core.shards import read_rows
 from tasks.core.url_lists import find_url_lists, without_credentials
 from tests.tasks.corpus import Inline, rejected_of

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.boilerplate.lines import candidates, hash_of, without_lines
-from tasks.boilerplate.settings import BoilerplateSettings
-from tasks.boilerplate.step import boilerplate
+from tasks.boilerplate.step import BoilerplateSettings, boilerplate
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows, read_rows
 from tasks.core.step import Step

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.clean.language import LanguageSettings
 from tasks.clean.language_share import detect
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from tasks.clean.step import CleanSettings, clean
 from tasks.clean.token_counts import count_tokens, tokenizer_file
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, read_rows, write_rows

@@ -12,17 +12,13 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome, fingerprint, read_manifest, versions_of
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from gpt2train.store.manifest import Folder, Manifest, Outcome, fingerprint, read_manifest, versions_of
+from tasks.clean.step import CleanSettings, clean
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows
 from tasks.core.step import Step
-from tasks.decontaminate.settings import DecontaminateSettings
-from tasks.decontaminate.step import decontaminate
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import dedup
+from tasks.decontaminate.step import DecontaminateSettings, decontaminate
+from tasks.dedup.step import DedupSettings, dedup
 from tasks.extract.step import ENGINE_VERSIONS
 from tests.tasks.corpus import Inline
 

@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_rows, write_rows
 from tasks.core.step import Step
 from tasks.decontaminate.ngrams import NgramIndex, word_spans, words_of
-from tasks.decontaminate.settings import DecontaminateSettings
-from tasks.decontaminate.step import decontaminate, plan_cuts, remove
+from tasks.decontaminate.step import DecontaminateSettings, decontaminate, plan_cuts, remove
 from tests.tasks.corpus import Inline, real_texts, texts_of
 
 FILLER = " ".join(f"Sentence number {n} says something about topic {n * 7}." for n in range(40))

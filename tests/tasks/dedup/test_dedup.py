@@ -11,14 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.dedup import reference
 from tasks.dedup.bands import with_bands
 from tasks.dedup.cluster_report import largest_clusters
 from tasks.dedup.minhash import band_name, sketch_texts
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import dedup
+from tasks.dedup.step import DedupSettings, dedup
 from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
 from tests.tasks.dedup.dedup_helpers import audit, jaccard, run
 

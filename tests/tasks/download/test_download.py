@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.runner import Runner, Stage
 from tasks.core.shards import read_rows
 from tasks.download.host_stats import tally_hosts

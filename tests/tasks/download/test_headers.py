@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Outcome
+from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.step import Step
 from tasks.download.fetch import Fetcher
 from tasks.download.http_client import retry_after
@@ -30,8 +29,7 @@ from tasks.download.robots import RobotsRules
 from tasks.download.ssrf_guard import refuse
 from tasks.download.urls import join, parse, refresh_target
 from tasks.download.warc import Page, encode_head, encode_record
-from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import extract
+from tasks.extract.step import ExtractSettings, extract
 from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline, rejected_of
 from tests.tasks.download.fetch_helpers import make_settings

@@ -15,16 +15,13 @@ from gpt2train.convert.merge import merge as merge_checkpoint
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome, read_manifest
+from gpt2train.store.manifest import Folder, Manifest, Outcome, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, write_rows
 from tasks.core.step import Step
-from tasks.evaluate.settings import EvaluateSettings
-from tasks.evaluate.step import evaluate, held_out_texts, truncate
+from tasks.evaluate.step import EvaluateSettings, evaluate, held_out_texts, truncate
 from tasks.merge.step import checkpoint_name, merge, write_card
-from tasks.report.settings import ReportSettings
-from tasks.report.step import REPORT, report
+from tasks.report.step import REPORT, ReportSettings, report
 from tests.gpt2train.evaluate.plugin_of_page import install, write_items
 from tests.tasks.corpus import Inline
 from tests.trained_run import TrainedRun

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_table
 from tasks.core.step import Step
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import cell_of, count_cells, scatter_shards, shuffle, shuffle_key
+from tasks.shuffle.step import ShuffleSettings, cell_of, count_cells, scatter_shards, shuffle, shuffle_key
 from tests.tasks.corpus import Inline, content_of, documents_of, row, rows_of
 
 ROWS = [row(f"text {number}") for number in range(300)]

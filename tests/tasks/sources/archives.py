@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.download.warc import Page
 from tasks.sources.index import read_pages

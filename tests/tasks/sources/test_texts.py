@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.data.documents import split_objects
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import merge_manifests
+from gpt2train.store.manifest import Folder, merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import document_id, extract
+from tasks.extract.step import ExtractSettings, document_id, extract
 from tasks.sources.documents import find_documents
 from tasks.sources.text_records import json_item
 from tasks.sources.texts import TextsSettings, texts

@@ -9,8 +9,7 @@ from warcio.archiveiterator import ArchiveIterator
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.folder import Folder
 from tasks.blacklist.settings import BlacklistSettings
-from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import extract
+from tasks.extract.step import ExtractSettings, extract
 from tasks.sources.warcs import ArchiveConsent, WarcSettings, find_warcs, warcs
 from tests.tasks.corpus import Inline, rows_of
 from tests.tasks.sources.archives import (

@@ -11,14 +11,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.dedup.reference import WORD
 from tasks.substrings.grams import cut_spans, without
-from tasks.substrings.settings import SubstringSettings
-from tasks.substrings.step import substrings
+from tasks.substrings.step import SubstringSettings, substrings
 from tests.tasks.corpus import Inline, documents_of, pieces_of_novels, rejected_of, row, rows_of
 
 WORDS = [f"word{number:03d}" for number in range(400)]

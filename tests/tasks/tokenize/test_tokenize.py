@@ -18,16 +18,13 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.template import encode_prompts, prefix_ids
 from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, read_manifest
+from gpt2train.store.manifest import Folder, Manifest, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.tokenize import step as module
-from tasks.tokenize.settings import TokenizeSettings
-from tasks.tokenize.step import tokenize
+from tasks.tokenize.step import TokenizeSettings, tokenize
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
+from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.gpt2train.data.test_template import POST_PROCESSORS, folder_of
 from tests.gpt2train.data.test_tokenizer_kinds import CORPUS, WORDPIECE, unigram_json, wordpiece_folder
 from tests.tasks.corpus import Inline, content_of, documents_of, real_texts, rejected_of, row
