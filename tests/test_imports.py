@@ -158,7 +158,7 @@ def test_no_string_names_a_module_of_a_layer_above() -> None:
 
 
 def test_tests_import_what_a_package_exports() -> None:
-    """A module that moves is to touch few tests: `step.py` exports the settings of a step, `cli` what runs a command."""
+    """A module that moves is to touch few tests: `step.py` exports a step's settings, `cli` what runs a command."""
     known = {name: path for layer in LAYERS for name, path in modules(layer).items()}
     found = {
         (file, name)

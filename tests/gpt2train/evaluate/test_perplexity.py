@@ -72,7 +72,7 @@ def test_windows_score_every_token_once(length: int, context: int, data: st.Data
     assert scored == tokens[1:]
 
 
-@pytest.mark.parametrize("stride", [1, 5, 16, 32])
+@pytest.mark.parametrize("stride", [1, 16])
 def test_document_perplexity_equals_the_reference_implementation(
     model: GPT2, tokenizer: Tokenizer, stride: int
 ) -> None:

@@ -208,6 +208,7 @@ def test_paths_are_no_difference_between_runs(tmp_path: Path) -> None:
     assert differences(read_runs([tmp_path])[0]) == {}
 
 
+@pytest.mark.slow
 def test_the_command_does_not_import_torch(out: Path) -> None:
     code = "import sys; from gpt2train.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code, "runs", str(out), "--html", str(out / "page.html")]
