@@ -7,8 +7,9 @@
 
 Each fault changes one operator or constant in a line, chosen at random, that tests execute within a function; then at
 most `--tests` of the tests that execute it run on a copy of the checkout. A fault is found if one of them fails that
-passes without it. Prints one line per fault; the last one has the counts. For one package: `pytest tests/tasks/dedup
---cov=tasks.dedup --cov-context=test --cov-report=` first.
+passes without it. Prints one line per fault; the last one has the counts. For one package in this process, first
+`pytest -n0 --dist=no tests/tasks/dedup --cov=tasks.dedup --cov-context=test --cov-report=`: with xdist's mode of
+`pyproject.toml` and no workers the names of the tests are missing.
 """
 
 import argparse

@@ -190,8 +190,8 @@ def apart(ours: Path, one: Path, key: str = "loss") -> float:
 def check_exact(ours: Path, one: Path, model: str) -> None:
     """Compare the curves and weights of a run in fp32 with those of one process."""
     assert apart(ours, one) <= 1e-5 and apart(ours, one, "valid_loss") <= 1e-5 and len(curve(ours)) == 20
-    # The gradient of ReLU jumps where its input is almost 0. Another micro-batch on one process changes the norm by 1e-5
-    # within 20 steps, of the models with uneven heads or value embeddings.
+    # The gradient of ReLU jumps where its input is almost 0. Another micro-batch on one process changes the norm by
+    # 1e-5 within 20 steps, of the models with uneven heads or value embeddings.
     exact = not re.search("heads|value", model)
     assert apart(ours, one, "grad_norm") <= (1e-2 if "relu" in model else 1e-5 if exact else 1e-4)
     mine, theirs = weights(ours), weights(one)
