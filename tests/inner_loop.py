@@ -206,7 +206,6 @@ NOT_UNIT = (
     "tasks/extract/test_soft_404.py::test_real_content_is_not_flagged_on_a_sample",
     "tasks/extract/test_step.py",
     "tasks/report/test_report.py",
-    "tasks/shuffle/test_step.py::test_bytes_do_not_depend_on_shards_and_workers",
     "tasks/shuffle/test_step.py::test_every_position_is_equally_likely",
     "tasks/sources/test_text_limits.py::test_a_large_page_of_a_parquet_file_takes_little_memory",
     "tasks/sources/test_text_limits.py::test_a_repeated_text_in_a_parquet_file_takes_little_memory",

@@ -22,9 +22,8 @@ from gpt2train.convert.huggingface import write_model
 from gpt2train.data.chat_template import FILE
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
-from gpt2train.model.causal_lm import build_model
+from gpt2train.model.causal_lm import Shape, build_model
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores

@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,7 +109,8 @@ def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Pat
 
 def test_marked_processes_are_found(finished: Finished) -> None:
     """The check for orphans can fail: a process that carries the mark is found."""
-    process = finished.mini.start("pipeline", "--help")
-    wait_for(lambda: any(child.pid == process.pid for child in finished.mini.children()), 10, "the marked process")
-    assert process.wait() == 0
+    program = [sys.executable, "-c", "import time; time.sleep(99)"]
+    with subprocess.Popen(program, env=finished.mini.environ()) as process:
+        wait_for(lambda: any(child.pid == process.pid for child in finished.mini.children()), 60, "the marked process")
+        process.kill()
     finished.mini.wait_for_the_end()

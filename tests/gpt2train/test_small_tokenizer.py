@@ -13,12 +13,10 @@ from gpt2train.convert.detect import vocabulary_of
 from gpt2train.convert.huggingface import save_model
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.inference.decoder import decoder_of
-from gpt2train.inference.generate import generate
-from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.inference.generate import SamplingSettings, generate
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from gpt2train.model.shape import Shape
 from gpt2train.serve.server import prepare
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.settings import build

@@ -26,9 +26,8 @@ from gpt2train.convert.megatron_core_write import Target, write_megatron_core
 from gpt2train.convert.opened_source import open_source
 from gpt2train.convert.optimizer_state import OptimizerState, step_tensor
 from gpt2train.errors import UserError
-from gpt2train.model.families import sizes
+from gpt2train.model.families import Shape, sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train

@@ -16,8 +16,7 @@ from gpt2train.convert.huggingface import write_model
 from gpt2train.convert.merge import merge
 from gpt2train.convert.model_card import CardFacts, model_card
 from gpt2train.convert.settings import MergeSettings
-from gpt2train.model.causal_lm import build_model
-from gpt2train.model.shape import Shape
+from gpt2train.model.causal_lm import Shape, build_model
 from gpt2train.settings import build
 from gpt2train.store.manifest import Folder, Manifest, Outcome
 from gpt2train.store.run_folder import MANIFEST

@@ -314,6 +314,7 @@ def test_existing_tokens_and_another_tokenizer_are_refused(
         documents.expand([tmp_path / "none"])
 
 
+@pytest.mark.slow
 def test_the_commands_import_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, gpt2train.cli, gpt2train.data.tokenize_files, gpt2train.convert.dataset;"

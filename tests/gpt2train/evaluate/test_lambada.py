@@ -23,9 +23,8 @@ from gpt2train.evaluate.lambada import evaluate_lambada, last_token_pairs, opena
 from gpt2train.evaluate.passages import last_unit, read_passages, unigram_perplexity
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 
 SHAPE = Shape(vocab=50257, layers=2, heads=2, hidden=32, context=96)
 

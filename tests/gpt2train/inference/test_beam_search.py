@@ -15,8 +15,7 @@ from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.inference.text_stream import TextStream
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.gpt2 import GPT2, Shape
 from tests.gpt2train.models import generate_tokens, lively
 
 SHAPE = Shape(vocab=60, layers=2, heads=2, hidden=16, context=40)

@@ -111,7 +111,7 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
     ],
     (2, "muon", "fp32"): [ZERO[0], ZERO[1], OFFLOAD],
     (4, "muon", "fp32"): [
-        *({"zero": 3, "dp_shard_degree": 2}, {"pp": 2, "zero": 2}, {"tp": 2, "zero": 3}, {**WHOLE, "pp": 2}),
+        *({"zero": 3, "dp_shard_degree": 2}, {"pp": 2, "zero": 2}, {"tp": 2, "zero": 3}, {**WHOLE, "pp": 2})
     ],
     (4, "gpt2", "bf16"): [ZERO[3], {"tp": 2, "zero": 1}, {"pp": 2, "zero": 2}, {"tp": 2, "pp": 2}],
     (4, "gpt2", "fp16"): [ZERO[3], {"tp": 2, "zero": 1}, {"pp": 2, "zero": 2}, {"tp": 2, "pp": 2}],
@@ -139,7 +139,7 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
     (4, "llama, 6 heads, 2 of keys", "fp32"): [{"tp": 4, "sequence_parallel": False}],
     (4, "t5, 3 heads", "fp32"): [{"tp": 2, "pp": 2}, {"tp": 2, "zero": 3}],
     (2, "llama, values", "fp32"): [
-        *({"tp": 2}, {"pp": 2}, INTERLEAVED, ZERO[0], {"zero": 3, **PARTLY}, {**OFFLOAD, **FULL}),
+        *({"tp": 2}, {"pp": 2}, INTERLEAVED, ZERO[0], {"zero": 3, **PARTLY}, {**OFFLOAD, **FULL})
     ],
     (2, "llama, value, tied", "fp32"): [{**WHOLE, **PARTLY}, {**GPIPE, **FULL}, ZERO[1], ZERO[2]],
     (2, "llama, values, 6 heads", "fp32"): [{"tp": 2}, WHOLE],
@@ -148,7 +148,7 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
     (4, "llama, values, 6 heads", "fp32"): [{"tp": 4}, {"tp": 2, "pp": 2}, {"tp": 2, "zero": 3}],
     (4, "llama, value, 6 heads, 2 of keys", "fp32"): [{"tp": 4, "sequence_parallel": False}],
     (2, "t5", "fp32"): [
-        *(ZERO[1], ZERO[3], OFFLOAD, {"tp": 2}, {**WHOLE, **FULL}, {"pp": 2}, {**GPIPE, **PARTLY}, INTERLEAVED),
+        *(ZERO[1], ZERO[3], OFFLOAD, {"tp": 2}, {**WHOLE, **FULL}, {"pp": 2}, {**GPIPE, **PARTLY}, INTERLEAVED)
     ],
     (4, "t5", "fp32"): [
         *(ZERO[2], {"pp": 4}, {"pp": 2, "zero": 1}, {"pp": 2, "zero": 3}, {"tp": 2, "pp": 2}, {"tp": 2, "zero": 3}),

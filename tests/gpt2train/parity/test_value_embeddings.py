@@ -11,8 +11,7 @@ import torch
 from gpt2train.config import RunConfig
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.merge import merge
-from gpt2train.model.families import MODELS
-from gpt2train.model.shape import Shape
+from gpt2train.model.families import MODELS, Shape
 from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.checkpoint.test_layouts import HALF, saved
 from tests.gpt2train.forked_ranks import run_ranks

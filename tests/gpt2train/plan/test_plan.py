@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from gpt2train.cli import app, run_command
 from gpt2train.config import ParallelSettings, TrainSettings, preset
 from gpt2train.model.families import parameter_count
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces

@@ -18,8 +18,7 @@ from gpt2train.runs.contamination import measure
 from gpt2train.runs.documents import document_steps, look_up
 from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.settings import build
-from gpt2train.store.manifest import Folder, read_manifest
-from gpt2train.store.output import Output
+from gpt2train.store.output import Folder, Output, read_manifest
 from tasks.report.step import REPORT, ReportSettings, report
 from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.tasks.corpus import Inline, row

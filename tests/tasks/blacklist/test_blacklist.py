@@ -107,8 +107,7 @@ POOL = [f"http://good.example/{n}" for n in range(9)] + ["http://x.com/a.pdf", "
 @pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None)
 @given(
-    lists=st.lists(st.lists(st.sampled_from(POOL), min_size=1, max_size=20), min_size=1, max_size=3),
-    many=st.booleans(),
+    lists=st.lists(st.lists(st.sampled_from(POOL), min_size=1, max_size=20), min_size=1, max_size=3), many=st.booleans()
 )
 def test_order_is_kept_and_shards_are_full(
     tmp_path_factory: pytest.TempPathFactory, lists: list[list[str]], many: bool

@@ -166,10 +166,7 @@ def test_media_types_equal_those_of_the_standard_library() -> None:
     """A well-formed header is read as the standard library reads it."""
     for value in (
         *("text/html", "TEXT/HTML; Charset=UTF-8", "text/html;charset=x-sjis", "application/xhtml+xml; q=1"),
-        *(
-            'text/html; a="b;c"; charset="iso-8859-1"',
-            "text/html ; charset=utf-8 ; x=y",
-        ),
+        *('text/html; a="b;c"; charset="iso-8859-1"', "text/html ; charset=utf-8 ; x=y"),
     ):
         message = Message()
         message["Content-Type"] = value

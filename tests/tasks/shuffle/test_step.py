@@ -34,13 +34,6 @@ def test_order_equals_one_plain_sort(tmp_path: Path) -> None:
     assert not [name for name in (root / "shuffled").files() if name.startswith("scatter")]
 
 
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path) -> None:
-    one = run(tmp_path / "one", rows_per_cell=100)
-    other = run(tmp_path / "other", per_shard=299, workers=2, rows_per_cell=100)
-    assert content_of(*one) == content_of(*other)
-
-
 def test_the_order_depends_on_the_seed_and_not_on_cells(tmp_path: Path) -> None:
     ids = [
         [r["id"] for r in rows_of(*run(tmp_path / name, **settings))]

@@ -1,6 +1,5 @@
-"""The tokenize step: the ids of `tokenizers`, the same bytes for any division of the work and after kills."""
+"""The tokenize step: the ids of `tokenizers`, the same bytes for any division of the work."""
 
-import json
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -102,9 +101,9 @@ def test_difficult_texts_have_the_ids_of_the_library(tmp_path: Path, bpe: Path) 
     assert manifest.outcome.kept == len(HARD)
 
 
-def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
-    root, manifest = run(tmp_path, news, bpe)
-    words = load_tokenizer(bpe)
+def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, news: list[dict[str, Any]]) -> None:
+    root, manifest = run(tmp_path, news, None)
+    words = load_tokenizer(tmp_path / "tokenizer")
     for split in SPLITS:
         dataset = IndexedDataset(tmp_path / "tokens" / split / "tokens")
         sidecar = list(read_rows(root / "tokens", f"{split}/documents.parquet"))
@@ -121,15 +120,9 @@ def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, bpe: Pat
     assert set((root / "tokens").files()) == named | {"_manifest.json"}
 
 
-def again(folder: str, bpe: str) -> None:
-    """Run in a process that is going to be killed."""
-    with Inline(workers=1) as runner:
-        finish(Path(folder) / "killed", json.loads((Path(folder) / "news.json").read_text()), Path(bpe), 10, runner)
-
-
-def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path, bpe: Path) -> None:
+def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path) -> None:
     rows = [row("good text"), row("", url="http://empty"), row("homeless", split=None), row("x", split="dev")]
-    root, manifest = run(tmp_path, rows, bpe)
+    root, manifest = run(tmp_path, rows, None)
     assert manifest.outcome.reasons == {"empty": 1, "no_split": 2}
     assert (manifest.outcome.seen, manifest.outcome.kept) == (4, 1)
     assert [r["reason"] for r in rejected_of(root, manifest)] == ["empty", "no_split", "no_split"]
@@ -138,11 +131,12 @@ def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path, bpe: Path) -> N
         assert len(IndexedDataset(tmp_path / "tokens" / split / "tokens")) == 0
 
 
-def test_the_end_token_is_appended_only_if_asked(tmp_path: Path, bpe: Path) -> None:
+def test_the_end_token_is_appended_only_if_asked(tmp_path: Path) -> None:
     assert TokenizeSettings.model_validate({"append_eod": False}) == TokenizeSettings(append_end_of_text=False)
-    _, manifest = run(tmp_path, [row("Hello world")], bpe, append_end_of_text=False)
-    assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == [15496, 995]
-    assert manifest.outcome.facts["train_tokens"] == 2
+    _, manifest = run(tmp_path, [row("Hello world")], None, append_end_of_text=False)
+    expected = load_tokenizer(tmp_path / "tokenizer").encode("Hello world").ids
+    assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == expected
+    assert manifest.outcome.facts["train_tokens"] == len(expected)
 
 
 def test_bytes_do_not_depend_on_the_engine(tmp_path: Path, news: list[dict[str, Any]]) -> None:
@@ -220,10 +214,11 @@ def test_many_files_contain_the_stream_of_one(tmp_path: Path, news: list[dict[st
     assert manifest.outcome.facts["train_tokens"] == len(IndexedDataset(tmp_path / "one/tokens/train/tokens").tokens)
 
 
-def test_text_that_is_not_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
+def test_text_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     """Parquet of others can hold anything: pyarrow checks no string that it reads."""
     root = Folder(tmp_path)
-    documents_of(root, [row("x")])
+    with Inline(workers=1) as runner:
+        words = tokenizer(root, documents_of(root, [row("x")]), TokenizerSettings(vocab_size=300), runner)
     raw = [b"good", b"lone \xed\xa0\x80 surrogate", b"cut \xe6\xb1", b"also good"]
     table = pq.read_table(root.path("clean/part-00000.parquet")).take([0] * len(raw))
     offsets = np.cumsum([0, *map(len, raw)], dtype=np.int64)
@@ -234,7 +229,6 @@ def test_text_that_is_not_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
     documents = read_manifest(root / "clean")
     assert documents is not None
     with Inline(workers=1) as runner:
-        words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
         manifest = tokenize(root, documents, words, TokenizeSettings(), runner)
     assert manifest.outcome.reasons == {"not_utf8": 2}
     assert manifest.outcome.facts["train_documents"] == 2

@@ -238,10 +238,7 @@ def test_a_fingerprint_depends_on_the_masks_that_are_on() -> None:
     ("wanted", "message"),
     [
         ({"phone_numbers": True, "phone_regions": ["ZZ"]}, "no telephone numbers of region 'ZZ'"),
-        (
-            {"secrets": True},
-            'a rule of bc-detect-secrets needs the extra "privacy": pip install',
-        ),
+        ({"secrets": True}, 'a rule of bc-detect-secrets needs the extra "privacy": pip install'),
     ],
 )
 def test_wrong_masks_are_one_line(wanted: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch) -> None:

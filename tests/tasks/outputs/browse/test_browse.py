@@ -231,7 +231,7 @@ def test_a_difference_has_both_texts() -> None:
     assert "".join(text for kind, text in pieces if kind != "removed") == b
     assert difference("a " * MAX_WORDS, "a")["cut"]
     assert difference("话说天下大势", "话说国家大势")["pieces"] == [
-        *(("same", "话说"), ("removed", "天下"), ("added", "国家"), ("same", "大势")),
+        *(("same", "话说"), ("removed", "天下"), ("added", "国家"), ("same", "大势"))
     ]
 
 
