@@ -231,7 +231,7 @@ NOT_UNIT = (
     "test_engine_alone.py",
     "test_recorded.py",
 )
-COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes
+COSTLY_FIXTURES = {"finished", "mini", "runner", "trained_run"}  # each starts processes
 
 
 @functools.cache
