@@ -34,6 +34,7 @@ slow:  ## tests that take minutes each, or the whole machine
 
 exhaustive:  ## more examples of what the slow tests show; FOLDER=tests/tasks: those of a folder
 	pytest -m exhaustive $(FOLDER)
+	pytest -m unit --hypothesis-profile=many $(FOLDER)
 
 docs:  ## the documentation site, in site/
 	mkdocs build --strict

@@ -2,15 +2,19 @@
 
     pip install -e '.[dev,test]'
     pytest --cov=flows --cov=gpt2train --cov=tasks --cov-context=test --cov-report=
-    python .ci/seed_faults.py --count 60 --seed 1
+    python .ci/seed_faults.py --count 60 --seed 1 | tee before.txt
+    python .ci/seed_faults.py --again before.txt    # the same faults, on another state of the tests and its coverage
 
 Each fault changes one operator or constant in a line, chosen at random, that tests execute within a function; then at
-most `--tests` of the tests that execute it run on a copy of the checkout. A fault is found if one of them fails. To
-compare two states of the tests, use the same seed on both. Prints one line per fault; the last one has the counts.
+most `--tests` of the tests that execute it run on a copy of the checkout. A fault is found if one of them fails that
+passes without it. Prints one line per fault; the last one has the counts. For one package in this process, first
+`pytest -n0 --dist=no tests/tasks/dedup --cov=tasks.dedup --cov-context=test --cov-report=`: with xdist's mode of
+`pyproject.toml` and no workers the names of the tests are missing.
 """
 
 import argparse
 import ast
+import os
 import random
 import re
 import subprocess
@@ -18,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import DEVNULL
+from subprocess import DEVNULL, PIPE
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -94,30 +98,54 @@ def covered_faults(data_file: Path) -> dict[Fault, list[str]]:
             continue
         tests = data.contexts_by_lineno(path)
         for fault in faults_of(str(Path(path).relative_to(ROOT)), Path(path).read_bytes()):
-            ids = {re.sub(r"(@tests/\S*)?\|\w+$", "", context) for context in tests.get(fault.line, [])} - {""}
+            names = tests.get(fault.line, [])  # with the group of xdist, and the phase
+            ids = {re.sub(r"(@(the main job|tests/[^@]*))?\|\w+$", "", name) for name in names} - {""}
             if ids:
                 covered[fault] = sorted(ids)
     return covered
 
 
-def is_found(fault: Fault, tests: list[str], checkout: Path) -> bool:
-    """Seed a fault into a checkout, run tests there and take the fault out again; True if one of them fails."""
+def run_tests(tests: list[str], checkout: Path, compiled: Path, *flags: str) -> tuple[int, str]:
+    """Run tests of a checkout, with a folder for what numba compiles; exit status, 1 if they hang, and output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *flags, *tests]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "NUMBA_CACHE_DIR": str(compiled)}
+    try:
+        result = subprocess.run(command, cwd=checkout, env=environment, stdout=PIPE, stderr=DEVNULL, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return 1, ""
+    return result.returncode, result.stdout.decode(errors="replace")
+
+
+def is_found(fault: Fault, tests: list[str], checkout: Path, compiled: Path) -> bool:
+    """Seed a fault into a checkout, run tests there and take the fault out again; True if one fails by the fault.
+
+    numba keeps a compiled function as long as its own file is unchanged, with what it calls from other files: a fault
+    in such code has a folder of its own.
+    """
     file = checkout / fault.file
     text = file.read_bytes()
     lines = text.splitlines(keepends=True)
     old = lines[fault.line - 1]
     lines[fault.line - 1] = old[: fault.start] + fault.new.encode() + old[fault.end :]
-    file.write_bytes(b"".join(lines))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *tests]
-    try:
-        result = subprocess.run(command, cwd=checkout, stdout=DEVNULL, stderr=DEVNULL, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return True
-    finally:
-        file.write_bytes(text)
-    if result.returncode > 1 and result.returncode != 2:  # 2: an import fails
-        raise SystemExit(f"pytest ends with {result.returncode} for {' '.join(tests)}")
-    return result.returncode != 0
+    with tempfile.TemporaryDirectory() as own:
+        file.write_bytes(b"".join(lines))
+        try:
+            status, output = run_tests(tests, checkout, Path(own) if b"numba" in text else compiled, "-x", "-rfE")
+        finally:
+            file.write_bytes(text)
+    if status == 0:
+        return False
+    failed = [test for test in tests if f"FAILED {test}" in output or f"ERROR {test}" in output]
+    return run_tests(failed or tests, checkout, compiled, "-x")[0] == 0  # it fails without the fault too
+
+
+def chosen_faults(covered: dict[Fault, list[str]], options: argparse.Namespace) -> list[Fault]:
+    """Return the faults to seed: those of an earlier report, or some that are covered, in an order of the seed."""
+    if options.again:
+        pattern = r"^(?:found|MISSED)  (\S+):(\d+):(\d+)-(\d+)  .* -> (.+)$"
+        rows = re.findall(pattern, options.again.read_text(encoding="utf-8"), flags=re.M)
+        return [Fault(file, int(line), int(start), int(end), new) for file, line, start, end, new in rows]
+    return sorted(covered, key=lambda fault: random.Random(f"{options.seed} {fault}").random())[: options.count]
 
 
 def main() -> None:
@@ -125,25 +153,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=60, help="faults to seed")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", type=Path, help="report of an earlier run, whose faults are seeded")
     parser.add_argument("--tests", type=int, default=20, help="tests to run for each fault, chosen at random")
     parser.add_argument("--coverage", type=Path, default=ROOT / ".coverage", help="data file with tests as contexts")
     options = parser.parse_args()
     covered = covered_faults(options.coverage)
-    draw = random.Random(options.seed)
-    chosen = draw.sample(sorted(covered), min(options.count, len(covered)))
+    chosen = chosen_faults(covered, options)
     found = 0
     with tempfile.TemporaryDirectory() as folder:
-        checkout = Path(folder) / "checkout"
+        checkout, compiled = Path(folder) / "checkout", Path(folder) / "numba"
         subprocess.run(["git", "worktree", "add", "--detach", "--quiet", checkout, "HEAD"], cwd=ROOT, check=True)
         try:
             for fault in chosen:
-                tests = covered[fault]
+                tests = covered.get(fault, [])
+                tests = random.Random(f"{options.seed} {fault}").sample(tests, min(options.tests, len(tests)))
                 line = (ROOT / fault.file).read_bytes().splitlines()[fault.line - 1]
-                tests = draw.sample(tests, min(options.tests, len(tests)))
-                hit = is_found(fault, tests, checkout)
+                hit = bool(tests) and is_found(fault, tests, checkout, compiled)
                 found += hit
+                place = f"{fault.file}:{fault.line}:{fault.start}-{fault.end}"
                 change = f"{line[fault.start : fault.end].decode()} -> {fault.new}"
-                print(f"{'found' if hit else 'MISSED'}  {fault.file}:{fault.line}  {change}", flush=True)
+                print(f"{'found' if hit else 'MISSED'}  {place}  {change}", flush=True)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", checkout], cwd=ROOT, check=True)
     print(f"{found} of {len(chosen)} faults found, seed {options.seed}, of {len(covered)} that could be seeded")

@@ -47,8 +47,10 @@ atexit.register(shutil.rmtree, QUEUE_FOLDER, ignore_errors=True)
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-# A time limit for one example would depend on the load of the machine.
-settings.register_profile("here", deadline=None)
+# A time limit for one example would depend on the load of the machine. Each run draws other examples, and
+# `make exhaustive` many.
+settings.register_profile("here", deadline=None, max_examples=50)
+settings.register_profile("many", deadline=None, max_examples=400)
 settings.load_profile("here")
 
 # Groups of tests in the order in which they start: with a long group at the end one worker would wait for the other.

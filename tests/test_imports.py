@@ -71,6 +71,7 @@ ORDER = {
     ],
 }
 LAYERS = ("gpt2train", "tasks", "flows")
+MAX_TEST_EDGES = 2440  # imports of a module of the package by a file of tests; lower it when they get fewer
 
 
 def modules(layer: str) -> dict[str, Path]:
@@ -154,6 +155,18 @@ def test_no_string_names_a_module_of_a_layer_above() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.fullmatch(node.value)
     }
     assert found == {("gpt2train/plan/best_command.py", "flows.pretrain")}  # of a command that is printed
+
+
+def test_tests_import_what_a_package_exports() -> None:
+    """A module that moves is to touch few tests: `step.py` exports a step's settings, `cli` what runs a command."""
+    known = {name: path for layer in LAYERS for name, path in modules(layer).items()}
+    found = {
+        (file, name)
+        for file in (ROOT / "tests").rglob("*.py")
+        for _, name in imported(file.read_text(encoding="utf-8"), known)
+    }
+    assert len(found) <= MAX_TEST_EDGES, f"{len(found)} imports: take names from modules that the test imports already"
+    assert len(found) > MAX_TEST_EDGES - 100, f"set MAX_TEST_EDGES to {len(found)}"
 
 
 def test_an_import_inside_a_function_counts() -> None:

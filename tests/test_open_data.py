@@ -29,8 +29,4 @@ def test_complete_files_unpack_to_the_published_ones(open_data: Path) -> None:
         if path.is_file()
     }
     changed = {name for name, digest in found.items() if whole[name] != digest}
-    assert changed == {
-        "html_docs/html_docs_dev.tar.xz",
-        "text/novels_dev.jsonl.gz",
-        "text/speeches_dev.jsonl.gz",
-    }
+    assert changed == {"html_docs/html_docs_dev.tar.xz", "text/novels_dev.jsonl.gz", "text/speeches_dev.jsonl.gz"}

@@ -1,15 +1,15 @@
 """A small trained run: byte-level tokenizer, the text of the licence, two steps of a one-layer GPT-2."""
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers.pre_tokenizers import ByteLevel
 
+import gpt2train
 from gpt2train.config import TrainSettings, run_config, to_toml
 from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.settings import build
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.indexed_writer import IndexedWriter
 
 VOCAB = 257
@@ -51,6 +51,5 @@ def train_small_run(root: Path, text: str) -> TrainedRun:
         output=str(run),
     )
     (run / "config.toml").write_text(to_toml(config))
-    command = [sys.executable, "-m", "gpt2train.train", "--config", str(run / "config.toml")]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    run_ranks(Path(gpt2train.__file__).with_name("train.py"), "--config", str(run / "config.toml"), processes=1)
     return TrainedRun(root, run, tokenizer)

@@ -22,8 +22,7 @@ from pathlib import Path
 from flows.command import app_of
 from flows.settings import resolve
 from flows.ui.flags import dump
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from tests.tasks.corpus import Inline
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -249,11 +249,7 @@ def test_benchmark(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
     (folder / "mine.toml").write_text(block_of("benchmark.md", "toml"))
     (folder / "tasks").mkdir()
     (folder / "tasks/mine.yaml").write_text(block_of("benchmark.md", "yaml"))
-    outputs = follow(
-        "guides/benchmark.md",
-        folder,
-        small={"python -m flows.dataprep": VOCABULARY},
-    )
+    outputs = follow("guides/benchmark.md", folder, small={"python -m flows.dataprep": VOCABULARY})
     assert any("|mine" in output for output in outputs.values())
     assert len(json.loads((folder / "scores.json").read_text())["models"]) == 2
 

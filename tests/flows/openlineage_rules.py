@@ -21,10 +21,7 @@ SCHEMA = re.compile(
 FACETS = {
     "jobType": ("JobTypeJobFacet", {"processingType": str, "integration": str, "jobType?": str}),
     "version": ("DatasetVersionDatasetFacet", {"datasetVersion": str}),
-    "outputStatistics": (
-        "OutputStatisticsOutputDatasetFacet",
-        {"rowCount?": int, "size?": int, "fileCount?": int},
-    ),
+    "outputStatistics": ("OutputStatisticsOutputDatasetFacet", {"rowCount?": int, "size?": int, "fileCount?": int}),
 }
 BASE = {"_producer": str, "_schemaURL": str}
 

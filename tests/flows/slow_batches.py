@@ -7,8 +7,7 @@ from prefect import flow
 
 from flows.orchestration.run_context import run_context
 from flows.settings import OutputSettings
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 

@@ -3,14 +3,10 @@
 from pathlib import Path
 
 from gpt2train.store.folder import Folder
-from tasks.cloze.settings import ClozeSettings
-from tasks.cloze.step import cloze
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import shuffle
-from tasks.tokenize.settings import TokenizeSettings
-from tasks.tokenize.step import tokenize
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
+from tasks.cloze.step import ClozeSettings, cloze
+from tasks.shuffle.step import ShuffleSettings, shuffle
+from tasks.tokenize.step import TokenizeSettings, tokenize
+from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.tasks.corpus import Inline, documents_of, row
 
 # As parameters of a run: two steps of a model with one layer.

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from flows.settings import DataprepSettings
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, need_manifest
+from gpt2train.store.manifest import Folder, Manifest, need_manifest
 from tasks.core.shards import read_rows
 from tests.flows.commands import run
 from tests.flows.conftest import Finished, Server

@@ -19,17 +19,14 @@ from flows.demo.pages import PageNotFoundError, add_mojibake, render_page
 from flows.demo.render import blocks, module_article, topic_article
 from flows.demo.site_index import BAD_URLS, DUPLICATE_URLS, JOURNAL, LIBRARY, MIRROR, PACKAGES, REFERENCE
 from gpt2train.errors import RunError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
-from tasks.blacklist.settings import BlacklistSettings
-from tasks.blacklist.step import URLS, blacklist
+from gpt2train.store.manifest import Folder, Manifest, Outcome
+from tasks.blacklist.step import URLS, BlacklistSettings, blacklist
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows, write_rows
 from tasks.core.step import Step
 from tasks.core.url_lists import find_url_lists
 from tasks.download.ledger import ledgers_of
-from tasks.download.settings import DownloadSettings
-from tasks.download.step import download
+from tasks.download.step import DownloadSettings, download
 from tasks.extract.main_content import parse, structured_text
 from tests.processes import MAX_END_SECONDS, wait_for
 

@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from flows.settings import deployment_names
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import read_run_config
 from gpt2train.data.tokenizer import save_tokenizer
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server

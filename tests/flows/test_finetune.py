@@ -22,9 +22,8 @@ from gpt2train.convert.huggingface import write_model
 from gpt2train.data.chat_template import FILE
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
-from gpt2train.model.causal_lm import build_model
+from gpt2train.model.causal_lm import Shape, build_model
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores
@@ -306,20 +305,6 @@ def test_the_commands_of_the_page_have_a_plan(named_as_on_the_page: Path, capsys
     for words in shown_commands():
         assert run_command("finetune", *words, "--dry-run") == 0, capsys.readouterr().err
         assert "task_scores" in capsys.readouterr().out
-
-
-@pytest.mark.exhaustive
-def test_the_layout_of_the_tutorial_has_the_losses_of_one_process(made: Path, tmp_path: Path) -> None:
-    """pp 2, ZeRO 1, micro-batch 1."""
-    curves = []
-    still: dict[str, Any] = {"model": {"dropout": 0.0}, "epochs": 3.0, "batch": {"global_batch": 8}}
-    still["optimizer"] = {"lr": 1e-3}
-    layout = {"parallel": {"pp": 2, "zero": 1}, "batch": {"global_batch": 8, "micro_batch": 1}}
-    for name, more, processes in (("one", {}, 1), ("pipeline", layout, 2)):
-        run = planned(made, tmp_path / name, "classification", train=still | more, launch={"processes": processes})
-        _, training, *_ = tuned(run)
-        curves.append([row["loss"] for row in read_metrics((run.root / training.folder).path())])
-    assert len(curves[0]) == 24 and curves[1] == pytest.approx(curves[0], rel=1e-5)
 
 
 @pytest.mark.exhaustive

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import read_manifest
+from gpt2train.store.manifest import Folder, read_manifest
 from tasks.core.shards import read_rows
 from tests.flows.mini_pipeline import Mini
 from tests.flows.network_audit import SITECUSTOMIZE, NetworkAudit, is_this_machine

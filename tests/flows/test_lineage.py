@@ -11,9 +11,7 @@ import pytest
 
 from flows.orchestration import assets
 from flows.orchestration.assets import AssetLineage
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import MANIFEST, Manifest
-from gpt2train.store.output import IDENTITY, Origins, Output
+from gpt2train.store.output import IDENTITY, MANIFEST, Folder, Manifest, Origins, Output
 from tasks.outputs.forget.command import forget
 from tasks.outputs.passport.facts import corpus_facts
 from tasks.outputs.passport.lineage import events

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import RunConfig, to_toml
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build, read_toml

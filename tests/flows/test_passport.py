@@ -7,8 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.card_scores import Score
 from gpt2train.convert.markdown import plain
 from gpt2train.store.folder import Folder

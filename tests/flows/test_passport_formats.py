@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.errors import RunError
 from tasks.outputs.passport.lineage import send
 from tests.flows.conftest import Finished

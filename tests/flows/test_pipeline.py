@@ -4,18 +4,15 @@ import json
 import re
 import resource
 import subprocess
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import read_manifest
+from gpt2train.store.manifest import Folder, read_manifest
 from tests.flows.conftest import Finished, Server
 from tests.flows.mini_pipeline import STEPS, lines_of
 from tests.flows.network_audit import NetworkAudit
-from tests.small_disk import small_disk
 
 
 def cached(stderr: str) -> list[str]:
@@ -115,43 +112,9 @@ def _prefect_states(server: Server) -> list[str]:
 
 
 @pytest.mark.exhaustive
-def test_another_dedup_threshold_repeats_dedup_and_later_steps(finished: Finished, server: Server) -> None:
-    """The data flow, which is used for this, also writes a report."""
-    whole = (finished.output / "report" / "report.html").read_bytes()
-    flags = ["--output", str(finished.output)]
-    changed = finished.mini.run("dataprep", *flags, "--dedup.threshold", "0.6", **server.environment)
-    assert changed.returncode == 0, changed.stderr
-    assert cached(changed.stderr) == ["blacklist", "download", "extract", "clean", "cloze", "decontaminate"]
-    back = finished.mini.run("dataprep", *flags, **server.environment)
-    assert back.returncode == 0, back.stderr
-    assert cached(back.stderr) == ["blacklist", "download", "extract", "clean", "cloze", "decontaminate"]
-    assert back.stdout == f"tokens: {finished.output}/tokens\n"
-    page = finished.output / "data-report" / "report.html"
-    assert f"report: {page}" in back.stderr
-    said = page.read_text()
-    assert "Rows per step" in said and "Hosts with the most failures" in said and "<h2>Training" not in said
-    assert (finished.output / "report" / "report.html").read_bytes() == whole
-
-
-@pytest.mark.exhaustive
 def test_evaluate_scores_a_finished_run(finished: Finished, server: Server) -> None:
     command = [*finished.mini.command("evaluate")[:3], "--run", str(finished.run)]
     environment = finished.mini.environ(**server.environment)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"scores: {finished.run}/eval\n"
-
-
-@pytest.mark.exhaustive
-def test_a_full_disk_is_one_error_line_and_the_same_command_resumes(finished: Finished, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "600k") as mounted:
-        if not mounted:
-            pytest.skip("mounting a small disk is not allowed here")
-        output = str(tmp_path / "disk" / "out")
-        full = finished.mini.run("dataprep", "--output", output)
-        assert full.returncode == 1, full.stderr
-        assert re.search(r"^error: no space left while writing .*: free some", full.stderr, re.M)
-        assert "Traceback" not in full.stderr
-        subprocess.run(["mount", "-o", "remount,size=100m", tmp_path / "disk"], check=True)
-        on = finished.mini.run("dataprep", "--output", output)
-        assert on.returncode == 0, on.stderr

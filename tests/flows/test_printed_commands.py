@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from flows.settings import PretrainFlowSettings, resolve
 from flows.ui.flags import dump
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import RunConfig, TrainSettings, preset, presets, read_run_config
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout

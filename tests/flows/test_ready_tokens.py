@@ -1,9 +1,6 @@
 """`flows.pretrain --tokens`: tokens of `gpt2train data tokenize` train, validate and merge; wrong ones are refused."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,7 @@ from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
 from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
 from flows.ui.result import result
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
@@ -209,28 +205,6 @@ def test_a_setting_of_scores_without_them_is_named(made: Path, tmp_path: Path) -
     assert "--score is not given, so lambada is not used" in run.shown_plan()
 
 
-@pytest.mark.exhaustive
-def test_a_split_has_the_same_losses_on_two_processes(made: Path, tmp_path: Path) -> None:
-    flags = {"tokens": str(made / "tokens/a"), "split": "7,2,1"}
-    found = []
-    for processes in (1, 2):
-        output = tmp_path / f"on-{processes}"
-        _, training = trained(planned(output, **flags, launch={"processes": processes}))
-        found.append([losses(output / training.folder, key) for key in ("loss", "valid_loss")])
-    assert len(found[0][0]) == 4 and len(found[0][1]) == 2
-    for one, two in zip(*found, strict=True):
-        assert two == pytest.approx(one, rel=1e-5)
-
-
-@pytest.mark.exhaustive
-def test_a_token_beyond_the_vocabulary_ends_the_run_before_its_first_step(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.bin").hardlink_to(made / "tokens/a.bin")
-    (tmp_path / "a.idx").hardlink_to(made / "tokens/a.idx")
-    with pytest.raises(UserError, match=r"a\.bin contains the token id \d+, but the vocabulary has 50"):
-        trained(planned(tmp_path / "out", tokens=str(tmp_path / "a"), vocab=50))
-    assert not list(tmp_path.glob("out/runs/*/metrics.jsonl"))
-
-
 def test_the_plan_shows_files_split_and_missing_validation(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,30 +310,3 @@ def test_a_deployment_takes_them_as_parameters() -> None:
     assert (settings.tokens, settings.split, settings.output) == ("a", "100", "out/demo")
     schema = pretrain.parameters.model_dump()["properties"]
     assert {"tokens", "split", "tokenizer", "vocab"} <= schema.keys() and "949,50,1" in schema["split"]["description"]
-
-
-@pytest.mark.exhaustive
-def test_the_command_trains_on_them(made: Path, tmp_path: Path) -> None:
-    """The whole command, with Prefect's server."""
-    (tmp_path / "run.toml").write_text(to_toml(planned(tmp_path / "out").settings))
-    command = [sys.executable, "-m", "flows.pretrain", "--config", str(tmp_path / "run.toml")]
-    command += ["--tokens", str(made / "tokens/a"), "--split", "949,50,1"]
-    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    [folder] = (tmp_path / "out/runs").iterdir()
-    assert f"run: {folder}" in done.stdout and len(losses(folder)) == 4
-
-
-@pytest.mark.exhaustive
-def test_the_command_prints_the_error_of_a_rank_once(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(to_toml(planned(tmp_path / "out").settings))
-    for suffix in ("bin", "idx"):
-        (tmp_path / f"a.{suffix}").hardlink_to(made / f"tokens/a.{suffix}")
-    command = [sys.executable, "-m", "flows.pretrain", "--config", str(tmp_path / "run.toml")]
-    command += ["--tokens", str(tmp_path / "a"), "--vocab", "50"]
-    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 2, done.stderr
-    errors = [line for line in done.stderr.splitlines() if "contains the token id" in line]
-    assert errors == done.stderr.splitlines()[-1:] and errors[0].startswith("error: ")

@@ -11,8 +11,7 @@ from flows.dataprep import prepare
 from flows.settings import DataprepSettings, resolve
 from flows.sources import Sources
 from gpt2train.runs.documents import find_pages
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from gpt2train.store.output import Output
 from tasks.clean import step as cleaning
 from tasks.download.shard_writer import changes

@@ -14,8 +14,7 @@ from flows.settings import EvaluateFlowSettings, PipelineSettings, PretrainFlowS
 from flows.ui.result import result
 from gpt2train.errors import UserError
 from gpt2train.store.manifest import Manifest
-from tasks.report.settings import ReportSettings
-from tasks.report.step import report
+from tasks.report.step import ReportSettings, report
 from tests.flows.commands import run
 from tests.flows.small_tokens import TRAIN, prepare_scored_data
 from tests.tasks.corpus import Inline

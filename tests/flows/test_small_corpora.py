@@ -133,9 +133,7 @@ def test_a_model_of_two_lines_is_trained_and_scored(
     assert "No cloze score: no cloze passage" in text and "the test split is empty" in text
 
 
-def test_a_validation_split_below_one_sample_is_left_out(
-    tmp_path: Path,
-) -> None:
+def test_a_validation_split_below_one_sample_is_left_out(tmp_path: Path) -> None:
     settings = settings_for("two lines", tmp_path).train
     assert validation_warning({"valid_tokens": settings.model.context + 1}, settings) is None
     words = validation_warning({"valid_tokens": settings.model.context}, settings)

@@ -1,8 +1,5 @@
 """Sources other than URL lists: alone, together, through the pipeline; mistakes are found before the start."""
 
-import json
-import subprocess
-import sys
 from html import escape
 from pathlib import Path
 
@@ -11,11 +8,9 @@ import pytest
 from flows.dataprep import dataprep
 from flows.settings import DataprepSettings, PipelineSettings, resolve
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.shards import read_rows
-from tests.flows.mini_pipeline import SETTINGS, Mini, lines_of
-from tests.flows.network_audit import NetworkAudit
+from tests.flows.mini_pipeline import Mini, lines_of
 from tests.tasks.corpus import pieces_of_novels
 from tests.tasks.sources.archives import members, response
 
@@ -62,27 +57,6 @@ def test_the_demo_runs_only_without_sources() -> None:
 def steps_of(stderr: str) -> list[str]:
     known = ["blacklist", "download", "warcs", "webpages", "extract", "texts", *AFTER]
     return [name for name, _ in lines_of(stderr) if name in known]
-
-
-@pytest.mark.exhaustive
-def test_the_pipeline_runs_from_a_file_of_texts(mini: Mini, open_data: Path, tmp_path: Path) -> None:
-    """A file as Megatron's tools write it: one {"text": …, "url": …} per line; no connection leaves the machine."""
-    texts = pieces_of_novels(open_data, 300)
-    with (tmp_path / "raw.json").open("w") as file:
-        for number, text in enumerate(texts):
-            file.write(json.dumps({"text": text, "url": f"http://a.example/{number}"}) + "\n")
-        file.write('{"text": "cut off\n')
-    (tmp_path / "small.toml").write_text(SETTINGS.replace("[connect_to]", ""))
-    command = [sys.executable, "-m", "flows.pipeline", "--config", str(tmp_path / "small.toml")]
-    command += ["--documents", str(tmp_path / "raw.json"), "--output", str(tmp_path / "out")]
-    watch = NetworkAudit(tmp_path)
-    environment = mini.environ(**watch.environment())
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
-    assert done.returncode == 0, done.stderr
-    assert steps_of(done.stderr) == ["texts", *AFTER]
-    assert done.stdout == f"report: {tmp_path}/out/report/report.html\n"
-    assert "broken json" in (tmp_path / "out" / "report" / "report.html").read_text()
-    assert watch.notes() and watch.outside() == []
 
 
 @pytest.mark.exhaustive

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from gpt2train.inference.decoder import OpenedModel
-from gpt2train.inference.generate import BATCH, continue_tokens
-from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.causal_lm import CausalLM, build_model
+from gpt2train.inference.generate import BATCH, SamplingSettings, continue_tokens
+from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 
 
 def lively(shape: Shape, seed: int = 3, noise: float = 0.3) -> CausalLM:

@@ -20,9 +20,8 @@ from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder, decoder_of
 from gpt2train.inference.generate import generate
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
-from gpt2train.model.families import sizes
+from gpt2train.model.families import Shape, sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from gpt2train.model.shape import Shape
 from tests.gpt2train.data.test_template import POST_PROCESSORS, folder_of
 from tests.gpt2train.serve.local_server import Running, running
 

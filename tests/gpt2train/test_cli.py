@@ -1,5 +1,7 @@
 """The command `gpt2train`: merge, evaluate and generate with a trained run; mistakes are one line."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -11,8 +13,7 @@ import pytest
 import torch
 from cyclopts import App
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.merge import merge
@@ -25,12 +26,11 @@ LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
 
 @pytest.fixture(scope="module")
 def model(trained_run: TrainedRun) -> Path:
-    folder = trained_run.root / "merged"
-    done = call("merge", str(trained_run.run), "--output", str(folder))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"model: {folder}"
-    assert "step-00000002" in done.stdout
-    assert done.stderr == ""
+    folder, out, err = trained_run.root / "merged", io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert run_command(app, ["merge", str(trained_run.run), "--output", str(folder)]) == 0
+    assert out.getvalue().splitlines()[-1] == f"model: {folder}"
+    assert "step-00000002" in out.getvalue() and err.getvalue() == ""
     return folder
 
 

@@ -5,8 +5,7 @@ import importlib.metadata
 import pytest
 
 from gpt2train import doctor
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 
 
 def test_the_page_names_versions_devices_and_extras(

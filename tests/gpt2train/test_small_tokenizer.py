@@ -7,24 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import TrainSettings
 from gpt2train.convert.detect import vocabulary_of
 from gpt2train.convert.huggingface import save_model
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.inference.decoder import decoder_of
-from gpt2train.inference.generate import generate
-from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.inference.generate import SamplingSettings, generate
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from gpt2train.model.shape import Shape
 from gpt2train.serve.server import prepare
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.train.step import resolved_config
 from tests.flows.small_tokens import TRAIN, prepare_tokens
 from tests.gpt2train.serve.local_server import LETTERS

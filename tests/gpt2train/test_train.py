@@ -27,7 +27,7 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.forked_ranks import run_ranks
-from tests.gpt2train.jobs import all_ended, curve, finish, make, start, start_alone, wait_for, weights, with_lr, write
+from tests.gpt2train.jobs import all_ended, curve, finish, make, start, wait_for, weights, with_lr, write
 
 HERE = Path(__file__).parent
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -35,13 +35,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor parallel": {"tp": 2},
     "two stages": {"pp": 2},
 }
+SHORT: dict[str, Any] = {"steps": 10, "validation": {"interval": 5}, "checkpoints": {"interval": 5}}
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     """Finished runs of two processes, all in one process group: every ZeRO stage, tensor parallel, two stages."""
     folder = tmp_path_factory.mktemp("two")
-    runs = {name: make(tokens, folder / name.replace(" ", ""), parallel=parallel) for name, parallel in LAYOUTS.items()}
+    runs = {
+        name: make(tokens, folder / name.replace(" ", ""), parallel=parallel, **SHORT)
+        for name, parallel in LAYOUTS.items()
+    }
     run_ranks(HERE / "runs_of_layouts.py", *map(write, runs.values()))
     return runs
 
@@ -49,10 +53,10 @@ def two_ranks(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_every_layout_trains_the_same(
     tokens: Path, tmp_path: Path, alone: DistContext, two_ranks: dict[str, RunConfig]
 ) -> None:
-    reference = make(tokens, tmp_path / "alone", batch={"micro_batch": 4})
+    reference = make(tokens, tmp_path / "alone", batch={"micro_batch": 4}, **SHORT)
     train(reference, alone)
     expected = curve(reference.output)
-    assert expected[-1] < expected[0] - 0.3
+    assert expected[-1] < expected[0] - 0.1
     for run in two_ranks.values():
         for key in ("loss", "grad_norm"):
             np.testing.assert_allclose(curve(run.output, key), curve(reference.output, key), rtol=1e-5, err_msg=key)
@@ -70,9 +74,9 @@ def test_a_sharded_run_resumes_in_one_process(
 ) -> None:
     run = Path(two_ranks["zero 3"].output)
     straight = curve(run)
-    writer.remove(newest_checkpoint(run))  # back to step 10
-    train(make(tokens, run), alone)
-    assert curve(run)[:10] == straight[:10] and curve(run)[10:] != straight[10:]
+    writer.remove(newest_checkpoint(run))  # back to step 5
+    train(make(tokens, run, **SHORT), alone)
+    assert curve(run)[:5] == straight[:5] and curve(run)[5:] != straight[5:]
     np.testing.assert_allclose(curve(run), straight, rtol=1e-5)
 
 
@@ -118,14 +122,6 @@ def test_a_failing_rank_ends_the_job_in_one_line(
     assert not list(temporary.glob("torchelastic*"))
     if how == "raise":
         assert "Traceback" in (tmp_path / "rank-1.log").read_text()  # the other may be ended before it writes one
-
-
-@pytest.mark.slow
-def test_a_user_error_is_one_line_and_exit_code_2(tokens: Path, tmp_path: Path) -> None:
-    config = make(tokens, tmp_path / "run", batch={"micro_batch": 3})
-    code, out, err = finish(start_alone(write(config)))
-    assert code == 2 and out == ""
-    assert err.startswith("error: batch.global_batch 8 is not a multiple") and len(err.splitlines()) == 1
 
 
 def test_mock_tokens_train_without_a_file(
@@ -248,12 +244,3 @@ def test_non_finite_gradients_are_skipped_and_counted_and_end_the_run(
     assert [row["skipped"] for row in rows] == [0, *range(1, 11)]
     assert rows[-1]["grad_norm"] is None and rows[-1]["lr"] == 0
     json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_bf16_learns_like_fp32(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    exact, rough = (make(tokens, tmp_path / kind, precision=kind, steps=8) for kind in ("fp32", "bf16"))
-    train(exact, alone)
-    train(rough, alone)
-    np.testing.assert_allclose(curve(rough.output), curve(exact.output), rtol=2e-2)
-    assert curve(rough.output) != curve(exact.output)

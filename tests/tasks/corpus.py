@@ -8,8 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows
 from tasks.core.step import Step

@@ -13,8 +13,7 @@ import flows.pretrain
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.settings import PipelineSettings, PretrainFlowSettings, resolve
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config.recipe import model_of, shape_of
 from gpt2train.model.families import parameter_count
 from gpt2train.training.train_state import TrainState

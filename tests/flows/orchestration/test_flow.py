@@ -32,12 +32,7 @@ from flows.orchestration.flow import (
 )
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
-from flows.settings import (
-    EvaluateFlowSettings,
-    PretrainSettings,
-    deployment_names,
-    resolve,
-)
+from flows.settings import EvaluateFlowSettings, PretrainSettings, deployment_names, resolve
 from gpt2train.config import preset
 from gpt2train.data.tokenizer import save_tokenizer
 from gpt2train.errors import UserError

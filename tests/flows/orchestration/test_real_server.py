@@ -12,8 +12,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.runner import Retries, Runner
 from tasks.core.step import Step
 from tests.flows.deployed_run import SECONDS

@@ -14,8 +14,7 @@ from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import StepRow, as_table, counts, steps_summary, steps_table, training, training_summary
 from flows.ui.result import next_commands, output_paths
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
-from gpt2train.store.folder import FileRecord, Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import FileRecord, Folder, Manifest, Outcome
 from tasks.core.reject_limits import LimitSettings
 from tasks.train.metrics_tail import polling
 from tests.processes import wait_for

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import read_manifest
+from gpt2train.store.manifest import Folder, read_manifest
 from tests.flows.conftest import Finished, Server
 from tests.processes import wait_for
 

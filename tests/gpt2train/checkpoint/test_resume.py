@@ -126,10 +126,7 @@ def test_damage_of_an_initial_checkpoint_is_named(
     with pytest.raises(RunError, match="the checkpoint is damaged"):  # this very one was asked for
         train(from_(tokens, tmp_path / "a", damaged, "weights"), alone)
     logging.getLogger("gpt2train").propagate = True
-    with (
-        caplog.at_level(logging.INFO),
-        CheckpointManager(from_(tokens, tmp_path / "b", other, "full")) as checkpoints,
-    ):
+    with caplog.at_level(logging.INFO), CheckpointManager(from_(tokens, tmp_path / "b", other, "full")) as checkpoints:
         engine = Engine(saved_run, alone)
         assert checkpoints.restore(engine.state(), open_initial_weights).step == 9
     assert "the checkpoint is damaged" in caplog.text and f"of {before}" in caplog.text

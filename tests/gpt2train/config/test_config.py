@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import (
     BatchSettings,
     Corpus,
@@ -28,8 +27,7 @@ from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.config.commented import commented
 from gpt2train.errors import UserError
 from gpt2train.model.families import parameter_count
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.settings import build
 

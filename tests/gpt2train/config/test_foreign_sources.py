@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import TrainSettings, read_run_config
 from gpt2train.config.foreign_run import convert, foreign_run, nested
 from gpt2train.errors import UserError

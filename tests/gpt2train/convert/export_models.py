@@ -14,11 +14,10 @@ from gpt2train.convert.huggingface import open_model, save_model
 from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
-from gpt2train.model.causal_lm import build_model
+from gpt2train.model.causal_lm import Shape, build_model
 from gpt2train.model.families import EMBEDDING
 from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from gpt2train.model.shape import Shape
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tasks.tokenizer.step import with_sentinels
 from tests.gpt2train.convert.small_tokenizer import split_as_qwen

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.huggingface import read_model, to_huggingface, write_model
 from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
 from gpt2train.model.shape import Shape

@@ -9,13 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.dataset import COLUMNS, SPLITS, Counts, dataset_card, export_dataset
 from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import shuffle
+from tasks.shuffle.step import ShuffleSettings, shuffle
 from tests.tasks.corpus import Inline, documents_of, row, rows_of
 from tests.tasks.sources.text_files import read
 

@@ -11,8 +11,7 @@ from gpt2train.convert.gguf_tokenizer import PATTERNS
 from gpt2train.convert.huggingface import read_model
 from gpt2train.data.template import encode_prompts
 from gpt2train.data.tokenizer import load_tokenizer
-from gpt2train.inference.generate import generate
-from gpt2train.inference.settings import SamplingSettings
+from gpt2train.inference.generate import SamplingSettings, generate
 from tests.gpt2train.convert.export_models import (
     GQA,
     PROMPTS,

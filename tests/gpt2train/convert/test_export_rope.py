@@ -9,8 +9,7 @@ import pytest
 from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.inference.generate import generate
-from gpt2train.inference.settings import SamplingSettings
+from gpt2train.inference.generate import SamplingSettings, generate
 from tests.gpt2train.convert.export_models import (
     GQA,
     PROMPTS,

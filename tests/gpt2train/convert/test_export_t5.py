@@ -8,8 +8,7 @@ import torch
 
 from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import load_tokenizer
-from gpt2train.inference.generate import Generation, generate
-from gpt2train.inference.settings import SamplingSettings
+from gpt2train.inference.generate import Generation, SamplingSettings, generate
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.t5_family import options_of
 from tests.gpt2train.convert.export_models import export_folder, passages, read_gguf, write_model, write_tokenizer

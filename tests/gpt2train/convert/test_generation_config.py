@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from benchmarks.serve import OURS, server
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.generation_config import read_end_tokens
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
@@ -88,8 +87,7 @@ def test_the_server_ends_a_text_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "found"),
-    [(None, ()), (5, (5,)), ([5, 7, 5], (5, 7)), ([], ()), ([-1, 96, 10**30, 3], (3,)), (-1, ())],
+    ("ends", "found"), [(None, ()), (5, (5,)), ([5, 7, 5], (5, 7)), ([], ()), ([-1, 96, 10**30, 3], (3,)), (-1, ())]
 )
 def test_ids_are_read(ends: Any, found: tuple[int, ...], tmp_path: Path) -> None:
     write_ends(tmp_path, ends)

@@ -13,10 +13,9 @@ from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.huggingface import open_model, read_model, save_model, to_huggingface, write_model
 from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
-from gpt2train.model.causal_lm import CausalLM, build_model
+from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.families import sizes
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.jobs import VOCAB
 

@@ -13,9 +13,8 @@ from gpt2train.config.model import ModelSettings
 from gpt2train.convert.huggingface import open_model, read_model, save_model, write_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.inference.generate import generate
+from gpt2train.inference.generate import SamplingSettings, generate
 from gpt2train.inference.prompts import encode_for
-from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from gpt2train.model.t5 import T5

@@ -16,9 +16,8 @@ from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
 from gpt2train.data.template import encode_prompts, prefix_ids
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.data.tokenizer_reader import read_files
-from gpt2train.model.families import sizes
+from gpt2train.model.families import Shape, sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from gpt2train.model.shape import Shape
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tests.gpt2train.data.test_tokenizer_kinds import CORPUS, HARD, characters, script_texts
 
@@ -41,10 +40,7 @@ def trained(options: dict[str, object]) -> bytes:
     sentencepiece = pytest.importorskip("sentencepiece")
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        **{"hard_vocab_limit": False} | options,
-        sentence_iterator=iter(CORPUS * 20),
-        model_writer=model,
-        minloglevel=2,
+        **{"hard_vocab_limit": False} | options, sentence_iterator=iter(CORPUS * 20), model_writer=model, minloglevel=2
     )
     return model.getvalue()
 

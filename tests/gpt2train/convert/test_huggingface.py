@@ -22,9 +22,8 @@ from gpt2train.convert.huggingface import (
 )
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
 SMALL = Shape(vocab=300, layers=3, heads=2, hidden=16, context=32)

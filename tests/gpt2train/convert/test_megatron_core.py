@@ -14,8 +14,7 @@ from torch import Tensor
 
 from gpt2train.convert.megatron import MegatronCheckpoint, open_megatron
 from gpt2train.convert.megatron_core_write import Target, write_megatron_core
-from gpt2train.model.causal_lm import build_model
-from gpt2train.model.shape import Shape
+from gpt2train.model.causal_lm import Shape, build_model
 from tests.gpt2train.convert.megatron_core_peer import (
     BETAS,
     CONTEXT,

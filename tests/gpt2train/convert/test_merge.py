@@ -14,9 +14,8 @@ import torch
 from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
-from gpt2train.model.families import sizes
+from gpt2train.model.families import Shape, sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import VOCAB, make, write

@@ -9,8 +9,7 @@ import torch
 
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.huggingface import open_model, read_model, save_model
-from gpt2train.inference.generate import continue_tokens
-from gpt2train.inference.settings import SamplingSettings
+from gpt2train.inference.generate import SamplingSettings, continue_tokens
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
 
 transformers = pytest.importorskip("transformers")

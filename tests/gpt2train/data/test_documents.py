@@ -5,10 +5,9 @@ import torch
 
 from gpt2train.data.training_data import positions_within
 from gpt2train.model.causal_lm import document_mask
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE
-from gpt2train.model.shape import Shape
 
 SHAPE = Shape(vocab=100, layers=2, heads=2, hidden=32, context=24)
 LENGTHS = [[7, 1, 16], [24, 0, 0]]  # of the documents in each of two samples

@@ -1,6 +1,5 @@
 """Cached epoch indices: equal to built ones, and used only when complete and undamaged."""
 
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -11,10 +10,10 @@ import pytest
 from gpt2train.data import samples
 from gpt2train.data.epoch import HEADER, Epoch, cached_epoch, corpus_identity, read_epoch
 from gpt2train.data.samples import Samples
+from tests.gpt2train.forked_ranks import SERVER
 from tests.gpt2train.indexed_writer import IndexedWriter
 
 BOUNDS = np.cumsum([0, *np.random.default_rng(1).integers(0, 50, 500)])
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def get(folder: Path, bounds: np.ndarray = BOUNDS, context: int = 8, seed: int | None = 7, number: int = 0) -> Epoch:
@@ -80,7 +79,7 @@ def test_an_unwritable_cache_folder_is_harmless(tmp_path: Path) -> None:
 
 
 def test_concurrent_processes_leave_one_valid_file(tmp_path: Path) -> None:
-    processes = [SPAWN.Process(target=_ask, args=(tmp_path,)) for _ in range(4)]
+    processes = [SERVER.Process(target=_ask, args=(tmp_path,)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
@@ -91,7 +90,7 @@ def test_concurrent_processes_leave_one_valid_file(tmp_path: Path) -> None:
 
 
 def test_a_kill_during_the_write_is_harmless(tmp_path: Path) -> None:
-    victim = SPAWN.Process(target=_die_while_writing, args=(tmp_path,))
+    victim = SERVER.Process(target=_die_while_writing, args=(tmp_path,))
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.data import documents, tokenize_files
 from gpt2train.data.documents import Rejected, Row, read_rows, read_text
 from gpt2train.data.indexed import IndexedDataset
@@ -315,6 +314,7 @@ def test_existing_tokens_and_another_tokenizer_are_refused(
         documents.expand([tmp_path / "none"])
 
 
+@pytest.mark.slow
 def test_the_commands_import_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, gpt2train.cli, gpt2train.data.tokenize_files, gpt2train.convert.dataset;"
@@ -327,8 +327,8 @@ def test_the_commands_import_neither_torch_nor_transformers() -> None:
 def test_no_worker_outlives_a_killed_command(bpe: Path, tmp_path: Path) -> None:
     source = tmp_path / "pipe.jsonl"
     with source.open("w") as file:
-        for number in range(200_000):
-            file.write(json.dumps({"text": f"number {number} " * 20}) + "\n")
+        for number in range(200):
+            file.write((json.dumps({"text": f"number {number} " * 20}) + "\n") * 1000)
     code = "import sys; from gpt2train.cli import main; sys.argv[0] = 'gpt2train'; main()"
     flags = ["--output", str(tmp_path / "t"), "--tokenizer", str(bpe), "--workers", "2"]
     with subprocess.Popen([sys.executable, "-c", code, "data", "tokenize", str(source), *flags]) as command:

@@ -9,19 +9,16 @@ import pytest
 import torch
 
 from flows.settings import DataprepSettings
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.huggingface import open_model, read_model, save_model
 from gpt2train.convert.opened_source import open_source
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import UserError
-from gpt2train.inference.generate import generate
-from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.families import sizes
+from gpt2train.inference.generate import SamplingSettings, generate
+from gpt2train.model.families import Shape, sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from gpt2train.model.shape import Shape
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tests.gpt2train.data.test_tokenize_files import SAMPLE, owt
 from tests.gpt2train.data.test_tokenizer import small_tables

@@ -40,11 +40,7 @@ HARD = [
     "<pad></s><unk> <s> [SEP] [CLS] <extra_id_0> <|endoftext|>",
 ]
 WORDPIECE = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "##a", "##b", "##cd", "中", "ab", "##e", "."]
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog.\n",
-    "Съешь ещё этих мягких французских булок. ",
-    "北京 上海 ",
-]
+CORPUS = ["The quick brown fox jumps over the lazy dog.\n", "Съешь ещё этих мягких французских булок. ", "北京 上海 "]
 
 
 def characters() -> st.SearchStrategy[str]:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 
 Call = Callable[..., tuple[int, list[str], str]]
 

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import END_OF_TEXT, load_tokenizer, read_tables, save_tokenizer
 from gpt2train.evaluate.lambada import openai_pairs
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 
 BATCH = 64
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 
 from gpt2train.data.tokenizer import load_tokenizer
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 from tests.gpt2train.evaluate.overfitted_model import small_bpe
 
 

@@ -17,6 +17,7 @@ from gpt2train.evaluate.evaluation import Evaluation
 from gpt2train.evaluate.metrics import Metric
 from gpt2train.evaluate.registry import EVALUATIONS
 from tests.gpt2train.evaluate.plugin_of_page import install, write_items
+from tests.tasks.plugin_page import run as run_program
 from tests.trained_run import TrainedRun
 
 ROOT = Path(__file__).parents[3]
@@ -102,12 +103,16 @@ def test_command_of_two_models_and_curve(installed: Path, run: Path, tmp_path: P
 
 
 def test_help_and_mistakes(installed: Path, tmp_path: Path) -> None:
-    shown = call(installed, "multiple_choice", "--help").stdout
-    assert "--separator" in shown and "Text between question and choice" in shown and "--data" in shown
-    assert "multiple_choice" in call(installed, "--help").stdout
     (tmp_path / "items.jsonl").write_text('{"question": "a", "choices": ["b"], "label": 1}')
-    done = call(installed, "multiple_choice", "--model", "m", "--data", tmp_path / "items.jsonl")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    commands = ["multiple_choice --help", "--help", f"multiple_choice --model m --data {tmp_path}/items.jsonl"]
+    code = "import sys; from gpt2train.cli import app, run_command\n"
+    code += "print([run_command(app, ['evaluate', *command.split()]) for command in sys.argv[1:]])"
+    done = run_program(code, *commands, plugins=installed)
+    assert (
+        "--separator" in done.stdout and "Text between question and choice" in done.stdout and "--data" in done.stdout
+    )
+    assert "multiple_choice" in done.stdout.partition("Text between")[2]
+    assert done.stdout.endswith("[0, 0, 2]\n") and done.stderr.count("\n") == 1
     assert "items.jsonl line 1: expected question, choices and label" in done.stderr
     (installed / "multiple_choice.py").write_text("import a_module_that_is_not_there")
     done = call(installed, "lambada", "--help")

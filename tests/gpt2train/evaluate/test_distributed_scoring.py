@@ -89,26 +89,3 @@ def test_a_task_is_scored_by_several_processes(open_data: Path, tmp_path: Path) 
     for name in ("tp", "pp"):
         for own, alone in zip(found[name], found["one"], strict=True):
             assert own == pytest.approx(alone, abs=1e-4)
-
-
-@pytest.mark.exhaustive
-def test_a_model_on_two_processes_scores_as_on_one(open_data: Path, tmp_path: Path) -> None:
-    lines = (open_data / "lambada/lambada_test.jsonl").read_bytes().splitlines(keepends=True)[:60]
-    data = tmp_path / "set.jsonl"
-    data.write_bytes(b"".join(lines))
-    bpe = small_bpe(open_data / "bpe", tmp_path / "bpe")
-    passages = read_passages(data.read_bytes(), data.name)
-    model = write(learn_last_words(passages, bpe, steps=15), tmp_path / "model", bpe)
-    found = {}
-    for tp in ("1", "2"):
-        output = tmp_path / f"{tp}.json"
-        command = [sys.executable, "-m", "gpt2train", "evaluate", "lambada", "--model", str(model)]
-        command += ["--data", str(data), "--output", str(output), "--tp", tp]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == f"scores: {output}"
-        found[tp] = json.loads(output.read_text())["definitions"]
-    assert found["2"].keys() == found["1"].keys()
-    for name, alone in found["1"].items():
-        assert found["2"][name]["correct"] == alone["correct"] > 10
-    assert found["2"]["lambada_openai"]["perplexity"] == pytest.approx(found["1"]["lambada_openai"]["perplexity"], 1e-4)

@@ -15,9 +15,8 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.perplexity import document_perplexity, notes, windows
 from gpt2train.evaluate.wikitext import detokenize_wikitext, wikitext_perplexity
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 
 SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=32)
 
@@ -72,7 +71,7 @@ def test_windows_score_every_token_once(length: int, context: int, data: st.Data
     assert scored == tokens[1:]
 
 
-@pytest.mark.parametrize("stride", [1, 5, 16, 32])
+@pytest.mark.parametrize("stride", [1, 16])
 def test_document_perplexity_equals_the_reference_implementation(
     model: GPT2, tokenizer: Tokenizer, stride: int
 ) -> None:

@@ -174,12 +174,7 @@ def test_odd_models_agree(
     ],
 )
 def test_mistakes_are_found_before_the_first_step(
-    changes: dict[str, Any],
-    message: str,
-    tokens: Path,
-    tmp_path: Path,
-    alone: DistContext,
-    tasks: dict[str, Any],
+    changes: dict[str, Any], message: str, tokens: Path, tmp_path: Path, alone: DistContext, tasks: dict[str, Any]
 ) -> None:
     config = run(tokens, tmp_path / "run", tasks | changes)
     with pytest.raises(UserError, match=message):

@@ -23,8 +23,7 @@ from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import score_task
 from gpt2train.evaluate.tasks.shots import core_examples, lm_eval_examples
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
-from gpt2train.model.families import MODELS
-from gpt2train.model.shape import Shape
+from gpt2train.model.families import MODELS, Shape
 from tests.gpt2train.evaluate.overfitted_model import write
 from tests.gpt2train.evaluate.small_models import noisy_model
 from tests.gpt2train.models import lively

@@ -10,8 +10,7 @@ from cyclopts import App
 from pydantic import BaseModel
 
 from gpt2train import train
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import RunConfig
 from gpt2train.config.foreign_values import CONVERSIONS, OF_SETTING
 from gpt2train.foreign.table import SIMILAR, System, closest, hint, known, systems, unknown_option

@@ -1,6 +1,5 @@
 """Beam search against transformers on the same weights, and its general properties."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.inference.text_stream import TextStream
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.gpt2 import GPT2, Shape
 from tests.gpt2train.models import generate_tokens, lively
 
 SHAPE = Shape(vocab=60, layers=2, heads=2, hidden=16, context=40)
@@ -41,14 +39,11 @@ def theirs(model: GPT2) -> Any:
     return made.eval()
 
 
-CASES = list(
-    itertools.chain(
-        itertools.product([2, 4], [0.0, 1.0, 2.5], [False], [(END,)]),
-        itertools.product([3], [-1.0, 0.6], [True, "never"], [(END,)]),
-        itertools.product([4], [1.0], [False, True], [(END, 5, 17, 30), ()]),
-        itertools.product([2, 3], [1.0, 2.5], [False, "never"], [(END, 5, 17, 30)]),
-    )
-)
+SEVERAL = (END, 5, 17, 30)
+CASES = [
+    *((2, 0.0, False, (END,)), (4, 2.5, False, (END,)), (3, -1.0, True, (END,)), (3, 0.6, "never", (END,))),
+    *((4, 1.0, False, SEVERAL), (4, 1.0, True, ()), (2, 1.0, "never", SEVERAL), (3, 2.5, False, SEVERAL)),
+]
 
 
 @pytest.mark.parametrize(("beams", "penalty", "early", "stops"), CASES)

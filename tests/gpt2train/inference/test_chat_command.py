@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.data.chat_template import FILE
 from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 

@@ -17,8 +17,7 @@ from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.generate import generate
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.gpt2 import GPT2, Shape
 from tests.gpt2train.models import generate_tokens, lively
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)

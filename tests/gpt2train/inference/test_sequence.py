@@ -10,11 +10,9 @@ from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.inference.batch import Batch, Continuation
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.inference.generate import continue_tokens, generate
+from gpt2train.inference.generate import SamplingSettings, continue_tokens, generate
 from gpt2train.inference.sequence import TokenSequence
-from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.gpt2 import GPT2, Shape
 from tests.gpt2train.models import generate_tokens, lively
 
 SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=32)

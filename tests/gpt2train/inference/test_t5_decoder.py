@@ -38,7 +38,7 @@ def test_greedy_generation_is_that_of_transformers(kind: str, tmp_path: Path) ->
     expected = [theirs(peer, prompt) for prompt in PROMPTS]
     model = read_model(tmp_path / "model")
     assert len({tuple(tokens) for tokens in expected}) > 1
-    for batch in (1, 2, 5):
+    for batch in (2, 5):
         settings = SamplingSettings(max_new_tokens=NEW, top_k=1)
         assert generate_tokens(model, PROMPTS, 1, settings, batch) == expected
 

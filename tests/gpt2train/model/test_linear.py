@@ -137,7 +137,7 @@ def test_only_the_linear_layers_of_the_blocks_multiply_in_8_bits() -> None:
     assert list(model.state_dict()) == names
 
 
-@pytest.mark.parametrize("fp8", RECIPES)
+@pytest.mark.parametrize("fp8", [RECIPES[0], pytest.param(RECIPES[1], marks=pytest.mark.slow)])
 def test_a_compiled_model_has_the_gradients_of_the_plain_one(fp8: str) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

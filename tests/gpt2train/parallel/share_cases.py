@@ -9,9 +9,8 @@ import torch.distributed as dist
 from gpt2train.errors import RunError
 from gpt2train.evaluate.scoring import batches, gather, score, score_shared, share
 from gpt2train.evaluate.scoring_request import Score, ScoringRequest
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 
 
 def _model() -> GPT2:

@@ -12,10 +12,9 @@ from torch.distributed.tensor import DTensor
 from benchmarks.peers import torch_tensor_parallel
 from gpt2train.config import ParallelSettings
 from gpt2train.model.cache import Cache
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE, plain_cross_entropy
-from gpt2train.model.shape import Shape
 from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.fsdp import accumulate, init_weights, shard
 from gpt2train.parallel.grad_norm import align_grad_placements
@@ -262,11 +261,7 @@ def documents(tp: int, sequence: bool) -> dict[str, Any]:
     expected.backward()
     align_grad_placements(list(model.parameters()))
     unmasked = plain(tokens, targets)
-    return {
-        "loss": off(loss, expected),
-        "gradient": gap(model, plain),
-        "unmasked": off(unmasked, expected),
-    }
+    return {"loss": off(loss, expected), "gradient": gap(model, plain), "unmasked": off(unmasked, expected)}
 
 
 def stages(tp: int, sequence: bool) -> dict[str, Any]:
@@ -277,10 +272,7 @@ def stages(tp: int, sequence: bool) -> dict[str, Any]:
         apply_tensor_parallel(piece, mesh, sequence)
     tokens, targets = batch(1)
     between = pieces[0](tokens)
-    return {
-        "loss": off(pieces[1](between, targets), plain(tokens, targets)),
-        "length": between.shape[1],
-    }
+    return {"loss": off(pieces[1](between, targets), plain(tokens, targets)), "length": between.shape[1]}
 
 
 def alone() -> dict[str, Any]:

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 from gpt2train.parallel.activation_checkpointing import apply_activation_checkpointing
 
 SHAPE = Shape(vocab=128, layers=4, heads=4, hidden=64, context=64)

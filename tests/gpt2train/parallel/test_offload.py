@@ -53,8 +53,7 @@ def batches() -> list[Batch]:
     return [batch(range(first, first + 2)) for first in (0, 2, 4)]
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("zero", "recompute"), [(0, "none"), (1, "full"), (2, "none"), (3, "full")])
 def test_the_device_holds_one_block_at_a_time(tmp_path: Path, alone: DistContext, zero: int, recompute: str) -> None:
     engine = Engine(config(tmp_path, zero=zero, cpu_offload=True, activation_checkpointing=recompute), alone)
     seen = watch(engine)

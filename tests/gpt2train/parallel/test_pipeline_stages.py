@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from gpt2train.config import preset
 from gpt2train.errors import UserError
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 from gpt2train.parallel.pipeline_stages import head_weight, split_layers, stage_layers
 
 SHAPE = Shape(vocab=128, layers=5, heads=2, hidden=32, context=16)

@@ -9,8 +9,7 @@ import pytest
 from torch import nn
 
 from gpt2train.errors import UserError
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.parallel.tensor_parallel import _parallel_class
 from tests.gpt2train.forked_ranks import run_ranks
 

@@ -9,9 +9,8 @@ import pytest
 from torch import nn
 
 from gpt2train.errors import UserError
-from gpt2train.model.causal_lm import build_model
+from gpt2train.model.causal_lm import Shape, build_model
 from gpt2train.model.families import MODELS
-from gpt2train.model.shape import Shape
 from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.uneven_heads import check_attention, used_rows

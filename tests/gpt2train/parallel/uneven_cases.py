@@ -9,11 +9,10 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from gpt2train.config import ParallelSettings
-from gpt2train.model.causal_lm import CausalLM, build_model
+from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.families import MODELS
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE
-from gpt2train.model.shape import Shape
 from gpt2train.parallel.fsdp import accumulate, init_weights, shard
 from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import REPLICATE, SHARD, TENSOR

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config.recipe import horizon, modern
 from gpt2train.errors import UserError
 from gpt2train.plan.budget import (

@@ -17,10 +17,7 @@ from tests.gpt2train.jobs import write
 HERE = Path(__file__).parent
 T5 = {
     "model": {"family": "t5", "options": {"encoder_layers": 2, "decoder_context": 48}},
-    "objective": {
-        "name": "span_corruption",
-        "options": {"sentinels": "top", "sentinel_count": 10, "end_id": 0},
-    },
+    "objective": {"name": "span_corruption", "options": {"sentinels": "top", "sentinel_count": 10, "end_id": 0}},
 }
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {

@@ -8,12 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import ParallelSettings, TrainSettings, preset
 from gpt2train.model.families import parameter_count
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces
@@ -198,10 +196,10 @@ def test_slow_links_rule_out_tensor_parallelism() -> None:
 
 
 def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--preset", "345m", "--gpus", "8", "--memory", "80GB", "--rows", "3", "--no-simulate"]
+    flags = ["--preset", "345m", "--gpus", "2", "--memory", "80GB", "--rows", "3", "--no-simulate"]
     assert run_command(app, ["plan", *flags]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("354,871,296 parameters on 8 x 80 GB")
+    assert out.startswith("354,871,296 parameters on 2 x 80 GB")
     assert " hours " in out.splitlines()[1]
     assert "best: " in out and "--train.batch.micro-batch" in out
     given = ["--preset", "megatron-345m", "--tp", "2", "--pp", "2", "--micro-batch", "4", "--global-batch", "16"]
@@ -209,18 +207,18 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "115,020,800" in out and "88,769,536" in out and "pp rank" in out
     for flags, message in (
-        (["--tp", "2", "--memory", "0.1GB"], "no layout with tp 2 fits 8 x 0.1 GB"),
+        (["--tp", "2", "--memory", "0.1GB"], "no layout with tp 2 fits 2 x 0.1 GB"),
         (
             ["--tp", "3"],
-            "no layout with tp 3 is possible on 8 GPUs: tp 3 x pp 1 = 3 does not divide the 8 GPUs; change",
+            "no layout with tp 3 is possible on 2 GPUs: tp 3 x pp 1 = 3 does not divide the 2 GPUs; change",
         ),
         (["--zero", "4"], "less than or equal to 3"),
-        (["--memory", "0.1GB"], "no layout fits 8 x 0.1 GB; give more GPUs or more memory"),
+        (["--memory", "0.1GB"], "no layout fits 2 x 0.1 GB; give more GPUs or more memory"),
         (["--memory", "plenty"], "--memory 'plenty' is not an amount of memory; write it as 80GB"),
         (["--preset", "345"], "did you mean '345m'?"),
         (["--memory", "0GB"], "greater than 0"),
     ):
-        assert run_command(app, ["plan", "--gpus", "8", *flags]) == 2
+        assert run_command(app, ["plan", "--gpus", "2", *flags]) == 2
         assert message in capsys.readouterr().err
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import TrainSettings
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.referee import refereed

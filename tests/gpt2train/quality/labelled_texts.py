@@ -5,10 +5,8 @@ from pathlib import Path
 
 from gpt2train.quality.votes import Vote
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Outcome
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from gpt2train.store.manifest import Folder, Outcome
+from tasks.clean.step import CleanSettings, clean
 from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
 from tests.tasks.corpus import Inline, pieces_of_novels

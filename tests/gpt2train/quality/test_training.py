@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.errors import UserError
 from gpt2train.quality.features import BUCKETS, MAX_CHARACTERS, features_of, gram_matrix
 from gpt2train.quality.model_file import from_bytes, to_bytes

@@ -8,8 +8,7 @@ from typing import Any
 from gpt2train.config import TrainSettings, run_config, to_toml
 from gpt2train.monitoring.run_record import record_start
 from gpt2train.settings import build, layer
-from gpt2train.store.folder import FileRecord
-from gpt2train.store.manifest import MANIFEST, Manifest, Outcome
+from gpt2train.store.manifest import MANIFEST, FileRecord, Manifest, Outcome
 
 VOCAB = 300
 BASE: dict[str, Any] = {

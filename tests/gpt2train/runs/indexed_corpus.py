@@ -4,15 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.store.folder import Folder
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import shuffle
-from tasks.tokenize.settings import TokenizeSettings
-from tasks.tokenize.step import tokenize
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
+from tasks.shuffle.step import ShuffleSettings, shuffle
+from tasks.tokenize.step import TokenizeSettings, tokenize
+from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.tasks.corpus import Inline, documents_of
 
 

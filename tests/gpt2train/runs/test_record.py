@@ -15,7 +15,7 @@ from gpt2train.errors import RunError
 from gpt2train.monitoring.run_record import read_record, record_flow
 from gpt2train.runs.reading import read_run
 from tests.gpt2train.runs.fake_runs import a_row, begin, make_run, write_rows
-from tests.trained_run import train_small_run
+from tests.trained_run import TrainedRun
 
 
 def cut_back(run: Path, step: int) -> None:
@@ -98,9 +98,8 @@ def test_a_killed_writer_leaves_a_readable_record(tmp_path: Path) -> None:
         assert record is not None and record.preset == "x" * 999 and len(record.starts) == 1
 
 
-def test_the_engine_records_its_start_and_trainings_without_a_flow_are_runs(tmp_path: Path) -> None:
-    made = train_small_run(tmp_path, "It is a text of some words, more than once.\n\n" * 40)
-    found = read_run(made.run)
+def test_the_engine_records_its_start_and_trainings_without_a_flow_are_runs(trained_run: TrainedRun) -> None:
+    found = read_run(trained_run.run)
     assert found.state == "finished" and found.step == 2
     assert found.record.starts[0].world == 1 and found.layout == "tp 1 x pp 1 x dp 1"
     assert found.data == found.record.data[0].identity and found.record.preset is None

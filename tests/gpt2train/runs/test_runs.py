@@ -8,8 +8,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.convert.card_scores import LAMBADA_SHA256
 from gpt2train.runs.reading import find_runs, read_run, read_runs
 from gpt2train.runs.table import KEYS, differences, sort_runs, table_rows
@@ -209,6 +208,7 @@ def test_paths_are_no_difference_between_runs(tmp_path: Path) -> None:
     assert differences(read_runs([tmp_path])[0]) == {}
 
 
+@pytest.mark.slow
 def test_the_command_does_not_import_torch(out: Path) -> None:
     code = "import sys; from gpt2train.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code, "runs", str(out), "--html", str(out / "page.html")]

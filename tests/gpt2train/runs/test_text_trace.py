@@ -9,8 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.data.training_data import training_data
@@ -19,11 +18,8 @@ from gpt2train.runs.contamination import measure
 from gpt2train.runs.documents import document_steps, look_up
 from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import read_manifest
-from gpt2train.store.output import Output
-from tasks.report.settings import ReportSettings
-from tasks.report.step import REPORT, report
+from gpt2train.store.output import Folder, Output, read_manifest
+from tasks.report.step import REPORT, ReportSettings, report
 from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.tasks.corpus import Inline, row
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, run_config, to_toml
 from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import load_tokenizer
@@ -19,17 +18,14 @@ from gpt2train.data.training_data import training_data
 from gpt2train.errors import UserError
 from gpt2train.runs.trace import trace
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Outcome
+from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.shards import CLEAN, commit_rows, read_rows, write_rows
 from tasks.core.step import Step
 from tasks.download.ledger import LEDGER
 from tasks.download.warc import Page
 from tasks.sources.index import read_pages
-from tasks.tokenize.settings import TokenizeSettings
-from tasks.tokenize.step import tokenize
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
+from tasks.tokenize.step import TokenizeSettings, tokenize
+from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.gpt2train.jobs import make
 from tests.tasks.corpus import Inline, documents_of, row
 from tests.tasks.warc_pages import write_pages

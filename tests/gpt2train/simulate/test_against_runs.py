@@ -51,10 +51,7 @@ MORE: dict[str, dict[str, Any]] = {
         "model": {**FIVE_HEADS, "dropout": 0.1},
         "precision": "fp32",
     },
-    "tp, 5 heads, full recomputation": {
-        "parallel": {"tp": 2, "activation_checkpointing": "full"},
-        "model": FIVE_HEADS,
-    },
+    "tp, 5 heads, full recomputation": {"parallel": {"tp": 2, "activation_checkpointing": "full"}, "model": FIVE_HEADS},
     "tp, llama of 6 and 3 heads": {
         "parallel": {"tp": 2},
         "model": {"family": "llama", "heads": 6, "hidden": 96, "options": {"kv_heads": 3}},
@@ -101,9 +98,7 @@ FOUR: dict[str, dict[str, Any]] = {
 
 INTERLEAVED = {"schedule": "interleaved", "virtual_pipeline_stages": 2}
 THREE_WAYS = {"tp": 2, "pp": 2}  # of 8 processes: tp 2 x pp 2 x dp 2
-EIGHT: dict[str, dict[str, Any]] = {
-    "interleaved, zero 3": {"parallel": {**THREE_WAYS, **INTERLEAVED, "zero": 3}},
-}
+EIGHT: dict[str, dict[str, Any]] = {"interleaved, zero 3": {"parallel": {**THREE_WAYS, **INTERLEAVED, "zero": 3}}}
 MORE_OF_EIGHT: dict[str, dict[str, Any]] = {
     **{f"zero {zero}": {"parallel": {**THREE_WAYS, "zero": zero}} for zero in (0, 1, 2, 3)},
     **{f"interleaved, zero {zero}": {"parallel": {**THREE_WAYS, **INTERLEAVED, "zero": zero}} for zero in (1, 2)},

@@ -74,11 +74,7 @@ PIPELINES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "one more than stages": ({"pp": 5, "zero": 0}, 6, {}),
     "gpipe, few": ({"pp": 2, "schedule": "gpipe"}, 2, {}),
     "gpipe, zero 3": ({"pp": 3, "schedule": "gpipe", "zero": 3}, 6, {}),
-    "interleaved, zero 3": (
-        {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 3, "zero": 3},
-        8,
-        {},
-    ),
+    "interleaved, zero 3": ({"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 3, "zero": 3}, 8, {}),
     "interleaved": ({"pp": 3, "schedule": "interleaved", "virtual_pipeline_stages": 2}, 12, {}),
     "interleaved, 3 stages": ({"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 3}, 8, {}),
     "zero 3": ({"pp": 3, "zero": 3}, 6, {}),

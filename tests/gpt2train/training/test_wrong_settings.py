@@ -1,6 +1,6 @@
 """Wrong settings and damaged data: each is refused before the first step, in one line, with its exit code.
 
-All cases run in one process, one after the other, as `python -m gpt2train.train` would run each.
+All cases run on one rank, one after the other, as `python -m gpt2train.train` would run each.
 """
 
 import importlib
@@ -10,8 +10,6 @@ import os
 import pkgutil
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,8 +24,9 @@ import gpt2train
 import tasks
 from gpt2train.config import RunConfig, TrainSettings, to_toml
 from gpt2train.settings import Settings, build
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.indexed_writer import IndexedWriter
-from tests.gpt2train.jobs import SECONDS, make, write_tokens
+from tests.gpt2train.jobs import make, write_tokens
 
 HERE = Path(__file__).parent
 INF, NAN = math.inf, math.nan
@@ -132,10 +131,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ending]:
         cases.append({"name": str(number), "arguments": ["--config", str(folder / f"{number}.toml")]})
     (folder / "cases.json").write_text(json.dumps(cases))
     (out := folder / "out").mkdir()
-    command = [sys.executable, str(HERE / "command_cases.py"), str(folder / "cases.json"), str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert ended.returncode == 0, ended.stderr
+    run_ranks(HERE / "command_cases.py", str(folder / "cases.json"), str(out), processes=1)
     return {
         name: Ending(int((out / f"{number}.0.code").read_text()), (out / f"{number}.0.txt").read_text())
         for number, name in enumerate(WRONG)

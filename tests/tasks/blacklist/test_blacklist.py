@@ -1,6 +1,5 @@
 """The blacklist step: duplicates, order, shards, rejected rows, reproducible bytes, memory."""
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, duplicate_positions
-from tasks.blacklist.settings import BlacklistSettings
-from tasks.blacklist.step import blacklist
+from tasks.blacklist.step import BlacklistSettings, blacklist
 from tasks.core.shards import read_rows
 from tasks.core.url_lists import find_url_lists, without_credentials
 from tests.tasks.corpus import Inline, rejected_of
@@ -110,8 +107,7 @@ POOL = [f"http://good.example/{n}" for n in range(9)] + ["http://x.com/a.pdf", "
 @pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None)
 @given(
-    lists=st.lists(st.lists(st.sampled_from(POOL), min_size=1, max_size=20), min_size=1, max_size=3),
-    many=st.booleans(),
+    lists=st.lists(st.lists(st.sampled_from(POOL), min_size=1, max_size=20), min_size=1, max_size=3), many=st.booleans()
 )
 def test_order_is_kept_and_shards_are_full(
     tmp_path_factory: pytest.TempPathFactory, lists: list[list[str]], many: bool
@@ -173,34 +169,6 @@ def test_rejected_rows_have_reason_and_source_line(tmp_path: Path) -> None:
 def test_a_list_without_any_kept_url_reports_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"every one of the 2 URLs .*forbidden_extension 1, too_short 1"):
         run(Folder(tmp_path / "out"), [write(tmp_path / "l.txt", ["http://a.example/x.pdf", "x"])])
-
-
-@pytest.mark.exhaustive
-def test_bytes_do_not_depend_on_the_hash_seed_or_workers(tmp_path: Path) -> None:
-    write(tmp_path / "l.txt", [f"http://{name}.example/{n}" for n in range(99) for name in ("a", "google", "b")])
-    write(tmp_path / "m.txt", [f"http://{name}.example/{n}" for n in range(120) for name in ("a", "c")])
-    code = """if True:
-        import sys
-        from tasks.blacklist.settings import BlacklistSettings
-        from tasks.blacklist.step import blacklist
-        from tasks.core.runner import Runner
-        from gpt2train.store.folder import Folder
-        from tasks.core.url_lists import find_url_lists, without_credentials
-        out, workers, *lists = sys.argv[1:]
-        with Runner(int(workers)) as runner:
-            print(blacklist(Folder(out), find_url_lists(lists), BlacklistSettings(), runner).identity)
-    """
-    identities = {
-        subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / seed), seed, str(tmp_path / "l.txt"), str(tmp_path / "m.txt")],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(identities) == 1
 
 
 MEASURED = """if True:

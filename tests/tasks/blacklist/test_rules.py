@@ -170,7 +170,7 @@ reddit.com .co.uk com example 1.2.3.4 0x7f A é .pdf .PDF .7z .tar.gz pdf /bad /
 PARTS = st.sampled_from([*WORDS.split(), " ", "\t", "\x00", "a" * 64, "abcd." * 50])
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(
     st.lists(PARTS, max_size=8).map("".join)
     | st.lists(PARTS, max_size=6).map(lambda p: "http://good.example" + "".join(p))

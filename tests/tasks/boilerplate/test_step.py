@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.boilerplate.lines import candidates, hash_of, without_lines
-from tasks.boilerplate.settings import BoilerplateSettings
-from tasks.boilerplate.step import boilerplate
+from tasks.boilerplate.step import BoilerplateSettings, boilerplate
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows, read_rows
 from tasks.core.step import Step
-from tests.tasks.corpus import Inline, content_of, rejected_of, rows_of
+from tests.tasks.corpus import Inline, rejected_of, rows_of
 
 MENU = "Home | News | About this site"
 NOTICE = "We value your privacy and use cookies"
@@ -102,14 +100,6 @@ def test_ranges_groups_and_shards_do_not_matter(tmp_path: Path, monkeypatch: pyt
     root, manifest = run(tmp_path / "many", CORPUS, per_shard=4)
     assert rows_of(root, manifest) == expected
     assert {name.partition("/")[0] for name in (root / "boilerplate").files() if "/" in name} == {"lines", "rejected"}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
-    expected = run(tmp_path / "one", CORPUS)
-    done = run(tmp_path / "two", CORPUS, runner=Runner(workers=2))
-    assert content_of(*done) == content_of(*expected) and done[1].fingerprint == expected[1].fingerprint
 
 
 def test_an_empty_corpus_is_handled(tmp_path: Path) -> None:

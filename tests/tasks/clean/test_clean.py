@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.clean.language import LanguageSettings
 from tasks.clean.language_share import detect
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from tasks.clean.step import CleanSettings, clean
 from tasks.clean.token_counts import count_tokens, tokenizer_file
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, read_rows, write_rows
@@ -28,7 +26,7 @@ NAMES = list(zip("abcdefghijkl", "mnopqrstuvwx", "ABCDEFGHIJKL", strict=True))
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(workers=2) as runner:
+    with Inline(workers=1) as runner:
         yield runner
 
 
@@ -192,12 +190,3 @@ def test_a_sample_gives_the_language_of_the_whole_text(open_data: Path) -> None:
     settings = LanguageSettings(detector="langdetect")
     whole = LanguageSettings(detector="langdetect", sample=10_000)
     assert all((detect(t, settings).language == "en") == (detect(t, whole).language == "en") for t in texts)
-
-
-@pytest.mark.exhaustive
-def test_one_and_two_workers_give_the_same_bytes(tmp_path: Path, runner: Runner) -> None:
-    parts = [[ENGLISH, GERMAN], ["too short", ENGLISH.upper()], [ENGLISH.replace("library", "archive")]]
-    two = clean(Folder(tmp_path / "two"), documents(Folder(tmp_path / "two"), *parts), CleanSettings(), runner)
-    with Runner(workers=1) as single:
-        one = clean(Folder(tmp_path / "one"), documents(Folder(tmp_path / "one"), *parts), CleanSettings(), single)
-    assert one == two

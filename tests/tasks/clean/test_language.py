@@ -281,6 +281,7 @@ def test_the_model_is_the_one_that_was_measured() -> None:
     assert hashlib.sha256(model).hexdigest() == "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
 
 
+@pytest.mark.slow
 def test_no_network_module_is_imported() -> None:
     program = (
         "import sys; from tasks.clean.language_share import *; detect('the house of the sun', LanguageSettings());"

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import MANIFEST, Manifest, Outcome
+from gpt2train.store.manifest import MANIFEST, Folder, Manifest, Outcome
 from tasks.clean import step as module
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from tasks.clean.step import CleanSettings, clean
 from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
 from tests.tasks.clean.test_clean import ENGLISH, GERMAN

@@ -38,8 +38,7 @@ def test_pieces_equal_those_of_gpt2(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
-    [("今天天气很好。", 7), ("他说：“走吧！”", 5), ("ใช้ iPhone 12", 5), ("한국어는 띄어쓰기가", 2)],
+    ("text", "count"), [("今天天气很好。", 7), ("他说：“走吧！”", 5), ("ใช้ iPhone 12", 5), ("한국어는 띄어쓰기가", 2)]
 )
 def test_each_letter_of_a_script_without_spaces_is_a_piece(text: str, count: int) -> None:
     assert count_pieces(text) == count

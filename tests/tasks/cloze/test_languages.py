@@ -10,8 +10,7 @@ from gpt2train.data.text_units import units_of
 from gpt2train.evaluate.passages import last_unit, read_passages
 from gpt2train.store.folder import Folder
 from tasks.cloze.passages import passages
-from tasks.cloze.settings import ClozeSettings
-from tasks.cloze.step import cloze
+from tasks.cloze.step import ClozeSettings, cloze
 from tests.tasks.cloze.test_step import cleaned, drawn
 from tests.tasks.corpus import Inline
 

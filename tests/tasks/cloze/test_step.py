@@ -10,23 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.cloze.passages import passages
-from tasks.cloze.settings import ClozeSettings
 from tasks.cloze.spaced import prose_runs
-from tasks.cloze.step import cloze, cloze_file, no_passages_message
+from tasks.cloze.step import ClozeSettings, cloze, cloze_file, no_passages_message
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_rows, write_rows
 from tasks.core.step import Step
-from tasks.decontaminate.settings import DecontaminateSettings
-from tasks.decontaminate.step import decontaminate
-from tests.tasks.corpus import texts_of
+from tasks.decontaminate.step import DecontaminateSettings, decontaminate
+from tests.tasks.corpus import Inline, texts_of
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(workers=2) as runner:
+    with Inline(workers=1) as runner:
         yield runner
 
 

@@ -130,10 +130,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
 def test_a_hard_link_to_an_own_file_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "cores.0").hardlink_to(tmp_path / "precious")
-    with (
-        pytest.raises(RunError, match="not a regular file"),
-        gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path),
-    ):
+    with pytest.raises(RunError, match="not a regular file"), gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path):
         pass
     assert (tmp_path / "precious").read_text() == "mine"
     assert gpu_queue._holders(tmp_path, "cores", 1) == []
@@ -141,10 +138,7 @@ def test_a_hard_link_to_an_own_file_is_not_written_to(tmp_path: Path) -> None:
 
 def test_a_pipe_in_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "cores.0")
-    with (
-        pytest.raises(RunError, match="not a regular file"),
-        gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path),
-    ):
+    with pytest.raises(RunError, match="not a regular file"), gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path):
         pass
 
 

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
 from gpt2train.store.lost_files import lost_files_error, translate_lost_files
-from gpt2train.store.manifest import Outcome
+from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table, write_table
 from tasks.core.step import Step

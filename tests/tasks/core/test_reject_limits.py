@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from flows.settings import DataprepSettings
 from gpt2train.errors import RunError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from gpt2train.store.manifest import Folder, Manifest, Outcome
+from tasks.clean.step import CleanSettings, clean
 from tasks.core.reject_limits import LimitSettings, Tally, check_reject_rate
 from tasks.core.step import Step
 from tests.tasks.corpus import Inline, documents_of, row

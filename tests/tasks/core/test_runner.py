@@ -12,8 +12,7 @@ import pytest
 
 import tasks.core.runner
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Outcome
+from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.runner import Group, Runner, Stage, Where
 from tasks.core.step import Step
 from tasks.core.worker_pool import WorkerPool, explained_loss, local_pool

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome, canonical, fingerprint, need_manifest, read_manifest
+from gpt2train.store.manifest import Folder, Manifest, Outcome, canonical, fingerprint, need_manifest, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import commit_rows, read_rows, rejected_row, write_rows
 from tasks.core.step import Step

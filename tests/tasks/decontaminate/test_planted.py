@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.decontaminate.ngrams import NgramIndex, words_of
-from tasks.decontaminate.settings import DecontaminateSettings
-from tasks.decontaminate.step import remove
+from tasks.decontaminate.step import DecontaminateSettings, remove
 from tests.tasks.corpus import read_jsonl, texts_of
 
 PROSE = (

@@ -7,8 +7,7 @@ import pytest
 
 from gpt2train.data.text_units import UNSPACED
 from tasks.decontaminate.ngrams import NgramIndex, words_of
-from tasks.decontaminate.settings import DecontaminateSettings
-from tasks.decontaminate.step import plan_cuts, remove
+from tasks.decontaminate.step import DecontaminateSettings, plan_cuts, remove
 from tests.tasks.corpus import read_jsonl
 
 PASSAGE = 150  # characters: some thirty words

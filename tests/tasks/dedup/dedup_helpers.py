@@ -4,11 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.shards import read_rows
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import dedup
+from tasks.dedup.step import DedupSettings, dedup
 from tests.tasks.corpus import Inline, documents_of
 
 

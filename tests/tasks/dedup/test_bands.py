@@ -54,7 +54,7 @@ def test_given_numbers_are_kept_and_the_other_is_derived() -> None:
     assert (megatron.num_bands, megatron.rows_per_band) == (10, 10)
 
 
-@pytest.mark.parametrize("threshold", [0.5, 0.6, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.9])
 def test_planted_pairs_at_each_threshold_are_candidates(real_data: Path, threshold: float) -> None:
     """Recall of the pairs up to 0.05 above the threshold, over eight seeds; all pairs above do better."""
     documents = list(read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz"))

@@ -11,16 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
-from tasks.core.runner import Runner
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.dedup import reference
 from tasks.dedup.bands import with_bands
 from tasks.dedup.cluster_report import largest_clusters
 from tasks.dedup.minhash import band_name, sketch_texts
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import dedup
-from tests.tasks.corpus import content_of, documents_of, read_jsonl, rejected_of, row, rows_of
+from tasks.dedup.step import DedupSettings, dedup
+from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
 from tests.tasks.dedup.dedup_helpers import audit, jaccard, run
 
 
@@ -32,7 +29,7 @@ def planted(real_data: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def planted_run(planted: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, Manifest]:
     root = Folder(tmp_path_factory.mktemp("planted"))
-    with Runner(workers=2) as runner:
+    with Inline(workers=1) as runner:
         return root, dedup(root, documents_of(root, planted, 700), DedupSettings(), runner)
 
 

@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core import engine_check
 from tasks.dedup import datasketch_engine, minhash, shingles
 from tasks.dedup.bands import with_bands
 from tasks.dedup.exact import run_starts
 from tasks.dedup.minhash import sketch_texts
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import CHECK_BYTES
+from tasks.dedup.step import CHECK_BYTES, DedupSettings
 from tests.tasks.corpus import content_of, read_jsonl, real_texts, row
 from tests.tasks.dedup.dedup_helpers import run
 

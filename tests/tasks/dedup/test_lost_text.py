@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.dedup import datasketch_engine, kernels, reference, shingles
 from tasks.dedup.settings import WORD_NGRAM, DedupSettings, word_shingles
@@ -20,7 +19,7 @@ from tests.tasks.corpus import content_of, documents_of, read_jsonl, real_texts,
 from tests.tasks.dedup.dedup_helpers import audit, run
 
 WORDS = [f"word{number:03d}" for number in range(400)]
-LOW: dict[str, Any] = {"threshold": 0.3, "num_bands": 64, "rows_per_band": 1}  # each planted pair is a candidate
+LOW: dict[str, Any] = {"threshold": 0.3, "num_bands": 24, "rows_per_band": 1}  # each planted pair is a candidate
 
 
 def text(*spans: tuple[int, int]) -> str:
@@ -77,7 +76,7 @@ def test_a_longer_document_is_kept_beside_the_excerpt_of_a_previous_run(tmp_path
 def test_a_near_duplicate_of_two_words_is_kept_by_containment(tmp_path: Path) -> None:
     """It has no 3-gram of words, so nothing shows that the other one holds its text."""
     rows = [row("abcdefghijklm nopqrstuvwxyz1", document_id="a"), row("abcdefghijklm nopqrstuvwxyz", document_id="b")]
-    raw: dict[str, Any] = {"shingle": "characters", "num_bands": 64, "rows_per_band": 1}
+    raw: dict[str, Any] = {"shingle": "characters", "num_bands": 24, "rows_per_band": 1}
     assert kept_ids(run(tmp_path / "greedy", rows, DedupSettings(**raw))) == {"a"}
     assert kept_ids(run(tmp_path / "safe", rows, DedupSettings(policy="containment", **raw))) == {"a", "b"}
 

@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.shards import read_rows
 from tasks.dedup.cluster_report import largest_clusters
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import dedup
+from tasks.dedup.step import DedupSettings, dedup
 from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
 
 WORDS = [f"word{number:03d}" for number in range(400)]

@@ -4,13 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.discover.domains import find_domains
-from tasks.discover.settings import DiscoverSettings
-from tasks.discover.step import CAPTURE_LISTS, discover
+from tasks.discover.step import CAPTURE_LISTS, DiscoverSettings, discover
 from tests.tasks.download.fetch_helpers import make_settings
 from tests.tasks.web_server import Site
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.commoncrawl.step import commoncrawl
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows

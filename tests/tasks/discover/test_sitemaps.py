@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.discover.domains import find_domains
-from tasks.discover.settings import DiscoverSettings
-from tasks.discover.step import discover
+from tasks.discover.step import DiscoverSettings, discover
 from tasks.discover.xml_entries import MAX_ENTRIES, MAX_REFERENCES, read_entries
 from tasks.download.response_body import FetchRejectedError
 from tests.tasks.discover.site_files import index, rejected, rows, run, serve, urls, urlset

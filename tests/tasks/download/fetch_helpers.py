@@ -3,16 +3,14 @@
 import asyncio
 from typing import Any
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.blacklist.step import URLS
 from tasks.core.runner import Runner
 from tasks.core.shards import write_rows
 from tasks.core.step import Step
 from tasks.download.fetch import Fetcher
 from tasks.download.ledger import Fetched
-from tasks.download.settings import DownloadSettings
-from tasks.download.step import download
+from tasks.download.step import DownloadSettings, download
 from tests.tasks.web_server import Site
 
 # The request for tdmrep.json is left to the tests of the consent signals: others count requests.

@@ -7,8 +7,7 @@ from typing import Any
 
 from warcio.archiveiterator import ArchiveIterator
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, need_manifest
+from gpt2train.store.manifest import Folder, Manifest, need_manifest
 from tasks.core.shards import read_rows
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download

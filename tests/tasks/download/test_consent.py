@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.download.consent.tally import OTHERS, tally_signals
 from tasks.download.ledger import LEDGER, ledgers_of
 from tasks.download.step import download
 from tasks.report.findings import consent_signals
-from tasks.report.settings import ReportSettings
-from tasks.report.step import REPORT, report
+from tasks.report.step import REPORT, ReportSettings, report
 from tests.tasks.download.fetch_helpers import fetch, make_settings, make_urls, run
 from tests.tasks.web_server import PAGE, Handler, Site
 

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
-from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.runner import Runner, Stage
 from tasks.core.shards import read_rows
 from tasks.download.host_stats import tally_hosts
@@ -117,44 +116,38 @@ def test_a_stopped_download_ends_soon(site: Site, tmp_path: Path) -> None:
 
 CHILD = """
 import sys
-from tasks.download.consent.settings import ConsentSettings
-from tasks.download.settings import DownloadSettings
-from tasks.download.step import download
-from tasks.core.runner import Runner
-from gpt2train.store.manifest import need_manifest
-from gpt2train.store.folder import Folder
-root, address = Folder(sys.argv[1]), sys.argv[2]
-settings = DownloadSettings(delay=0.05, allow_private=("127.0.0.0/8",), consent=ConsentSettings(honour=()))
-with Runner(1) as runner:
-    print(download(root, need_manifest(root / "urls"), settings, runner, {"*.test": address}).identity)
+from tests.tasks.download.test_download import crawl
+print(crawl(sys.argv[1], sys.argv[2]))
 """
+
+
+def crawl(root: str, address: str) -> str:
+    """Download as a command does; the identity of what was fetched."""
+    with Runner(1) as runner:
+        urls = need_manifest(Folder(root) / "urls")
+        return str(download(Folder(root), urls, make_settings(delay=0.05), runner, {"*.test": address}).identity)
 
 
 def test_a_killed_download_resumes(site: Site, tmp_path: Path) -> None:
     """kill -9 in the midst of the shards: what was fetched is not asked for again, and the content is the same."""
-    shards = [[f"http://a.test/{shard}-{n}" for n in range(9)] for shard in range(2)]
-
-    def child(root: Path) -> "subprocess.Popen[str]":
-        make_urls(Folder(root), shards)
-        command = [sys.executable, "-c", CHILD, str(root), site.address]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
-
-    straight, _ = child(tmp_path / "straight").communicate(timeout=60)
+    straight, root = str(tmp_path / "straight"), str(tmp_path / "killed")
+    for folder in (straight, root):
+        make_urls(Folder(folder), [[f"http://a.test/{shard}-{n}" for n in range(9)] for shard in range(2)])
+    expected = crawl(straight, site.address)
     site.hits.clear()
     killed = threading.Event()
     site.handlers["/1-3"] = lambda _: killed.wait(60)  # no page follows before the kill
-    victim = child(tmp_path / "killed")
+    victim = subprocess.Popen([sys.executable, "-c", CHILD, root, site.address])
     while not site.hits["a.test", "/1-3"]:
         time.sleep(0.01)
         assert victim.poll() is None
-    victim.send_signal(signal.SIGKILL)
-    victim.communicate(timeout=60)
+    victim.kill()
+    victim.wait()
     killed.set()
     del site.handlers["/1-3"]
     assert not (tmp_path / "killed" / "pages" / "_manifest.json").exists()
     assert site.hits["a.test", "/1-8"] == 0
-    again, _ = child(tmp_path / "killed").communicate(timeout=60)
-    assert again == straight
+    assert crawl(root, site.address) == expected
     pages = Counter({path: count for (_, path), count in site.hits.items() if path != "/robots.txt"})
     assert len(pages) == 18
     assert pages.total() <= 19  # the one that was in flight may be asked for again
@@ -184,6 +177,7 @@ from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
 from gpt2train.store.manifest import need_manifest
 from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import need_manifest
 from tests.tasks.corpus import Inline
 root, address = Folder(sys.argv[1]), sys.argv[2]
 settings = DownloadSettings(delay=0, per_host=4, allow_private=("127.0.0.0/8",))

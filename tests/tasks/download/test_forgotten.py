@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.forgotten import FORGOTTEN, Forgotten, domain_hash, encode_forgotten, name_of, read_forgotten, url_hash
 from tasks.core.shards import read_rows
 from tasks.download.ledger import ledgers_of

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Outcome
+from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.step import Step
 from tasks.download.fetch import Fetcher
 from tasks.download.http_client import retry_after
@@ -30,8 +29,7 @@ from tasks.download.robots import RobotsRules
 from tasks.download.ssrf_guard import refuse
 from tasks.download.urls import join, parse, refresh_target
 from tasks.download.warc import Page, encode_head, encode_record
-from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import extract
+from tasks.extract.step import ExtractSettings, extract
 from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline, rejected_of
 from tests.tasks.download.fetch_helpers import make_settings
@@ -153,6 +151,7 @@ def test_100_000_headers_are_parsed(kind: str) -> None:
     assert read_badly(kind, 5_000 if kind == "robots.txt" else 35_000, 1) == []
 
 
+@settings(max_examples=30)  # of 30 ms each, most of it to draw the text
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_without_an_exception(value: str) -> None:
     assert [kind for kind, take in PARSERS.items() if kind != "robots.txt" and not take(value)] == []
@@ -167,10 +166,7 @@ def test_media_types_equal_those_of_the_standard_library() -> None:
     """A well-formed header is read as the standard library reads it."""
     for value in (
         *("text/html", "TEXT/HTML; Charset=UTF-8", "text/html;charset=x-sjis", "application/xhtml+xml; q=1"),
-        *(
-            'text/html; a="b;c"; charset="iso-8859-1"',
-            "text/html ; charset=utf-8 ; x=y",
-        ),
+        *('text/html; a="b;c"; charset="iso-8859-1"', "text/html ; charset=utf-8 ; x=y"),
     ):
         message = Message()
         message["Content-Type"] = value

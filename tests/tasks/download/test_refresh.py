@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.download.ledger import CONTENT, LEDGER, content_of, ledgers_of
 from tasks.download.revisit import checked_validator
 from tasks.download.shard_writer import changes

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.download.shard_writer import changes
 from tests.tasks.download.fetch_helpers import run
 from tests.tasks.download.refreshed_site import CONSENT, Server, ledger, listed, pages, refresh, urls

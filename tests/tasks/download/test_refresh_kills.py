@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.step import Step
 from tasks.download.journal import Journal
 from tasks.download.shard_writer import changes

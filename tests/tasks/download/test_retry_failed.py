@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.shards import read_rows
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download

@@ -62,28 +62,6 @@ def test_two_processes_share_the_delay_of_a_host(site: Site, tmp_path: Path) -> 
     assert times[-1] - times[0] > 2.4  # nine pauses; each by itself would take four of them, 1.2
 
 
-@pytest.mark.exhaustive
-def test_two_processes_request_from_a_host_in_turn(site: Site, tmp_path: Path) -> None:
-    def slow(h: Any) -> None:
-        """Answer after 50 ms; at host b.test not before both processes ask, however late one of them is."""
-        end = time.monotonic() + 5
-        while h.headers["Host"] == "b.test" and site.at_once["b.test"] < 2 and time.monotonic() < end:
-            time.sleep(0.01)
-        time.sleep(0.05)
-        ok(h)
-
-    site.handlers["/slow"] = slow
-    together = [
-        crawl(site, [f"http://a.test/slow?{n}" for n in range(8)], shared_rate_limit_dir=str(tmp_path)) for _ in "xy"
-    ]
-    apart = [crawl(site, [f"http://b.test/slow?{n}" for n in range(8)], shared_rate_limit_dir="off") for _ in "xy"]
-    go(*together, *apart)
-    assert [process.communicate()[0] for process in (*together, *apart)] == [f"{[''] * 8}\n"] * 4
-    assert site.at_once["a.test"] == 1
-    assert site.at_once["b.test"] == 2  # the check can see it
-    assert site.hits["a.test", "/slow"] == 16
-
-
 def test_the_slot_of_a_killed_process_is_freed(site: Site, tmp_path: Path) -> None:
     site.handlers["/hangs"] = lambda h: time.sleep(60)
     killed = crawl(site, ["http://a.test/hangs"], shared_rate_limit_dir=str(tmp_path), deadline=50)

@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +12,13 @@ from gpt2train.convert.merge import merge as merge_checkpoint
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome, read_manifest
+from gpt2train.store.manifest import Folder, Manifest, Outcome, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, write_rows
 from tasks.core.step import Step
-from tasks.evaluate.settings import EvaluateSettings
-from tasks.evaluate.step import evaluate, held_out_texts, truncate
+from tasks.evaluate.step import EvaluateSettings, evaluate, held_out_texts, truncate
 from tasks.merge.step import checkpoint_name, merge, write_card
-from tasks.report.settings import ReportSettings
-from tasks.report.step import REPORT, report
-from tests.gpt2train.evaluate.plugin_of_page import install, write_items
+from tasks.report.step import REPORT, ReportSettings, report
 from tests.tasks.corpus import Inline
 from tests.trained_run import TrainedRun
 
@@ -69,7 +62,7 @@ def upstream(trained_run: TrainedRun) -> Upstream:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(workers=2) as runner:
+    with Inline(workers=1) as runner:
         yield runner
 
 
@@ -226,59 +219,6 @@ def test_wikitext_is_scored_if_given(upstream: Upstream, model: Manifest, scores
             evaluate(upstream.root, model, lambada, documents, SETTINGS, runner, wikitext=str(file))
         assert evaluate(upstream.root, model, lambada, documents, SETTINGS, runner) == scores
     assert "wikitext.json" not in (upstream.root / scores.folder).files()
-
-
-@pytest.mark.exhaustive
-def test_the_evaluation_of_a_plug_in_is_scored_where_it_is_given(
-    upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of docs/develop/add-an-evaluation.md; its version counts, but not for a run without it."""
-    items, installed = tmp_path / "items.jsonl", tmp_path / "installed"
-    write_items(items)
-    installed.mkdir()
-
-    def score(data: dict[str, str], version: str) -> tuple[Manifest, bytes]:
-        """In a process of its own: evaluate and report."""
-        install(installed, version)
-        code = f"""
-from gpt2train.inference.settings import SamplingSettings
-from tasks.core.runner import Runner
-from gpt2train.store.manifest import Manifest
-from gpt2train.store.folder import Folder
-from tasks.evaluate.settings import EvaluateSettings
-from tasks.evaluate.step import evaluate
-from tasks.report.settings import ReportSettings
-from tasks.report.step import report
-
-if __name__ == "__main__":
-    root = Folder({upstream.root.url!r})
-    model, documents = (Manifest.model_validate_json(text) for text in (
-        {model.model_dump_json()!r}, {upstream.documents.model_dump_json()!r}))
-    settings = EvaluateSettings.model_validate_json({SETTINGS.model_dump_json()!r})
-    with Runner(workers=2) as runner:
-        found = evaluate(root, model, {str(upstream.cloze)!r}, documents, settings, runner, evals={data!r})
-        print(found.model_dump_json())
-        report(root, [found], ReportSettings(), runner=runner)
-"""
-        (tmp_path / "score.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[3]}{os.pathsep}{installed}")
-        done = subprocess.run([sys.executable, tmp_path / "score.py"], capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stderr
-        page = (upstream.root / "report").read_bytes(REPORT)
-        assert b"cloze accuracy (own held-out text), " in page and b"LAMBADA" not in page
-        return Manifest.model_validate_json(done.stdout.splitlines()[-1]), page
-
-    first, page = score({"multiple_choice": str(items)}, "1.0")
-    assert [record.name for record in first.outputs][-1] == "multiple_choice.json"
-    assert first.versions["multiple-choice"] == "1.0"
-    found = json.loads((upstream.root / first.folder).read_bytes("multiple_choice.json"))
-    assert (found["data"], found["items"], found["separator"]) == ("items.jsonl", 3, " ")
-    row = (
-        f'<td>multiple_choice: accuracy</td><td class="n">{found["accuracy"]:.4f} ± {found["standard_error"]:.4f}</td>'
-    )
-    assert row in page.decode()
-    assert score({"multiple_choice": str(items)}, "2.0")[0].fingerprint != first.fingerprint
-    assert score({}, "2.0")[0] == scores
 
 
 def test_a_bad_cloze_set_is_refused_and_keeps_the_scores(

@@ -93,12 +93,7 @@ def test_rows_that_cannot_be_read_have_a_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "data", "said"),
     [
-        (
-            "a.tsv",
-            b"text\tlabel\na\tb\n",
-            {"text": "sentence"},
-            "no column 'sentence'; it has 'text', 'label'; name",
-        ),
+        ("a.tsv", b"text\tlabel\na\tb\n", {"text": "sentence"}, "no column 'sentence'; it has 'text', 'label'; name"),
         (
             "a.tsv",
             b"text\tlabel\na\tb\n",

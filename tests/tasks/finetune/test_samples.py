@@ -17,12 +17,10 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer, save_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.finetune.encoding import Encoding, Rejected, Sample, shorten, sort_labels
 from tasks.finetune.rows import Row
-from tasks.finetune.settings import TaskSettings
-from tasks.finetune.step import TaskFiles, check_template, samples
+from tasks.finetune.step import TaskFiles, TaskSettings, check_template, samples
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.tasks.corpus import Inline, rejected_of
 
@@ -312,11 +310,7 @@ def test_a_holdout_shares_no_text_with_the_training(tmp_path: Path, tokenizer_fo
 @pytest.mark.parametrize(
     ("rows", "data", "said"),
     [
-        (
-            [{"text": "", "label": 1}, {"text": " ", "label": 0}],
-            {},
-            "files have no row that can be used (no_text 2)",
-        ),
+        ([{"text": "", "label": 1}, {"text": " ", "label": 0}], {}, "files have no row that can be used (no_text 2)"),
         ([{"text": "the", "label": 1}], {}, "'label' has 1 labels; a classification needs two or more"),
         ([{"text": "the", "class": 1}], {}, "has no column 'label'; it has 'text', 'class'; name it in data.label"),
         ([{"text": "the", "label": 7}], {"labels": [0, 1]}, "row 1: the label '7' is none of 0, 1"),

@@ -9,17 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.shards import CLEAN, commit_rows, rejected_row, write_table
 from tasks.core.step import Step
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import dedup
+from tasks.dedup.step import DedupSettings, dedup
 from tasks.report.findings import TOP, findings, rejected_samples, word_diff
-from tasks.report.settings import ReportSettings
-from tasks.report.step import REPORT, gather, report, summary
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import shuffle
+from tasks.report.step import REPORT, ReportSettings, gather, report, summary
+from tasks.shuffle.step import ShuffleSettings, shuffle
 from tests.tasks.corpus import Inline, row
 
 EVIL = "<script>alert('x')</script><img src=http://evil.example/a.png>"

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_table
 from tasks.core.step import Step
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import cell_of, count_cells, scatter_shards, shuffle, shuffle_key
+from tasks.shuffle.step import ShuffleSettings, cell_of, count_cells, scatter_shards, shuffle, shuffle_key
 from tests.tasks.corpus import Inline, content_of, documents_of, row, rows_of
 
 ROWS = [row(f"text {number}") for number in range(300)]
@@ -34,13 +32,6 @@ def test_order_equals_one_plain_sort(tmp_path: Path) -> None:
     assert read_table(root / "shuffled", manifest.outputs[0].name).schema.equals(CLEAN)
     assert (manifest.outcome.seen, manifest.outcome.kept) == (300, 300)
     assert not [name for name in (root / "shuffled").files() if name.startswith("scatter")]
-
-
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path) -> None:
-    one = run(tmp_path / "one", rows_per_cell=100)
-    other = run(tmp_path / "other", per_shard=299, workers=2, rows_per_cell=100)
-    assert content_of(*one) == content_of(*other)
 
 
 def test_the_order_depends_on_the_seed_and_not_on_cells(tmp_path: Path) -> None:

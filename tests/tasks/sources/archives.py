@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.download.warc import Page
 from tasks.sources.index import read_pages
@@ -23,12 +22,7 @@ BODY = b"<html><body>" + b"<p>a paragraph of some words</p>" * 40
 
 
 def response(
-    number: int,
-    body: bytes,
-    *headers: str,
-    status: str = "200 OK",
-    content_type: str = HTML,
-    length: int | None = None,
+    number: int, body: bytes, *headers: str, status: str = "200 OK", content_type: str = HTML, length: int | None = None
 ) -> bytes:
     """A response record, `length` being the Content-Length that it claims."""
     head = "\r\n".join([f"HTTP/1.1 {status}", f"Content-Type: {content_type}", *headers])

@@ -2,10 +2,6 @@
 
 import gzip
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,18 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.data.documents import split_objects
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import merge_manifests
+from gpt2train.store.manifest import Folder, merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import document_id, extract
+from tasks.extract.step import ExtractSettings, document_id, extract
 from tasks.sources.documents import find_documents
 from tasks.sources.text_records import json_item
 from tasks.sources.texts import TextsSettings, texts
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs
 from tasks.sources.webpages import WebpagesSettings, webpages
-from tests.tasks.corpus import Inline, content_of, rejected_of, rows_of
+from tests.tasks.corpus import Inline, rejected_of, rows_of
 from tests.tasks.sources.archives import members, record, response, url
 from tests.tasks.sources.text_files import COMPRESSORS, read, write
 
@@ -275,21 +269,6 @@ def test_wet_files_of_common_crawl_are_read(tmp_path: Path) -> None:
     assert manifest.outcome.reasons == {"broken_record": 1, "invalid_utf8": 1}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_workers_or_paths(tmp_path: Path) -> None:
-    found = []
-    for workers, place in ((1, tmp_path / "a"), (2, tmp_path / "b" / "deeper")):
-        for number in range(3):
-            write(place / f"{number}.jsonl", *({"text": f"{number} {n}"} for n in range(50)), b"broken")
-        root = tmp_path / f"out{workers}"
-        with Runner(workers=workers) as runner:
-            manifest = read(root, place, runner=runner, shard_rows=20)
-        found.append((manifest, content_of(Folder(root), manifest)))
-    assert found[0] == found[1]
-    assert (manifest.outcome.kept, manifest.outcome.reasons) == (150, {"broken_json": 3})
-
-
 def test_several_sources_are_one_input(tmp_path: Path) -> None:
     """Pages of archives and files share one extraction; its documents and plain texts share the later steps."""
     (tmp_path / "a.warc.gz").write_bytes(members([response(1, PAGE.encode()), response(2, b"<html></html>")]))
@@ -311,24 +290,3 @@ def test_several_sources_are_one_input(tmp_path: Path) -> None:
     assert [row["url"] for row in rows] == [url(1), "page.html", "http://b.example/"]
     assert merge_manifests([words]) is words
     assert both.identity != merge_manifests([words, documents]).identity
-
-
-@pytest.mark.slow
-def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    for number in range(4):
-        write(tmp_path / "in" / f"{number}.jsonl", *({"text": f"{number} {n} " * 20} for n in range(4000)))
-    chosen = {"shard_bytes": 100_000}
-    whole = read(tmp_path / "whole", tmp_path / "in", **chosen)
-    code = (
-        "import sys; from tests.tasks.sources.text_files import read; from pathlib import Path; "
-        "read(Path(sys.argv[1]), Path(sys.argv[2]), shard_bytes=100_000)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out"), str(tmp_path / "in")])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "out/texts/_batches/part-00000.json").exists():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "out/texts/_manifest.json").exists()
-    assert read(tmp_path / "out", tmp_path / "in", **chosen) == whole

@@ -1,11 +1,6 @@
 """Web archives of other programs: every page is found, in any compression, and indexed."""
 
 import gzip
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +9,9 @@ from warcio.archiveiterator import ArchiveIterator
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.folder import Folder
 from tasks.blacklist.settings import BlacklistSettings
-from tasks.core.runner import Runner
-from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import extract
+from tasks.extract.step import ExtractSettings, extract
 from tasks.sources.warcs import ArchiveConsent, WarcSettings, find_warcs, warcs
-from tests.tasks.corpus import Inline, content_of, rows_of
+from tests.tasks.corpus import Inline, rows_of
 from tests.tasks.sources.archives import (
     BODY,
     COMPRESSORS,
@@ -167,26 +160,6 @@ def test_a_changed_archive_is_named(tmp_path: Path) -> None:
     assert index(tmp_path / "out", path).content != manifest.content
 
 
-@pytest.fixture(scope="module")
-def runners() -> Iterator[list[Runner]]:
-    with Runner(workers=1) as one, Runner(workers=2) as two:
-        yield [one, two]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_one_and_two_workers_give_the_same_bytes(tmp_path: Path, runners: list[Runner]) -> None:
-    for number in range(3):
-        records = [response(10 * number + n, numbered(n)) for n in range(9)]
-        archive(tmp_path, members([INFO, *records, response(99, b"")]), f"{number}.warc.gz")
-    found = []
-    for number, runner in enumerate(runners):
-        manifest = index(tmp_path / f"out{number}", *sorted(tmp_path.glob("*.gz")), runner=runner, shard_rows=4)
-        found.append((content_of(Folder(tmp_path / f"out{number}"), manifest), manifest))
-    assert found[0] == found[1]
-    assert manifest.outcome.kept == 27
-
-
 def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"list\.warc\.gz is not a WARC: it begins with .*http.*--urls"):
         find_warcs([str(archive(tmp_path, gzip.compress(b"http://a.example/\n"), "list.warc.gz"))])
@@ -198,28 +171,6 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
         find_warcs([f"{tmp_path}/*.arc"])
     with pytest.raises(UserError, match=r"hold no page that can be used \(http_status 1\)"):
         index(tmp_path / "out", archive(tmp_path, members([response(1, BODY, status="404 gone")]), "x.warc.gz"))
-
-
-def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    for number in range(4):
-        records = [response(n, numbered(n)) for n in range(300)]
-        archive(tmp_path, members(records), f"{number}.warc.gz")
-    files = sorted(tmp_path.glob("*.gz"))
-    whole = index(tmp_path / "whole", *files)
-    code = (
-        "import sys; from tests.tasks.sources.archives import index; from pathlib import Path; "
-        "index(Path(sys.argv[1]), *map(Path, sys.argv[2:]))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out"), *map(str, files)])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "out/warcs/_batches/part-00000.json").exists():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "out/warcs/_manifest.json").exists()
-    assert index(tmp_path / "out", *files) == whole
-    assert len(pages_of(tmp_path / "out", whole)) == 1200
 
 
 HOSTILE_TYPES = (

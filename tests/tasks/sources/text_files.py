@@ -7,8 +7,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.sources.documents import find_documents
 from tasks.sources.texts import TextsSettings, texts

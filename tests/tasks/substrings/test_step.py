@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.dedup.reference import WORD
 from tasks.substrings.grams import cut_spans, without
-from tasks.substrings.settings import SubstringSettings
-from tasks.substrings.step import substrings
-from tests.tasks.corpus import Inline, content_of, documents_of, pieces_of_novels, rejected_of, row, rows_of
+from tasks.substrings.step import SubstringSettings, substrings
+from tests.tasks.corpus import Inline, documents_of, pieces_of_novels, rejected_of, row, rows_of
 
 WORDS = [f"word{number:03d}" for number in range(400)]
 
@@ -114,14 +112,6 @@ def test_shards_groups_and_ranges_do_not_matter(
     many = run(tmp_path / "many", rows, 5)
     assert [found["text"] for found in rows_of(*many)] == wanted
     assert {name.partition("/")[0] for name in (many[0] / "substrings").files() if "/" in name} <= {"cuts", "rejected"}
-
-
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
-    rows = [row(text((number, number + 90)), document_id=f"{number}") for number in range(0, 120, 8)]
-    done = run(tmp_path / "one", rows)
-    other = run(tmp_path / "two", rows, runner=Runner(workers=2))
-    assert content_of(*done) == content_of(*other) and done[1].fingerprint == other[1].fingerprint
 
 
 def test_an_empty_corpus_is_handled(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
-"""The tokenize step: the ids of `tokenizers`, the same bytes for any division of the work and after kills."""
+"""The tokenize step: the ids of `tokenizers`, the same bytes for any division of the work."""
 
-import json
-import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,16 +17,13 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.template import encode_prompts, prefix_ids
 from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, read_manifest
-from tasks.core.runner import Runner, Stage
+from gpt2train.store.manifest import Folder, Manifest, read_manifest
+from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.tokenize import step as module
-from tasks.tokenize.settings import TokenizeSettings
-from tasks.tokenize.step import tokenize
+from tasks.tokenize.step import TokenizeSettings, tokenize
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
+from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.gpt2train.data.test_template import POST_PROCESSORS, folder_of
 from tests.gpt2train.data.test_tokenizer_kinds import CORPUS, WORDPIECE, unigram_json, wordpiece_folder
 from tests.tasks.corpus import Inline, content_of, documents_of, real_texts, rejected_of, row
@@ -107,9 +101,9 @@ def test_difficult_texts_have_the_ids_of_the_library(tmp_path: Path, bpe: Path) 
     assert manifest.outcome.kept == len(HARD)
 
 
-def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
-    root, manifest = run(tmp_path, news, bpe)
-    words = load_tokenizer(bpe)
+def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, news: list[dict[str, Any]]) -> None:
+    root, manifest = run(tmp_path, news, None)
+    words = load_tokenizer(tmp_path / "tokenizer")
     for split in SPLITS:
         dataset = IndexedDataset(tmp_path / "tokens" / split / "tokens")
         sidecar = list(read_rows(root / "tokens", f"{split}/documents.parquet"))
@@ -126,69 +120,9 @@ def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, bpe: Pat
     assert set((root / "tokens").files()) == named | {"_manifest.json"}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
-    one = run(tmp_path / "one", news, bpe, per_shard=100, workers=1)
-    other = run(tmp_path / "other", news, bpe, per_shard=33, workers=2)
-    assert content_of(*one) == content_of(*other)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("keep", [pytest.param(0, marks=pytest.mark.exhaustive), -2])
-def test_incomplete_files_without_a_commit_are_not_used(
-    tmp_path: Path, bpe: Path, news: list[dict[str, Any]], keep: int
-) -> None:
-    straight = content_of(*run(tmp_path / "straight", news, bpe))
-    torn = tmp_path / "torn/tokens/encoded/part-00000.train.bin"
-    torn.parent.mkdir(parents=True)
-    whole = (tmp_path / "straight/tokens/train/tokens.bin").read_bytes()
-    torn.write_bytes(whole[:keep])
-    (tmp_path / "torn/tokens/train").mkdir()
-    (tmp_path / "torn/tokens/train/tokens.bin").write_bytes(b"half a file")
-    assert content_of(*run(tmp_path / "torn", news, bpe)) == straight
-
-
-@pytest.mark.exhaustive
-def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
-    """kill -9 of the whole process once a batch is committed; the next run repeats the others only."""
-    straight = content_of(*run(tmp_path / "straight", news, bpe, per_shard=10))
-    command = "import sys; from tests.tasks.tokenize.test_tokenize import again; again(*sys.argv[1:])"
-    (tmp_path / "news.json").write_text(json.dumps(news))
-    with subprocess.Popen([sys.executable, "-c", command, str(tmp_path), str(bpe)], cwd=ROOT) as process:
-        batches = tmp_path / "killed/tokens/_batches"
-        deadline = time.monotonic() + 60
-        while not list(batches.glob("part-*.json")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.kill()
-    committed = list(batches.glob("part-*.json"))
-    assert committed and not (tmp_path / "killed/tokens/_manifest.json").exists()
-    with RecordingRunner(workers=1) as runner:
-        assert content_of(*finish(tmp_path / "killed", news, bpe, 10, runner)) == straight
-    assert len(committed) + len(runner.done) >= 25 and "part-00000" not in runner.done
-
-
-class RecordingRunner(Inline):
-    """A runner that records which batches of the encoding it ran."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers)
-        self.done: set[str] = set()
-
-    def dispatch(self, stage: Stage, groups: Any, *options: Any) -> None:
-        self.done |= {group.name for group in groups if stage.name == "part"}
-        super().dispatch(stage, groups, *options)
-
-
-def again(folder: str, bpe: str) -> None:
-    """Run in a process that is going to be killed."""
-    with Inline(workers=1) as runner:
-        finish(Path(folder) / "killed", json.loads((Path(folder) / "news.json").read_text()), Path(bpe), 10, runner)
-
-
-def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path, bpe: Path) -> None:
+def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path) -> None:
     rows = [row("good text"), row("", url="http://empty"), row("homeless", split=None), row("x", split="dev")]
-    root, manifest = run(tmp_path, rows, bpe)
+    root, manifest = run(tmp_path, rows, None)
     assert manifest.outcome.reasons == {"empty": 1, "no_split": 2}
     assert (manifest.outcome.seen, manifest.outcome.kept) == (4, 1)
     assert [r["reason"] for r in rejected_of(root, manifest)] == ["empty", "no_split", "no_split"]
@@ -197,11 +131,12 @@ def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path, bpe: Path) -> N
         assert len(IndexedDataset(tmp_path / "tokens" / split / "tokens")) == 0
 
 
-def test_the_end_token_is_appended_only_if_asked(tmp_path: Path, bpe: Path) -> None:
+def test_the_end_token_is_appended_only_if_asked(tmp_path: Path) -> None:
     assert TokenizeSettings.model_validate({"append_eod": False}) == TokenizeSettings(append_end_of_text=False)
-    _, manifest = run(tmp_path, [row("Hello world")], bpe, append_end_of_text=False)
-    assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == [15496, 995]
-    assert manifest.outcome.facts["train_tokens"] == 2
+    _, manifest = run(tmp_path, [row("Hello world")], None, append_end_of_text=False)
+    expected = load_tokenizer(tmp_path / "tokenizer").encode("Hello world").ids
+    assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == expected
+    assert manifest.outcome.facts["train_tokens"] == len(expected)
 
 
 def test_bytes_do_not_depend_on_the_engine(tmp_path: Path, news: list[dict[str, Any]]) -> None:
@@ -279,10 +214,11 @@ def test_many_files_contain_the_stream_of_one(tmp_path: Path, news: list[dict[st
     assert manifest.outcome.facts["train_tokens"] == len(IndexedDataset(tmp_path / "one/tokens/train/tokens").tokens)
 
 
-def test_text_that_is_not_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
+def test_text_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     """Parquet of others can hold anything: pyarrow checks no string that it reads."""
     root = Folder(tmp_path)
-    documents_of(root, [row("x")])
+    with Inline(workers=1) as runner:
+        words = tokenizer(root, documents_of(root, [row("x")]), TokenizerSettings(vocab_size=300), runner)
     raw = [b"good", b"lone \xed\xa0\x80 surrogate", b"cut \xe6\xb1", b"also good"]
     table = pq.read_table(root.path("clean/part-00000.parquet")).take([0] * len(raw))
     offsets = np.cumsum([0, *map(len, raw)], dtype=np.int64)
@@ -293,7 +229,6 @@ def test_text_that_is_not_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
     documents = read_manifest(root / "clean")
     assert documents is not None
     with Inline(workers=1) as runner:
-        words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
         manifest = tokenize(root, documents, words, TokenizeSettings(), runner)
     assert manifest.outcome.reasons == {"not_utf8": 2}
     assert manifest.outcome.facts["train_documents"] == 2

@@ -25,10 +25,8 @@ from gpt2train.data.tokenizer import (
     tokenizer_files,
 )
 from gpt2train.errors import UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import check_tokenizer, tokenizer
+from gpt2train.store.manifest import Folder, Manifest
+from tasks.tokenizer.step import TokenizerSettings, check_tokenizer, tokenizer
 from tests.tasks.corpus import Inline, content_of, documents_of, row, texts_of
 
 TRAIN = """

@@ -5,8 +5,7 @@ from pathlib import Path
 from gpt2train.config import TrainSettings
 from gpt2train.data.samples import samples_per_epoch
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from tasks.train.step import resolved_config
 from tests.flows.small_tokens import TRAIN, prepare_tokens
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from gpt2train.config import TrainSettings
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.step import Step
 from tasks.train.step import run_folder
 

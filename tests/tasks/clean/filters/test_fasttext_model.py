@@ -12,8 +12,7 @@ from gpt2train.store.folder import Folder
 from tasks.clean.filters.fasttext_model import score_of
 from tasks.clean.filters.filter_chain import filter_files, not_in_fingerprint
 from tasks.clean.filters.registry import LocalModel
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from tasks.clean.step import CleanSettings, clean
 from tasks.outputs.verify.command import verify_output
 from tests.tasks.clean.test_clean import ENGLISH, GERMAN, documents, rows_of
 from tests.tasks.corpus import Inline

@@ -238,10 +238,7 @@ def test_a_fingerprint_depends_on_the_masks_that_are_on() -> None:
     ("wanted", "message"),
     [
         ({"phone_numbers": True, "phone_regions": ["ZZ"]}, "no telephone numbers of region 'ZZ'"),
-        (
-            {"secrets": True},
-            'a rule of bc-detect-secrets needs the extra "privacy": pip install',
-        ),
+        ({"secrets": True}, 'a rule of bc-detect-secrets needs the extra "privacy": pip install'),
     ],
 )
 def test_wrong_masks_are_one_line(wanted: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,5 +261,5 @@ UNITS = [
 def test_a_long_hostile_text_takes_linear_time(unit: str) -> None:
     settings = private(**ALL)
     started = time.process_time()
-    mask(unit * (60_000 // len(unit)), settings)
-    assert time.process_time() - started < 10
+    mask(unit * (30_000 // len(unit)), settings)
+    assert time.process_time() - started < 5

@@ -9,8 +9,7 @@ import pytest
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Outcome
+from gpt2train.store.manifest import Folder, Outcome
 from tasks.clean.filters import filter_chain
 from tasks.clean.filters.filter_chain import FilterSettings
 from tasks.clean.filters.registry import TextFilter, filters, register_filter

@@ -9,8 +9,7 @@ from gpt2train.quality.model_file import to_bytes
 from gpt2train.quality.training import train, with_precision
 from gpt2train.settings import build
 from gpt2train.store.folder import Folder
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from tasks.clean.step import CleanSettings, clean
 from tests.gpt2train.quality.labelled_texts import planted, votes_on
 from tests.tasks.clean.test_clean import documents, rows_of
 from tests.tasks.corpus import Inline

@@ -154,10 +154,7 @@ def test_repeated_n_grams_equal_the_reference_implementation(words: list[str], l
     most = max(counts.values(), default=0)
     longest = max((len(" ".join(gram)) for gram, count in counts.items() if count == most), default=0)
     assert top_characters(words, length) == (most * longest if most > 1 else 0)
-    assert repeated(words) == (
-        len(words) - len(set(words)),
-        len("".join(words)) - len("".join(set(words))),
-    )
+    assert repeated(words) == (len(words) - len(set(words)), len("".join(words)) - len("".join(set(words))))
 
 
 SENTENCES = "\n".join(f"This is the sentence number {n}." for n in range(5))

@@ -21,15 +21,12 @@ from gpt2train.quality.label_server import LabelServer
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Outcome
+from gpt2train.store.manifest import Folder, Outcome
 from gpt2train.store.removal import PENDING, RemovalCheck
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from tasks.clean.step import CleanSettings, clean
 from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import dedup
+from tasks.dedup.step import DedupSettings, dedup
 from tasks.outputs.browse.difference import MAX_WORDS, difference
 from tasks.outputs.browse.samples import samples_of
 from tasks.outputs.browse.server import browse_routes
@@ -234,7 +231,7 @@ def test_a_difference_has_both_texts() -> None:
     assert "".join(text for kind, text in pieces if kind != "removed") == b
     assert difference("a " * MAX_WORDS, "a")["cut"]
     assert difference("话说天下大势", "话说国家大势")["pieces"] == [
-        *(("same", "话说"), ("removed", "天下"), ("added", "国家"), ("same", "大势")),
+        *(("same", "话说"), ("removed", "天下"), ("added", "国家"), ("same", "大势"))
     ]
 
 

@@ -11,10 +11,8 @@ from gpt2train.quality.documents import sample_documents
 from gpt2train.quality.label_server import LabelServer
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import dedup
+from gpt2train.store.manifest import Folder, need_manifest
+from tasks.dedup.step import DedupSettings, dedup
 from tasks.outputs.browse.server import browse_routes
 from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import cleaned, planted

@@ -15,8 +15,7 @@ from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.suffix_index import build_index, index_root
 from gpt2train.settings import build
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import MANIFEST
+from gpt2train.store.manifest import MANIFEST, Folder
 from tasks.core.worker_pool import adopt
 from tasks.report.step import report
 from tests.tasks.cloze.test_step import story

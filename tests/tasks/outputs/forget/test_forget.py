@@ -10,12 +10,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import MANIFEST, read_manifest
-from gpt2train.store.output import check_no_removal
+from gpt2train.store.output import MANIFEST, Folder, check_no_removal, read_manifest
 from gpt2train.store.output_lock import locked
 from gpt2train.store.removal import PENDING
 from tasks.core.forgotten import FORGOTTEN, name_of, read_forgotten

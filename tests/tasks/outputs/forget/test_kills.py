@@ -14,9 +14,7 @@ from flows.settings import DataprepSettings, PretrainFlowSettings
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 from gpt2train.quality.documents import sample_documents
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import MANIFEST, Manifest
-from gpt2train.store.output import check_no_removal
+from gpt2train.store.output import MANIFEST, Folder, Manifest, check_no_removal
 from gpt2train.store.removal import PENDING
 from tasks.core.forgotten import FORGOTTEN
 from tasks.dedup.previous_runs import open_previous

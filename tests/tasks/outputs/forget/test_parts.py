@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import MANIFEST, Outcome, digest
+from gpt2train.store.manifest import MANIFEST, Folder, Outcome, digest
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, name_of, read_forgotten, url_hash, url_key
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
 from tasks.core.shards import REJECTED, read_rows, rejected_row, write_rows, write_table

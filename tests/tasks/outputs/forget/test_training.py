@@ -22,8 +22,7 @@ from gpt2train.data.samples import Samples
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 from gpt2train.monitoring.run_record import CorpusNote, RunRecord
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Outcome
+from gpt2train.store.manifest import Folder, Outcome
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tasks.core.forgotten import Forgotten, url_hash
 from tasks.core.step import Step
@@ -31,12 +30,9 @@ from tasks.outputs.forget.command import _run_lines, forget
 from tasks.outputs.forget.plan import Removal, plan_removal
 from tasks.outputs.forget.remove import remove_pages
 from tasks.outputs.forget.training import RunReading, find_runs, read_by, write_settings
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import shuffle
-from tasks.tokenize.settings import TokenizeSettings
-from tasks.tokenize.step import tokenize
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
+from tasks.shuffle.step import ShuffleSettings, shuffle
+from tasks.tokenize.step import TokenizeSettings, tokenize
+from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.tasks.corpus import Inline, documents_of, row
 from tests.tasks.outputs.forget.corpus import write_run
 

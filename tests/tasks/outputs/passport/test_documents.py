@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.cli import app
-from gpt2train.command_line import run_command
+from gpt2train.cli import app, run_command
 from gpt2train.store.folder import Folder
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import shuffle
+from tasks.shuffle.step import ShuffleSettings, shuffle
 from tests.tasks.corpus import Inline, documents_of, row
 
 

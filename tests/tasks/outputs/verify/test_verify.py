@@ -12,10 +12,8 @@ import pytest
 
 from benchmarks.extract import as_page
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint
-from tasks.clean.settings import CleanSettings
-from tasks.clean.step import clean
+from gpt2train.store.manifest import MANIFEST, Folder, Manifest, Outcome, digest, fingerprint
+from tasks.clean.step import CleanSettings, clean
 from tasks.core.input_files import find_inputs
 from tasks.core.shards import write_table
 from tasks.core.step import Step
@@ -23,14 +21,11 @@ from tasks.extract.settings import Engine, ExtractSettings
 from tasks.extract.step import ENGINE_VERSIONS, extract
 from tasks.outputs.verify.command import verify_output
 from tasks.outputs.verify.redo import RedoRunner
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import shuffle
+from tasks.shuffle.step import ShuffleSettings, shuffle
 from tasks.sources.warcs import ArchiveConsent
 from tasks.sources.webpages import WebpagesSettings, webpages
-from tasks.tokenize.settings import TokenizeSettings
-from tasks.tokenize.step import tokenize
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
+from tasks.tokenize.step import TokenizeSettings, tokenize
+from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.tasks.core.test_versions import documents, upgrade
 from tests.tasks.corpus import Inline
 from tests.tasks.sources.archives import archive, index, members, numbered, response

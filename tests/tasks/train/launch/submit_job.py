@@ -7,8 +7,7 @@ import sys
 from gpt2train.command_line import fail
 from gpt2train.errors import RunError, UserError
 from tasks.train.launch.job import Job
-from tasks.train.launch.launchers import run_job
-from tasks.train.launch.settings import LaunchSettings
+from tasks.train.launch.launchers import LaunchSettings, run_job
 
 
 def main() -> int:

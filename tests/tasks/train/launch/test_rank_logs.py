@@ -12,10 +12,9 @@ from gpt2train.errors import RunError, TransientError
 from gpt2train.launch.rank_logs import read_line
 from tasks.train.launch import rank_logs
 from tasks.train.launch.job import LOST, Job, LogLineSink
-from tasks.train.launch.launchers import run_job
+from tasks.train.launch.launchers import LaunchSettings, run_job
 from tasks.train.launch.rank_logs import RankLogs, level_of, tail_rank_logs
 from tasks.train.launch.registry import Launcher
-from tasks.train.launch.settings import LaunchSettings
 
 WRITE = """
 import logging, sys

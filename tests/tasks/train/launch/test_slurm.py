@@ -8,8 +8,7 @@ import pytest
 from gpt2train.errors import UserError
 from gpt2train.settings import build
 from tasks.train.launch.job import Job
-from tasks.train.launch.launchers import check_launcher, run_job
-from tasks.train.launch.settings import LaunchSettings
+from tasks.train.launch.launchers import LaunchSettings, check_launcher, run_job
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import State, read_state
 from tasks.train.launch.slurm.follow import Output

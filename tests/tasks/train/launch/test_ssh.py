@@ -12,8 +12,7 @@ from gpt2train.errors import UserError
 from gpt2train.launch.ssh_agent import GO, READY, RemoteJobRequest, release
 from gpt2train.settings import build
 from tasks.train.launch.job import LOST, Job, torchrun_arguments
-from tasks.train.launch.launchers import check_launcher
-from tasks.train.launch.settings import LaunchSettings
+from tasks.train.launch.launchers import LaunchSettings, check_launcher
 from tasks.train.launch.ssh import run_ssh
 
 ROOT = Path(__file__).parents[4]
