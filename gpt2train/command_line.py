@@ -79,6 +79,8 @@ def exit_code(call: Callable[[], object], debug: bool) -> int:
 
 def _drop_output_without_reader() -> bool:
     """Discard standard output from now on if its reader has ended, as `head` does; return True if it has."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
     poll = select.poll()
     poll.register(STDOUT, 0)
     if not any(event & select.POLLERR for _, event in poll.poll(0)):

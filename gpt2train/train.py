@@ -57,7 +57,14 @@ from gpt2train.training.callbacks import CallbackList, RunView
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
-from gpt2train.training.performance import check_fp8, collective_timeout, fast_kernels, freeze_gc, has_masks
+from gpt2train.training.performance import (
+    check_fp8,
+    check_mps,
+    collective_timeout,
+    fast_kernels,
+    freeze_gc,
+    has_masks,
+)
 from gpt2train.training.skipped_steps import SkippedSteps, divergence_remedy
 from gpt2train.training.train_state import StepStats, TrainState, is_plausible, is_sound
 from gpt2train.training.validation import Validation
@@ -135,6 +142,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         lock = lock_run_folder(Path(config.output))
         all_or_raise(lambda: cleanup.enter_context(lock) if ctx.is_rank0 else None)
         layout = all_or_raise(lambda: Layout.of(config, ctx.world))
+        all_or_raise(lambda: check_mps(config, ctx.device))
         all_or_raise(lambda: check_fp8(config.performance, ctx.device))
         data, valid_data = all_or_raise(lambda: _open(config, ctx))
 

@@ -1,11 +1,17 @@
-"""The engine as `pip install -e .` installs it, without the data steps' packages: its commands, and those it lacks."""
+"""The package as it is published: files of the wheel, the engine without the data steps, each extra beside it.
+
+Fast tests link the required packages of this environment; slow ones install the wheel, by `.ci/package`.
+"""
 
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import venv
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -14,9 +20,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tokenizers.pre_tokenizers import ByteLevel
 
+import gpt2train
 from gpt2train.cli import app
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
-from tests.test_repository import ROOT, required
+from tests.test_repository import ROOT, project, required
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 MISSING = {
@@ -77,19 +84,42 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Run:
     for name in ("deployments", "flows", "gpt2train", "tasks"):
         (packages / name).symlink_to(ROOT / name)
     (source := root / "source").mkdir()  # the metadata of this checkout, made in another folder
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    (source / "gpt2train").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "gpt2train/__init__.py"):
         (source / name).write_bytes((ROOT / name).read_bytes())
     prepare = "import setuptools.build_meta as b; b.prepare_metadata_for_build_wheel('.')"
     subprocess.run([sys.executable, "-c", prepare], cwd=source, check=True, capture_output=True)
     [made] = source.glob("*.dist-info")
     (packages / made.name).symlink_to(made)
 
-    def run(module: str, *arguments: str, folder: Path = root) -> subprocess.CompletedProcess[str]:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        command = [str(root / "venv/bin/python"), "-m", module, *arguments]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return runner(root / "venv", root)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Variables of this process without those that show Python another folder."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | more
+
+
+def runner(place: Path, default: Path) -> Run:
+    """`python -m MODULE ARGUMENTS` of an environment."""
+
+    def run(module: str, *arguments: str, folder: Path = default) -> subprocess.CompletedProcess[str]:
+        command = [str(place / "bin/python"), "-m", module, *arguments]
+        return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with sdist and wheel in `dist`, and an environment with the wheel in `venv`."""
+    root = tmp_path_factory.mktemp("package")
+    (root / "torch.txt").write_text(f"torch=={importlib.metadata.version('torch').partition('+')[0]}\n")
+    command, pip = [ROOT / ".ci/package", root / "dist", root / "venv"], {"PIP_CONSTRAINT": str(root / "torch.txt")}
+    done = subprocess.run(command, env=environment(**pip), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == gpt2train.__version__
+    return root
 
 
 def test_the_help_lists_every_command(engine: Run) -> None:
@@ -109,7 +139,46 @@ def test_a_command_without_its_extra_says_so_in_one_line(engine: Run, extra: str
 
 
 @pytest.mark.slow
-def test_the_engine_trains_and_generates(engine: Run, tmp_path: Path) -> None:
+def test_sdist_and_wheel_have_the_files_of_the_packages(package: Path) -> None:
+    folders = ("deployments", "flows", "gpt2train", "tasks")
+    done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = set(done.stdout.splitlines())
+    [wheel], [sdist] = (package / "dist").glob("*.whl"), (package / "dist").glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if ".dist-info/" not in name} == tracked
+    with tarfile.open(sdist) as archive:
+        files = {one.name.partition("/")[2] for one in archive.getmembers() if one.isfile()}
+    assert tracked | {"pyproject.toml", "README.md", "LICENSE"} <= files
+    assert {name for name in files if name.split("/")[0] in folders} == tracked
+
+
+# An environment for each takes up to a minute of CPU time; `pipeline` is that of the quick start.
+EXTRAS = [
+    pytest.param(extra, marks=pytest.mark.slow if extra == "pipeline" else pytest.mark.exhaustive)
+    for extra in sorted(project()["optional-dependencies"])
+]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_each_extra_installs_beside_the_engine(package: Path, extra: str, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)  # on top of the engine's environment, pip included
+    [below], [own] = ((at / "venv").glob("lib/python*/site-packages") for at in (package, tmp_path))
+    (own / "engine.pth").write_text(f"{below}\n")
+    [wheel], run = (package / "dist").glob("*.whl"), runner(tmp_path / "venv", tmp_path)
+    pip = ("install", "--quiet", "--no-compile", "--disable-pip-version-check", "--constraint")
+    installed = run("pip", *pip, str(package / "torch.txt"), f"gpt2train[{extra}] @ {wheel.as_uri()}")
+    assert installed.returncode == 0, installed.stderr
+    assert (checked := run("pip", "check")).returncode == 0, checked.stdout
+    [found] = re.findall(r"^extras +(.*)$", run("gpt2train", "doctor").stdout, re.M)
+    assert extra in found.split(", ")
+    for module, *arguments in MISSING.get(extra, []):
+        assert "needs the extra" not in run(module, *arguments).stderr
+
+
+@pytest.mark.slow
+def test_the_engine_trains_and_generates(package: Path, tmp_path: Path) -> None:
+    engine = runner(package / "venv", tmp_path)
     (tmp_path / "tokenizer").mkdir()
     letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
     save_tokenizer(tmp_path / "tokenizer", letters | {END_OF_TEXT: len(letters)}, [])

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import gpt2train
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.rglob("*.md"))]
@@ -22,6 +25,8 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 ALL_EXTRAS = ROOT / "requirements-all.lock"
 LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-torch.lock", ALL_EXTRAS]
 LOCKED_EXTRAS = ("dev", "test")
+
+release_notes = runpy.run_path(str(ROOT / ".ci/release_notes.py"))["release_notes"]
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.S | re.M)
 LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^()\s>]+)>?(?:\s+\"[^\"]*\")?\)")
@@ -139,24 +144,60 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
+# What a job may do beyond reading the files, by the names that GitHub gives it.
+PERMISSIONS = {
+    ("release", "image"): {"contents": "read", "packages": "write"},
+    ("release", "publish"): {"id-token": "write"},
+    ("release", "notes"): {"contents": "write"},
+    ("site", "deploy"): {"pages": "write", "id-token": "write"},
+}
+PUBLISHING = ("release", "site")
+COMMANDS = r"(python -m )?pip |python \S+|docker |gh release "
+
+
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_call_existing_commands(file: Path) -> None:
     """Each step uses an action pinned to a major version, or runs a make target, a script or pip."""
     workflow = yaml.safe_load(file.read_text())
     assert workflow["permissions"] == {"contents": "read"}
-    assert {"schedule", "workflow_dispatch"} <= set(workflow[True])  # YAML 1.1 reads `on` as true
+    when = workflow[True]  # YAML 1.1 reads `on` as true
+    assert "workflow_dispatch" in when
+    assert when.get("push") == {"tags": ["v*"]} if file.stem in PUBLISHING else "schedule" in when
     for name, job in workflow["jobs"].items():
         assert job["timeout-minutes"] > 0, name
+        assert job.get("permissions") == PERMISSIONS.get((file.stem, name)), name
         for step in job["steps"]:
             if "uses" in step:
-                assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+                assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
+                assert "checkout" not in step["uses"] or step["with"]["persist-credentials"] is False
                 continue
             for line in step["run"].splitlines():
+                assert "${{" not in line, line  # values reach the shell by variables alone
                 command, *words = line.split()
                 if command == "make":
                     assert set(words) <= make_targets(), line
-                elif not re.match(r"(python -m )?pip ", line):
+                elif not re.match(COMMANDS, line):
                     assert (ROOT / command).is_file(), line
+                elif command == "python" and not words[0].startswith("-"):
+                    assert (ROOT / words[0]).is_file(), line
+
+
+def test_a_release_has_the_tag_of_its_version_and_a_dated_part_of_the_changelog(tmp_path: Path) -> None:
+    (tmp_path / "gpt2train").mkdir()
+    (tmp_path / "gpt2train/__init__.py").write_text('"""…"""\n\n__version__ = "1.2.3"\n')
+
+    def notes(tag: str, changelog: str) -> str:
+        (tmp_path / "CHANGELOG.md").write_text(changelog)
+        return release_notes(tag, tmp_path)
+
+    old = "## 1.2.2 (2026-01-01)\n\n- Older.\n"
+    assert notes("v1.2.3", f"# Changelog\n\n## 1.2.3 (2026-02-03)\n\n- One.\n\n{old}") == "- One."
+    assert notes("v1.2.3", "## 1.2.3 (2026-02-03)\n\n### A\n\n- Last.\n") == "### A\n\n- Last."
+    with pytest.raises(SystemExit, match=r"tag v1\.2\.4, but .* has 1\.2\.3"):
+        notes("v1.2.4", old)
+    for part in (old, "## 1.2.3 (unreleased)\n\n- One.\n", "## 1x2x3 (2026-02-03)\n"):
+        with pytest.raises(SystemExit, match=r"no heading '## 1\.2\.3 \(YYYY-MM-DD\)'"):
+            notes("v1.2.3", part)
 
 
 def test_pages_name_existing_make_targets() -> None:
@@ -180,7 +221,7 @@ def project() -> dict:
 
 def test_the_citation_has_the_version_of_the_package() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert (citation["version"], citation["license"]) == (project()["version"], project()["license"])
+    assert (citation["version"], citation["license"]) == (gpt2train.__version__, project()["license"])
 
 
 @cache

@@ -48,7 +48,7 @@ def copy_to_cpu(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> d
     """
     copy: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        pinned = tensor.device.type != "cpu"
+        pinned = tensor.device.type == "cuda"
         buffer = buffers.get(name)
         if buffer is None:
             buffer = torch.empty_like(tensor.detach(), device="cpu", pin_memory=pinned)

@@ -77,8 +77,8 @@ class TrainSettings(Settings):
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """bf16, fp16: matrix products in half precision, weights and optimizer in float32. On a CPU without AVX512-BF16
     or AMX, bf16 is about 3 times slower than fp32, and fp16 about 20 times."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto uses one GPU per process if there are enough."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto uses one GPU per process if there are enough, on a Mac its GPU (mps, for one process)."""
     seed: int = Field(1234, ge=0, le=2**53 - 1)
     """Seed of the initial weights, the order of the data and dropout."""
 

@@ -27,6 +27,7 @@ from gpt2train.data.chat import open_chat
 from gpt2train.data.tokenizer import Tokenizer, copy_tokenizer, kind_of, load_model_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.device import choose_device
 from gpt2train.model.families import EMBEDDING, check_language_model, sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory
 from gpt2train.model.shape import Shape
@@ -162,11 +163,9 @@ def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifie
 
     Raises:
         UserError: the folder is not a model folder, a file is damaged, no model family has the architecture, the model
-            is of the other kind, or `device` is cuda and there is no GPU.
+            is of the other kind, or there is no such device.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu")
-    on_gpu = device != "cpu" and torch.cuda.is_available()
+    chosen = choose_device(device, option="--device")
     weights = open_model(Path(folder))
     if classifier and not weights.shape.labels:
         raise UserError(f"{folder} is a language model, not a classifier; fine-tune it first: python -m flows.finetune")
@@ -174,7 +173,7 @@ def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifie
         check_language_model(weights.shape, folder)
     model = empty_model(weights.shape)
     model.load_state_dict(weights.read(), assign=True)
-    return model.requires_grad_(False).eval().to("cuda" if on_gpu else "cpu")
+    return model.requires_grad_(False).eval().to(chosen)
 
 
 def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:

@@ -14,7 +14,7 @@ Names = Literal["new", "old"]  # Megatron-LM's tensor names: since 2021, before
 CoreFormat = Literal["torch_dist", "torch"]  # --ckpt-format of Megatron-Core: whole tensors, a file for each rank
 Spec = Literal["transformer_engine", "local"]  # --transformer-impl of Megatron-Core
 Version = Literal[0, 1, 2, 3]  # versions of Megatron-LM's checkpoints
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class MergeSettings(Settings):

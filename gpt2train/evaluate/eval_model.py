@@ -5,18 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from gpt2train.checkpoint.store import open_weights
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import Tokenizer
-from gpt2train.errors import UserError
 from gpt2train.evaluate.files import EvalSource, find_model
 from gpt2train.evaluate.scoring_request import DistributedScorer
 from gpt2train.inference.open_model import open_model
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.device import choose_device
 from gpt2train.model.families import check_language_model
 from gpt2train.model.lazy_weights import empty_model
 
@@ -40,7 +38,7 @@ def open_eval_model(source: EvalSource, layout: ServingLayout, device: Device) -
         device: device of the model; auto uses a GPU if there is one.
 
     Raises:
-        UserError: a file of the model is damaged, or `device` is cuda and there is no GPU.
+        UserError: a file of the model is damaged, or there is no such device.
         RunError: the checkpoint is damaged.
         gpt2train.inference.distributed_decoder.PeerLostError: inside the block, a process of the model was lost.
     """
@@ -62,14 +60,12 @@ def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> CausalLM:
     """Read the model of a checkpoint in float32, in evaluation mode.
 
     Raises:
-        UserError: `device` is cuda and there is no GPU.
+        UserError: there is no such device.
         RunError: the checkpoint is damaged.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu")
+    chosen = choose_device(device, option="--device")
     weights = open_weights(checkpoint)
     check_language_model(weights.shape, checkpoint)
     model = empty_model(weights.shape)
     model.load_state_dict(weights.read(), assign=True)
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    return model.requires_grad_(False).eval().to("cuda" if on_gpu else "cpu")
+    return model.requires_grad_(False).eval().to(chosen)

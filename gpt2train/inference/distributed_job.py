@@ -20,12 +20,12 @@ import torch.distributed as dist
 
 from gpt2train.convert.huggingface import open_model, read_shape
 from gpt2train.convert.settings import Device
-from gpt2train.errors import UserError
 from gpt2train.inference.distributed_decoder import CommandChannel, DistributedModel, follow
 from gpt2train.inference.model_shard import ModelShard
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.launch import rank_store
 from gpt2train.launch.process_env import read_process_env
+from gpt2train.model.device import choose_device
 from gpt2train.model.families import check_language_model
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
@@ -57,13 +57,9 @@ def open_distributed_model(model: Path, serving: ServingLayout, device: Device =
     shape = read_shape(model)
     check_language_model(shape, model)
     layout = Layout.of_model(shape, serving.tp, serving.pp, env.world)
+    choose_device(device, 1 if env.own_gpu else env.local_world, world=env.world, option="--device")
     dist_context = join("auto", env)
     on_gpu = dist_context.device.type == "cuda" and device != "cpu"
-    if device == "cuda" and not on_gpu:
-        raise UserError(
-            f"--device cuda: this machine has {torch.cuda.device_count()} GPUs for {env.local_world} processes; "
-            "use --device cpu"
-        )
     setup = CommandChannel(TIMEOUT)
     setup.send(
         0, [list(os.fsencode(model.resolve())), [serving.tp, serving.pp, on_gpu, round(1000 * serving.peer_timeout)]]

@@ -11,7 +11,6 @@ state is unpickled only if it consists of the types that torch stores there.
 """
 
 import contextlib
-import fcntl
 import os
 import pickle
 import shutil
@@ -44,6 +43,11 @@ from gpt2train.compat.torch_elastic import (
 from gpt2train.errors import UserError
 from gpt2train.launch.process_env import STORE, is_loopback
 from gpt2train.launch.rank_store import serve_store
+
+try:
+    import fcntl
+except ImportError:  # Windows, where torchrun does not start several processes
+    fcntl = None  # type: ignore[assignment]
 
 FOLDER_PREFIX = "gpt2train-ranks-"  # prefix of folders with the stores of ranks
 MIN_AGE_SECONDS = 60.0  # a newer folder may not be locked yet

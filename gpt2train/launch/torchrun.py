@@ -42,7 +42,8 @@ from gpt2train.store.run_folder import checkpoint_step, last_step, newest_checkp
 CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 TRAINING = "gpt2train.train"  # module of a training, whose state is saved
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: try again
-ORPHANED = signal.SIGUSR1  # sent when the parent is gone; also a common warning signal of Slurm's --signal
+# Sent when the parent is gone; also a common warning signal of Slurm's --signal.
+ORPHANED = getattr(signal, "SIGUSR1", signal.SIGTERM)
 # Several signals within this time count as one, since a scheduler may signal the whole process group.
 SIGNAL_DEBOUNCE_SECONDS = 1.0
 

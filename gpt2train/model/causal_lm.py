@@ -165,7 +165,7 @@ class CausalLM(nn.Module):
             Logits [batch, length, padded_vocab], in a classifier float32 [batch, labels], or the float32 sum over the
             targets of -log p (not the mean: sums add up over micro-batches and ranks, means do not), in training with
             `z_loss` a vector of it and the second term, or the loss of the objective. In evaluation mode, if the
-            objective has scores, float64 [1 + sums]: the loss and the scores.
+            objective has scores, [1 + sums] in `sum_dtype`: the loss and the scores.
             Hidden states in a pipeline stage without the head.
         """
         x = self.hidden(tokens, cache, positions, documents, ids)
@@ -217,7 +217,7 @@ class CausalLM(nn.Module):
             loss = self.cross_entropy(x, self.output_weight, targets)
         else:
             loss = self.own_loss(logits, targets, **extra)
-        return loss if scores is None else torch.cat((loss.double()[None], scores(logits, targets, **extra)))
+        return loss if scores is None else _with_scores(loss, scores(logits, targets, **extra))
 
     def _classified(self, x: Tensor, targets: Tensor | None, extra: Mapping[str, Tensor]) -> Tensor:
         """Logits of the last token of each sample, or with `targets` as `losses`."""
@@ -231,7 +231,7 @@ class CausalLM(nn.Module):
         else:
             loss = self.own_loss(logits, targets, **extra)
         scores = None if self.training else self.scores
-        return loss if scores is None else torch.cat((loss.double()[None], scores(logits, targets, **extra)))
+        return loss if scores is None else _with_scores(loss, scores(logits, targets, **extra))
 
     def hidden(
         self,
@@ -335,6 +335,10 @@ class CausalLM(nn.Module):
             elif not self.tied:
                 del self.lm_head
         return self
+
+
+def _with_scores(loss: Tensor, scores: Tensor) -> Tensor:
+    return torch.cat((loss.to(scores.dtype)[None], scores))
 
 
 def build_model(shape: Shape, dropout: float = 0.0) -> CausalLM:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpt2train.model.device import sum_dtype
 from gpt2train.model.loss import IGNORE
 
 
@@ -15,12 +16,13 @@ def class_counts(logits: Tensor, targets: Tensor, **extra: Tensor) -> Tensor:
         extra: further tensors of the batch.
 
     Returns:
-        float64 [3 * labels]: the three counts of all classes, one after the other.
+        [3 * labels] in `sum_dtype`: the three counts of all classes, one after the other.
     """
     labels, kept = logits.shape[-1], targets != IGNORE
     # Weights of 0 and 1 in place of a selection, whose size would depend on the data.
-    weight, predicted, actual = kept.double(), logits.argmax(-1), targets.clamp_min(0)
-    counts = torch.zeros(3, labels, dtype=torch.float64, device=logits.device)
+    dtype = sum_dtype(logits.device)
+    weight, predicted, actual = kept.to(dtype), logits.argmax(-1), targets.clamp_min(0)
+    counts = torch.zeros(3, labels, dtype=dtype, device=logits.device)
     counts[0].index_add_(0, actual, weight * (predicted == actual))
     counts[1].index_add_(0, predicted, weight)
     counts[2].index_add_(0, actual, weight)

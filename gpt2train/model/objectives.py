@@ -33,8 +33,8 @@ class Objective:
         options: settings model of the settings that only this objective has.
         loss: function of logits, targets and the batch's further tensors that returns the summed loss, a float32
             scalar. By default the cross entropy of the targets, without ever having all logits in memory.
-        scores: function of the same arguments that returns a float64 vector of sums for a validation, such as the
-            number of right answers.
+        scores: function of the same arguments that returns a vector of sums for a validation, in `sum_dtype`, such as
+            the number of right answers.
         sums: length of that vector, or of its part that does not depend on the number of classes.
         sums_per_label: further numbers in it for each class of a classifier.
         metrics: function of these sums over the validation set and of its number of counted targets that returns named

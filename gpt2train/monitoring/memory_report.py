@@ -8,12 +8,12 @@ import contextlib
 import logging
 import os
 import re
-import resource
 import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +21,11 @@ from torch import Tensor
 from gpt2train.parallel.grad_norm import local
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger("gpt2train")
 
@@ -56,6 +61,8 @@ def peak_resident() -> int:
             os.close(file)
         if found := PEAK.search(status):
             return int(found[1]) << 10
+    if resource is None:
+        return int(psutil.Process().memory_info().peak_wset)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 

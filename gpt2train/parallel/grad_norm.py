@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gpt2train.compat.torch import tensor_norms
+from gpt2train.model.device import sum_dtype
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -57,24 +58,26 @@ def norm_weights(parameters: Sequence[Tensor], processes: int, copies: Sequence[
         copies: parameters that another stage counts (the second copy of the tied embedding).
 
     Returns:
-        float64 [parameters], on their device.
+        [parameters], on their device, in its `sum_dtype`.
     """
     skipped = {id(parameter) for parameter in copies}
     weights = [0.0 if id(p) in skipped else shard_count(p) / processes for p in parameters]
-    return torch.tensor(weights, dtype=torch.float64, device=local(parameters[0]).device)
+    device = local(parameters[0]).device
+    return torch.tensor(weights, dtype=sum_dtype(device), device=device)
 
 
 def norms(gradients: Sequence[Tensor]) -> Tensor:
-    """Norm of each local gradient, float64 [gradients]."""
-    if gradients[0].device.type == "cpu":
+    """Norm of each local gradient, [gradients] in `sum_dtype`."""
+    device = gradients[0].device
+    if device.type in ("cpu", "mps"):
         # A CPU sums in a few float32 accumulators: over the 38,633,472 elements of GPT-2's embedding the norm was wrong
         # by 2.7e-3, and differently on each layout. Row by row it is right to 3e-9, at the same cost.
         gradients = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in gradients]
-    return tensor_norms(gradients).double()
+    return tensor_norms(gradients).to(sum_dtype(device))
 
 
 def squared_norm(local_norms: Tensor, weights: Tensor) -> Tensor:
-    """Contribution of this process to the squared global norm, a float64 scalar.
+    """Contribution of this process to the squared global norm, a scalar.
 
     A copy with weight 0 that is not finite still makes the result not finite, since 0 x inf is NaN.
 

@@ -17,6 +17,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.launch import rank_store
 from gpt2train.launch.network_interfaces import forget_loopback, use_loopback
 from gpt2train.launch.process_env import ProcessEnv, read_process_env
+from gpt2train.model.device import choose_device
 from gpt2train.parallel.layout import Layout
 
 T = TypeVar("T")
@@ -55,30 +56,24 @@ def join(device: str, env: ProcessEnv | None = None, timeout: timedelta = TIMEOU
     gloo transfers tensors in CPU memory, NCCL tensors on GPUs.
 
     Args:
-        device: "cpu", "cuda", or "auto" for a GPU if there is one for every local process.
+        device: "cpu", "cuda", "mps", or "auto" for a GPU if there is one for every local process.
         env: rank and world size; read from the environment variables by default.
         timeout: timeout of joining and of every collective.
 
     Raises:
-        UserError: "cuda" was requested but there are too few GPUs, or the environment variables are inconsistent.
+        UserError: there are too few devices of this kind, or the environment variables are inconsistent.
         RunError: other ranks did not join within the timeout.
     """
     env = env or read_process_env(os.environ)
-    gpus = torch.cuda.device_count()
-    enough = gpus >= (1 if env.own_gpu else env.local_world)
-    if device == "cuda" and not enough:
-        raise UserError(
-            f"device cuda was requested, but {env.local_world} processes here have {gpus} GPUs; use device cpu"
-        )
-    on_gpu = enough and gpus > 0 and device != "cpu"
-    own_device = torch.device("cuda", 0 if env.own_gpu else env.local_rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
+    sharing, number = (1, 0) if env.own_gpu else (env.local_world, env.local_rank)
+    own_device = choose_device(device, sharing, number, env.world)
+    if on_gpu := own_device.type == "cuda":
         torch.cuda.set_device(own_device)
     if env.world == 1 or env.one_machine:
         use_loopback(os.environ)
     else:
         forget_loopback(os.environ)
-    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo" if own_device.type == "mps" else "gloo"
     store = rank_store.join(env, timeout) if env.world > 1 else dist.HashStore()
     dist.init_process_group(
         backend,
@@ -106,7 +101,8 @@ def make_mesh(ctx: DistContext, layout: Layout) -> DeviceMesh:
     for dimension, size in enumerate(ranks.shape):
         rows = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
         groups.append(own if size == 1 else own_group(rows, ctx.timeout, names[dimension]))
-    return DeviceMesh.from_group(groups, ctx.device.type, ranks, mesh_dim_names=names)
+    kind = "cpu" if ctx.device.type == "mps" else ctx.device.type  # of one process, which sends nothing
+    return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=names)
 
 
 def shards_group(ctx: DistContext, layout: Layout) -> dist.ProcessGroup | None:

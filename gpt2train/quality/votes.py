@@ -4,7 +4,6 @@ A line has the document's text, so that a model can be trained from the file alo
 the earlier one; the vote `null` withdraws it.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Sequence
@@ -14,6 +13,11 @@ from typing import Any, Literal
 
 from gpt2train.errors import UserError
 from gpt2train.store.files import fsync, make_folder, read_json_lines, write_error
+
+try:
+    import fcntl
+except ImportError:  # Windows: that no other process has the file open is not checked
+    fcntl = None  # type: ignore[assignment]
 
 BEGINNING = b'{"id": '  # of each line
 Verdict = Literal["good", "bad"]
@@ -72,7 +76,8 @@ class VoteFile:
         except OSError as error:
             raise write_error(path, error, "give another --votes") from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
             raise UserError(f"{path} is open in another gpt2train data label; end that one first") from error

@@ -8,7 +8,6 @@ long as the process may open files, and asyncio then logs a traceback for each t
 import asyncio
 import json
 import logging
-import resource
 import socket
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -22,6 +21,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gpt2train.serve.errors import error_body
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.store.process import LastChange
+
+try:
+    import resource
+except ImportError:  # Windows, where files have no such limit
+    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +138,8 @@ class ConnectionServer(uvicorn.Server):
 
 def connection_limits(maximum: int) -> tuple[int, int]:
     """Return the number of connections that may be open, at most `maximum`, and the backlog, by the files left."""
+    if resource is None:
+        return maximum, BACKLOG
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = maximum + BACKLOG if files == resource.RLIM_INFINITY else files - psutil.Process().num_fds() - RESERVED_FILES
     backlog = max(1, min(BACKLOG, free // 4))

@@ -238,7 +238,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 def fsync(path: Path) -> None:
     """Flush a file's bytes, or a folder's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():  # Windows opens no folder, and flushes no file that is open for reading alone
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,12 +1,13 @@
 """Limit on the memory of this process, by Linux's /proc and RLIMIT_AS; without effect on other systems."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-if sys.platform != "win32":
+try:
     import resource
+except ImportError:  # Windows, which has no /proc either
+    resource = None  # type: ignore[assignment]
 
 STATM = Path("/proc/self/statm")
 

@@ -20,12 +20,13 @@ from typing import Self
 
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows ends a process at once on any signal
 
 MULTIPLEXERS = {"TMUX", "STY"}  # environment variables of tmux and screen, whose terminals outlive a connection
 CLOSING = "closing this terminal ends the run, which saves first; tmux or nohup keep it running"
 
 
-def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGKILL) -> None:
+def die_with_parent(parent: int | None = None, sig: signal.Signals = KILL) -> None:
     """Send this process a signal as soon as its parent dies.
 
     The kernel watches the parent *thread* that created this process; callers keep that thread alive as long as the
@@ -51,7 +52,7 @@ def die_after_parent() -> None:
 
 def signal_after(
     wait: Callable[[], object],
-    sig: signal.Signals = signal.SIGKILL,
+    sig: signal.Signals = KILL,
     grace: float = 0.0,
     report: Callable[[], object] = lambda: None,
 ) -> None:
@@ -66,7 +67,7 @@ def signal_after(
         report()
         if grace:
             time.sleep(grace)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -78,6 +79,8 @@ def _wait_for_end(parent: int) -> None:
 
 def hangup_signals() -> tuple[signal.Signals, ...]:
     """Return SIGHUP, by which a closed terminal ends its processes, unless nohup or a scheduler has them ignore it."""
+    if not hasattr(signal, "SIGHUP"):  # Windows
+        return ()
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 

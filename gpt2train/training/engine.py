@@ -19,6 +19,7 @@ from torch import Tensor
 from gpt2train.config import ParallelSettings, RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model.causal_lm import build_model
+from gpt2train.model.device import sum_dtype
 from gpt2train.model.linear import use_fp8
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.parallel.activation_checkpointing import apply_activation_checkpointing
@@ -218,9 +219,11 @@ class Engine:
         each = norms(gradients)
         square = squared_norm(each, self._norm_weights).to(total.device)
         # torch.full passes the number as a kernel argument; copying it to the device would synchronise.
-        stop_count = torch.full((), float(stop), dtype=torch.float64, device=total.device)
-        summary = torch.stack([square, stop_count, *(total.double() / self.layout.tp).reshape(-1)])
-        dist.all_reduce(summary)
+        dtype = sum_dtype(total.device)
+        stop_count = torch.full((), float(stop), dtype=dtype, device=total.device)
+        summary = torch.stack([square.to(dtype), stop_count, *(total.to(dtype) / self.layout.tp).reshape(-1)])
+        if self.ctx.world > 1:
+            dist.all_reduce(summary)
         summary[2:] /= tokens
         summary[0].sqrt_().div_(scale)
         self.phases.cut()
@@ -277,11 +280,13 @@ class Engine:
             if self.pipeline is not None:
                 total = self.pipeline.evaluate(batches, self.sums)
             else:
-                total = torch.zeros(self.sums, dtype=torch.float64, device=self.ctx.device)
+                dtype = sum_dtype(self.ctx.device)
+                total = torch.zeros(self.sums, dtype=dtype, device=self.ctx.device)
                 for batch in batches:
                     with self._forward():
-                        total += self.model_parts[0](batch.tokens, batch.targets, **batch.extra).double()
-        dist.all_reduce(total)
+                        total += self.model_parts[0](batch.tokens, batch.targets, **batch.extra).to(dtype)
+        if self.ctx.world > 1:
+            dist.all_reduce(total)
         return (total / self.layout.tp).tolist()
 
     @contextlib.contextmanager

@@ -54,6 +54,33 @@ def check_fp8(settings: PerformanceSettings, device: torch.device) -> None:
         )
 
 
+def check_mps(config: RunConfig, device: torch.device) -> None:
+    """Check that Apple's MPS has what the settings ask for; nothing to check on another device.
+
+    Raises:
+        UserError: it has not, with the setting to change.
+    """
+    if device.type != "mps":
+        return
+    settings = config.performance
+    checkpointing = config.parallel.activation_checkpointing
+    lacking = {
+        f'performance.fp8 {settings.fp8!r}: set "off"': settings.fp8 != "off",
+        f'performance.compile {settings.compile!r}: set "auto"': settings.compile in ("on", "blocks"),
+        "parallel.cpu_offload, whose memory is the CPU's: unset it": config.parallel.cpu_offload,
+        # torch.utils.checkpoint asks torch.mps for a context of the device, which it has not.
+        f'parallel.activation_checkpointing {checkpointing!r} with dropout: set model.dropout = 0, or "none"': (
+            checkpointing != "none" and config.model.dropout > 0
+        ),
+        'precision "bf16" before macOS 14: set "fp32"': (
+            config.precision == "bf16" and not torch.backends.mps.is_macos_or_newer(14, 0)
+        ),
+    }
+    for what, asked in lacking.items():
+        if asked:
+            raise UserError(f"device mps has no {what}, or use device cpu")
+
+
 def is_compiled(settings: PerformanceSettings, device: torch.device) -> bool:
     """Return True if models are compiled on this device."""
     return settings.compile in ("on", "blocks") or (settings.compile == "auto" and device.type == "cuda")

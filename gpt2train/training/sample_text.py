@@ -50,7 +50,7 @@ def write_sample(engine: Engine, prompt: Sequence[int], count: int) -> list[int]
             logits = engine.logits(sequence, lambda hidden, last=last: head.logits(hidden[:, last]))  # type: ignore[misc]
             chosen = torch.zeros(1, dtype=torch.int64)
             if logits is not None:
-                chosen[0] = _draw(logits[0].double().cpu(), settings.temperature, generator)
+                chosen[0] = _draw(logits[0].cpu().double(), settings.temperature, generator)
             if engine.ctx.world > 1:
                 dist.broadcast(chosen, source)
             tokens.append(int(chosen))

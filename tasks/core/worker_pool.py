@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pebble
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.process import die_after_parent
+from gpt2train.store.process import KILL, die_after_parent
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ def result(future: "concurrent.futures.Future[T]") -> T:
 
 def _ended(code: int) -> str:
     """Say how a process ended; pebble gives a signal as a negative number, or as a positive one if it caught it."""
-    if code in (-signal.SIGKILL, signal.SIGKILL):
+    if code in (-KILL, KILL) and sys.platform != "win32":
         return "was killed by SIGKILL (out of memory?)"
     if -code in set(signal.Signals) or code == signal.SIGTERM:
         return f"was ended by {signal.Signals(abs(code)).name}"

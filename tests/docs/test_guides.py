@@ -9,8 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -308,3 +310,26 @@ def test_passport(trained: Path, folder: Path) -> None:
     summary = (folder / "out/passport/eu-summary.md").read_text()
     assert "| name | A Laboratory |" in summary and "Given files" in summary
     assert (folder / "published/model/config.json").is_file() and (folder / "published/dataset/data").is_dir()
+
+
+@pytest.mark.slow
+def test_the_notebook_of_a_first_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code cells, in their order; shell lines as IPython reads them, at a small size."""
+    notebook = json.loads((DOCS / "guides/first-model.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], len({cell["id"] for cell in notebook["cells"]})) == (4, len(notebook["cells"]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPS", "3")
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(HTML=str))
+    names: dict[str, Any] = {}
+    printed = ""
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs")
+        if cell["cell_type"] != "code" or "install" in cell["metadata"].get("tags", ()):
+            continue
+        python, _, shell = "".join(cell["source"]).partition("\n!")
+        exec(compile(python, cell["id"], "exec"), names)
+        if shell:
+            small = f" {SMALL} {VOCABULARY}".replace("--train.steps 2", "") if "flows." in shell else ""
+            printed = run_line(shell.strip().format(**names) + small)
+    assert (tmp_path / "out/report/report.html").is_file()
+    assert printed.startswith("The statement")

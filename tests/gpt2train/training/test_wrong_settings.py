@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {  # name: setting, value, exit co
     "text for an index": ("data.train", "DATA/text", None, r"text"),
     "validation data of one sample": ("data.valid", "DATA/short", 2, r"short"),
     "context over the data": ("model.context", 200_000, 2, r"200,?000|context"),
-    "no GPU": ("device", "cuda", 2, r"device cuda was requested"),
+    "no GPU": ("device", "cuda", 2, r"device cuda: torch finds no GPU"),
     "output that cannot be written": ("output", "/proc/x", 2, r"/proc/x"),
     "output that is a file": ("output", "DATA/train.bin", 2, r"train\.bin"),
     "interleaved without a pipeline": ("parallel.schedule", "interleaved", 2, r"interleaved schedule needs"),
