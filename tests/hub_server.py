@@ -14,10 +14,11 @@ class Hub(ThreadingHTTPServer):
     """Repositories by `datasets/ORG/NAME` or `models/ORG/NAME`, each a list of revisions, which are files by path.
 
     Attributes:
-        repositories: revisions of each repository, the newest last; `main` is the newest.
+        repositories: revisions of each repository with their branches, the newest last.
         calls: requests as `GET /path`, in order.
         busy: number of requests that will be answered with 429.
         broken: number of files of which only the first half will be sent.
+        sent: bytes of files that were sent.
         token: token without which a request is refused; empty for none.
     """
 
@@ -25,9 +26,9 @@ class Hub(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Calls)
-        self.repositories: dict[str, list[dict[str, bytes]]] = {}
+        self.repositories: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
         self.calls: list[str] = []
-        self.busy = self.broken = 0
+        self.busy = self.broken = self.sent = 0
         self.token = ""
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -42,17 +43,18 @@ class Hub(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def put(self, repository: str, files: dict[str, bytes]) -> str:
+    def put(self, repository: str, files: dict[str, bytes], branch: str = "main") -> str:
         """Add a revision; its commit."""
-        self.repositories.setdefault(repository, []).append(files)
+        self.repositories.setdefault(repository, []).append((branch, files))
         return commit(repository, len(self.repositories[repository]) - 1)
 
     def files(self, repository: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """Commit and files of a revision; None if there is none."""
         found = self.repositories.get(repository, [])
         for number in reversed(range(len(found))):
-            if revision in ("main", commit(repository, number)):
-                return commit(repository, number), found[number]
+            branch, files = found[number]
+            if revision in (branch, commit(repository, number)):
+                return commit(repository, number), files
         return None
 
 
@@ -153,6 +155,7 @@ class _Calls(BaseHTTPRequestHandler):
             end = int(last) + 1 if last else len(content)
             headers["Content-Range"] = f"bytes {first}-{min(end, len(content)) - 1}/{len(content)}"
             content, status = content[int(first) : end], 206
+        self.server.sent += len(content) * (self.command == "GET")
         if self.server.broken and self.command == "GET":
             self.server.broken -= 1
             self.reply(status, content, headers, sent=len(content) // 2)

@@ -103,6 +103,8 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: p
         ]
         pq.write_table(pa.Table.from_pylist(rows), sink := io.BytesIO())
         files[f"sample/10BT/00{part}_00000.parquet"] = sink.getvalue()
+    card = "configs: [{config_name: sample-10BT, data_files: [{split: train, path: sample/10BT/*}]}]"
+    files["README.md"] = f"---\n{card}\n---\n".encode()
     with Hub() as hub:
         hub.put("datasets/HuggingFaceFW/fineweb", files)
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
