@@ -36,7 +36,7 @@ def files_of_split(fs: AbstractFileSystem, root: str, name: str, kind_of: Callab
         fs: file system of the hub.
         root: dataset.
         name: `SPLIT`, `CONFIG` for its split train, `CONFIG/SPLIT`, or empty for the split train.
-        kind_of: suffix by which files are told apart; those of the most frequent one are the data.
+        kind_of: suffix of a file; the data are the files with the most frequent one.
 
     Raises:
         UserError: the dataset has no such split, or its card is damaged.
