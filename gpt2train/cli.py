@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpt2train import __version__
-from gpt2train.command_line import HELP_DEBUG, run_command
+from gpt2train.command_line import HELP_DEBUG, TokenizerFolder, run_command
 from gpt2train.compare.command import compare_data
 from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
@@ -31,6 +31,7 @@ from gpt2train.runs.corpus_command import contamination, index
 from gpt2train.runs.trace_command import trace
 from gpt2train.serve.command import serve
 from gpt2train.store.counts import count_of
+from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 
 DEFAULT_MERGE = MergeSettings()
 
@@ -95,7 +96,7 @@ def merge(
     /,
     *,
     output: Path,
-    tokenizer: Path | None = None,
+    tokenizer: TokenizerFolder = None,
     settings: Annotated[MergeSettings, Parameter(name="*")] = DEFAULT_MERGE,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder that transformers loads.
@@ -252,7 +253,7 @@ def tokenize_data(
         Key of the text in JSON lines, column of the texts in Parquet; metadata.text is the key in a nested object.
     tokenizer
         gpt2, which is downloaded, or a folder with tokenizer.json, vocab.json and merges.txt, tokenizer.model or
-        vocab.txt, or one of these files.
+        vocab.txt, or one of these files; hf://ORG/NAME is that of a model of the hub.
     append_eod
         Append the end-of-text token to each document.
     prepend_bos
@@ -271,7 +272,7 @@ def tokenize_data(
     if tokenizer == "gpt2" and not Path(tokenizer).exists():
         files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
     else:
-        files = read_files(tokenizer)
+        files = read_files(local_copy(tokenizer, TOKENIZER_FILES))
     if find_spec("gigatoken") is None:
         print(f"warning: {needs_extra('encoding at many times this speed', PIPELINE)}", file=sys.stderr)
     made = tokenize_files(

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from gpt2train.compat.cyclopts import refuse_fractions
 from gpt2train.errors import RunError, UserError, is_failure, redact, redacted_traceback
-from gpt2train.store.hub import local_copy
+from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 
 STDOUT = 1  # file descriptor
 BROKEN_PIPE = 141  # exit code of programs that SIGPIPE ends, 128 + 13
@@ -21,6 +21,9 @@ BROKEN_PIPE = 141  # exit code of programs that SIGPIPE ends, 128 + 13
 ModelFolder = Annotated[Path, Parameter(converter=lambda _, tokens: local_copy(tokens[-1].value))]
 ModelFolders = Annotated[
     list[Path], Parameter(converter=lambda _, tokens: [local_copy(one.value) for one in tokens], negative=())
+]
+TokenizerFolder = Annotated[
+    Path | None, Parameter(converter=lambda _, tokens: local_copy(tokens[-1].value, TOKENIZER_FILES))
 ]
 HELP_DEBUG = "`--debug` on any command shows the traceback of an error."
 

@@ -1,8 +1,10 @@
-"""A hub on loopback that speaks as much of the API as clients need: revisions, trees, files, redirects, 429."""
+"""A hub on loopback that speaks as much of the API as clients need: revisions, trees, redirects, 429, commits."""
 
+import base64
 import hashlib
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -14,21 +16,26 @@ class Hub(ThreadingHTTPServer):
     """Repositories by `datasets/ORG/NAME` or `models/ORG/NAME`, each a list of revisions, which are files by path.
 
     Attributes:
-        repositories: revisions of each repository, the newest last; `main` is the newest.
+        repositories: revisions of each repository with their branches, the newest last.
         calls: requests as `GET /path`, in order.
         busy: number of requests that will be answered with 429.
         broken: number of files of which only the first half will be sent.
+        sent: bytes of files that were sent.
         token: token without which a request is refused; empty for none.
+        uploaded: large files by their hash.
+        private: repositories that a client has created.
     """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Calls)
-        self.repositories: dict[str, list[dict[str, bytes]]] = {}
+        self.repositories: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
         self.calls: list[str] = []
-        self.busy = self.broken = 0
+        self.busy = self.broken = self.sent = 0
         self.token = ""
+        self.uploaded: dict[str, bytes] = {}
+        self.private: dict[str, bool] = {}
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -42,17 +49,18 @@ class Hub(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def put(self, repository: str, files: dict[str, bytes]) -> str:
+    def put(self, repository: str, files: dict[str, bytes], branch: str = "main") -> str:
         """Add a revision; its commit."""
-        self.repositories.setdefault(repository, []).append(files)
+        self.repositories.setdefault(repository, []).append((branch, files))
         return commit(repository, len(self.repositories[repository]) - 1)
 
     def files(self, repository: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """Commit and files of a revision; None if there is none."""
         found = self.repositories.get(repository, [])
         for number in reversed(range(len(found))):
-            if revision in ("main", commit(repository, number)):
-                return commit(repository, number), found[number]
+            branch, files = found[number]
+            if revision in (branch, commit(repository, number)):
+                return commit(repository, number), files
         return None
 
 
@@ -83,14 +91,64 @@ class _Calls(BaseHTTPRequestHandler):
         if self.server.busy:
             self.server.busy -= 1
             self.reply(429, b"", {"Retry-After": "0"})
-        elif self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+        elif self.server.token and parts[0] != "lfs" and self.headers["Authorization"] != f"Bearer {self.server.token}":
             self.reply(401, b'{"error": "Invalid username or password."}', {"X-Error-Code": "RepoNotFound"})
+        elif self.command in ("POST", "PUT") and self.upload(parts, body):
+            pass
         elif parts[0] == "api":
             self.api(parts[1:], parse_qs(address.query), body)
         else:
             self.file(["models", *parts] if parts[0] not in ("datasets", "models") else parts)
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET
+
+    def upload(self, parts: list[str], body: bytes) -> bool:
+        """Answer a request by which a client uploads; False if it is none."""
+        hub, answer = self.server, dict[str, Any]()
+        if parts[0] == "lfs":
+            hub.uploaded[parts[1]] = body
+        elif parts[-1] == "batch":
+            asked = json.loads(body)["objects"]
+            for one in asked:
+                if one["oid"] not in hub.uploaded:
+                    one["actions"] = {"upload": {"href": f"{hub.address}/lfs/{one['oid']}"}}
+            answer = {"transfer": "basic", "objects": asked}
+        elif parts == ["api", "repos", "create"]:
+            given = json.loads(body)
+            name = f"{given.get('type', 'model')}s/{given['organization']}/{given['name']}"
+            if name in hub.private:
+                self.reply(409, json.dumps({"url": f"{hub.address}/{name.removeprefix('models/')}"}).encode(), {})
+                return True
+            hub.private[name] = bool(given.get("private", given.get("visibility") == "private"))
+            hub.put(name, {})
+            answer = {"url": f"{hub.address}/{name.removeprefix('models/')}"}
+        elif parts[4:5] == ["preupload"]:
+            answer = {"files": [self.mode(self.newest(parts), one) for one in json.loads(body)["files"]]}
+        elif parts[4:5] == ["commit"]:
+            made = hub.put("/".join(parts[1:4]), self.newest(parts) | dict(self.changes(body)))
+            answer = {"commitUrl": f"{hub.address}/{'/'.join(parts[2:4])}/commit/{made}", "commitOid": made}
+        elif parts[:2] != ["api", "validate-yaml"]:
+            return False
+        self.reply(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+        return True
+
+    def newest(self, parts: list[str]) -> dict[str, bytes]:
+        found = self.server.files("/".join(parts[1:4]), "main")
+        return {} if found is None else found[1]
+
+    @staticmethod
+    def mode(files: dict[str, bytes], asked: dict[str, Any]) -> dict[str, Any]:
+        path = asked["path"]
+        known = entry(path, files[path]) if path in files else {}
+        mode = "lfs" if asked["size"] >= LARGE else "regular"
+        return {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": known.get("lfs", known).get("oid")}
+
+    def changes(self, body: bytes) -> Iterator[tuple[str, bytes]]:
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                yield line["value"]["path"], base64.b64decode(line["value"]["content"])
+            elif line["key"] == "lfsFile":
+                yield line["value"]["path"], self.server.uploaded[line["value"]["oid"]]
 
     def api(self, parts: list[str], query: dict[str, list[str]], body: bytes) -> None:
         repository, rest = "/".join(parts[:3]), parts[3:]
@@ -153,6 +211,7 @@ class _Calls(BaseHTTPRequestHandler):
             end = int(last) + 1 if last else len(content)
             headers["Content-Range"] = f"bytes {first}-{min(end, len(content)) - 1}/{len(content)}"
             content, status = content[int(first) : end], 206
+        self.server.sent += len(content) * (self.command == "GET")
         if self.server.broken and self.command == "GET":
             self.server.broken -= 1
             self.reply(status, content, headers, sent=len(content) // 2)

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gpt2train.command_line import ModelFolder
+from gpt2train.command_line import ModelFolder, TokenizerFolder
 from gpt2train.convert.settings import CoreFormat, Dtype, Format, Names, Spec, Version
 from gpt2train.errors import UserError
 from gpt2train.store.files import check_new
@@ -21,7 +21,7 @@ def convert(
     *,
     to: Format,
     from_: Annotated[Format | None, Parameter(name="--from")] = None,
-    tokenizer: Path | None = None,
+    tokenizer: TokenizerFolder = None,
     vocab: Annotated[int | None, ONE_OR_MORE] = None,
     heads: Annotated[int | None, ONE_OR_MORE] = None,
     tp: Annotated[int, ONE_OR_MORE] = 1,

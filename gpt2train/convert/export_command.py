@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gpt2train.command_line import ModelFolder
+from gpt2train.command_line import ModelFolder, TokenizerFolder
 from gpt2train.convert.settings import GGUFType
 from gpt2train.errors import UserError
 from gpt2train.store.files import format_bytes
@@ -19,7 +19,7 @@ def export(
     *,
     to: Path,
     type_: Annotated[GGUFType, Parameter(name="--type")] = "f32",
-    tokenizer: Path | None = None,
+    tokenizer: TokenizerFolder = None,
 ) -> None:
     """Write a model with its tokenizer as one GGUF file, for llama.cpp and the programs that build on it.
 

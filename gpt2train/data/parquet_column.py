@@ -89,7 +89,8 @@ def _cells(
         raw.seek(0)
         kind = _type_of(schema, key)
         columns = [key] if dictionary and kind is not None and _is_text(kind) else None
-        file = stack.enter_context(pq.ParquetFile(raw, buffer_size=2**20, read_dictionary=columns))
+        options = {"buffer_size": 2**20, "pre_buffer": False, "read_dictionary": columns}
+        file = stack.enter_context(pq.ParquetFile(raw, **options))
         schema = file.schema_arrow
         kind = _type_of(schema, key)
         if kind is None:
@@ -99,7 +100,8 @@ def _cells(
         if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by --json-key")
         columns = [key, *(name for name in others if name != key and _type_of(schema, name) is not None)]
-        batches = file.iter_batches(ROWS, columns=columns)
+        # In this thread alone: one of Arrow's that still holds a file of Python's when the interpreter ends aborts it.
+        batches = file.iter_batches(ROWS, columns=columns, use_threads=False)
         number = 0
         while True:
             with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):

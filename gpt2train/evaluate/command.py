@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from gpt2train.command_line import HELP_DEBUG, ModelFolders
+from gpt2train.command_line import HELP_DEBUG, ModelFolders, TokenizerFolder
 from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
@@ -80,7 +80,7 @@ def add_command(name: str, evaluation: Evaluation) -> None:
         model: ModelFolders,
         data: Path,
         output: Path | None = None,
-        tokenizer: Path | None = None,
+        tokenizer: TokenizerFolder = None,
         settings: Annotated[kind, Parameter(name="*", parse=bool(kind.model_fields))] = defaults,  # type: ignore[valid-type]
         batch_tokens: Positive = BATCH_TOKENS,
         layout: Layout = ONE_PROCESS,
@@ -116,7 +116,7 @@ def tasks(
     limit: Positive | None = None,
     log_samples: Annotated[bool, Parameter(negative=())] = False,
     output: Path | None = None,
-    tokenizer: Path | None = None,
+    tokenizer: TokenizerFolder = None,
     batch_tokens: Positive = BATCH_TOKENS,
     layout: Layout = ONE_PROCESS,
     device: Device = "auto",
@@ -173,7 +173,7 @@ def curve(
     partial: Annotated[bool, Parameter(negative=())] = False,
     limit: Positive | None = None,
     output: Path | None = None,
-    tokenizer: Path | None = None,
+    tokenizer: TokenizerFolder = None,
     stride: Positive = 32,
     batch_tokens: Positive = BATCH_TOKENS,
     device: Device = "auto",

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gpt2train.model.shape import Shape
 
 
+PLACES = ("--model", "--tokenizer")  # options that can name a repository of the hub
+
+
 def check_model(model: Path, layout: ServingLayout) -> "Shape":
     """Read the shape of a model folder, and check that it is a language model that a layout can split.
 
@@ -72,9 +75,9 @@ def exec_torchrun(processes: int) -> None:
     words = list(sys.argv[1:])
     for number, word in enumerate(words):  # all processes read the commit of a hub that is `main` now
         option, equals, value = word.partition("=")
-        if option == "--model" and equals:
-            words[number] = f"--model={pinned(value)}"
-        elif number and words[number - 1] == "--model":
+        if option in PLACES and equals:
+            words[number] = f"{option}={pinned(value)}"
+        elif number and words[number - 1] in PLACES:
             words[number] = pinned(word)
     arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "gpt2train.inference", *words]
     sys.stdout.flush()

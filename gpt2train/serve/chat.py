@@ -86,7 +86,7 @@ class ChatRequest(SamplingRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     """Conversation so far; the model's chat template may refuse an order of roles."""
     max_tokens: int | None = Field(None, ge=1)
-    """Maximum number of tokens of the answer; by default what the context leaves."""
+    """Maximum number of tokens of the answer; what the context leaves is the default, and the most."""
     max_completion_tokens: int | None = Field(None, ge=1)
     """The newer name of `max_tokens`."""
     logprobs: bool | None = False
@@ -153,9 +153,9 @@ def _encode(chat: Chat, body: ChatRequest) -> tuple[list[int], tuple[int, ...]]:
 
 def _completion(service: Service, body: ChatRequest, ids: list[int]) -> CompletionRequest:
     """Return the request for the completion of a prompt."""
-    most = min(service.context, service.settings.max_tokens // (body.n or 1)) - len(ids)
+    most = max(1, min(service.context, service.settings.max_tokens // (body.n or 1)) - len(ids))
     shared = {name: getattr(body, name) for name in SHARED}
-    new = {"max_tokens": body.max_tokens or body.max_completion_tokens or max(1, most), "stop": list(body.stop)}
+    new = {"max_tokens": min(body.max_tokens or body.max_completion_tokens or most, most), "stop": list(body.stop)}
     scores = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
     return CompletionRequest.model_validate({"prompt": [ids], **shared, **new, **scores})
 

@@ -3,9 +3,11 @@
 The client library reads the token (`HF_TOKEN`), a mirror (`HF_ENDPOINT`) and its cache from the environment.
 """
 
+import functools
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ HUB = "hf://"
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before a busy hub is asked again; the library does so for files alone
 BUSY = (429, 500, 502, 503, 504)
 OFFLINE, BY_DEFAULT = "HF_HUB_OFFLINE", "On"  # value that the package `flows` sets; a user's own is obeyed
+TELEMETRY = "HF_HUB_DISABLE_TELEMETRY"  # of the library: with it, it asks for nothing that no address names
 # Of a model: no pickles, which could run code, and no weights of other libraries.
-MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors")
 
 
 def allow(address: str) -> None:
@@ -28,18 +32,25 @@ def allow(address: str) -> None:
     """
     if not address.startswith(HUB):
         return
+    if TELEMETRY not in os.environ:
+        _set(TELEMETRY, on=True)
     if os.environ.get(OFFLINE) == BY_DEFAULT:
-        os.environ[OFFLINE] = "0"
-        if constants := sys.modules.get("huggingface_hub.constants"):
-            vars(constants)["HF_HUB_OFFLINE"] = False
+        _set(OFFLINE, on=False)
     elif os.environ.get(OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE"):
         raise UserError(f"{address} is on the hub, but {OFFLINE} is set; unset it, or give a local folder")
+
+
+def _set(name: str, *, on: bool) -> None:
+    """Set a variable of the client library for this process, also if it is imported already, and those it starts."""
+    os.environ[name] = str(int(on))
+    if constants := sys.modules.get("huggingface_hub.constants"):
+        vars(constants)[name] = on
 
 
 def pinned(url: str) -> str:
     """Return an address with the commit of its revision, so that a run reads one state of a repository.
 
-    A URL of another kind is returned as it is.
+    A process asks once for each address. A URL of another kind is returned as it is.
 
     Raises:
         UserError: The hub has no such repository or revision, or does not answer.
@@ -47,6 +58,11 @@ def pinned(url: str) -> str:
     if not url.startswith(HUB):
         return url
     allow(url)
+    return _pinned(url, os.environ.get("HF_ENDPOINT"))
+
+
+@functools.lru_cache(maxsize=1000)
+def _pinned(url: str, _: str | None) -> str:
     try:
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     except ImportError as error:
@@ -68,10 +84,10 @@ def pinned(url: str) -> str:
     return f"{HUB}{'' if kind == 'model' else f'{kind}s/'}{name}@{commit}/{path}".rstrip("/")
 
 
-def local_copy(place: str | Path) -> Path:
+def local_copy(place: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     """Return the folder of a model: one that is named by its address, `hf://ORG/NAME[@REV]`, is downloaded first.
 
-    The folder is that of the client library's cache; its name is the commit.
+    The folder is that of the client library's cache; its name is the commit. `files` can be those of its tokenizer.
 
     Raises:
         UserError: as `pinned`; or the address is that of a dataset, or of a part of a repository.
@@ -86,7 +102,7 @@ def local_copy(place: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=commit, allow_patterns=list(MODEL_FILES)))
+        return Path(snapshot_download(name, revision=commit, allow_patterns=list(files)))
     except Exception as error:  # of the HTTP client, whichever the library uses
         raise _unreachable(text, error) from error
 

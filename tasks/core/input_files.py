@@ -27,7 +27,9 @@ from gpt2train.data.zstd_file import WindowError
 from gpt2train.errors import DamagedFileError, TransientError, UserError, is_io_failure, redact
 from gpt2train.store.folder import Folder
 from gpt2train.store.hub import allow, pinned
+from gpt2train.store.object_stores import BLOCK as STORE_BLOCK
 from gpt2train.store.object_stores import MODULES, check_store_url
+from tasks.core.hub_splits import files_of_split, split_of
 
 BLOCK = 2**20  # bytes read at a time
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -136,10 +138,18 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
         yield stack.enter_context(io.BufferedReader(ErrorTranslatingFile(unpacked, location), BLOCK))
 
 
-def open_raw(location: str) -> Any:
-    """Open a file as it is, for `with`; a worker on another machine has not been asked for its address before."""
+def open_raw(location: str, *, columns: bool = False) -> Any:
+    """Open a file as it is, for `with`; a worker on another machine has not been asked for its address before.
+
+    Args:
+        location: path or URL.
+        columns: it is read in several places in turn; of a URL the blocks around them are kept.
+    """
     allow(location)
-    return fsspec.open(location, "rb")
+    if not columns or "://" not in location:
+        return fsspec.open(location, "rb")
+    fs, path = fsspec.core.url_to_fs(location)
+    return fs.open(path, "rb", block_size=STORE_BLOCK, cache_type="blockcache", cache_options={"maxblocks": 8})
 
 
 def read_any(location: str) -> bytes:
@@ -182,6 +192,8 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
     """Return the sorted paths or URLs that match a pattern, each with its name."""
     if pattern.startswith(("http://", "https://")):
         return [(pattern, base_name(pattern))]  # in a web URL `?` is not a wildcard, and there are no folders
+    if dataset := split_of(pattern):
+        return _of_split(*dataset, flag, suffixes)
     folder, pattern = "", pinned(pattern)
     with _translate_errors(pattern):
         check_store_url(pattern)
@@ -206,6 +218,18 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         )
         for name in sorted(names)
     ]
+
+
+def _of_split(dataset: str, split: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the URLs of the files of a split of a dataset of the hub, each with its path in the dataset."""
+    address = pinned(dataset)
+    with _translate_errors(address):
+        fs, root = fsspec.core.url_to_fs(address)
+        found = files_of_split(fs, root, split, kind_of)
+    if not found or kind_of(found[0]) not in suffixes:
+        missing = f"its files end in {kind_of(found[0]) or found[0]}" if found else "it has no files"
+        raise UserError(f"{address} {split}: {missing}, not in {', '.join(suffixes)}; {_check('split', dataset, flag)}")
+    return [(str(fs.unstrip_protocol(path)), path.removeprefix(f"{root}/")) for path in found]
 
 
 def _files_below(folder: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from gpt2train.config import TrainSettings, preset, presets
 from gpt2train.data.tokenizer import load_model_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.settings import build, nearest
-from gpt2train.store.hub import local_copy
+from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".json")  # suffixes of the files that a model consists of
 
@@ -67,13 +67,13 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
     Raises:
         UserError: there is no such model, it is of no known family, or it has no tokenizer or one of another size.
     """
+    own = None if tokenizer is None else local_copy(tokenizer, TOKENIZER_FILES).absolute()
     if name in presets():
-        if tokenizer is None:
+        if own is None:
             raise UserError(f"preset {name} has no tokenizer; give --tokenizer DIR")
         model = build(TrainSettings, preset(name), source=name).model
-        found = Path(tokenizer).absolute()
         sizes = model.model_dump(mode="json") | {"max_positions": model.positions}
-        return BaseModel(None, sizes, vocab_size(load_tokenizer(found)), found, tokenizer_hash(found), f"preset {name}")
+        return BaseModel(None, sizes, vocab_size(load_tokenizer(own)), own, tokenizer_hash(own), f"preset {name}")
     path = local_copy(name).absolute()
     if not path.exists():
         raise UserError(f"model {name!r} is neither a folder nor a preset; {nearest(name, presets())}")
@@ -81,10 +81,10 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
     from gpt2train.convert.detect import check_source, detect, find_source
 
     kind = detect(path)
-    check_source(path, kind, None if tokenizer is None else Path(tokenizer))
+    check_source(path, kind, own)
     from gpt2train.convert.opened_source import open_source  # imports torch (1-2 s)
 
-    opened = open_source(path, kind, tokenizer=None if tokenizer is None else Path(tokenizer).absolute())
+    opened = open_source(path, kind, tokenizer=own)
     if opened.tokenizer is None:
         raise UserError(f"{path} has no tokenizer; give --tokenizer DIR")
     if opened.weights.shape.family == "t5":
@@ -92,7 +92,7 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
     shape = opened.weights.shape
     # That of the model's own folder may have fewer tokens.
     found_tokenizer = load_model_tokenizer(opened.tokenizer, shape.vocab)
-    if tokenizer is not None and (size := vocab_size(found_tokenizer)) != shape.vocab:
+    if own is not None and (size := vocab_size(found_tokenizer)) != shape.vocab:
         raise UserError(
             f"the tokenizer {opened.tokenizer} has {size:,} tokens, the model {path} {shape.vocab:,}; give the "
             "tokenizer that it was trained with"

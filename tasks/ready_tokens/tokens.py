@@ -17,6 +17,7 @@ from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, load_tokenizer, 
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import build
+from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 
 TOKENIZER = "tokenizer"  # folder beside token files, as `gpt2train data tokenize` writes it
 GPT2_VOCAB = 50257  # of mock tokens by default
@@ -72,6 +73,7 @@ def open_ready_tokens(
             tokenizers differ.
     """
     corpora = parse_corpora(tokens)
+    tokenizer = tokenizer and str(local_copy(tokenizer, TOKENIZER_FILES))
     if tokens == "mock" and not Path("mock.idx").exists():
         vocab = vocab or (vocab_size(load_tokenizer(tokenizer)) if tokenizer else GPT2_VOCAB)
         corpora, split = (Corpus(prefix=f"{MOCK}{vocab}"),), split or (None if valid else "949,50,1")

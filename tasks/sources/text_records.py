@@ -40,7 +40,8 @@ SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
 KEYS = ("url", "id", "title", "date")  # further keys that are read if present
 # The same in the nested objects of dolma's and RedPajama's rows, which count where the row itself has none.
-PATHS = {key: (key, f"metadata.{key}", f"meta.{key}") for key in KEYS}
+Paths = Mapping[str, tuple[str, ...]]
+PATHS: Paths = {key: (key, f"metadata.{key}", f"meta.{key}") for key in KEYS}
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -54,11 +55,11 @@ class Item(NamedTuple):
     detail: str = ""  # found and expected values
 
 
-def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "") -> Iterator[Item]:
+def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "", paths: Paths = PATHS) -> Iterator[Item]:
     """Yield every record of a file, in order; the suffix, one of `ENDINGS`, determines the format.
 
-    A JSON line, a text or a text file has at most `max_bytes`; `key` is that of the text in JSON and Parquet, and
-    `separator` stands between the texts of a text file.
+    A JSON line, a text or a text file has at most `max_bytes`; `key` is that of the text in JSON and Parquet,
+    `separator` stands between the texts of a text file, and `paths` are further keys.
 
     Raises:
         DamagedFileError: The file is damaged; all records before that were yielded.
@@ -66,13 +67,13 @@ def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "") -
     """
     kind = kind_of(file.location)
     if kind in JSON:
-        return json_items(file.location, key, max_bytes)
+        return json_items(file.location, key, max_bytes, paths)
     if kind in PARQUET:
-        return parquet_items(file.location, key, max_bytes)
+        return parquet_items(file.location, key, max_bytes, paths)
     return wet_items(file.location, max_bytes) if kind in WET else text_items(file, max_bytes, separator)
 
 
-def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
+def json_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) -> Iterator[Item]:
     """Yield the records of a file of JSON lines; empty lines are skipped.
 
     Raises:
@@ -81,7 +82,7 @@ def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
     head: list[Item] = []
     keys: dict[str, None] = {}
     with open_input(location) as stream:
-        items = _json_items(stream, key, max_bytes)
+        items = _json_items(stream, key, max_bytes, paths)
         for line, record, item in items:
             head.append(item)
             if isinstance(record, dict):
@@ -97,16 +98,16 @@ def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
             yield item
 
 
-def _json_items(stream: IO[bytes], key: str, max_bytes: int) -> Iterator[tuple[bytes | None, Any, Item]]:
+def _json_items(stream: IO[bytes], key: str, max_bytes: int, paths: Paths) -> Iterator[tuple[bytes | None, Any, Item]]:
     """Yield the lines, JSON values and records of a stream; a line where files were concatenated has several."""
     for number, line in read_lines(stream, max_bytes):
         parts = [None] if line is None else split_objects(line) if line.strip() else []
         for place, part in enumerate(parts, 1):
-            record, item = json_item(number, part, key, max_bytes)
+            record, item = json_item(number, part, key, max_bytes, paths)
             yield part, record, item if place == 1 else item._replace(location=f"{item.location}.{place}")
 
 
-def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tuple[Any, Item]:
+def json_item(number: int, line: bytes | None, key: str, max_bytes: int, paths: Paths = PATHS) -> tuple[Any, Item]:
     """Parse one line; return the JSON value (None if it is invalid) and the record."""
     import orjson
 
@@ -131,28 +132,28 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tupl
     if not isinstance(record, dict):
         found = type(record).__name__
         return record, Item(location, reason="wrong_type", detail=f"a JSON {found}, an object expected")
-    return record, make_item(location, record, key, max_bytes)
+    return record, make_item(location, record, key, max_bytes, paths)
 
 
-def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
+def parquet_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) -> Iterator[Item]:
     """Yield the records of a Parquet file.
 
     Raises:
         UserError: The file is not Parquet or is damaged, or it has no text column of this name.
         TransientError: Its store does not answer.
     """
-    others = [path for paths in PATHS.values() for path in paths]
-    cells = read_cells(location, lambda: open_raw(location), key, others, max_bytes)
+    others = [path for found in paths.values() for path in found]
+    cells = read_cells(location, lambda: open_raw(location, columns=True), key, others, max_bytes)
     try:
         for cell in cells:
-            yield _cell_item(cell, key, max_bytes)
+            yield _cell_item(cell, key, max_bytes, paths)
     except Exception as error:
         if away := unreachable(location, error):
             raise away from error
         raise
 
 
-def _cell_item(cell: Cell, key: str, max_bytes: int) -> Item:
+def _cell_item(cell: Cell, key: str, max_bytes: int, paths: Paths) -> Item:
     location, data = f"row {cell.number:,}", cell.text
     if not cell.fits:
         detail = f"the rows from here on take more than {PARQUET_MB:,} MB to unpack"
@@ -164,7 +165,7 @@ def _cell_item(cell: Cell, key: str, max_bytes: int) -> Item:
         record = {**cell.others, key: None if data is None else str(data, "utf-8")}
     except UnicodeDecodeError as fault:
         return Item(location, reason="invalid_utf8", detail=f"byte {fault.start:,} of the text is no UTF-8")
-    return make_item(location, record, key, max_bytes)
+    return make_item(location, record, key, max_bytes, paths)
 
 
 def text_items(file: InputFile, max_bytes: int, separator: str = "") -> Iterator[Item]:
@@ -220,7 +221,7 @@ def wet_items(location: str, max_bytes: int) -> Iterator[Item]:
                 yield Item(where, "", fields, "invalid_utf8", f"byte {fault.start:,} of the text is no UTF-8")
 
 
-def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int) -> Item:
+def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int, paths: Paths = PATHS) -> Item:
     """Make a record from parsed fields."""
     try:
         text = find_value(record, key)
@@ -230,16 +231,19 @@ def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int
         return Item(location, reason="no_text", detail=f"{key!r} is null")
     if not isinstance(text, str):
         return Item(location, reason="wrong_type", detail=f"{key!r} is {type(text).__name__}, a string expected")
-    return checked(location, text, fields_of(record), max_bytes)
+    return checked(location, text, fields_of(record, paths), max_bytes)
 
 
-def fields_of(record: Any) -> dict[str, str]:
-    """Return the values of `KEYS` that a record has."""
+def fields_of(record: Any, paths: Paths = PATHS) -> dict[str, str]:
+    """Return the values that a record has, by the keys of `paths`; of a list all, in order."""
     found: dict[str, str] = {}
-    for key, paths in PATHS.items():
-        for path in paths:
+    for key, places in paths.items():
+        for path in places:
             with contextlib.suppress(KeyError):
-                if isinstance(value := find_value(record, path), str | int | float):
+                value = find_value(record, path)
+                if key == "license" and isinstance(value, list):
+                    value = ", ".join(sorted({str(one) for one in value})) or None
+                if isinstance(value, str | int | float):
                     found[key] = strip_unstorable(str(value))
                     break
     return found

@@ -6,7 +6,9 @@ has the records before its first fault, and a rejected row `broken_file`.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import not_
 from typing import Any
 
 from pydantic import Field
@@ -23,8 +25,11 @@ from tasks.core.input_files import InputFile, kind_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Step
-from tasks.sources.text_records import SEPARATE, TEXT, Item, read_items
+from tasks.sources.text_records import PATHS, SEPARATE, TEXT, Item, Paths, read_items
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
+
+LICENSE = "license_"  # start of the facts that count the licences of documents
+MAX_LICENSES, MAX_NAME = 100, 60  # kinds that a batch counts by their names, and characters of a name
 
 log = logging.getLogger("gpt2train")
 
@@ -40,6 +45,16 @@ class TextsSettings(Settings):
     """Characters of text after which a shard ends early, because it is held in memory."""
     separator: str = ""
     """String between the documents of a text file, such as <|endoftext|>; without one a file is a document."""
+    id_key: str = Field("id", min_length=1, exclude_if=lambda key: key == "id")
+    """Key of a document's id in JSON lines, and name of its column in Parquet."""
+    license_key: str = Field("", exclude_if=not_)
+    """Key or column of a document's licence, one or a list; the passport counts them."""
+
+    @property
+    def paths(self) -> Paths:
+        """Keys that are read beside the text."""
+        own = {"id": (self.id_key, *PATHS["id"][1:])} | ({"license": (self.license_key,)} if self.license_key else {})
+        return {**PATHS, **own}
 
 
 def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSettings, runner: Runner) -> Manifest:
@@ -73,13 +88,15 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
 def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, settings: TextsSettings) -> Outcome:
     """Read the files of one batch; runs in a worker."""
     shards = ShardWriter(folder, name, DOCUMENT, "characters", lambda row: len(row["text"]))
-    unseparated = 0
+    unseparated, licenses = 0, Counter[str]()
     for file, item in _items(files, key, settings):
         if shards.rows >= settings.shard_rows or shards.size >= settings.shard_bytes:
             shards.end_shard()
         row = document(file, item)
         if item.reason is None:
             shards.keep(row)
+            if name := item.fields.get("license", "unknown" if settings.license_key else ""):
+                licenses[name[:MAX_NAME] if name in licenses or len(licenses) < MAX_LICENSES else "other"] += 1
         else:
             where = ", ".join(filter(None, (file.name, item.location)))
             shards.reject(row, item.reason, f"{where}: {item.detail}")
@@ -87,6 +104,7 @@ def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, 
             unseparated += 1
     outcome = shards.close()
     facts = {"unseparated": unseparated} if unseparated else {}
+    facts |= {f"{LICENSE}{name}": licenses[name] for name in sorted(licenses)}
     return outcome.model_copy(update={"facts": outcome.facts | facts})
 
 
@@ -98,7 +116,7 @@ def _items(files: Sequence[InputFile], key: str, settings: TextsSettings) -> Ite
             continue
         item = Item("")
         try:
-            for item in read_items(file, key, settings.max_bytes, settings.separator):
+            for item in read_items(file, key, settings.max_bytes, settings.separator, settings.paths):
                 yield file, item
         except DamagedFileError as error:
             place = f"after {item.location}" if item.location else ""

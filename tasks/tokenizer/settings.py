@@ -29,9 +29,9 @@ class TokenizerSettings(Settings):
     """Tokens `<extra_id_0>`, `<extra_id_1>` … at the end of the vocabulary, the first one last, and `<pad>` before
     them: the sentinels of span corruption (docs/train/t5.md). They count in `vocab_size`, and are added to `gpt2`."""
     folder: str | None = None
-    """Folder or URL with tokenizer.json, with vocab.json and merges.txt, with tokenizer.model or with vocab.txt; or one
-    of these files on this machine. Required for `folder`; for `gpt2` the published files are downloaded if it is not
-    given."""
+    """Folder or URL (hf://ORG/NAME of a model of the hub) with tokenizer.json, with vocab.json and merges.txt, with
+    tokenizer.model or with vocab.txt; or one of these files on this machine. Required for `folder`; for `gpt2` the
+    published files are downloaded if it is not given."""
 
     @model_validator(mode="after")
     def _folder_is_used(self) -> Self:

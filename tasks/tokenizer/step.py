@@ -25,6 +25,7 @@ from gpt2train.data.tokenizer import (
 from gpt2train.data.tokenizer_reader import collect_files, read_files
 from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
+from gpt2train.store.hub import HUB, TOKENIZER_FILES, local_copy
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table
@@ -158,11 +159,12 @@ def own_files(settings: TokenizerSettings) -> tuple[dict[str, bytes], int]:
     Raises:
         UserError: a file is missing or damaged, or the tokenizer has no token that ends a text.
     """
-    place = Path(str(settings.folder))
+    given = _on_disk(str(settings.folder))
+    place = Path(given)
     if place.is_file():
         files, source = read_files(place), str(place.parent)
     else:
-        folder = Folder(str(settings.folder))
+        folder = Folder(given)
         files, source = collect_files(folder.read_bytes, folder.url), folder.url
     try:
         content = canonical_files(files, source)
@@ -175,8 +177,13 @@ def _published(source: str | None) -> tuple[dict[str, bytes], int]:
     """Content of the published files, from a folder or URL or downloaded, and the number of tokens."""
     if source is None:
         return published_files(None, REMEDY)
-    folder = Folder(source)
+    folder = Folder(_on_disk(source))
     return published_files(collect_files(folder.read_bytes, folder.url), REMEDY, folder.url)
+
+
+def _on_disk(source: str) -> str:
+    """Return the folder of a tokenizer of the hub, downloaded; another path or URL as it is."""
+    return str(local_copy(source, TOKENIZER_FILES)) if source.startswith(HUB) else source
 
 
 def check_tokenizer(settings: TokenizerSettings) -> None:

@@ -122,6 +122,8 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: p
         ]
         pq.write_table(pa.Table.from_pylist(rows), sink := io.BytesIO())
         files[f"sample/10BT/00{part}_00000.parquet"] = sink.getvalue()
+    card = "configs: [{config_name: sample-10BT, data_files: [{split: train, path: sample/10BT/*}]}]"
+    files["README.md"] = f"---\n{card}\n---\n".encode()
     with published("datasets/HuggingFaceFW/fineweb", files, monkeypatch):
         outputs = follow(
             "guides/fineweb.md",
@@ -167,7 +169,7 @@ def test_gpt2(folder: Path, texts: list[str], open_data: Path, monkeypatch: pyte
     shown = " ".join(re.findall(r"^```\n(.*?)^```", page, re.S | re.M)[0].split())
     for part in re.split(r", …|(?= goal: )", shown):
         assert part.strip() in " ".join(plan.split())
-    [run] = (folder / "out/fineweb-edu/runs").glob("modern-2-*")
+    [run] = (folder / "out/gpt2/runs").glob("modern-2-*")
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]  # valid_loss is below 100, the score not above .2565
     assert json.loads((run / "eval/core.json").read_text())
 

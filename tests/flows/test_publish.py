@@ -1,21 +1,17 @@
 """The publication of an output: signature, targets, readers, and the client of the hub."""
 
-import base64
-import http.server
-import json
 import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.cli import app, run_command
 from tests.flows.conftest import Finished
+from tests.hub_server import Hub
 
 
 @pytest.fixture
@@ -114,79 +110,50 @@ def test_a_model_that_is_not_there_is_named(
     assert "has no model" in err and "is not a folder" in err and "holds neither a corpus nor a run" in err
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """The requests of the hub that an upload of small files makes; it keeps each repository's files."""
+def test_a_publication_is_uploaded_once(finished: Finished, output: Path, tmp_path: Path) -> None:
+    """Model, tokenizer, template, cards and documents; what has not changed is neither sent nor committed again."""
+    run = output / "runs" / finished.run.name
+    (run / "model/chat_template.jinja").write_text("{{ messages[0].content + eos_token }}")
+    with Hub() as hub:
+        hub.token = "hf_secret"
+        own = {
+            "HF_ENDPOINT": hub.address,
+            "HF_TOKEN": hub.token,
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_DISABLE_XET": "1",
+        }  # the hub speaks LFS
 
-    repositories: dict[str, dict[str, bytes]]
-    private: dict[str, bool]
-    refuses = False
+        def publish(status: int = 0) -> "subprocess.CompletedProcess[str]":
+            command = ["-m", "gpt2train", "publish", str(output), "--to", "hf://user/name", "--dataset"]
+            done = subprocess.run(
+                [sys.executable, *command], env=os.environ | own, capture_output=True, text=True, timeout=240
+            )
+            assert done.returncode == status, done.stderr
+            assert "hf_secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
+            return done
 
-    def answer(self, found: Any, status: int = 200) -> None:
-        body = json.dumps(found).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self.answer({"id": "user/name", "siblings": [], "sha": "0" * 40})
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.refuses or self.headers["Authorization"] != "Bearer hf_secret":
-            return self.answer({"error": "no rights to hf_secret"}, 403)
-        if self.path == "/api/repos/create":
-            asked = json.loads(body)
-            kind, name = asked.get("type", "model"), f"user/{asked['name']}"
-            self.private[kind] = asked.get("private", asked.get("visibility") == "private")
-            self.repositories.setdefault(kind, {})
-            return self.answer({"url": f"http://{self.headers['Host']}/{name}"})
-        if "/preupload/" in self.path:
-            files = [
-                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
-            ]
-            return self.answer({"files": files})
-        if "/commit/" in self.path:
-            kind = self.path.split("/")[2].removesuffix("s")
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    self.repositories[kind][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            url = f"http://{self.headers['Host']}/user/name/commit/{'0' * 40}"
-            return self.answer({"commitUrl": url, "commitOid": "0" * 40})
-        return self.answer({})  # the front matter is valid
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_a_publication_is_uploaded_by_the_client_of_the_hub(
-    finished: Finished, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    kind = type("Own", (Hub,), {"repositories": {}, "private": {}})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        own = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_secret", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-        command = [
-            sys.executable,
-            "-m",
-            "gpt2train",
-            "publish",
-            str(finished.output),
-            "--to",
-            "hf://user/name",
-            "--dataset",
-        ]
-        done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("published: ") == 2 and kind.private == {"model": True, "dataset": True}
-        model, documents = kind.repositories["model"], kind.repositories["dataset"]
-        assert model["model.safetensors"] == (finished.run / "model/model.safetensors").read_bytes()
-        assert {"README.md", "config.json", "tokenizer.json", "eu-summary.md"} <= set(model)
+        assert publish().stdout.count("published: ") == 2
+        assert hub.private == {"models/user/name": True, "datasets/user/name": True}
+        (_, model), (_, documents) = (
+            hub.files(f"{kind}/user/name", "main") or ("", {}) for kind in ("models", "datasets")
+        )
+        for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja", "README.md", "config.json"):
+            assert model[name] == (run / "model" / name).read_bytes()
+        assert "eu-summary.md" in model
         assert {"README.md", "croissant.json", "data/train-00000.parquet"} <= set(documents)
-        kind.refuses = True
-        done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=120)
-        server.shutdown()
-    assert done.returncode == 1 and "was not published (model): " in done.stderr
-    assert "hf_secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+        commits = {name: len(made) for name, made in hub.repositories.items()}
+        hub.calls.clear()
+        publish()
+        assert {name: len(made) for name, made in hub.repositories.items()} == commits
+        assert not [call for call in hub.calls if call.startswith("PUT") or "/commit/" in call or "agent" in call]
+
+        (run / "model/README.md").write_text("---\nlicense: mit\n---\n")
+        publish()
+        commits["models/user/name"] += 1
+        assert {name: len(made) for name, made in hub.repositories.items()} == commits
+        assert (hub.files("models/user/name", "main") or ("", {}))[1] == model | {
+            "README.md": b"---\nlicense: mit\n---\n"
+        }
+        hub.token = "another"
+        assert "was not published (model): " in publish(1).stderr

@@ -29,8 +29,12 @@ def hub() -> Iterator[Hub]:
 
 
 def run(hub: Hub, tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return python(hub, tmp_path, "-m", "gpt2train", *words)
+
+
+def python(hub: Hub, tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "gpt2train", *words]
+    command = [sys.executable, *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path)
 
 
@@ -45,6 +49,26 @@ def test_a_model_is_downloaded_once_and_without_pickles(hub: Hub, tmp_path: Path
     hub.put(NAME, {"config.json": b"{}"})  # `main` moves on
     again = run(hub, tmp_path, *words[:2], f"hf://some/model@{commit}", *words[3:], "--max-new-tokens", "14")
     assert again.stdout == done.stdout and not [call for call in hub.calls if "/resolve/" in call]
+
+
+def test_a_tokenizer_is_downloaded_without_the_weights(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
+    commit = hub.put(NAME, files)
+    (tmp_path / "a.jsonl").write_text('{"text": "the text"}\n')
+    program = """
+import sys
+from tasks.tokenizer.settings import TokenizerSettings
+from tasks.tokenizer.step import own_files
+
+print(sorted(own_files(TokenizerSettings(name="folder", folder=sys.argv[1]))[0]))
+"""
+    found = [
+        python(hub, tmp_path, "-c", program, address) for address in ("hf://some/model", f"hf://some/model@{commit}")
+    ]
+    assert found[0].stdout == found[1].stdout and "tokenizer.json" in found[0].stdout, found[0].stderr
+    done = run(hub, tmp_path, "data", "tokenize", "a.jsonl", "--output", "a", "--tokenizer", "hf://some/model")
+    assert done.returncode == 0 and "1 document, 8 tokens" in done.stdout, done.stderr
+    assert not any("safetensors" in call for call in hub.calls)
+    assert all("some/model" in call for call in hub.calls)  # and nothing that no address names, as telemetry
 
 
 def test_what_is_no_model_of_the_hub_is_one_line(hub: Hub, tmp_path: Path) -> None:
@@ -62,11 +86,11 @@ def test_all_processes_of_a_model_read_one_commit(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(open_model, "pinned", lambda url: f"{url}@commit" if url.startswith("hf://") else url)
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words[-5:]))
     started: list[list[str]] = []
-    for given in (["--model", "hf://some/model"], ["--model=hf://some/model", "x"]):
+    for given in (["--tokenizer", "hf://some/model"], ["--model=hf://some/model", "x"]):
         monkeypatch.setattr(sys, "argv", ["gpt2train", "generate", *given, "--prompt", "hf://some/model"])
         open_model.exec_torchrun(2)
     assert started == [
-        ["generate", "--model", "hf://some/model@commit", "--prompt", "hf://some/model"],
+        ["generate", "--tokenizer", "hf://some/model@commit", "--prompt", "hf://some/model"],
         ["generate", "--model=hf://some/model@commit", "x", "--prompt", "hf://some/model"],
     ]
 

@@ -139,7 +139,25 @@ function setChat(on) {
   at("chat").checked = on;
   at("adopt").textContent = on ? "New conversation" : "Use as prompt";
   at("go").firstChild.textContent = on ? "Send " : "Continue ";
+  at("examples").hidden = on;
+  showCall();
   at("prompt").placeholder = on ? "Write a message. The model answers." : "Begin a text. The model continues it.";
+}
+
+const EXAMPLES = ["Once upon a time", "The first thing to know is", "In the year 1900,"];
+for (const example of EXAMPLES) {
+  const button = element("button", "plain small", example);
+  button.type = "button";
+  button.addEventListener("click", () => { at("prompt").value = example; at("prompt").focus(); });
+  at("examples").append(button);
+}
+
+// The same request by curl.
+function showCall() {
+  const api = new URL("v1", location.href).href, key = at("key_field").hidden ? "" : " -H 'Authorization: Bearer KEY'";
+  const asked = talk ? { messages: [{ role: "user", content: "Hello" }] } : { prompt: EXAMPLES[0], max_tokens: 64 };
+  at("api").textContent = api;
+  at("curl").textContent = `curl ${api}/${talk ? "chat/" : ""}completions -H 'Content-Type: application/json'${key} -d '${JSON.stringify(asked)}'`;
 }
 
 const ENDS = { stop: "end of the text", length: "maximum number of tokens" };
@@ -435,7 +453,8 @@ async function showModel() {
     const served = (await response.json()).data[0];
     model = served.id;
     indexed = served.indexed_tokens ?? null;
-    if (served.chat && at("chat_field").hidden) setChat(true);
+    if (!served.chat || at("chat_field").hidden) setChat(served.chat);
+    showCall();
     at("chat_field").hidden = !served.chat;
     const about = [`${large(served.parameters)} parameters`, `context ${served.max_model_len.toLocaleString("en")} tokens`];
     at("model").textContent = [model, ...about].join(" · ");

@@ -23,6 +23,7 @@ from gpt2train.store.manifest import Manifest, read_manifest
 from gpt2train.store.output import FinishedStep, Output
 from gpt2train.store.rows import opened
 from tasks.core.timings import read_timings
+from tasks.sources.texts import LICENSE
 
 HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:@\s]+)"
 MAX_TIME = 253402300800  # seconds until the year 10,000
@@ -207,6 +208,7 @@ def corpus_facts(root: Folder) -> Corpus:
     last = by_name.get("shuffle") or next((step for step in reversed(steps) if "text" in step.columns()), None)
     documents, characters, languages, hosts = _contents(last) if last else ({}, {}, (), None)
     download = by_name.get("download")
+    signals = _signals(download) if download else ()
     return Corpus(
         steps=tuple(steps),
         sources=tuple(_sources(steps)),
@@ -216,7 +218,7 @@ def corpus_facts(root: Folder) -> Corpus:
         tokens=_tokens(by_name.get("tokenize") or by_name.get("ready_tokens")),
         languages=languages,
         hosts=hosts,
-        signals=_signals(download) if download else (),
+        signals=None if signals is None else (*signals, *_licenses(by_name.get("texts"))),
         packages=joined(step.manifest.versions for step in steps),
         times=times_of(root),
     )
@@ -360,6 +362,15 @@ def _signals(download: FinishedStep) -> tuple[Signal, ...] | None:
         one[0], one[1], one[2] = one[0] + row["pages"], one[1] + row["dropped"], one[2] + 1
     found = [Signal(kind, name, *numbers) for (kind, name), numbers in counts.items()]
     return tuple(sorted(found, key=lambda one: (one.kind, -one.pages, one.name)))
+
+
+def _licenses(texts: FinishedStep | None) -> tuple[Signal, ...]:
+    """Return the licences that given documents state."""
+    facts = texts.manifest.outcome.facts if texts else {}
+    found = [
+        Signal("license", n.removeprefix(LICENSE), pages, 0, 0) for n, pages in facts.items() if n.startswith(LICENSE)
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.pages, one.name)))
 
 
 def joined(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from gpt2train.convert.settings import CARD
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.files import atomic_folder
 from gpt2train.store.folder import FileRecord, Folder
-from gpt2train.store.hub import HUB
+from gpt2train.store.hub import HUB, allow
 from gpt2train.store.inner_path import inner_file
 from gpt2train.store.manifest import MANIFEST
 from gpt2train.store.output import FinishedStep
@@ -202,6 +202,7 @@ def publish_to_hub(contents: Contents, address: str, *, public: bool, key: Path 
     token = hub.get_token()
     if not token:
         raise UserError(f"--to {address}: no token for the hub; set HF_TOKEN, or log in by: hf auth login")
+    allow(f"{HUB}{name}")
     api, found = hub.HfApi(token=token, library_name="gpt2train"), []
     for kind in contents.kinds:
         with _staged(contents, kind, key) as folder:

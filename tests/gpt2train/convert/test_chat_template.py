@@ -12,8 +12,10 @@ from gpt2train.data.chat import open_chat
 from gpt2train.data.chat_template import FILE, chat_files, default_template
 from gpt2train.data.tokenizer import build_tokenizer, load_tokenizer, save_tokenizer
 from tests.gpt2train.convert.export_models import export_folder, passages, read_gguf, write_model, write_tokenizer
+from tests.gpt2train.convert.llama_cpp_peer import talk
 from tests.gpt2train.data.test_chat import TEMPLATES
 from tests.gpt2train.data.test_tokenizer import small_tables
+from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 
 MESSAGES = [
     {"role": "user", "content": "the cat's  é </s>"},
@@ -94,3 +96,19 @@ def test_llama_cpp_gets_the_template_and_the_end_of_a_turn(tmp_path: Path) -> No
     assert fields["tokenizer.chat_template"] == (tmp_path / "m" / FILE).read_text()
     assert fields["tokenizer.ggml.eot_token_id"] == tokenizer.token_to_id("<|im_end|>")
     assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.token_to_id("<|endoftext|>")
+
+
+def test_llama_cpp_answers_by_the_template_and_ends_the_turn(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
+    write_reciting_model(tmp_path / "m", "Hello\nI hear you.\0Hello\nAgain.\0", end="\0", merge=True)
+    tokenizer = load_tokenizer(tmp_path / "m")
+    for name, content in chat_files(default_template(tokenizer, "\n")).items():
+        (tmp_path / "m" / name).write_bytes(content)
+    export_folder(tmp_path / "m", tmp_path / "m.gguf")
+    hello, heard = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I hear you."}
+    chats = [[hello], [hello, heard, hello]]
+    chat = open_chat(tmp_path / "m", tokenizer, needed=True)
+    assert chat is not None
+    with chat:
+        expected = [(chat.prompt(chats[0]), "I hear you.", "stop"), (chat.prompt(chats[1]), "Again.", "stop")]
+    assert talk(tmp_path / "m.gguf", chats) == expected

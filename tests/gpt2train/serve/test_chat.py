@@ -102,6 +102,7 @@ def test_an_answer_is_the_completion_of_what_the_template_writes(server: Running
     assert found["usage"] == plain["usage"]
     rest = post(server, temperature=0)["usage"]  # by default all that the context leaves
     assert rest["total_tokens"] == 128
+    assert post(server, temperature=0, max_tokens=1000)["usage"] == rest  # a bound, which clients set for all models
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,9 @@ def test_an_answer_is_the_completion_of_what_the_template_writes(server: Running
         ({"messages": [HELLO | {"content": "\ud800"}]}, "messages", "a lone surrogate"),
         ({"messages": [HELLO | {"content": "a" * 128}]}, "messages", "the prompt has 129 and max_tokens is 1"),
         ({"messages": [HELLO | {"content": "a" * 99999}]}, "messages", "longer than the model's context of 128 tokens"),
-        ({"messages": [HELLO], "max_tokens": 125}, "max_tokens", "the prompt has 6 and max_tokens is 125"),
+        ({"messages": [HELLO], "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported"),
+        ({"messages": [HELLO], "tool_choice": "required"}, "tool_choice", "tool_choice: not supported; leave it out"),
+        ({"messages": [HELLO], "response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"messages": [HELLO], "max_tokens": 0}, "max_tokens", "max_tokens: input should be greater"),
         ({"messages": [HELLO], "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "leave one out"),
         ({"messages": [HELLO], "top_logprobs": 5}, "top_logprobs", "only with logprobs"),
@@ -142,14 +145,13 @@ def test_a_template_that_runs_on_delays_no_other_request(monkeypatch: pytest.Mon
         body = {"messages": [{"role": "user", "content": "loop"}], "max_tokens": 2}
         late = [pool.submit(one.client.post, PATH, json=body) for _ in range(2)]
         time.sleep(0.2)
-        seconds = []
+        meanwhile = 0
         while not all(request.done() for request in late):
-            began = time.monotonic()
             with httpx.Client(base_url=one.url, trust_env=False, timeout=30) as client:
                 plain = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
             assert plain.status_code == 200
-            seconds.append(time.monotonic() - began)
-        assert sorted(seconds)[len(seconds) // 2] < 0.5
+            meanwhile += not all(request.done() for request in late)
+        assert meanwhile
         for request in late:
             assert request.result().status_code == 500
             message = request.result().json()["error"]["message"]

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import shlex
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -122,6 +124,17 @@ def test_the_heading_shows_run_and_size(page: Page) -> None:
     assert page.at("model").text == f"{served['id']} · {weights:,} parameters · context 4,096 tokens"
     assert served["id"].startswith("page")
     assert page.driver.title == f"{served['id']} · gpt2train"
+
+
+def test_examples_and_a_command_line_show_what_to_do(page: Page) -> None:
+    page.open()
+    example = page.driver.find_element(By.CSS_SELECTOR, "#examples button")
+    example.click()
+    assert page.at("prompt").get_property("value") == example.text
+    assert page.at("api").text == f"{page.address}/v1"
+    command = shlex.split(page.at("curl").text.replace("KEY", KEY))
+    done = subprocess.run([*command, "-sS", "--noproxy", "*"], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["choices"][0]["text"], done.stderr
 
 
 def test_generated_text_is_escaped(page: Page) -> None:
