@@ -24,9 +24,9 @@ from gpt2train.training.performance import (
     can_start_next_step,
     collective_timeout,
     compile_module,
+    cudnn_is_wrong,
     fast_kernels,
     freeze_gc,
-    has_masks,
 )
 from tests.gpt2train.jobs import STEPS, curve, make, weights, write_tokens
 
@@ -81,12 +81,24 @@ def test_a_model_is_compiled_by_blocks_when_asked_to() -> None:
 
 
 @pytest.mark.parametrize("attention", ["cudnn", "flash", "efficient", "math"])
-def test_cudnn_never_attends_with_a_mask(attention: Any) -> None:
-    for masked in (False, True):
-        with fast_kernels(PerformanceSettings(attention=attention), torch.device("cuda"), masked):
-            assert torch.backends.cuda.cudnn_sdp_enabled() is not masked
-    config = make(Path("tokens"), Path("run"))
-    assert not has_masks(config) and has_masks(make(Path("tokens"), Path("run"), documents={"mask_documents": True}))
+def test_cudnn_never_attends_where_it_is_wrong(attention: Any) -> None:
+    for wrong in (False, True):
+        with fast_kernels(PerformanceSettings(attention=attention), torch.device("cuda"), wrong):
+            assert torch.backends.cuda.cudnn_sdp_enabled() is not wrong
+    masked = make(Path("tokens"), Path("run"), documents={"mask_documents": True})
+    assert cudnn_is_wrong(masked, CPU) and not cudnn_is_wrong(make(Path("tokens"), Path("run")), CPU)
+
+
+@pytest.mark.parametrize(("capability", "kv_heads", "tp", "wrong"), [
+    ((9, 0), 2, 1, False), ((10, 0), 2, 1, True), ((10, 0), 8, 1, False), ((10, 3), 8, 2, True),
+])  # fmt: skip
+def test_cudnn_never_attends_with_few_heads_on_blackwell(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kv_heads: int, tp: int, wrong: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    model = {"family": "llama", "heads": 8, "hidden": 64, "options": {"kv_heads": kv_heads}}
+    config = make(Path("tokens"), Path("run"), model=model, parallel={"tp": tp})
+    assert cudnn_is_wrong(config, torch.device("cuda")) is wrong
 
 
 def test_kernel_settings_and_gc_are_restored() -> None:
