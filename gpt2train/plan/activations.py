@@ -5,7 +5,7 @@ from functools import cache
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_table, on_stage, sizes
-from gpt2train.model.shape import Shape
+from gpt2train.model.shape import LOGIT_CHUNK, Shape
 from gpt2train.parallel.head_split import uneven_heads
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, kinds_of, stages_of
@@ -15,7 +15,6 @@ FP32 = 4
 HALF = 2
 FP8 = 1
 INT64 = 8
-CHUNK = {"cpu": 256, "cuda": 2048}  # rows of logits at a time, as in gpt2train.model.loss, which imports torch
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float
     """
     vocab, item = shape.padded_vocab // layout.tp, _item(settings)
     tokens = layout.micro_batch * _lengths(settings, shape)[-1]
-    rows = CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
+    rows = LOGIT_CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
     alive = min(tokens, 2 * rows)  # the chunk before is freed when the next one replaces it
     copies = HALF * (alive + shape.hidden) * vocab if item == HALF else 0
     slopes = min(tokens, rows) if dict(shape.options).get("logit_softcap") else 0
