@@ -1,18 +1,23 @@
 """A training step of a preset, kernel by kernel, from the code for a few layers."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.gpu_bytes.fake_card import fake_card
 from benchmarks.gpu_bytes.kernels import Kernel, Kernels, kernels_of, peak_bytes
 from benchmarks.train import SHAPES
 from gpt2train.config import PerformanceSettings
-from gpt2train.model.families import parameter_count
+from gpt2train.model.families import block_sizes, parameter_count
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
 
 FEW = (2, 3)  # layers that are compiled; each further one has the kernels that the third adds
-ADDED_GRADIENT = (8, 4)  # bytes per parameter, read and written, when a gradient is added to those before
+# Bytes per parameter, read and written.
+CAST = (4, 2)  # once a step, of a linear layer
+FIRST = (2, 4)  # its gradient of the first micro-batch
+ADDED = (6, 4)  # its gradient of a later one
+ADDED_ELSEWHERE = (8, 4)  # that of another parameter
 UPDATED = (20, 16)  # AdamW, which writes the clipped gradient too, and the norm of the gradients
 STATE = 16  # bytes per parameter of weights, gradients of earlier micro-batches and AdamW's state
 
@@ -57,8 +62,6 @@ def step_of(preset: str, micro_batch: int, tokens: int, **performance: Any) -> S
         tokens: tokens of the step.
         performance: settings.
     """
-    from dataclasses import replace
-
     shape = SHAPES[preset][0]
     few, more = (compiled(replace(shape, layers=layers), micro_batch, **performance) for layers in FEW)
     accumulation = max(1, tokens // (micro_batch * shape.context))
@@ -66,12 +69,19 @@ def step_of(preset: str, micro_batch: int, tokens: int, **performance: Any) -> S
     kernels = Kernels({one: accumulation * count for one, count in found.items()})
     factor = (shape.layers - FEW[0]) / (FEW[1] - FEW[0])
     count = parameter_count(shape)
-    if accumulation > 1:
-        added = Kernel("backward", "AccumulateGrad", "pointwise", *(size * count for size in ADDED_GRADIENT))
-        kernels[added] += accumulation - 1
-    kernels[Kernel("optimizer", "AdamW", "pointwise", *(size * count for size in UPDATED))] += 1
+    halved = shape.layers * sum(math.prod(size) for name, size in block_sizes(shape, 0).items() if "ln_" not in name)
+
+    def add(launches: int, phase: str, name: str, bytes_each: tuple[int, int], parameters: int) -> None:
+        if launches:
+            kernels[Kernel(phase, name, "pointwise", *(size * parameters for size in bytes_each))] += launches
+
+    add(1, "forward", "HalfWeights", CAST, halved)
+    add(1, "backward", "add_gradients, first", FIRST, halved)
+    add(accumulation - 1, "backward", "add_gradients", ADDED, halved)
+    add(accumulation - 1, "backward", "AccumulateGrad", ADDED_ELSEWHERE, count - halved)
+    add(1, "optimizer", "AdamW", UPDATED, count)
     held = max(a + factor * (b - a) for a, b in zip(few.peaks, more.peaks, strict=True))
-    memory = STATE * count + (0 if accumulation > 1 else -4 * count) + held
+    memory = STATE * count + (0 if accumulation > 1 else -4 * count) + 2 * halved + held
     return Step(shape, micro_batch, accumulation, kernels, few.graph_breaks + more.graph_breaks, memory)
 
 
@@ -102,6 +112,7 @@ def compiled(shape: Shape, micro_batch: int, **performance: Any) -> Compiled:
     import torch
 
     from gpt2train.model.causal_lm import build_model
+    from gpt2train.training.half_weights import HalfWeights
     from gpt2train.training.performance import compile_module
 
     graphs: list[tuple[Kernels, int]] = []
@@ -114,7 +125,8 @@ def compiled(shape: Shape, micro_batch: int, **performance: Any) -> Compiled:
         settings = PerformanceSettings.model_validate({"compile": "on"} | performance)
         model.stream = torch.bfloat16 if settings.stream == "bf16" else None
         compile_module(model, settings, torch.device("cuda"), whole=True, loss=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        half = HalfWeights(model.blocks, torch.bfloat16)
+        with half.in_place(), torch.autocast("cuda", dtype=torch.bfloat16):
             model(tokens, tokens)
     total = Kernels()
     for kernels, _ in graphs:

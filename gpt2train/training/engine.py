@@ -32,9 +32,10 @@ from gpt2train.parallel.shared_parameters import SharedParameters
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.plugins import load
 from gpt2train.training.adamw import AdamW
+from gpt2train.training.half_weights import HalfWeights
 from gpt2train.training.muon import Muon
 from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
-from gpt2train.training.performance import compile_module, without_compilation
+from gpt2train.training.performance import casts_once, compile_module, without_compilation
 from gpt2train.training.phases import in_phase, phase_timer
 from gpt2train.training.train_state import StepStats
 
@@ -143,6 +144,9 @@ class Engine:
             self.optimizer = Muon(named, config.optimizer, replicas, shards_group(ctx, layout))
         else:
             self.optimizer = (OffloadedAdamW if offloaded else AdamW)(named, config.optimizer)
+        self._half: HalfWeights | None = None
+        if ctx.world == 1 and not parallel.offloads_weights and casts_once(config, ctx.device):
+            self._half = HalfWeights(self.model_parts[0].blocks, COMPUTE_DTYPES[config.precision])
         copies = self.shared.copies if self.shared is not None else []
         self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
 
@@ -189,12 +193,15 @@ class Engine:
         parallel = self.parallel
         # Otherwise CPU offload would leave unsharded gradients and all blocks on the device until the last micro-batch.
         zero = max(parallel.zero, 2) if parallel.offloads_weights else parallel.zero
-        for index, batch in enumerate(batches):
-            accumulate(self.model_parts, zero, last=index == len(batches) - 1)
-            with self._forward():
-                loss = self.model_parts[0](batch.tokens, batch.targets, **batch.extra)
-            (loss * (scale / tokens)).sum().backward()
-            total += loss.detach()
+        with contextlib.nullcontext() if self._half is None else self._half.in_place():
+            for index, batch in enumerate(batches):
+                accumulate(self.model_parts, zero, last=index == len(batches) - 1)
+                with self._forward():
+                    loss = self.model_parts[0](batch.tokens, batch.targets, **batch.extra)
+                (loss * (scale / tokens)).sum().backward()
+                if self._half is not None:
+                    self._half.add_gradients()
+                total += loss.detach()
         return total
 
     @in_phase("optimizer")

@@ -60,6 +60,11 @@ def is_compiled(settings: PerformanceSettings, device: torch.device) -> bool:
     return settings.compile in ("on", "blocks") or (settings.compile == "auto" and device.type == "cuda")
 
 
+def casts_once(config: RunConfig, device: torch.device) -> bool:
+    """Return True if the weights are cast to half precision once a step; a CPU keeps less memory without copies."""
+    return device.type == "cuda" and config.precision != "fp32"
+
+
 def without_compilation(
     settings: PerformanceSettings, device: torch.device
 ) -> contextlib.AbstractContextManager[object]:
