@@ -279,9 +279,10 @@ class Engine:
     def evaluate(self, batches: Sequence[Batch]) -> list[float]:
         """Sum the loss, and the scores of the objective, over the samples of all processes; `sums` numbers.
 
-        Collective: all processes pass the same number of batches.
+        Collective: all processes pass the same number of batches. Without compilation: that of the forward alone takes
+        a minute for 48 blocks, and saves 0.03 % of the time of a run that validates by default.
         """
-        with self.evaluating():
+        with self.evaluating(), without_compilation(self.config.performance, self.ctx.device):
             if self.pipeline is not None:
                 total = self.pipeline.evaluate(batches, self.sums)
             else:

@@ -25,8 +25,7 @@ KERNELS = {
 }
 
 
-# Ranks finish autotuning minutes apart, also in the first validation, whose forward is compiled on its own; the first
-# one waits in a collective. As long as torch's default for gloo.
+# Ranks finish autotuning minutes apart; the first one waits in a collective. As long as torch's default for gloo.
 AUTOTUNE_TIMEOUT = timedelta(minutes=30)
 
 

@@ -1,7 +1,9 @@
 """Performance options: torch.compile, kernels, GC freezing and overlap change no result."""
 
 import gc
+import math
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,19 @@ def test_a_model_is_compiled_by_blocks_when_asked_to() -> None:
     model = GPT2(SHAPE)
     compile_module(model, PerformanceSettings(compile="blocks"), CPU, whole=True)
     assert "forward" not in vars(model) and all("forward" in vars(block) for block in model.blocks.values())
+
+
+@pytest.mark.slow
+def test_a_validation_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # seen by dynamo, quick to make
+    torch._dynamo.utils.counters.clear()
+    config = make(tmp_path, tmp_path / "run", performance={"compile": "on"})
+    engine, batch = Engine(config, join("cpu")), torch.randint(config.vocab, (2, config.model.context + 1))
+    batches = [Batch(batch[:, :-1], batch[:, 1:])]
+    engine.accumulate(batches, batch.numel(), 1)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs > 0 and math.isfinite(engine.evaluate(batches)[0])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 @pytest.mark.parametrize("attention", ["cudnn", "flash", "efficient", "math"])
