@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.gpu_bytes.fake_card import missing, with_stubs
 from benchmarks.gpu_bytes.roofline import CARDS, Rates
-from benchmarks.gpu_bytes.step import Step, step_of
+from benchmarks.gpu_bytes.step import Step, nonlinearity, step_of
 
 # Micro-batches that `gpt2train plan` gives a GPU of 80 GB, and tokens of a step: a quarter or a half of the presets'.
 DEFAULT = ("124m:64", "345m:32", "1542m:16")
@@ -91,6 +91,7 @@ def main() -> int:
     parser.add_argument("steps", nargs="*", default=DEFAULT, metavar="PRESET:MICRO_BATCH")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of a step")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of [performance]")
+    parser.add_argument("--linear", type=int, metavar="LAYERS", help="also compile so many, and compare")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--kernels", type=int, default=0, metavar="ROWS", help="list the kernels that move most")
     options = parser.parse_args()
@@ -103,6 +104,9 @@ def main() -> int:
         preset, micro_batch = text.split(":")
         found[text] = report(step_of(preset, int(micro_batch), options.tokens, **settings), CARDS)
         print(table(preset, found[text]), flush=True)
+        if options.linear:
+            off = found[text]["nonlinearity"] = nonlinearity(preset, int(micro_batch), options.linear, **settings)
+            print(f"{preset} with {options.linear} layers: the sum is off by {off:.2%}", flush=True)
         if options.kernels:
             print(kernel_table(found[text], options.kernels), flush=True)
         if options.json:

@@ -68,7 +68,8 @@ def peak_bytes(graph: Any) -> int:
 
     with V.set_graph_handler(graph):
         nodes = graph.scheduler.nodes
-        freed = get_freeable_input_buf(nodes, OrderedSet(graph.graph_inputs))
+        # The inputs of a backward are what the forward has saved; those of a forward are parameters, which stay.
+        freed = get_freeable_input_buf(nodes, OrderedSet(graph.graph_inputs)) if graph.is_backward else {}
         return int(estimate_peak_memory(nodes, freed, OrderedSet(graph.get_output_names()))[0])
 
 

@@ -92,6 +92,18 @@ def extended(few: Kernels, more: Kernels, layers: int) -> Kernels:
     return Kernels({one: count for one, count in found.items() if count})
 
 
+def nonlinearity(preset: str, micro_batch: int, layers: int, **performance: Any) -> float:
+    """Return the relative difference of the bytes of a compiled model of some layers from what FEW layers foretell."""
+    few, more, all_of_them = (
+        compiled(replace(SHAPES[preset][0], layers=number), micro_batch, **performance).kernels
+        for number in (*FEW, layers)
+    )
+    foretold, found = (
+        sum(count * kernel.bytes for kernel, count in one.items()) for one in (extended(few, more, layers), all_of_them)
+    )
+    return abs(foretold / found - 1)
+
+
 @dataclass(frozen=True)
 class Compiled:
     """Forward and backward of a micro-batch.

@@ -13,7 +13,7 @@ PADDING = 128  # fast for matrix kernels, and the same sizes on all layouts of u
 LOGIT_CHUNK = {"cpu": 256, "cuda": 2_048}
 # The same of compiled code on a GPU, which has logits and their gradient in half precision, 3.3 GB together. The
 # product for the gradient of 16,384 hidden states of width 768 has 384 tiles of 128 x 256, three times the 132
-# multiprocessors of an H100 but for 12; that of 8,192 has 192: a quarter of the time they have none.
+# multiprocessors of an H100 but for 12; that of 8,192 has 192 (or 384 smaller and slower ones), that of 2,048 has 48.
 COMPILED_CHUNK = 16_384
 
 Option = bool | int | float | str

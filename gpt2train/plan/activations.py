@@ -1,11 +1,12 @@
 """Bytes of activations of a pipeline rank, by formulas; tests/gpt2train/plan compares them with simulated steps."""
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_table, on_stage, sizes
-from gpt2train.model.shape import LOGIT_CHUNK, Shape
+from gpt2train.model.shape import COMPILED_CHUNK, LOGIT_CHUNK, Shape
 from gpt2train.parallel.head_split import uneven_heads
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, kinds_of, stages_of
@@ -74,7 +75,7 @@ def in_flight(settings: TrainSettings, layout: Layout, rank: int) -> float:
 def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str, start: int = 0) -> float:
     """Return the bytes that a block saves per micro-batch for the backward pass.
 
-    The residual stream in float32, the input of every norm, is a slice under sequence parallelism. Tensor parallelism
+    The residual stream (`performance.stream`), the input of every norm, is a slice under sequence parallelism. Tensor parallelism
     gathers the output of a norm once, in the precision of the products; without it autocast makes a copy for each
     column-parallel layer that reads it. With one fp8 scale per matrix each layer has a copy of its input in 8 bits in
     place of one in half precision. The outputs of column-parallel and the inputs of row-parallel layers are split
@@ -199,10 +200,14 @@ def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start
 def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float:
     """Bytes of the logits of one or two chunks of tokens, and of a copy of the head in half precision.
 
-    With a soft cap also the slopes of one chunk.
+    With a soft cap also the slopes of one chunk. Compiled code has all in the precision of the products.
     """
     vocab, item = shape.padded_vocab // layout.tp, _item(settings)
     tokens = layout.micro_batch * _lengths(settings, shape)[-1]
+    if settings.performance.compile != "off" and settings.device != "cpu" and layout.tp == 1:
+        # Logits and their gradient, the head, and its gradient by each chunk, which are added at the end.
+        alive = 2 * min(tokens, COMPILED_CHUNK) + shape.hidden * (1 + math.ceil(tokens / COMPILED_CHUNK))
+        return item * alive * vocab
     rows = LOGIT_CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
     alive = min(tokens, 2 * rows)  # the chunk before is freed when the next one replaces it
     copies = HALF * (alive + shape.hidden) * vocab if item == HALF else 0
@@ -241,8 +246,9 @@ def _lengths(settings: TrainSettings, shape: Shape) -> tuple[int, ...]:
 
 
 def _stream(settings: TrainSettings, shape: Shape, layout: Layout, length: int) -> float:
-    """Bytes of the residual stream of a micro-batch, in float32."""
-    return FP32 * layout.micro_batch * length * shape.hidden / _slices(settings, layout)
+    """Bytes of the residual stream of a micro-batch."""
+    item = HALF if settings.performance.stream == "bf16" else FP32
+    return item * layout.micro_batch * length * shape.hidden / _slices(settings, layout)
 
 
 def _item(settings: TrainSettings) -> int:
