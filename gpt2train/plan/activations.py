@@ -75,12 +75,12 @@ def in_flight(settings: TrainSettings, layout: Layout, rank: int) -> float:
 def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str, start: int = 0) -> float:
     """Return the bytes that a block saves per micro-batch for the backward pass.
 
-    The residual stream (`performance.stream`), the input of every norm, is a slice under sequence parallelism. Tensor parallelism
-    gathers the output of a norm once, in the precision of the products; without it autocast makes a copy for each
-    column-parallel layer that reads it. With one fp8 scale per matrix each layer has a copy of its input in 8 bits in
-    place of one in half precision. The outputs of column-parallel and the inputs of row-parallel layers are split
-    (in a GPT-2 of width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a third
-    norm, and keys and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the
+    The residual stream (`performance.stream`), the input of every norm, is a slice under sequence parallelism. Tensor
+    parallelism gathers the output of a norm once, in the precision of the products; without it autocast makes a copy
+    for each column-parallel layer that reads it. With one fp8 scale per matrix each layer has a copy of its input in 8
+    bits in place of one in half precision. The outputs of column-parallel and the inputs of row-parallel layers are
+    split (in a GPT-2 of width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a
+    third norm, and keys and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the
     attention in float32, with dropout three matrices of that size; a GPU the biases, in half precision for every block.
     With heads that the degree does not divide, the rank with the most of them counts, and each micro-batch has a copy
     of the weights of its heads.

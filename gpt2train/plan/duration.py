@@ -23,7 +23,7 @@ LOGIT_BYTES = 6
 COPIES = 0.9  # fraction of the bandwidth of a data sheet that copies reach (seen: 3.0 and 4.3 of 3.35 and 4.8 TB/s)
 PRODUCTS = 0.775  # fraction of the time at `Hardware.efficiency` that is products: an H100 at 345M, a stream in fp32
 HALF_SPEED_TOKENS = 1024  # tokens of a micro-batch per tensor-parallel rank at which a GPU has half its efficiency
-OVERLAP = 0.5  # fraction of the compute time that data-parallel communication can overlap with
+BACKWARD = 2 / 3  # fraction of the computation of a micro-batch
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Duration:
         bubble: pipeline bubble, filling and draining.
         tensor: all-reduces of tensor parallelism, which do not overlap with computation, and weights of heads that the
             degree does not divide.
-        data: reduction of gradients and gathering of parameters, without the part that overlaps with computation.
+        data: reduction of gradients and gathering of parameters, as far as no computation overlaps with them.
         pipeline: transfer of activations between stages.
         update: AdamW, the addition of gradients, and with offload the transfers to and from the CPU.
     """
@@ -110,8 +110,11 @@ def step_time(
     scatters = micro_batches if (p.zero >= 2 or p.offloads_weights) and layout.pp == 1 else 1
     # Blocks are gathered in the compute dtype, the root and all gradients are sent in float32.
     gathered = FP32 * (count - blocks) + width * blocks
-    volume = gathers * gathered + scatters * FP32 * count if p.zero else 2 * scatters * FP32 * count
-    data = max(0.0, _ring(volume, layout.data) / link_bandwidth - OVERLAP * compute)
+    gather = _ring(gathered if p.zero else 0.0, layout.data) / link_bandwidth
+    reduce = _ring((1 if p.zero else 2) * FP32 * count, layout.data) / link_bandwidth
+    # FSDP gathers the next block while one is computed, and reduces the gradients of the one before.
+    forward, backward = ((compute / micro_batches) * share for share in (1 - BACKWARD, BACKWARD))
+    data = gathers * _exposed(gather, forward, max_layers) + scatters * _exposed(reduce, backward, max_layers)
 
     share = count / layout.shard
     on_device = share * ADAMW_BYTES / (hardware.bandwidth * GB)
@@ -125,6 +128,14 @@ def step_time(
         update = on_device
     update += micro_batches * count * ADDED_BYTES / (hardware.bandwidth * GB)
     return Duration(compute, bubble, tensor, data, pipeline, update)
+
+
+def _exposed(transfer: float, computation: float, blocks: int) -> float:
+    """Return the seconds of a transfer, block by block, that do not overlap with a computation of as many blocks.
+
+    At least those of one block: of the first gather, before which nothing can be computed, and of the last reduction.
+    """
+    return max(transfer - computation, transfer / max(1, blocks))
 
 
 def _ring(volume: float, members: int) -> float:
