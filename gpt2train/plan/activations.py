@@ -136,7 +136,13 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
         split += HALF * heads * length**2
     masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
     split += _mask_item(settings) * tokens * inner
-    return norms * stream + normed + split / layout.tp + masks + item * uneven.weights * attentions
+    # Compiled code makes the stream again from outputs of products: 31 bytes per token and unit of width in a GPT-2.
+    kept = (
+        min(stream, stream * item / FP32)
+        if _is_compiled(settings) and settings.performance.stream == "fp32"
+        else stream
+    )
+    return norms * kept + normed + split / layout.tp + masks + item * uneven.weights * attentions
 
 
 def _between_blocks(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece) -> float:
@@ -204,7 +210,7 @@ def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float
     """
     vocab, item = shape.padded_vocab // layout.tp, _item(settings)
     tokens = layout.micro_batch * _lengths(settings, shape)[-1]
-    if settings.performance.compile != "off" and settings.device != "cpu" and layout.tp == 1:
+    if _is_compiled(settings) and layout.tp == 1:
         # Logits and their gradient, the head, and its gradient by each chunk, which are added at the end.
         alive = 2 * min(tokens, COMPILED_CHUNK) + shape.hidden * (1 + math.ceil(tokens / COMPILED_CHUNK))
         return item * alive * vocab
@@ -249,6 +255,11 @@ def _stream(settings: TrainSettings, shape: Shape, layout: Layout, length: int) 
     """Bytes of the residual stream of a micro-batch."""
     item = HALF if settings.performance.stream == "bf16" else FP32
     return item * layout.micro_batch * length * shape.hidden / _slices(settings, layout)
+
+
+def _is_compiled(settings: TrainSettings) -> bool:
+    """Return True if the run is compiled on a GPU."""
+    return settings.performance.compile != "off" and settings.device != "cpu"
 
 
 def _item(settings: TrainSettings) -> int:

@@ -23,7 +23,7 @@ from gpt2train.settings import build
 
 NEEDED = pytest.mark.skipif(bool(missing()), reason=missing() or "nothing is missing")
 # Megabytes that 124M moves per token at a micro-batch of 64, and launches of a step of 262,144 tokens.
-EXPECTED = {"fp32": (3.01, 1_813), "bf16": (2.67, 1_741)}
+EXPECTED = {"fp32": (3.015, 1_829), "bf16": (2.67, 1_741)}
 ROWS = (8_192, 16_384)  # of logits at a time
 BOUND = 0.02  # one pass more over the residual stream in float32 is 0.037 MB a token
 

@@ -21,7 +21,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp 2 dp 2 zero 2": {"pp": 2, "zero": 2},
     "tp 2 pp 2": {"tp": 2, "pp": 2},
 }
-SLOW = (("bf16", "pp 2 dp 2 zero 2"), ("fp16", "dp 4 zero 3"), (STREAM, "tp 2 pp 2"))  # tensor parallelism takes five times as long
+# Tensor parallelism takes five times as long.
+SLOW = (("bf16", "pp 2 dp 2 zero 2"), ("fp16", "dp 4 zero 3"), (STREAM, "tp 2 pp 2"))
 BOUNDS = {"bf16": 2e-4, "fp16": 5e-5, STREAM: 2e-4}
 FITTING = 2.0**12
 # A scale that overflows. Without tensor parallelism the same steps do so on every layout; with it, halves of the
