@@ -137,11 +137,8 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
     split += _mask_item(settings) * tokens * inner
     # Compiled code makes the stream again from outputs of products: 31 bytes per token and unit of width in a GPT-2.
-    kept = (
-        min(stream, stream * item / FP32)
-        if _is_compiled(settings) and settings.performance.stream == "fp32"
-        else stream
-    )
+    again = _is_compiled(settings) and settings.performance.stream == "fp32"
+    kept = stream * item / FP32 if again else stream
     return norms * kept + normed + split / layout.tp + masks + item * uneven.weights * attentions
 
 
