@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import tiny
 from benchmarks.gpu.tiny import engine_of, losses, twin
+from gpt2train.parallel.mesh import DistContext
 from gpt2train.training import engine
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -14,6 +16,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "recomputed": {"parallel": {"activation_checkpointing": "full"}},
     "fp16": {"precision": "fp16"},
 }
+
+
+@pytest.fixture(autouse=True)
+def group(monkeypatch: pytest.MonkeyPatch, alone: DistContext) -> None:
+    """Use the process group of the tests."""
+    monkeypatch.setattr(tiny, "context", lambda: alone)
 
 
 @pytest.mark.parametrize("name", CHANGES)
