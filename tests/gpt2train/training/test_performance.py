@@ -18,7 +18,7 @@ from gpt2train.launch.rank_process import StopRequest
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
-from gpt2train.parallel.mesh import join
+from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.settings import build
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
@@ -83,11 +83,11 @@ def test_a_model_is_compiled_by_blocks_when_asked_to() -> None:
 
 
 @pytest.mark.slow
-def test_a_validation_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_validation_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alone: DistContext) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # seen by dynamo, quick to make
     torch._dynamo.utils.counters.clear()
     config = make(tmp_path, tmp_path / "run", performance={"compile": "on"})
-    engine, batch = Engine(config, join("cpu")), torch.randint(config.vocab, (2, config.model.context + 1))
+    engine, batch = Engine(config, alone), torch.randint(config.vocab, (2, config.model.context + 1))
     batches = [Batch(batch[:, :-1], batch[:, 1:])]
     engine.accumulate(batches, batch.numel(), 1)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
