@@ -61,9 +61,9 @@ from gpt2train.training.performance import (
     check_fp8,
     check_mps,
     collective_timeout,
+    cudnn_is_wrong,
     fast_kernels,
     freeze_gc,
-    has_masks,
 )
 from gpt2train.training.skipped_steps import SkippedSteps, divergence_remedy
 from gpt2train.training.train_state import StepStats, TrainState, is_plausible, is_sound
@@ -146,7 +146,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         all_or_raise(lambda: check_fp8(config.performance, ctx.device))
         data, valid_data = all_or_raise(lambda: _open(config, ctx))
 
-        cleanup.enter_context(fast_kernels(config.performance, ctx.device, has_masks(config)))
+        cleanup.enter_context(fast_kernels(config.performance, ctx.device, cudnn_is_wrong(config, ctx.device)))
         engine = Engine(config, ctx)
         checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid_data))
         state = checkpoints.restore(engine.state(), open_initial_weights)

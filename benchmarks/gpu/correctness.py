@@ -298,7 +298,7 @@ def generation(device: str, family: str) -> Iterator[Result]:
 
 def served(device: str) -> Iterator[Result]:
     """Compare the texts that the real server answers, on the device and on the CPU."""
-    for package in ("cyclopts", "fastapi", "uvicorn", "prometheus_client", "opentelemetry", "pyarrow"):
+    for package in ("cyclopts", "fastapi", "uvicorn", "prometheus_client", "opentelemetry", "pyarrow", "orjson"):
         if importlib.util.find_spec(package) is None:
             raise NotAvailable(f"{package} is not installed")
     from tokenizers.pre_tokenizers import ByteLevel

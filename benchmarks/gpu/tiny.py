@@ -14,7 +14,7 @@ from gpt2train.data.batch import Batch
 from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.settings import build, layer
 from gpt2train.training.engine import Engine
-from gpt2train.training.performance import FP8_CAPABILITY, fast_kernels, has_masks
+from gpt2train.training.performance import FP8_CAPABILITY, cudnn_is_wrong, fast_kernels
 
 VOCAB, CONTEXT = 500, 64
 STEPS = {"cpu": 2, "cuda": 6}  # of a comparison; a rehearsal on a CPU only runs the checks
@@ -81,7 +81,7 @@ def batches(config: RunConfig, step: int) -> list[Batch]:
 def engine_of(config: RunConfig, device: str) -> Iterator[Engine]:
     """Engine on a device, with its kernels preferred."""
     ctx = on(device)
-    with fast_kernels(config.performance, ctx.device, has_masks(config)):
+    with fast_kernels(config.performance, ctx.device, cudnn_is_wrong(config, ctx.device)):
         yield Engine(config, ctx)
     if ctx.device.type == "cuda":
         torch.cuda.empty_cache()

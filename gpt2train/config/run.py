@@ -122,6 +122,17 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _stream_fits(self) -> "TrainSettings":
+        if self.performance.stream == "bf16" and self.precision != "bf16":
+            raise ValueError(
+                f'performance.stream "bf16" needs precision bf16, not {self.precision}; set precision = "bf16", or '
+                'performance.stream = "fp32"'
+            )
+        if self.performance.stream == "bf16" and self.model.family == "t5":
+            raise ValueError('performance.stream "bf16" is not for T5; set performance.stream = "fp32"')
+        return self
+
+    @model_validator(mode="after")
     def _schedule_fits(self) -> "TrainSettings":
         warmup, decay = self.schedule.warmup, self.schedule.decay_steps
         if decay and warmup >= decay:

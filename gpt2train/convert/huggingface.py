@@ -166,6 +166,10 @@ def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifie
             is of the other kind, or there is no such device.
     """
     chosen = choose_device(device, option="--device")
+    if chosen.type == "cuda":
+        # torch prefers cuDNN's attention on newer GPUs by itself; in half precision and with fewer than 8 heads of keys
+        # and values its texts are wrong on a B200, without an error (pytorch#193893).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     weights = open_model(Path(folder))
     if classifier and not weights.shape.labels:
         raise UserError(f"{folder} is a language model, not a classifier; fine-tune it first: python -m flows.finetune")

@@ -99,6 +99,8 @@ def _load_shard(
 ) -> tuple[ModelShard, CommandChannel, timedelta]:
     timeout = timedelta(seconds=peer_timeout)
     device = dist_context.device if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as in `read_model`
     shard = ModelShard(shape, layout, dataclasses.replace(dist_context, device=device, timeout=timeout))
     channel = CommandChannel(timeout)
     all_or_raise(lambda: shard.read(open_model(model)))

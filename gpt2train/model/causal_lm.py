@@ -115,6 +115,7 @@ class CausalLM(nn.Module):
         # parallelism replaces them.
         self.project: Callable[[Tensor, Tensor], Tensor] = F.linear
         self.cross_entropy: Callable[..., Tensor] = partial(chunked_cross_entropy, vocab=shape.vocab, softcap=softcap)
+        self.stream: torch.dtype | None = None  # of the residual stream; None for that of the embeddings
         self.z_loss = 0.0  # of a training (`gpt2train.model.loss.chunked_cross_entropy`)
         # Tensor parallelism replaces these: entry to a region with all tokens, and slices of a sequence outside of it.
         self.enter: Callable[[Tensor], Tensor] = lambda x: x
@@ -243,6 +244,7 @@ class CausalLM(nn.Module):
     ) -> Tensor:
         """Compute the last hidden states [batch, length, hidden], for callers that need the logits of few positions."""
         x = self.embed(tokens, positions) if self.has_embeddings else tokens
+        x = x if self.stream is None else x.to(self.stream)
         mask = None if documents is None else document_mask(documents)
         placed = self.positions(positions, x.shape[1] * self.slices, x)
         more: Mapping[str, tuple[Tensor, ...]] = {}

@@ -14,14 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpt2train.compat.torch_compile import compiled_result
+from gpt2train.model.shape import COMPILED_CHUNK, LOGIT_CHUNK
 
 IGNORE = -100
-# Rows of logits in memory at a time. On a CPU they should fit the cache: at a vocabulary of 50,304 and a width of 384,
-# 256 rows take 1.36 s, 1,024 take 1.45 s and 64 take 1.65 s. On a GPU large matrices are faster: the product for the
-# hidden states' gradient has 96 tiles of 128 x 128 at 2,048 rows and a width of 768, for the 132 multiprocessors of an
-# H100. Compiled code never has the logits in float32, so that four times the rows take about the same memory.
-CHUNK = {"cpu": 256, "cuda": 2048}
-COMPILED_ROWS = 4
+CHUNK = LOGIT_CHUNK  # of code that is not compiled
 LOGIT_ROWS = 256  # the same for log-probabilities: 51 MB in float32 at a vocabulary of 50,257
 MASKED_LOGIT = -1e30  # logit of a padding row of the vocabulary; finite, since a vocabulary shard can be padding only
 
@@ -63,7 +59,7 @@ class _ChunkedCrossEntropy(GradientInForward):
         grad_weight = torch.zeros_like(weight) if needs_grad else None
         size, compiling = CHUNK.get(hidden.device.type, 1024), torch.compiler.is_compiling()
         if compiling and hidden.device.type != "cpu":
-            size *= COMPILED_ROWS
+            size = COMPILED_CHUNK
         for start in range(0, hidden.shape[0], size):
             rows = hidden[start : start + size].to(matrix.dtype)
             target = targets[start : start + size].unsqueeze(1)

@@ -42,7 +42,7 @@ class Pipeline:
         sent: function of a layer that returns the shape [micro_batch, length, hidden] of the hidden states that the
             stage before it sends to the stage that begins with it.
         dtype: dtype in which hidden states and their gradients are sent, the compute dtype as in Megatron-LM. Every
-            stage computes its residual stream in float32.
+            stage computes its residual stream in float32, unless `CausalLM.stream` says otherwise.
         loss_size: size of the loss: a scalar, or a vector of terms.
         autocast: function that returns the autocast context of a forward. It must not span the backward or a whole
             step, because autocast keeps half-precision copies of all weights until it ends.
@@ -204,7 +204,9 @@ class Pipeline:
         def forward(received: Tensor, **keywords: Any) -> Tensor:
             with autocast():
                 out = inner(received if part.has_embeddings else received.float(), **keywords)
-            expected = (torch.Size(self.loss_size if part.has_head else self.sent(part.layers.stop)), torch.float32)
+            size = self.loss_size if part.has_head else self.sent(part.layers.stop)
+            kind = torch.float32 if part.has_head or part.stream is None else part.stream
+            expected = (torch.Size(size), kind)
             evaluated = part.has_head and not part.training
             if "targets" in keywords and not evaluated and (out.shape, out.dtype) != expected:
                 raise ValueError(f"a pipeline stage returned {out.shape} {out.dtype}, expected {expected}")

@@ -1,11 +1,12 @@
 """Bytes of activations of a pipeline rank, by formulas; tests/gpt2train/plan compares them with simulated steps."""
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_table, on_stage, sizes
-from gpt2train.model.shape import Shape
+from gpt2train.model.shape import COMPILED_CHUNK, LOGIT_CHUNK, Shape
 from gpt2train.parallel.head_split import uneven_heads
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, kinds_of, stages_of
@@ -15,7 +16,6 @@ FP32 = 4
 HALF = 2
 FP8 = 1
 INT64 = 8
-CHUNK = {"cpu": 256, "cuda": 2048}  # rows of logits at a time, as in gpt2train.model.loss, which imports torch
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def in_flight(settings: TrainSettings, layout: Layout, rank: int) -> float:
 def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str, start: int = 0) -> float:
     """Return the bytes that a block saves per micro-batch for the backward pass.
 
-    The residual stream in float32, the input of every norm, is a slice under sequence parallelism. Tensor parallelism
-    gathers the output of a norm once, in the precision of the products; without it autocast makes a copy for each
-    column-parallel layer that reads it. With one fp8 scale per matrix each layer has a copy of its input in 8 bits in
-    place of one in half precision. The outputs of column-parallel and the inputs of row-parallel layers are split
-    (in a GPT-2 of width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a third
-    norm, and keys and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the
+    The residual stream (`performance.stream`), the input of every norm, is a slice under sequence parallelism. Tensor
+    parallelism gathers the output of a norm once, in the precision of the products; without it autocast makes a copy
+    for each column-parallel layer that reads it. With one fp8 scale per matrix each layer has a copy of its input in 8
+    bits in place of one in half precision. The outputs of column-parallel and the inputs of row-parallel layers are
+    split (in a GPT-2 of width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a
+    third norm, and keys and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the
     attention in float32, with dropout three matrices of that size; a GPU the biases, in half precision for every block.
     With heads that the degree does not divide, the rank with the most of them counts, and each micro-batch has a copy
     of the weights of its heads.
@@ -136,7 +136,10 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
         split += HALF * heads * length**2
     masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
     split += _mask_item(settings) * tokens * inner
-    return norms * stream + normed + split / layout.tp + masks + item * uneven.weights * attentions
+    # Compiled code makes the stream again from outputs of products: 31 bytes per token and unit of width in a GPT-2.
+    again = _is_compiled(settings) and settings.performance.stream == "fp32"
+    kept = stream * item / FP32 if again else stream
+    return norms * kept + normed + split / layout.tp + masks + item * uneven.weights * attentions
 
 
 def _between_blocks(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece) -> float:
@@ -200,11 +203,15 @@ def _backward_bytes(settings: TrainSettings, shape: Shape, layout: Layout, start
 def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float:
     """Bytes of the logits of one or two chunks of tokens, and of a copy of the head in half precision.
 
-    With a soft cap also the slopes of one chunk.
+    With a soft cap also the slopes of one chunk. Compiled code has all in the precision of the products.
     """
     vocab, item = shape.padded_vocab // layout.tp, _item(settings)
     tokens = layout.micro_batch * _lengths(settings, shape)[-1]
-    rows = CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
+    if _is_compiled(settings) and layout.tp == 1:
+        # Logits and their gradient, the head, and its gradient by each chunk, which are added at the end.
+        alive = 2 * min(tokens, COMPILED_CHUNK) + shape.hidden * (1 + math.ceil(tokens / COMPILED_CHUNK))
+        return item * alive * vocab
+    rows = LOGIT_CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
     alive = min(tokens, 2 * rows)  # the chunk before is freed when the next one replaces it
     copies = HALF * (alive + shape.hidden) * vocab if item == HALF else 0
     slopes = min(tokens, rows) if dict(shape.options).get("logit_softcap") else 0
@@ -242,8 +249,14 @@ def _lengths(settings: TrainSettings, shape: Shape) -> tuple[int, ...]:
 
 
 def _stream(settings: TrainSettings, shape: Shape, layout: Layout, length: int) -> float:
-    """Bytes of the residual stream of a micro-batch, in float32."""
-    return FP32 * layout.micro_batch * length * shape.hidden / _slices(settings, layout)
+    """Bytes of the residual stream of a micro-batch."""
+    item = HALF if settings.performance.stream == "bf16" else FP32
+    return item * layout.micro_batch * length * shape.hidden / _slices(settings, layout)
+
+
+def _is_compiled(settings: TrainSettings) -> bool:
+    """Return True if the run is compiled on a GPU."""
+    return settings.performance.compile != "off" and settings.device != "cpu"
 
 
 def _item(settings: TrainSettings) -> int:

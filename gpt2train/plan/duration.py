@@ -13,9 +13,17 @@ from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import Piece, blocks_parameters, parameters
 from gpt2train.plan.recomputation import repeated_reduces, slowdown
 
-ADAMW_BYTES = 28  # per parameter and update: weight, gradient and 2 moments read; weight and 2 moments written
+# Per parameter and update: weight, 2 moments and, for its norm too, the gradient read; all four written.
+ADAMW_BYTES = 36
+ADDED_BYTES = 10  # per parameter and micro-batch: its gradient in half precision, added in float32
+# Traffic of compiled code between the products, as `python -m benchmarks.gpu_bytes` counts it: per token, block and
+# unit of width, by the precision of the residual stream; and per logit.
+BLOCK_BYTES = {"fp32": 142, "bf16": 101}
+LOGIT_BYTES = 6
+COPIES = 0.9  # fraction of the bandwidth of a data sheet that copies reach (seen: 3.0 and 4.3 of 3.35 and 4.8 TB/s)
+PRODUCTS = 0.775  # fraction of the time at `Hardware.efficiency` that is products: an H100 at 345M, a stream in fp32
 HALF_SPEED_TOKENS = 1024  # tokens of a micro-batch per tensor-parallel rank at which a GPU has half its efficiency
-OVERLAP = 0.5  # fraction of the compute time that data-parallel communication can overlap with
+BACKWARD = 2 / 3  # fraction of the computation of a micro-batch
 
 
 @dataclass(frozen=True)
@@ -23,13 +31,13 @@ class Duration:
     """Seconds of one step, by kind of work.
 
     Attributes:
-        compute: matrix products of the slowest rank.
+        compute: matrix products of the slowest rank, and the traffic between them.
         bubble: pipeline bubble, filling and draining.
         tensor: all-reduces of tensor parallelism, which do not overlap with computation, and weights of heads that the
             degree does not divide.
-        data: reduction of gradients and gathering of parameters, without the part that overlaps with computation.
+        data: reduction of gradients and gathering of parameters, as far as no computation overlaps with them.
         pipeline: transfer of activations between stages.
-        update: AdamW, and with offload the transfers to and from the CPU.
+        update: AdamW, the addition of gradients, and with offload the transfers to and from the CPU.
     """
 
     compute: float
@@ -75,16 +83,18 @@ def step_time(
     weights = [piece.layers + (head_weight(shape) if piece.last else 0) for piece in pieces]
     imbalance = max(weights) * len(weights) / sum(weights)
     work = layout.micro_batch * length / layout.tp
-    efficiency = hardware.efficiency * work / (work + HALF_SPEED_TOKENS)
-    compute = flops / (layout.world * hardware.tflops * 1e12 * efficiency) * imbalance
+    efficiency = hardware.efficiency / PRODUCTS * work / (work + HALF_SPEED_TOKENS)
+    moved = shape.layers * shape.hidden * BLOCK_BYTES[settings.performance.stream] + LOGIT_BYTES * shape.padded_vocab
+    traffic = tokens * moved * slowdown(settings, shape, layout.tp) / (hardware.bandwidth * GB * COPIES)
+    compute = (flops / (hardware.tflops * 1e12 * efficiency) + traffic) / layout.world * imbalance
     bubble = compute * (layout.pp - 1) / (layout.accumulation * p.virtual_pipeline_stages)
 
     stream = layout.micro_batch * length * shape.hidden * width  # bytes between two blocks, per micro-batch
     micro_batches, max_layers = layout.accumulation, max(piece.layers for piece in pieces)
     # Two all-reduces forward and two backward per block.
     reduces = (4 + repeated_reduces(settings)) * max_layers * micro_batches
-    moved = reduces / 2 * width * uneven.moved  # weights of heads that other ranks store, and their gradients
-    tensor = (reduces * _ring(stream, layout.tp) * 2 + moved) / (hardware.link * GB)
+    exchanged = reduces / 2 * width * uneven.moved  # weights of heads that other ranks store, and their gradients
+    tensor = (reduces * _ring(stream, layout.tp) * 2 + exchanged) / (hardware.link * GB)
     multi_node = layout.world > hardware.gpus_per_node
     link_bandwidth = (hardware.network if multi_node else hardware.link) * GB
     pipeline = (
@@ -100,8 +110,11 @@ def step_time(
     scatters = micro_batches if (p.zero >= 2 or p.offloads_weights) and layout.pp == 1 else 1
     # Blocks are gathered in the compute dtype, the root and all gradients are sent in float32.
     gathered = FP32 * (count - blocks) + width * blocks
-    volume = gathers * gathered + scatters * FP32 * count if p.zero else 2 * scatters * FP32 * count
-    data = max(0.0, _ring(volume, layout.data) / link_bandwidth - OVERLAP * compute)
+    gather = _ring(gathered if p.zero else 0.0, layout.data) / link_bandwidth
+    reduce = _ring((1 if p.zero else 2) * FP32 * count, layout.data) / link_bandwidth
+    # FSDP gathers the next block while one is computed, and reduces the gradients of the one before.
+    forward, backward = ((compute / micro_batches) * share for share in (1 - BACKWARD, BACKWARD))
+    data = gathers * _exposed(gather, forward, max_layers) + scatters * _exposed(reduce, backward, max_layers)
 
     share = count / layout.shard
     on_device = share * ADAMW_BYTES / (hardware.bandwidth * GB)
@@ -113,7 +126,16 @@ def step_time(
         update += (gathers + scatters) * share * FP32 / (hardware.host * GB)
     else:
         update = on_device
+    update += micro_batches * count * ADDED_BYTES / (hardware.bandwidth * GB)
     return Duration(compute, bubble, tensor, data, pipeline, update)
+
+
+def _exposed(transfer: float, computation: float, blocks: int) -> float:
+    """Return the seconds of a transfer, block by block, that do not overlap with a computation of as many blocks.
+
+    At least those of one block: of the first gather, before which nothing can be computed, and of the last reduction.
+    """
+    return max(transfer - computation, transfer / max(1, blocks))
 
 
 def _ring(volume: float, members: int) -> float:

@@ -21,7 +21,8 @@ class Hardware(Settings):
     tflops: float = Field(989.0, gt=0)
     """Dense peak of one GPU in the run's precision, TFLOP/s."""
     efficiency: float = Field(0.45, gt=0, le=1)
-    """Fraction of the peak that a single GPU reaches on large micro-batches (llm.c: 46 % at 345M on an H100)."""
+    """Fraction of the peak that a single H100 reaches at 345M on large micro-batches (llm.c: 46 %); what other sizes
+    and cards reach follows from it and from the bandwidths."""
     link: float = Field(450.0, gt=0)
     """Bandwidth of one GPU to the others of its machine, GB/s, one direction (NVLink 4; PCIe 4: about 25)."""
     network: float = Field(50.0, gt=0)

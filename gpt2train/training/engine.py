@@ -33,9 +33,10 @@ from gpt2train.parallel.shared_parameters import SharedParameters
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.plugins import load
 from gpt2train.training.adamw import AdamW
+from gpt2train.training.half_weights import HalfWeights
 from gpt2train.training.muon import Muon
 from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
-from gpt2train.training.performance import compile_module, without_compilation
+from gpt2train.training.performance import casts_once, compile_module, without_compilation
 from gpt2train.training.phases import in_phase, phase_timer
 from gpt2train.training.train_state import StepStats
 
@@ -103,6 +104,7 @@ class Engine:
         self.sums = 1 + objective.sums + objective.sums_per_label * config.model.labels
         for part in self.model_parts:
             part.z_loss = config.objective.z_loss
+            part.stream = torch.bfloat16 if config.performance.stream == "bf16" else None
             part.own_loss = load(objective.loss) if objective.loss else None
             part.scores = load(objective.scores) if objective.scores else None
         parallel = self.parallel = self._placed(config.parallel)
@@ -143,6 +145,9 @@ class Engine:
             self.optimizer = Muon(named, config.optimizer, replicas, shards_group(ctx, layout))
         else:
             self.optimizer = (OffloadedAdamW if offloaded else AdamW)(named, config.optimizer)
+        self._half: HalfWeights | None = None
+        if ctx.world == 1 and not parallel.offloads_weights and casts_once(config, ctx.device):
+            self._half = HalfWeights(self.model_parts[0].blocks, COMPUTE_DTYPES[config.precision])
         copies = self.shared.copies if self.shared is not None else []
         self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
 
@@ -189,12 +194,15 @@ class Engine:
         parallel = self.parallel
         # Otherwise CPU offload would leave unsharded gradients and all blocks on the device until the last micro-batch.
         zero = max(parallel.zero, 2) if parallel.offloads_weights else parallel.zero
-        for index, batch in enumerate(batches):
-            accumulate(self.model_parts, zero, last=index == len(batches) - 1)
-            with self._forward():
-                loss = self.model_parts[0](batch.tokens, batch.targets, **batch.extra)
-            (loss * (scale / tokens)).sum().backward()
-            total += loss.detach()
+        with contextlib.nullcontext() if self._half is None else self._half.in_place():
+            for index, batch in enumerate(batches):
+                accumulate(self.model_parts, zero, last=index == len(batches) - 1)
+                with self._forward():
+                    loss = self.model_parts[0](batch.tokens, batch.targets, **batch.extra)
+                (loss * (scale / tokens)).sum().backward()
+                if self._half is not None:
+                    self._half.add_gradients()
+                total += loss.detach()
         return total
 
     @in_phase("optimizer")
@@ -274,9 +282,10 @@ class Engine:
     def evaluate(self, batches: Sequence[Batch]) -> list[float]:
         """Sum the loss, and the scores of the objective, over the samples of all processes; `sums` numbers.
 
-        Collective: all processes pass the same number of batches.
+        Collective: all processes pass the same number of batches. Without compilation: that of the forward alone takes
+        a minute for 48 blocks, and saves 0.03 % of the time of a run that validates by default.
         """
-        with self.evaluating():
+        with self.evaluating(), without_compilation(self.config.performance, self.ctx.device):
             if self.pipeline is not None:
                 total = self.pipeline.evaluate(batches, self.sums)
             else:

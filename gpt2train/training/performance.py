@@ -25,8 +25,7 @@ KERNELS = {
 }
 
 
-# Ranks finish autotuning minutes apart, also in the first validation, whose forward is compiled on its own; the first
-# one waits in a collective. As long as torch's default for gloo.
+# Ranks finish autotuning minutes apart; the first one waits in a collective. As long as torch's default for gloo.
 AUTOTUNE_TIMEOUT = timedelta(minutes=30)
 
 
@@ -35,6 +34,7 @@ def collective_timeout(settings: PerformanceSettings, requested: timedelta) -> t
     return max(requested, AUTOTUNE_TIMEOUT) if settings.max_autotune and settings.compile != "off" else requested
 
 
+BLACKWELL = (10, 0)  # compute capability of a B200
 FP8_CAPABILITY = (8, 9)  # lowest compute capability with products in 8-bit floating point
 
 
@@ -86,6 +86,11 @@ def is_compiled(settings: PerformanceSettings, device: torch.device) -> bool:
     return settings.compile in ("on", "blocks") or (settings.compile == "auto" and device.type == "cuda")
 
 
+def casts_once(config: RunConfig, device: torch.device) -> bool:
+    """Return True if the weights are cast to half precision once a step; a CPU keeps less memory without copies."""
+    return device.type == "cuda" and config.precision != "fp32"
+
+
 def without_compilation(
     settings: PerformanceSettings, device: torch.device
 ) -> contextlib.AbstractContextManager[object]:
@@ -128,15 +133,27 @@ def has_masks(config: RunConfig) -> bool:
     return config.documents.mask_documents or len(MODELS[config.model.family].lengths(config.shape)) > 1
 
 
+def cudnn_is_wrong(config: RunConfig, device: torch.device) -> bool:
+    """Return True if cuDNN's attention is known to be wrong for a run, without an error.
+
+    With masks, since torch 2.11, it has gradients of NaN where the length is 64 more than a multiple of 128 and logits
+    are below -88 (pytorch#196678). With fewer than 8 heads of keys and values on Blackwell, generated texts differ
+    (pytorch#193893). What it does not support (float32, large heads) torch knows, and takes the next kernel.
+    """
+    if has_masks(config):
+        return True
+    heads = MODELS[config.model.family].kv_heads(config.shape) / config.parallel.tp
+    return device.type == "cuda" and heads < 8 and torch.cuda.get_device_capability(device) >= BLACKWELL
+
+
 @contextlib.contextmanager
-def fast_kernels(settings: PerformanceSettings, device: torch.device, masked: bool = False) -> Iterator[None]:
+def fast_kernels(settings: PerformanceSettings, device: torch.device, without_cudnn: bool = False) -> Iterator[None]:
     """Prefer the fast kernels of a GPU, in forward and backward; no effect on a CPU.
 
     Args:
         settings: performance settings.
         device: device of the model.
-        masked: attention has masks. cuDNN's kernel is never used then: since torch 2.11 it has gradients of NaN where
-            the length is 64 more than a multiple of 128 and logits are below -88 (pytorch#196678).
+        without_cudnn: leave cuDNN's attention out (`cudnn_is_wrong`).
     """
     if device.type != "cuda":
         yield
@@ -144,7 +161,7 @@ def fast_kernels(settings: PerformanceSettings, device: torch.device, masked: bo
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     names = dict.fromkeys((settings.attention, *KERNELS))
-    if masked:
+    if without_cudnn:
         names.pop("cudnn")
     try:
         with sdpa_kernel([KERNELS[name] for name in names], set_priority=True):

@@ -5,9 +5,11 @@ pytest -m gpu tests/benchmarks/test_gpu.py          on a machine with a GPU
 
 import json
 import math
+import re
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -282,6 +284,26 @@ def test_the_command_ends_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert time.monotonic() - command.STARTED < 10
     outcome = json.loads((tmp_path / "verdict.json").read_text())
     assert not outcome["complete"] and not outcome["failed"] and {"tiny ours", "correctness"} <= set(outcome["missing"])
+
+
+def test_the_wheels_to_carry_complete_what_the_package_requires() -> None:
+    root = Path(__file__).parents[2]
+    required = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    page = (root / "docs/develop/benchmarks.md").read_text()
+    there, carried = re.findall(r"A machine without a network, (.*?) needs these.*?-d .whl (.*?)\n\n", page, re.S)[0]
+    known = set(re.findall(r"[a-z][\w-]+", f"{there} {carried}"))
+    assert not {re.split(r"[^\w-]", name)[0] for name in required} - known
+
+
+@pytest.mark.parametrize(("options", "expected"), [([], 7), (["--only", "ceilings"], 0), (["--only", "speed"], 3)])
+def test_a_rehearsal_of_some_parts_expects_their_faults_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], expected: int
+) -> None:
+    planted: list[str] = []
+    monkeypatch.setattr(command, "run", lambda *arguments: None)
+    monkeypatch.setattr(command, "unnoticed", lambda results, faults: planted.extend(faults) or [])
+    monkeypatch.setattr(sys, "argv", ["gpu", "--rehearse", "--json", str(tmp_path / "v.json"), *options])
+    assert command.main() == 0 and len(planted) == expected
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

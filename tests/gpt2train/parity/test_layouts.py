@@ -70,6 +70,7 @@ SMALL_STEPS = {"optimizer": {"lr": 2e-3, "max_grad_norm": 0.5}}
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"precision": "bf16", **SMALL_STEPS},
+    "bf16 stream": {"precision": "bf16", "performance": {"stream": "bf16"}, **SMALL_STEPS},
     "fp16": {"precision": "fp16", "scaler": {"initial": 2.0**12, "window": 1000}, **SMALL_STEPS},
     # Without tensor parallelism the same steps overflow on every layout; with it, halves of the gradients are rounded
     # before they are added up, and a step on the edge may fall on the other side.
@@ -77,7 +78,15 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "tensorwise": {"precision": "bf16", "performance": {"fp8": "tensorwise"}, **SMALL_STEPS},
     "rowwise": {"precision": "bf16", "performance": {"fp8": "rowwise"}, **SMALL_STEPS},
 }
-BOUNDS = {"fp32": 1e-5, "bf16": 2e-4, "fp16": 5e-5, "fp16, overflows": 5e-5, "tensorwise": 1.5e-3, "rowwise": 1.5e-3}
+BOUNDS = {
+    "fp32": 1e-5,
+    "bf16": 2e-4,
+    "bf16 stream": 2e-4,
+    "fp16": 5e-5,
+    "fp16, overflows": 5e-5,
+    "tensorwise": 1.5e-3,
+    "rowwise": 1.5e-3,
+}
 
 Layout = dict[str, Any]
 Row = tuple[int, str, str, Layout]  # processes, model, precision, layout
@@ -114,6 +123,7 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
         *({"zero": 3, "dp_shard_degree": 2}, {"pp": 2, "zero": 2}, {"tp": 2, "zero": 3}, {**WHOLE, "pp": 2})
     ],
     (4, "gpt2", "bf16"): [ZERO[3], {"tp": 2, "zero": 1}, {"pp": 2, "zero": 2}, {"tp": 2, "pp": 2}],
+    (4, "gpt2", "bf16 stream"): [{"tp": 2, "pp": 2}],
     (4, "gpt2", "fp16"): [ZERO[3], {"tp": 2, "zero": 1}, {"pp": 2, "zero": 2}, {"tp": 2, "pp": 2}],
     (4, "gpt2", "fp16, overflows"): [ZERO[3], {"pp": 2, "zero": 2}],
     (2, "wide", "tensorwise"): [{"tp": 2}, ZERO[3]],

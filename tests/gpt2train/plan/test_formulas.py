@@ -85,6 +85,7 @@ def settings_of(
 ) -> TrainSettings:
     data = world // parallel.get("tp", 1) // parallel.get("pp", 1)
     base = {
+        "performance": {"compile": "off"},  # as in a simulation
         "model": {"layers": 8, "heads": 8, "hidden": 256, "context": 256, "dropout": 0.0},
         "batch": {"micro_batch": 8, "global_batch": 64 * data},
         "precision": precision,

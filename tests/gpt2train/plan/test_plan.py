@@ -12,13 +12,42 @@ from gpt2train.cli import app, run_command
 from gpt2train.config import ParallelSettings, TrainSettings, preset
 from gpt2train.model.families import parameter_count
 from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import stage_layers
+from gpt2train.plan.duration import step_time
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces
 from gpt2train.plan.search import GivenLayout, offload_of, order, search, shown
 from gpt2train.settings import build
 
 M345 = Shape(50257, 24, 16, 1024, 1024)
+
+
+@pytest.mark.parametrize(("name", "parallel", "micro_batch", "published"), [
+    ("1542m", {"zero": 2}, 16, 2.80),  # llm.c, 1,558M on 8 H100, its stream in bf16
+    ("345m", {"zero": 0}, 32, 0.698),  # the 46 % of a single one, by 8
+])  # fmt: skip
+def test_the_time_of_a_step_is_near_what_llm_c_published(
+    name: str, parallel: dict[str, int], micro_batch: int, published: float
+) -> None:
+    batch = {"micro_batch": micro_batch, "global_batch": 1024}  # 1,048,576 tokens
+    changes = {"parallel": parallel, "batch": batch, "performance": {"stream": "bf16"}}
+    settings = build(TrainSettings, preset(name), changes)
+    shape = settings.model.shape(50257)
+    time = step_time(settings, shape, Layout.of(settings, 8), pieces(settings, shape), Hardware())
+    assert time.total == pytest.approx(published, rel=0.15)
+
+
+def test_what_does_not_overlap_is_counted() -> None:
+    """The gather of the first block at least; with few tokens to compute also the rest."""
+    batch = {"micro_batch": 1, "global_batch": 8}
+    found = {}
+    for link in (450.0, 1.0):
+        settings = build(TrainSettings, preset("345m"), {"parallel": {"zero": 3}, "batch": batch})
+        shape, hardware = settings.model.shape(50257), Hardware(link=link)
+        found[link] = step_time(settings, shape, Layout.of(settings, 8), pieces(settings, shape), hardware).data
+    whole = 7 / 8 * (4 + 2 * 2) * 355e6 / 1e9  # seconds at 1 GB/s: gradients reduced, halves gathered twice
+    assert 0 < found[450.0] < whole / 450 < 0.9 * whole < found[1.0]
 
 
 def test_parameters_of_each_rank_equal_those_of_the_tutorial() -> None:

@@ -1,7 +1,9 @@
 """Performance options: torch.compile, kernels, GC freezing and overlap change no result."""
 
 import gc
+import math
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from gpt2train.launch.rank_process import StopRequest
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
-from gpt2train.parallel.mesh import join
+from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.settings import build
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
@@ -24,9 +26,9 @@ from gpt2train.training.performance import (
     can_start_next_step,
     collective_timeout,
     compile_module,
+    cudnn_is_wrong,
     fast_kernels,
     freeze_gc,
-    has_masks,
 )
 from tests.gpt2train.jobs import STEPS, curve, make, weights, write_tokens
 
@@ -80,13 +82,38 @@ def test_a_model_is_compiled_by_blocks_when_asked_to() -> None:
     assert "forward" not in vars(model) and all("forward" in vars(block) for block in model.blocks.values())
 
 
+@pytest.mark.slow
+def test_a_validation_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alone: DistContext) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # seen by dynamo, quick to make
+    torch._dynamo.utils.counters.clear()
+    config = make(tmp_path, tmp_path / "run", performance={"compile": "on"})
+    engine, batch = Engine(config, alone), torch.randint(config.vocab, (2, config.model.context + 1))
+    batches = [Batch(batch[:, :-1], batch[:, 1:])]
+    engine.accumulate(batches, batch.numel(), 1)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs > 0 and math.isfinite(engine.evaluate(batches)[0])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
 @pytest.mark.parametrize("attention", ["cudnn", "flash", "efficient", "math"])
-def test_cudnn_never_attends_with_a_mask(attention: Any) -> None:
-    for masked in (False, True):
-        with fast_kernels(PerformanceSettings(attention=attention), torch.device("cuda"), masked):
-            assert torch.backends.cuda.cudnn_sdp_enabled() is not masked
-    config = make(Path("tokens"), Path("run"))
-    assert not has_masks(config) and has_masks(make(Path("tokens"), Path("run"), documents={"mask_documents": True}))
+def test_cudnn_never_attends_where_it_is_wrong(attention: Any) -> None:
+    for wrong in (False, True):
+        with fast_kernels(PerformanceSettings(attention=attention), torch.device("cuda"), wrong):
+            assert torch.backends.cuda.cudnn_sdp_enabled() is not wrong
+    masked = make(Path("tokens"), Path("run"), documents={"mask_documents": True})
+    assert cudnn_is_wrong(masked, CPU) and not cudnn_is_wrong(make(Path("tokens"), Path("run")), CPU)
+
+
+@pytest.mark.parametrize(("capability", "kv_heads", "tp", "wrong"), [
+    ((9, 0), 2, 1, False), ((10, 0), 2, 1, True), ((10, 0), 8, 1, False), ((10, 3), 8, 2, True),
+])  # fmt: skip
+def test_cudnn_never_attends_with_few_heads_on_blackwell(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kv_heads: int, tp: int, wrong: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    model = {"family": "llama", "heads": 8, "hidden": 64, "options": {"kv_heads": kv_heads}}
+    config = make(Path("tokens"), Path("run"), model=model, parallel={"tp": tp})
+    assert cudnn_is_wrong(config, torch.device("cuda")) is wrong
 
 
 def test_kernel_settings_and_gc_are_restored() -> None:

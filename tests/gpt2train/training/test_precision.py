@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gpt2train.model.causal_lm import build_model
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
+from gpt2train.model.llama_family import complete_shape
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
@@ -47,6 +49,26 @@ def test_matrix_products_are_in_half_precision_and_the_rest_in_float32(half: tor
     assert loss.dtype == torch.float32
     assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters() if p.grad is not None}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_stream_in_half_precision_has_the_same_loss_and_gradients_but_for_rounding(family: str) -> None:
+    shape = complete_shape(Shape(200, 2, 2, 16, 8, family=family)) if family == "llama" else SHAPE
+    batch = torch.randint(shape.vocab, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = {}
+    for stream in (None, torch.bfloat16):
+        model = initialise(build_model(shape), 1)
+        model.stream, seen = stream, set()
+        for block in model.blocks.values():
+            block.register_forward_hook(lambda module, inputs, output, seen=seen: seen.add(output.dtype))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch[:, :-1], batch[:, 1:])
+        loss.backward()
+        assert seen == {stream or torch.float32}
+        found[stream] = loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    (loss, gradient), (other, rounded) = found.values()
+    assert 0 < abs(other / loss - 1) < 1e-3
+    assert torch.linalg.vector_norm(rounded - gradient) < 0.02 * torch.linalg.vector_norm(gradient)
 
 
 def relative(ours: Path, theirs: Path) -> Tensor:

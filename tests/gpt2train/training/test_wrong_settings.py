@@ -71,6 +71,7 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {  # name: setting, value, exit co
     "steps beyond integers": ("steps", 10**30, 2, r"steps: "),
     "schedule": ("schedule.kind", "cosin", 2, r"schedule\.kind: "),
     "compiling": ("performance.compile", "fast", 2, r"performance\.compile: "),
+    "half stream": ("performance.stream", "bf16", 2, r'stream "bf16" needs precision bf16, not fp32'),
     "negative seed": ("seed", -1, 2, r"seed: "),
     "weight decay of a list": ("optimizer.weight_decay", [1], 2, r"optimizer\.weight_decay: "),
     "infinite weight decay": ("optimizer.weight_decay", INF, 2, r"optimizer\.weight_decay: .*finite"),
