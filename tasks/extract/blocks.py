@@ -64,6 +64,12 @@ class Candidate(NamedTuple):
     name: str
 
 
+def is_mostly_code(blocks: Sequence[Block]) -> bool:
+    """Return True if most of the text of blocks is code."""
+    shown = [one for one in blocks if not one.dropped]
+    return 2 * sum(one.size for one in shown if one.kind == "pre") > sum(one.size for one in shown)
+
+
 def is_prose(blocks: Sequence[Block]) -> bool:
     """Return True for whole sentences without a link, and not under a picture."""
     return sum(one.running for one in blocks) >= MIN_RUNNING and all(

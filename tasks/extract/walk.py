@@ -30,6 +30,7 @@ from tasks.extract.blocks import (
     Block,
     Candidate,
     Contents,
+    is_mostly_code,
     is_prose,
 )
 from tasks.extract.code_text import SCRIPTS, code_text, is_code
@@ -306,13 +307,8 @@ class Walk:
                 self._marker = ""
         if len(self.blocks) > start:
             held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
-            if (
-                self.overlays > overlays
-                and tag in CARDS
-                and self.page == ARTICLE
-                and held.size < MAX_CARD
-                and not held.links
-            ):
+            is_card = tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links
+            if is_card and self.overlays > overlays:
                 self._cards[tag, element.get("class")].append(held)
             self.overlays = overlays if tag in CARDS else self.overlays
             if verdict.post:
@@ -325,7 +321,8 @@ class Walk:
             return False
         if verdict.comments and self.page == ARTICLE:
             return True
-        is_boilerplate = verdict.hidden or (verdict.marked and not (verdict.may_be_text and is_plain(element)))
+        may_be_text = verdict.may_be_text and (is_plain(element) or element.find(".//pre") is not None)
+        is_boilerplate = verdict.hidden or (verdict.marked and not may_be_text)
         return is_boilerplate and is_short(element, MAX_DROPPED)
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
@@ -350,9 +347,10 @@ class Walk:
         if verdict.hidden:
             return HIDDEN
         if verdict.marked:
-            is_text = verdict.may_be_text and is_prose(self.blocks[held.start : held.end]) and is_plain(element)
-            return KEPT if is_text else MARKED
-        if verdict.toc:
+            inside = self.blocks[held.start : held.end]
+            is_text = is_mostly_code(inside) or (is_prose(inside) and is_plain(element))
+            return KEPT if is_text and verdict.may_be_text else MARKED
+        if verdict.toc and not is_prose(self.blocks[held.start : held.end]):
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
         if weighed and is_mostly_links(tag, held):
