@@ -347,8 +347,8 @@ class Walk:
         if verdict.hidden:
             return HIDDEN
         if verdict.marked:
-            inside = self.blocks[held.start : held.end]
-            is_text = is_mostly_code(inside) or (is_prose(inside) and is_plain(element))
+            blocks = self.blocks[held.start : held.end]
+            is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
             return KEPT if is_text and verdict.may_be_text else MARKED
         if verdict.toc and not is_prose(self.blocks[held.start : held.end]):
             return TOC
