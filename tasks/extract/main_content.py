@@ -100,8 +100,12 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
     """Read the blocks of a page, and drop those that are no text of it, each for a reason."""
     metas = list(tree.iter("meta"))
     kind = page_type(tree, metas)
-    walk = page_blocks(tree, RULES[kind], kind, tables, account)
     titles = page_titles(tree, metas)
+    walk = page_blocks(tree, RULES[kind], kind, tables, account)
+    walk.settle(titles)
+    if walk.dialog:
+        start, end = walk.dialog
+        _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE)
     if sum(one.size for one in walk.blocks) < MIN_TEXT:  # nothing to weigh its links against
         for one in walk.blocks:
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
@@ -148,6 +152,7 @@ def _size(blocks: Sequence[Block]) -> int:
 
 def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
     """First and last block of an article's main content: the strongest kind of container that holds enough text."""
+    running = _running(walk.blocks)
     for level in range(LEVELS):
         found = [
             (_running(walk.blocks[one.start : one.end]), one)
@@ -167,7 +172,7 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
         joint = _running(walk.blocks[start:end])
         if len(alike) == 1 or joint <= 1.1 * size:
             start, end, joint = best.start, best.end, size
-        if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * walk.running:
+        if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * running:
             return start, end
     return 0, len(walk.blocks)
 

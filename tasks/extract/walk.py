@@ -1,15 +1,16 @@
 """One walk over the tree of a page: each paragraph, heading, list item, table row and code block once.
 
-A class that marks boilerplate is a statement on a container. An inline element of such a class is dropped only if it is
-a line of its own: a word in the middle of a sentence is a word of it, whatever it is called.
+A class that marks boilerplate is a statement on a container: an inline element of it is dropped only as a line of its own.
 """
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 
 from lxml.html import HtmlElement
 
 from gpt2train.data.text_units import without_invisible
+from tasks.extract.article_lines import holds_title
 from tasks.extract.attribute_names import DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
@@ -86,6 +87,7 @@ class Walk:
         candidates: containers that may hold the main content, inner ones first.
         size, links, running: characters of the blocks that are not dropped.
         left_out: for an account, place among the blocks, text, reason and element of what makes no block; else None.
+        dialog: first and last block of a marked container that has the page's title and a text, over another page.
         causes: for an account, first and last block, reason and element of the containers that were dropped.
     """
 
@@ -97,6 +99,7 @@ class Walk:
         self.posts: list[tuple[int, int]] = []
         self.candidates: list[Candidate] = []
         self.size = self.links = self.running = self.overlays = 0
+        self.dialog: tuple[int, int] | None = None
         self._pieces: list[str] = []  # of the block that is being read
         self._linked = self._in_links = 0  # characters of links in them; depth of links
         self._marker = ""  # of the list item that begins
@@ -153,8 +156,8 @@ class Walk:
             self._add(Block(self._marker + text, kind, links))
             self._marker = ""
 
-    def settle(self) -> None:
-        """Drop the large marked containers, except those that hold most of the page's text."""
+    def settle(self, titles: Sequence[str]) -> None:
+        """Drop the large marked containers, except those that hold most of the page's text, or its title and a text."""
         for alike in self._cards.values():
             for held in alike if len(alike) >= MIN_CARDS else ():
                 self._drop(held, LINKS)
@@ -163,7 +166,11 @@ class Walk:
             for held, found in self._doubtful:
                 if found == reason:
                     live = sum(one.running for one in self.blocks[held.start : held.end] if not one.dropped)
-                    if reason == COMMENT or live < MAX_DROPPED_SHARE * total:
+                    if reason != COMMENT and live >= MAX_DROPPED_SHARE * total:
+                        continue
+                    if reason == MARKED and live and holds_title(self.blocks[held.start : held.end], titles):
+                        self.dialog = (held.start, held.end)
+                    else:
                         self._drop(held, reason)
 
     def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
@@ -384,7 +391,7 @@ class Walk:
 def page_blocks(
     tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True, account: bool = False
 ) -> Walk:
-    """Read the blocks and the candidates of a page; `page` is its type."""
+    """Read the blocks and the candidates of a page; `page` is its type. `Walk.settle` is to be called."""
     walk = Walk(tree, rules, page, tables, account)
     body = tree.find("body") if tree.tag == "html" else tree
     limit = sys.getrecursionlimit()
@@ -394,5 +401,4 @@ def page_blocks(
     finally:
         sys.setrecursionlimit(limit)
     walk.flush("")
-    walk.settle()
     return walk
