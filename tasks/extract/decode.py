@@ -41,6 +41,7 @@ _CONTENT_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNO
 # Signs that the standard's table of JIS X 0208 maps like Windows, and Python's codecs do not.
 _JIS_SIGNS = str.maketrans("〜‖−¢£¬—", "～∥－￠￡￢―")
 _GB_SPACE = {0xE5E5: 0x3000}  # 0xA3A0, with which Chinese pages indent paragraphs
+_SJIS_BYTES = dict.fromkeys((0xF8F0, 0xF8F1, 0xF8F2, 0xF8F3), "\ufffd")  # bytes that are no characters on the web
 
 
 def decode(body: bytes, charset: str | None = None) -> tuple[str, str]:
@@ -155,11 +156,14 @@ def _detected(body: bytes) -> str:
     return codec_name(detect(body)) or "cp1252"
 
 
+TRANSLATED = {"gb18030": _GB_SPACE, "cp932": _SJIS_BYTES}
+
+
 def _decoded(body: bytes, name: str) -> str:
     if name.startswith(("euc_jp", "iso2022_jp")):
         return body.decode(name, "gpt2train.jis").translate(_JIS_SIGNS)
     text = body.decode(name, "replace")
-    return text.translate(_GB_SPACE) if name == "gb18030" else text
+    return text.translate(TRANSLATED[name]) if name in TRANSLATED else text
 
 
 def _share(text: str, broken: int) -> float:

@@ -43,7 +43,7 @@ LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MAX_TEASER = 5  # blocks of an announcement of another page
 MIN_REPEATED = 20  # characters of a summary
 BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1,200}\[Contents\]")
-MAX_ENDING = 100  # characters of a last heading without a text
+MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text; number of them
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
@@ -129,11 +129,15 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
             _drop_repeats(_live(walk.blocks[start:end]))
             _drop_header(walk, start, end)
     _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE, lead)
-    shown = _live(walk.blocks)
-    has_text = any(one.kind != "h" for one in shown)
-    while has_text and shown[-1].kind == "h" and shown[-1].size <= MAX_ENDING:
-        shown.pop().dropped = ENDING
+    _drop_ending(_live(walk.blocks))
     return walk
+
+
+def _drop_ending(blocks: Sequence[Block]) -> None:
+    """Drop short headings at the end that have no text; more than a few that are items of a list are its text."""
+    last = list(itertools.takewhile(lambda one: one.kind == "h" and one.size <= MAX_ENDING, reversed(blocks)))
+    if len(last) < len(blocks) and not (len(last) > MAX_ENDINGS and all(one.text[:2] == "- " for one in last)):
+        _drop(last, ENDING)
 
 
 def _text(walk: Walk) -> str:
@@ -246,7 +250,8 @@ def _drop_repeats(blocks: list[Block]) -> None:
     """
     _drop([one for one in blocks if one.links and BESIDE.match(one.text)], BESIDE_PAGES)
     for one, after in itertools.pairwise(_live(blocks)):
-        if one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td") and after.text.startswith(one.text):
+        is_long = one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td")
+        if is_long and after.text.startswith(one.text) and not after.text[one.size : one.size + 1].isalnum():
             one.dropped = REPEATED
 
 

@@ -1,6 +1,6 @@
 """One walk over the tree of a page: each paragraph, heading, list item, table row and code block once.
 
-A class that marks boilerplate is a statement on a container: an inline element of it is dropped only as a line of its own.
+A class that marks boilerplate is a statement on a container: an inline element of it is dropped only as a line.
 """
 
 import sys
