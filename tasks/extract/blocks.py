@@ -70,6 +70,12 @@ def is_mostly_code(blocks: Sequence[Block]) -> bool:
     return 2 * sum(one.size for one in shown if one.kind == "pre") > sum(one.size for one in shown)
 
 
+def is_sentence(blocks: Sequence[Block]) -> bool:
+    """Return True for one paragraph of whole sentences with few words in links."""
+    one = blocks[0]
+    return len(blocks) == 1 and one.running >= max(MIN_RUNNING, 0.7 * one.size) and one.text.endswith(SENTENCE_ENDS)
+
+
 def is_prose(blocks: Sequence[Block]) -> bool:
     """Return True for whole sentences without a link, and not under a picture."""
     return sum(one.running for one in blocks) >= MIN_RUNNING and all(

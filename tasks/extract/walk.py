@@ -33,6 +33,7 @@ from tasks.extract.blocks import (
     Contents,
     is_mostly_code,
     is_prose,
+    is_sentence,
 )
 from tasks.extract.code_text import SCRIPTS, code_text, is_code
 from tasks.extract.doubts import Doubt, has_letters, unsupported
@@ -328,7 +329,9 @@ class Walk:
             return False
         if verdict.comments and self.page == ARTICLE:
             return True
-        may_be_text = verdict.may_be_text and (is_plain(element) or element.find(".//pre") is not None)
+        may_be_text = verdict.may_be_text and (
+            element.tag == "p" or is_plain(element) or element.find(".//pre") is not None
+        )
         is_boilerplate = verdict.hidden or (verdict.marked and not may_be_text)
         return is_boilerplate and is_short(element, MAX_DROPPED)
 
@@ -356,6 +359,7 @@ class Walk:
         if verdict.marked:
             blocks = self.blocks[held.start : held.end]
             is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
+            is_text = is_text or (tag == "p" and is_sentence(blocks))
             return KEPT if is_text and verdict.may_be_text else MARKED
         if verdict.toc and not is_prose(self.blocks[held.start : held.end]):
             return TOC

@@ -92,9 +92,23 @@ def wrapped_in(tag: str, names: list[str] = CLASSES) -> Change:
 
 
 def named_paragraphs(tree: HtmlElement, chance: random.Random) -> None:
-    for element in texts(tree):
-        if not element.get("class"):
+    """Give a class to each paragraph of whole sentences, with links of some words at most."""
+    for element in texts(tree, least=100):
+        text = " ".join(element.text_content().split())
+        linked = sum(len(link.text_content()) for link in element.iter("a", "button", "img", "input"))
+        if (
+            element.tag == "p"
+            and not element.get("class")
+            and text.endswith((".", "!", "?"))
+            and 5 * linked < len(text)
+        ):
             element.set("class", chance.choice(PROSE_CLASSES))
+
+
+def divs_for_paragraphs(tree: HtmlElement, chance: random.Random) -> None:
+    for element in list(texts(tree, least=100)):
+        if element.tag == "p" and not element.attrib:
+            element.tag = "div"
 
 
 def paragraphs_by_line_breaks(tree: HtmlElement, chance: random.Random) -> None:
@@ -279,7 +293,7 @@ TREES: dict[str, Change] = {
     "b for strong": renamed("strong", "b"),
     "i for em": renamed("em", "i"),
     "section for div": renamed("div", "section"),
-    "div for p": renamed("p", "div"),
+    "div for p": divs_for_paragraphs,
     "paragraphs by line breaks": paragraphs_by_line_breaks,
     "paragraphs of real classes": named_paragraphs,
     **{f"code by {name}": highlighted_by(name) for name in HIGHLIGHTERS},
