@@ -12,6 +12,7 @@ from pathlib import Path
 from lxml.etree import tostring
 from lxml.html import HtmlElement, document_fromstring, fragment_fromstring
 
+from tasks.extract.attribute_names import MARK_LINKS
 from tasks.extract.main_content import PARSER
 from tasks.extract.page_type import DOCUMENTATION, FORUM, TEMPLATES
 from tests.tasks.extract.markups import FORMULAS, HIGHLIGHTERS, TEX
@@ -31,9 +32,8 @@ _HIDING = re.compile(
     "hid(?:e|den)|invisible|sr-only|screen-?reader|mw-(?:editsection|jump)|headerlink|lineno|skip-(?:link|nav)"
 )
 _TEMPLATES = TEMPLATES[DOCUMENTATION] | TEMPLATES[FORUM]  # their classes decide the type of the page
-REAL_CLASSES = [
-    name for name in (Path(__file__).parent / "class_names.txt").read_text().split() if not _HIDING.search(name.lower())
-]
+_NAMES = (Path(__file__).parent / "class_names.txt").read_text().split()
+REAL_CLASSES = [name for name in _NAMES if not (_HIDING.search(name.lower()) or name in _TEMPLATES)]
 # Names of boilerplate that is prose: of the site, its authors and readers.
 SITE = re.compile(
     "newsletter|subscri|sign-?up|login|sponsor|(?:^|[-_])ads?(?:$|[-_])|dfp|adsense|advert|copyright|foot|cookie|gdpr"
@@ -41,7 +41,7 @@ SITE = re.compile(
     "|comment|infobox|factbox|popup|masthead|colophon|overlay|modal|consent|permalink|powered|shariff",
     re.IGNORECASE,
 )
-PROSE_CLASSES = [name for name in sorted({*CLASSES, *REAL_CLASSES}) if not (SITE.search(name) or name in _TEMPLATES)]
+PROSE_CLASSES = [name for name in sorted({*CLASSES, *REAL_CLASSES}) if not SITE.search(name)]
 Change = Callable[[HtmlElement, random.Random], None]
 SKIPPED = ("pre", "textarea", "title", "script", "style", "code", "a", "button", "noscript", "option", "select", "math")
 
@@ -297,7 +297,8 @@ TREES: dict[str, Change] = {
     "paragraphs by line breaks": paragraphs_by_line_breaks,
     "paragraphs of real classes": named_paragraphs,
     **{f"code by {name}": highlighted_by(name) for name in HIGHLIGHTERS},
-    **{f"word of a real class in {tag}": wrapped_in(tag, REAL_CLASSES) for tag in ("span", "a", "b", "em", "cite")},
+    **{f"word of a real class in {tag}": wrapped_in(tag, REAL_CLASSES) for tag in ("span", "b", "em", "cite")},
+    "word of a real class in a": wrapped_in("a", [name for name in REAL_CLASSES if not MARK_LINKS.search(name)]),
     **{
         f"word in {tag}": wrapped_in(tag)
         for tag in ("span", "b", "em", "i", "cite", "small", "label", "strong", "font", "time", "abbr", "mark", "u")
