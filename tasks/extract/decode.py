@@ -40,8 +40,11 @@ _CONTENT_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNO
 
 # Signs that the standard's table of JIS X 0208 maps like Windows, and Python's codecs do not.
 _JIS_SIGNS = str.maketrans("〜‖−¢£¬—", "～∥－￠￡￢―")
-_GB_SPACE = {0xE5E5: 0x3000}  # 0xA3A0, with which Chinese pages indent paragraphs
-_SJIS_BYTES = dict.fromkeys((0xF8F0, 0xF8F1, 0xF8F2, 0xF8F3), "\ufffd")  # bytes that are no characters on the web
+# What Python's codecs make of bytes that browsers read otherwise.
+TRANSLATED: dict[str, dict[int, str]] = {
+    "gb18030": {0xE5E5: "\u3000"},  # 0xA3A0, with which Chinese pages indent paragraphs
+    "cp932": dict.fromkeys((0xF8F0, 0xF8F1, 0xF8F2, 0xF8F3), "\ufffd"),  # 0xA0, 0xFD to 0xFF: no characters
+}
 
 
 def decode(body: bytes, charset: str | None = None) -> tuple[str, str]:
@@ -154,9 +157,6 @@ def _detected(body: bytes) -> str:
     from chardetng_py import detect  # for the few pages that are not UTF-8 and declare nothing
 
     return codec_name(detect(body)) or "cp1252"
-
-
-TRANSLATED = {"gb18030": _GB_SPACE, "cp932": _SJIS_BYTES}
 
 
 def _decoded(body: bytes, name: str) -> str:

@@ -85,8 +85,8 @@ def test_sentences_of_real_pages_are_kept_whatever_they_begin_with(real_data: Pa
     assert not changed
 
 
-# Pages that may change: a picture in a container of the class `teaser` makes its sentences a caption, and an introduction
-# outside of the container of the text has no link.
+# Pages that may change: a picture in a container of the class `teaser` makes its sentences a caption, and an
+# introduction outside of the container of the text has no link.
 MAX_CHANGED = {"image within": 1, "word of a real class in a": 5}
 
 
