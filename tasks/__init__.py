@@ -27,6 +27,7 @@ of its row, so that there is no cycle:
 | `evaluate`      |                                          |
 | `finetune`      |                                          |
 | `report`        | `cloze`, `dedup`, `download`, `evaluate` |
+| `report`        | `extract`, `sources`                     |
 | `outputs`       | `boilerplate`, `clean`, `cloze`          |
 | `outputs`       | `data_steps`, `decontaminate`, `dedup`   |
 | `outputs`       | `download`, `extract`, `shuffle`         |
@@ -38,7 +39,7 @@ of its row, so that there is no cycle:
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
 the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `substrings` counts tokens as
 `clean` and finds words as `dedup`; `train` reads the files that `ready_tokens` has opened; `report` shows the results
-of `cloze`, `dedup`, `download` and `evaluate`.
+of `cloze`, `dedup`, `download` and `evaluate`, and what `extract` drops of pages that `sources` reads.
 
 `outputs` is no step: it has the tools on a finished output (`browse`, `forget`, `passport`, `verify`). `passport`
 writes sections of the card of `merge`, `verify` does the steps of a corpus again, and `forget` rewrites the files of

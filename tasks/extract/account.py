@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
+from tasks.download.warc import Page
 from tasks.extract.blocks import KEPT
+from tasks.extract.complexity import cut_attributes
+from tasks.extract.decode import decode
 from tasks.extract.forum_lines import SIGNATURE
-from tasks.extract.main_content import find_text
+from tasks.extract.main_content import find_text, parse
 from tasks.extract.walk import Walk
 
 RULES = {
@@ -46,6 +49,14 @@ class Part(NamedTuple):
     """Rule that dropped it; "" for text that is kept."""
     element: str
     """Element that the rule applies to, where it is one."""
+
+
+def page_account(page: Page, tables: bool = True) -> tuple[str, str, list[Part]] | None:
+    """Encoding, main text and parts of a page; None if it has no markup."""
+    html, encoding = decode(page.body, page.charset)
+    if (tree := parse(cut_attributes(html))) is None:
+        return None
+    return (encoding, *account(tree, tables))
 
 
 def account(tree: HtmlElement, tables: bool = True) -> tuple[str, list[Part]]:

@@ -125,6 +125,11 @@ def is_title(block: Block, titles: Sequence[str]) -> bool:
     return bool(words) and any(f" {words} " in title for title in titles)
 
 
+def holds_title(blocks: Sequence[Block], titles: Sequence[str]) -> bool:
+    """Return True if a heading of blocks is a title of the page, and no link to it."""
+    return any(one.kind == "h" and not one.links and is_title(one, titles) for one in blocks)
+
+
 def drop_lines(blocks: Sequence[Block], titles: Sequence[str]) -> None:
     """Drop the lines of an article's container that are no part of its text."""
     _drop_related(blocks)

@@ -161,9 +161,8 @@ SITE_PROSE = re.compile(
     r"""
       cookie|newsletter|subscri|sign\ ?up|login|sponsor|advert|copyright|colophon|masthead|sidebar|side\ bar|popup
     | \B(?:footer|foot)\b | \b(?:foot|footer\w*|consent|gdpr|modal|overlay|widget\w*|author\w*|related\w*|recommend\w*
-    | popular|recent|latest|more|most|next|prev\w*|nav\w*|menus?|submenu|social|shar\w*|addtoany\w*|donat\w*|user
-    | search\w*|login|respond|reply|replies|ads?|adv|akismet|infobox|factbox|message\ container|comments?|powered
-    | skip\w*|rss)\b
+    | popular|recent|latest|rss|social|shar\w*|addtoany\w*|donat\w*|login|respond|reply|replies|ads?|adv|akismet
+    | infobox|factbox|message\ container|comments?|powered)\b
     """,
     re.VERBOSE,
 )

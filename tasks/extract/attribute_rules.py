@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
     unseen: bool = False
     """Sign of editing or text that no reader sees, by its class; no words of a sentence or of code."""
     may_be_text: bool = False
-    """Boilerplate by its class, unless it holds whole sentences alone."""
+    """Boilerplate by its class, unless it holds code or whole sentences alone."""
     hidden: bool = False
     """Not displayed at first, or a part with another role than text."""
     closed: bool = False
@@ -228,7 +228,7 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     return Verdict(
         marked=True,
         unseen=any(one.unseen or (tag == "a" and MARK_LINKS.search(one.words)) for one in marks),
-        may_be_text=rules.boilerplate is BOILERPLATE and not is_site,
+        may_be_text=not is_site,
         comments=comments,
         toc=toc,
         level=level,

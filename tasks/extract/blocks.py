@@ -64,6 +64,18 @@ class Candidate(NamedTuple):
     name: str
 
 
+def is_mostly_code(blocks: Sequence[Block]) -> bool:
+    """Return True if most of the text of blocks is code."""
+    shown = [one for one in blocks if not one.dropped]
+    return 2 * sum(one.size for one in shown if one.kind == "pre") > sum(one.size for one in shown)
+
+
+def is_sentence(blocks: Sequence[Block]) -> bool:
+    """Return True for one paragraph of whole sentences with few words in links."""
+    one = blocks[0]
+    return len(blocks) == 1 and one.running >= max(MIN_RUNNING, 0.7 * one.size) and one.text.endswith(SENTENCE_ENDS)
+
+
 def is_prose(blocks: Sequence[Block]) -> bool:
     """Return True for whole sentences without a link, and not under a picture."""
     return sum(one.running for one in blocks) >= MIN_RUNNING and all(

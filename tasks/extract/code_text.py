@@ -8,8 +8,10 @@ from tasks.extract.attribute_rules import AttributeRules
 from tasks.extract.blocks import HIDDEN, MARKED, TAG
 from tasks.extract.formulas import script_marks
 
-# Classes of code in other elements than `pre`, a row or a `div` a line: Scribble, Doxygen, GitHub, SyntaxHighlighter.
-CODE_NAMES = frozenset(["RktBlk", "SVerbatim", "fragment", "blob-wrapper", "highlight", "container"])
+# Classes of code in other elements than `pre`, a row or a `div` a line: Scribble, Doxygen, GitHub, SyntaxHighlighter,
+# CodeMirror 6.
+CODE_NAMES = frozenset(["RktBlk", "SVerbatim", "fragment", "blob-wrapper", "highlight", "container", "cm-content"])
+LINES = frozenset(["tr", "div", "li", "p"])
 TABLE_PARTS = frozenset(["table", "tbody", "td", "th", "thead", "tr"])
 SCRIPTS = frozenset(["sub", "sup"])
 
@@ -56,7 +58,9 @@ def _read(element: HtmlElement, parts: list[str], rules: AttributeRules, leave_o
                 _read(child, parts, rules, leave_out)
                 parts += filter(None, marks[1:])
                 is_line = child.tag == "tr" or (
-                    child.tag == "div" and not (child.tail or "").startswith(("\n", "\r\n"))
+                    child.tag in LINES
+                    and not (child.tail or "").startswith(("\n", "\r\n"))
+                    and not (len(parts) == start and element.tag == "td")  # an empty place for a number
                 )
                 if is_line and not (len(parts) > start and parts[-1].endswith("\n")):
                     parts.append("\n")

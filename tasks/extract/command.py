@@ -7,15 +7,8 @@ from gpt2train.errors import UserError
 
 if TYPE_CHECKING:
     from tasks.download.warc import Page
-    from tasks.extract.account import Part
 
 LINE = 100  # characters of a part in the terminal
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-p { margin: .3rem 0; padding-left: .6rem; border-left: 4px solid #2a7; white-space: pre-wrap; }
-p.dropped { border-color: #c33; color: #777; } small { color: #c33; } .h { font-weight: bold; }
-.pre { font-family: monospace; } td:first-child { text-align: right; padding-right: 1em; }
-"""
 
 
 def explain(page: str, /, *, output: Path | None = None) -> None:
@@ -30,15 +23,13 @@ def explain(page: str, /, *, output: Path | None = None) -> None:
     output
         File or folder of a local HTML page with all parts in full.
     """
-    from tasks.extract.account import RULES, account, characters_by_rule
-    from tasks.extract.decode import decode
-    from tasks.extract.main_content import parse
+    from tasks.extract.account import RULES, characters_by_rule, page_account
+    from tasks.extract.account_html import account_document
 
-    found = _fetched(page) if "://" in page else _read(Path(page))
-    html, encoding = decode(found.body, found.charset)
-    if (tree := parse(html)) is None:
+    found = page_account(_fetched(page) if "://" in page else _read(Path(page)))
+    if found is None:
         raise UserError(f"{page} has no markup; give an HTML file or the address of a page")
-    text, parts = account(tree)
+    encoding, text, parts = found
     for part in parts:
         line = " ".join(part.text.split())
         print(f"{part.rule or 'kept':10} {line if len(line) <= LINE else line[: LINE - 1] + '…'}")
@@ -51,7 +42,7 @@ def explain(page: str, /, *, output: Path | None = None) -> None:
     if output is not None:
         path = output if output.suffix in (".html", ".htm") else output / "explain.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_document(page, parts, sums), encoding="utf-8")
+        path.write_text(account_document(page, parts), encoding="utf-8")
         print(f"page: {path}")
 
 
@@ -82,20 +73,3 @@ def _fetched(url: str) -> "Page":
         return dataclasses.replace(whole_page(page.final_url, "explain", page.body or b""), charset=page.charset)
 
     return asyncio.run(fetch())
-
-
-def _document(name: str, parts: "list[Part]", sums: dict[str, int]) -> str:
-    from html import escape
-
-    from tasks.extract.account import RULES
-
-    rows = "".join(
-        f"<tr><td>{size:,}<td>{escape(rule or 'kept')}<td>{escape(RULES.get(rule, ''))}" for rule, size in sums.items()
-    )
-    lines = "\n".join(
-        f'<p class="{part.kind}{" dropped" if part.rule else ""}" title="{RULES.get(part.rule, "kept")}">'
-        f"{escape(part.text)}{f' <small>{part.rule} {escape(part.element)}</small>' if part.rule else ''}</p>"
-        for part in parts
-    )
-    head = f'<!doctype html><meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>'
-    return f"{head}\n<h1>{escape(name)}</h1>\n<table>{rows}</table>\n{lines}\n"

@@ -40,7 +40,11 @@ _CONTENT_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNO
 
 # Signs that the standard's table of JIS X 0208 maps like Windows, and Python's codecs do not.
 _JIS_SIGNS = str.maketrans("〜‖−¢£¬—", "～∥－￠￡￢―")
-_GB_SPACE = {0xE5E5: 0x3000}  # 0xA3A0, with which Chinese pages indent paragraphs
+# What Python's codecs make of bytes that browsers read otherwise.
+TRANSLATED: dict[str, dict[int, str]] = {
+    "gb18030": {0xE5E5: "\u3000"},  # 0xA3A0, with which Chinese pages indent paragraphs
+    "cp932": dict.fromkeys((0xF8F0, 0xF8F1, 0xF8F2, 0xF8F3), "\ufffd"),  # 0xA0, 0xFD to 0xFF: no characters
+}
 
 
 def decode(body: bytes, charset: str | None = None) -> tuple[str, str]:
@@ -159,7 +163,7 @@ def _decoded(body: bytes, name: str) -> str:
     if name.startswith(("euc_jp", "iso2022_jp")):
         return body.decode(name, "gpt2train.jis").translate(_JIS_SIGNS)
     text = body.decode(name, "replace")
-    return text.translate(_GB_SPACE) if name == "gb18030" else text
+    return text.translate(TRANSLATED[name]) if name in TRANSLATED else text
 
 
 def _share(text: str, broken: int) -> float:

@@ -43,7 +43,7 @@ LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MAX_TEASER = 5  # blocks of an announcement of another page
 MIN_REPEATED = 20  # characters of a summary
 BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1,200}\[Contents\]")
-MAX_ENDING = 100  # characters of a last heading without a text
+MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text; number of them
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
@@ -100,8 +100,12 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
     """Read the blocks of a page, and drop those that are no text of it, each for a reason."""
     metas = list(tree.iter("meta"))
     kind = page_type(tree, metas)
-    walk = page_blocks(tree, RULES[kind], kind, tables, account)
     titles = page_titles(tree, metas)
+    walk = page_blocks(tree, RULES[kind], kind, tables, account)
+    walk.settle(titles)
+    if walk.dialog:
+        start, end = walk.dialog
+        _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE)
     if sum(one.size for one in walk.blocks) < MIN_TEXT:  # nothing to weigh its links against
         for one in walk.blocks:
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
@@ -125,11 +129,15 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
             _drop_repeats(_live(walk.blocks[start:end]))
             _drop_header(walk, start, end)
     _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE, lead)
-    shown = _live(walk.blocks)
-    has_text = any(one.kind != "h" for one in shown)
-    while has_text and shown[-1].kind == "h" and shown[-1].size <= MAX_ENDING:
-        shown.pop().dropped = ENDING
+    _drop_ending(_live(walk.blocks))
     return walk
+
+
+def _drop_ending(blocks: Sequence[Block]) -> None:
+    """Drop short headings at the end that have no text; more than a few that are items of a list are its text."""
+    last = list(itertools.takewhile(lambda one: one.kind == "h" and one.size <= MAX_ENDING, reversed(blocks)))
+    if len(last) < len(blocks) and not (len(last) > MAX_ENDINGS and all(one.text[:2] == "- " for one in last)):
+        _drop(last, ENDING)
 
 
 def _text(walk: Walk) -> str:
@@ -148,6 +156,7 @@ def _size(blocks: Sequence[Block]) -> int:
 
 def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
     """First and last block of an article's main content: the strongest kind of container that holds enough text."""
+    running = _running(walk.blocks)
     for level in range(LEVELS):
         found = [
             (_running(walk.blocks[one.start : one.end]), one)
@@ -167,7 +176,7 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
         joint = _running(walk.blocks[start:end])
         if len(alike) == 1 or joint <= 1.1 * size:
             start, end, joint = best.start, best.end, size
-        if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * walk.running:
+        if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * running:
             return start, end
     return 0, len(walk.blocks)
 
@@ -241,7 +250,8 @@ def _drop_repeats(blocks: list[Block]) -> None:
     """
     _drop([one for one in blocks if one.links and BESIDE.match(one.text)], BESIDE_PAGES)
     for one, after in itertools.pairwise(_live(blocks)):
-        if one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td") and after.text.startswith(one.text):
+        is_long = one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td")
+        if is_long and after.text.startswith(one.text) and not after.text[one.size : one.size + 1].isalnum():
             one.dropped = REPEATED
 
 

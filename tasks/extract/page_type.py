@@ -54,6 +54,8 @@ TEMPLATES = {
             "apidocs",
             "docs-content",
             "page-content-docs",
+            "NavBarCell1Rev",  # Javadoc up to version 6, then to 15 and Groovydoc
+            "navBarCell1Rev",
             "toplang",
             "quickview",
             "package-header",  # Haddock

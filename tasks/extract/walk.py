@@ -1,15 +1,16 @@
 """One walk over the tree of a page: each paragraph, heading, list item, table row and code block once.
 
-A class that marks boilerplate is a statement on a container. An inline element of such a class is dropped only if it is
-a line of its own: a word in the middle of a sentence is a word of it, whatever it is called.
+A class that marks boilerplate is a statement on a container: an inline element of it is dropped only as a line.
 """
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 
 from lxml.html import HtmlElement
 
 from gpt2train.data.text_units import without_invisible
+from tasks.extract.article_lines import holds_title
 from tasks.extract.attribute_names import DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
@@ -30,7 +31,9 @@ from tasks.extract.blocks import (
     Block,
     Candidate,
     Contents,
+    is_mostly_code,
     is_prose,
+    is_sentence,
 )
 from tasks.extract.code_text import SCRIPTS, code_text, is_code
 from tasks.extract.doubts import Doubt, has_letters, unsupported
@@ -85,6 +88,7 @@ class Walk:
         candidates: containers that may hold the main content, inner ones first.
         size, links, running: characters of the blocks that are not dropped.
         left_out: for an account, place among the blocks, text, reason and element of what makes no block; else None.
+        dialog: first and last block of a marked container that has the page's title and a text, over another page.
         causes: for an account, first and last block, reason and element of the containers that were dropped.
     """
 
@@ -96,6 +100,7 @@ class Walk:
         self.posts: list[tuple[int, int]] = []
         self.candidates: list[Candidate] = []
         self.size = self.links = self.running = self.overlays = 0
+        self.dialog: tuple[int, int] | None = None
         self._pieces: list[str] = []  # of the block that is being read
         self._linked = self._in_links = 0  # characters of links in them; depth of links
         self._marker = ""  # of the list item that begins
@@ -152,8 +157,8 @@ class Walk:
             self._add(Block(self._marker + text, kind, links))
             self._marker = ""
 
-    def settle(self) -> None:
-        """Drop the large marked containers, except those that hold most of the page's text."""
+    def settle(self, titles: Sequence[str]) -> None:
+        """Drop the large marked containers, except those that hold most of the page's text, or its title and a text."""
         for alike in self._cards.values():
             for held in alike if len(alike) >= MIN_CARDS else ():
                 self._drop(held, LINKS)
@@ -162,7 +167,11 @@ class Walk:
             for held, found in self._doubtful:
                 if found == reason:
                     live = sum(one.running for one in self.blocks[held.start : held.end] if not one.dropped)
-                    if reason == COMMENT or live < MAX_DROPPED_SHARE * total:
+                    if reason != COMMENT and live >= MAX_DROPPED_SHARE * total:
+                        continue
+                    if reason == MARKED and live and holds_title(self.blocks[held.start : held.end], titles):
+                        self.dialog = (held.start, held.end)
+                    else:
                         self._drop(held, reason)
 
     def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
@@ -306,13 +315,8 @@ class Walk:
                 self._marker = ""
         if len(self.blocks) > start:
             held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
-            if (
-                self.overlays > overlays
-                and tag in CARDS
-                and self.page == ARTICLE
-                and held.size < MAX_CARD
-                and not held.links
-            ):
+            is_card = tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links
+            if is_card and self.overlays > overlays:
                 self._cards[tag, element.get("class")].append(held)
             self.overlays = overlays if tag in CARDS else self.overlays
             if verdict.post:
@@ -325,7 +329,10 @@ class Walk:
             return False
         if verdict.comments and self.page == ARTICLE:
             return True
-        is_boilerplate = verdict.hidden or (verdict.marked and not (verdict.may_be_text and is_plain(element)))
+        may_be_text = verdict.may_be_text and (
+            element.tag == "p" or is_plain(element) or element.find(".//pre") is not None
+        )
+        is_boilerplate = verdict.hidden or (verdict.marked and not may_be_text)
         return is_boilerplate and is_short(element, MAX_DROPPED)
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
@@ -350,9 +357,11 @@ class Walk:
         if verdict.hidden:
             return HIDDEN
         if verdict.marked:
-            is_text = verdict.may_be_text and is_prose(self.blocks[held.start : held.end]) and is_plain(element)
-            return KEPT if is_text else MARKED
-        if verdict.toc:
+            blocks = self.blocks[held.start : held.end]
+            is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
+            is_text = is_text or (tag == "p" and is_sentence(blocks))
+            return KEPT if is_text and verdict.may_be_text else MARKED
+        if verdict.toc and not is_prose(self.blocks[held.start : held.end]):
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
         if weighed and is_mostly_links(tag, held):
@@ -386,7 +395,7 @@ class Walk:
 def page_blocks(
     tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True, account: bool = False
 ) -> Walk:
-    """Read the blocks and the candidates of a page; `page` is its type."""
+    """Read the blocks and the candidates of a page; `page` is its type. `Walk.settle` is to be called."""
     walk = Walk(tree, rules, page, tables, account)
     body = tree.find("body") if tree.tag == "html" else tree
     limit = sys.getrecursionlimit()
@@ -396,5 +405,4 @@ def page_blocks(
     finally:
         sys.setrecursionlimit(limit)
     walk.flush("")
-    walk.settle()
     return walk

@@ -25,6 +25,7 @@ from tasks.core.shards import read_rows, read_table
 from tasks.dedup.cluster_report import Cluster, largest_clusters
 from tasks.dedup.lost_sources import MAX_LOST_SHARE, lost_sources
 from tasks.download.shard_writer import REFRESH, changes
+from tasks.report.dropped_text import dropped_text
 from tasks.report.pictures import length_histogram
 
 TOP = 20  # entries of a list
@@ -50,6 +51,7 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dic
         "hosts": hosts(root, download) if download else [],
         "consent": consent_signals(root, download) if download else None,
         "refresh": refresh_changes(root, download) if download else None,
+        "dropped": dropped_text(root, by_step),
         "lines": _boilerplate_lines(root, by_step.get("boilerplate")),
         "clusters": [_cluster(found) for found in clusters],
         "rejected": {

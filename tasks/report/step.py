@@ -51,7 +51,7 @@ def report(
     if overlaps := contamination(root, made.get("tokenize")):
         inputs["contamination"] = digest(overlaps)
     packages = ("jinja2", "matplotlib")
-    step = Step(root, "report", version=10, parameters=settings, inputs=inputs, folder=folder, packages=packages)
+    step = Step(root, "report", version=11, parameters=settings, inputs=inputs, folder=folder, packages=packages)
     if done := runner.finished(step):
         return done
     facts = {**gather(root, manifests), "data": findings(root, made, settings.samples)}

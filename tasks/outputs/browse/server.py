@@ -10,6 +10,7 @@ from gpt2train.store.output import Output, check_no_removal
 from gpt2train.store.removal import removed_message
 from tasks.core.forgotten import read_forgotten
 from tasks.outputs.browse.difference import difference
+from tasks.outputs.browse.page_account import account_of
 from tasks.outputs.browse.samples import Runs
 from tasks.outputs.browse.search import counts, search
 from tasks.outputs.browse.way import text_of, way_of
@@ -61,6 +62,7 @@ def browse_routes(root: Folder) -> Routes:
         "document": document,
         "text": text,
         "difference": compared,
+        "account": lambda query: account_of(output, query.get("id", ""), query.get("url", "")),
         "counts": lambda query: counted("language" if query.get("by") == "language" else "host"),
     }
 

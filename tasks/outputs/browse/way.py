@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.output import FinishedStep
 from gpt2train.store.rows import Place, Row, find_row, matches, read_row
+from tasks.outputs.browse.page_account import accounted_step
 from tasks.outputs.browse.samples import Runs
 
 MAX_TEXT = 200_000  # characters that are sent of a text
@@ -24,7 +25,7 @@ def way_of(steps: list[FinishedStep], runs: Runs, identity: str, url: str) -> Ro
     """
     identity, url = _resolve(steps, identity, url)
     stages: list[Row] = []
-    clusters = 0
+    clusters, explained = 0, accounted_step(steps)
     tokens: list[Row] = []
     duplicates: list[Row] = []
     before: str | None = None
@@ -34,6 +35,8 @@ def way_of(steps: list[FinishedStep], runs: Runs, identity: str, url: str) -> Ro
         try:
             columns = step.columns()
             found, row = _stage(step, columns, identity, url, hint)
+            if step is explained and row:
+                found["explained"] = True
             hint = found.get("file") or hint
             if row and (text := row.get("text")) is not None and found["result"] == "kept":
                 found |= {"characters": len(text), "changed": before is not None and text != before}

@@ -1,6 +1,7 @@
 """Decoding of pages: byte order marks, headers, meta tags, detection."""
 
 import pytest
+import webencodings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +24,21 @@ WRITTEN = {
     "臺灣的首都是臺北，人口約有二百五十萬人。": ("big5",),
     "한국어 문서입니다. 똠방각하와 펲시콜라도 있습니다. ": ("euc-kr", "ks_c_5601-1987"),
     "สวัสดีชาวโลก ภาษาไทยเป็นภาษาที่มีวรรณยุกต์ ": ("windows-874", "tis-620"),
+    "Ĉu vi ŝatas la ĝardenon? Ĵaŭde ni iros tien kun ĉiuj amikoj. ": ("iso-8859-3",),
+    "Ši šalis turi daug ežerų, kuriuose gyvena žuvys ir gervės. ": ("windows-1257", "iso-8859-13", "iso-8859-4"),
+    "Þetta er íslenska; hún er töluð á Íslandi. Sú þjóð býr þar. ": ("iso-8859-10",),
+    "اللغة العربية هي أكثر اللغات تحدثا في العالم، ويتوزع متحدثوها في الوطن العربي. ": ("windows-1256", "iso-8859-6"),
+    "השפה העברית היא שפה שמית, והיא מדוברת בישראל. כל בני האדם נולדו בני חורין. ": ("windows-1255", "iso-8859-8-i"),
+    "Ḋia ḋuit, a ċara. Tá an ṫeanga seo ḃeo fós in Éirinn. ": ("iso-8859-14",),
+    "Toate ființele umane se nasc libere și egale în demnitate. Țara își iubește oamenii. ": ("iso-8859-16",),
+    "Усі люди народжуються вільними. Її їжак живе під ґанком у лісі, де є гриби. ": ("koi8-u",),
+    "Đâu đó trên con sông trôi êm, chúng tôi đi chơi. Tôi yêu quê hương. ": ("windows-1258",),
 }
 CASES = [(text, encoding) for text, encodings in WRITTEN.items() for encoding in encodings]
-UNDETECTED = ("macintosh", "x-mac-cyrillic", "iso-8859-15", "gb18030", "iso-8859-9")  # no browser detects them
+UNDETECTED = (  # no browser detects them, or not from so few words
+    *("macintosh", "x-mac-cyrillic", "iso-8859-15", "gb18030", "iso-8859-9", "iso-8859-3", "iso-8859-4"),
+    *("iso-8859-14", "iso-8859-16"),
+)
 STYLE = "<style>" + "a { color: red; }\n" * 600 + "</style>"
 
 
@@ -56,10 +69,9 @@ def encoded(html: str, encoding: str) -> bytes:
     return bytes(out + (b"\x1b(B" if wide and encoding == "iso-2022-jp" else b""))
 
 
-@pytest.mark.parametrize(("text", "encoding"), CASES)
-def test_a_page_reads_the_same_however_its_encoding_is_declared(text: str, encoding: str) -> None:
-    """Also where it is declared late or wrongly, or beside an unknown label."""
-    declared = [
+def declarations(text: str, encoding: str) -> list[tuple[str, str | None]]:
+    """Pages that declare their encoding, each with the charset of the server."""
+    return [
         (page(text), encoding),
         (page(text, f'<meta charset="{encoding}">'), None),
         (page(text, f"<META HTTP-EQUIV=content-type CONTENT='text/html; charset={encoding.upper()}'>"), None),
@@ -73,12 +85,24 @@ def test_a_page_reads_the_same_however_its_encoding_is_declared(text: str, encod
             None,
         ),
     ]
+
+
+@pytest.mark.parametrize(("text", "encoding"), CASES)
+def test_a_page_reads_the_same_however_its_encoding_is_declared(text: str, encoding: str) -> None:
+    """Also where it is declared late or wrongly, or beside an unknown label."""
+    declared = declarations(text, encoding)
     if encoding not in UNDETECTED:
         declared += [(page(text), None), (page(text, "<!-- <meta charset=utf-16> -->"), None)]
         if encoding != "iso-2022-jp":
             declared += [(page(text, "<meta charset=utf-8>"), None), (page(text), "utf-8")]
     for html, charset in declared:
         assert decode(encoded(html, encoding), charset)[0] == html, (html[:200], charset)
+
+
+def test_each_encoding_of_the_standard_is_among_the_cases() -> None:
+    written = {webencodings.lookup(encoding).name for _, encoding in CASES}
+    others = {"utf-8", "utf-16le", "utf-16be", "iso-8859-8", "x-user-defined", "replacement"}
+    assert {webencodings.lookup(label).name for label in webencodings.LABELS} - others == written
 
 
 @pytest.mark.parametrize("text", WRITTEN)

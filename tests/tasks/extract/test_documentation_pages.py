@@ -136,3 +136,25 @@ def test_it_fits_documentation(real_data: Path) -> None:
     assert len(pages) >= 60
     by_family = fit_by_family(pages, texts_of("structure", [as_page("http://a.test/", page.body) for page in pages]))
     assert min(by_family.values()) > 0.9, by_family
+
+
+def test_a_list_at_the_end_and_entries_that_begin_alike_are_no_repetitions() -> None:
+    """Of Javadoc: its serialized form ends with headings, and names in its index begin with shorter ones."""
+    generator = "<meta name='generator' content='javadoc/17'>"
+    items = "".join(f"<li><h3>Class org.Kit{n} implements Serializable</h3></li>" for n in range(5))
+    entries = (
+        "<p>isGeometry() - Method in class adql.Extract</p><p>isGeometry() - Method in class adql.ExtractCoord</p>"
+    )
+    found = text_of(
+        f"<html><head>{generator}</head><body><div>{PARAGRAPH}{entries}<ul>{items}</ul></div></body></html>"
+    )
+    assert found.count("isGeometry") == 2 and found.count("Serializable") == 5
+    assert "Contact" not in text_of(f"<html><head>{generator}</head><body>{PARAGRAPH}<h2>Contact</h2></body></html>")
+
+
+def test_tables_of_linked_names_are_text_of_groovydoc() -> None:
+    rows = "".join(
+        f"<tr><td><a href='{n}.html'>CompositeMetricSetOfMany{n}</a></td><td>A set.</td></tr>" for n in "abcd"
+    )
+    bar = "<div class='topNav'><ul><li class='navBarCell1Rev'>Package</li></ul></div>"
+    assert text_of(f"<html><body>{bar}<h1>Package</h1><table>{rows}</table></body></html>").count("A set.") == 4

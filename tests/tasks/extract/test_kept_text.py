@@ -29,6 +29,13 @@ def test_parts_that_other_screens_do_not_show_are_read(name: str) -> None:
     assert between(f"<div class='{name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
 
 
+def test_a_paragraph_of_sentences_is_kept_whatever_its_class_is_though_it_has_a_link() -> None:
+    line = f"{WORDS}See <a href='/b'>the fox</a> at night."
+    for name in ("caption", "tooltip", "promo", "options"):
+        assert between(f"<p class='{name}'>{line}</p>") == f"{WORDS}See the fox at night."
+        assert between(f"<p class='{name}'><a href='/b'>{WORDS}</a> of it.</p>") == ""  # most of it is a link
+
+
 def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence() -> None:
     for name in ("sr-only", "visually-hidden", "mw-editsection", "headerlink", "hidden"):
         assert between(f"<h2>The river<span class='{name}'> aside</span></h2><p>{WORDS}</p>").startswith("The river\n")

@@ -285,3 +285,12 @@ def test_names_without_the_parts_are_matched_by_no_rule(data: st.DataObject) -> 
     for parts, rules in gates:
         name = data.draw(st.one_of(st.from_regex(rule) for rule in rules))
         assert any(part in name for part in parts), name
+
+
+def test_the_page_in_a_dialog_over_another_one_is_the_text() -> None:
+    """By the title of the page in it; without that the dialog is dropped."""
+    stream = "".join(f"<div class='item'><h3><a href='/{n}'>Story {n}</a></h3>{PARAGRAPH}</div>" for n in range(5))
+    shown = f"<div class='modal'><h1>The wolf</h1><article>{PARAGRAPH.replace('fox', 'wolf') * 2}</article></div>"
+    page = f"<html><head><title>The wolf - Site</title></head><body><div id='main'>{stream}</div>{shown}</body></html>"
+    assert text_of(page) == "\n".join([f"{WORDS * 3}".strip().replace("fox", "wolf")] * 2)
+    assert "wolf" not in text_of(page.replace("<title>The wolf", "<title>Stories"))

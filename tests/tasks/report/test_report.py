@@ -13,10 +13,14 @@ from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.shards import CLEAN, commit_rows, rejected_row, write_table
 from tasks.core.step import Step
 from tasks.dedup.step import DedupSettings, dedup
+from tasks.extract.step import ExtractSettings, extract
+from tasks.report.dropped_text import dropped_text
 from tasks.report.findings import TOP, findings, rejected_samples, word_diff
 from tasks.report.step import REPORT, ReportSettings, gather, report, summary
 from tasks.shuffle.step import ShuffleSettings, shuffle
 from tests.tasks.corpus import Inline, row
+from tests.tasks.extract.made_pages import article
+from tests.tasks.extract.test_step import download, page
 
 EVIL = "<script>alert('x')</script><img src=http://evil.example/a.png>"
 WORDS = " ".join(f"word{number}" for number in range(120))
@@ -109,6 +113,29 @@ def test_lists_are_bounded(made: tuple[Folder, list[Manifest], str]) -> None:
     assert len(page) < 200_000
 
 
+def test_characters_are_summed_by_rule_and_a_rule_that_drops_much_of_a_host_is_named(tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    beside = f"<div class='newsletter'><p>{'Read the letter of the editor. ' * 15}</p></div>"
+    shards = [
+        [page(article(f"<p>{n}{number}</p>").encode(), f"http://a.example/{n}/{number}") for number in range(19)]
+        + [page(article(f"{n}{number}{beside}").encode(), f"http://b.example/{n}/{number}") for number in range(4)]
+        for n in range(2)
+    ]
+    pages = download(root, *shards)
+    with Inline(workers=1) as runner:
+        made = extract(root, pages, ExtractSettings(prefilter=False), runner)
+        assert made.outcome.kept == 46
+        found = dropped_text(root, {"extract": made, "download": pages})
+        written = report(root, [pages, made], ReportSettings(), runner=runner)
+    assert found is not None and found["pages"] == 46
+    assert sum(row["share"] for row in found["rules"]) == pytest.approx(1)
+    assert [(row["host"], row["rule"], row["pages"]) for row in found["hosts"]] == [("b.example", "class", 8)]
+    shown = (root / written.folder).read_bytes(REPORT).decode()
+    assert "Rules that drop more than usual on a host" in shown and "a sample of 46 pages" in shown
+    (root / pages.folder).remove(*(record.name for record in pages.outputs))
+    assert dropped_text(root, {"extract": made, "download": pages}) is None
+
+
 def test_the_largest_cluster_is_shown_with_a_diff(made: tuple[Folder, list[Manifest], str]) -> None:
     root, manifests, page = made
     first = findings(root, {manifest.step: manifest for manifest in manifests}, 2)["clusters"][0]
@@ -121,7 +148,7 @@ def test_the_largest_cluster_is_shown_with_a_diff(made: tuple[Folder, list[Manif
 
 def test_lost_text_and_sources_are_shown(tmp_path: Path) -> None:
     root = Folder(tmp_path)
-    pages = [row(f"{WORDS} {number} {'x' * number}", f"http://kept.example/{number}") for number in range(9)]
+    pages = [row(f"{WORDS} {number} {'x' * number}", f"http://kept.example/{number}") for number in range(19)]
     copies = [row(f"{WORDS} Copy{EVIL} {number}", f"http://`{EVIL.replace('/', '')}/{number}") for number in range(25)]
     clean = step_of(root, "clean", "clean", [*pages, *copies], [])
     with Inline(workers=1) as runner:

@@ -77,6 +77,7 @@ async function show(id, url, title) {
       if (stage.changed) rest.append(" ", small("changed", ((from) => () => compare(from, id, stage.step, id))(last)));
       last = stage.step;
     }
+    if (stage.explained) rest.append(" ", small("parts of the page", () => account(id, found.url)));
     item.append(make("b", stage.step), make("span", stage.result, { className: stage.result }), rest);
     return item;
   }));
@@ -120,6 +121,15 @@ async function text(step, id) {
   if (!found) return;
   get("text-title").textContent = `Text, as ${found.step} wrote it`;
   get("text").textContent = found.text + (found.cut ? "\n\n… (the rest is not shown)" : "");
+  get("text").scrollTop = 0;
+}
+
+async function account(id, url) {
+  const found = await call("account", { id, url });
+  if (!found) return;
+  get("text-title").textContent = `Parts of the page, ${found.encoding}: ${found.characters.toLocaleString("en")} characters are kept`;
+  const html = new DOMParser().parseFromString(found.html, "text/html"); // as `data explain` writes it, escaped
+  get("text").replaceChildren(...html.body.childNodes);
   get("text").scrollTop = 0;
 }
 

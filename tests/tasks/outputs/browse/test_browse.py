@@ -22,16 +22,23 @@ from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
 from gpt2train.store.manifest import Folder, Outcome
+from gpt2train.store.output import FinishedStep
 from gpt2train.store.removal import PENDING, RemovalCheck
 from tasks.clean.step import CleanSettings, clean
 from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
 from tasks.dedup.step import DedupSettings, dedup
+from tasks.extract.command import explain
+from tasks.extract.step import ExtractSettings, extract
 from tasks.outputs.browse.difference import MAX_WORDS, difference
+from tasks.outputs.browse.page_account import accounted_step
 from tasks.outputs.browse.samples import samples_of
 from tasks.outputs.browse.server import browse_routes
 from tasks.outputs.forget.command import forget
 from tests.tasks.corpus import Inline, pieces_of_novels
+from tests.tasks.extract.made_pages import article
+from tests.tasks.extract.test_step import download
+from tests.tasks.extract.test_step import page as extract_page
 
 HOSTILE = "</div><script>document.title='bad'</script><img src=x onerror=alert(1)> \ud7ff"
 
@@ -243,6 +250,32 @@ def test_the_samples_of_a_document_are_all_that_hold_a_token_of_it(seed: int | N
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         held = np.flatnonzero(((offsets >= start) & (offsets < end)).any(axis=1)).tolist()
         assert samples_of(epoch, start) == held
+
+
+def test_the_account_of_a_page_is_that_of_data_explain(tmp_path: Path) -> None:
+    """Also of a page without a document; not where the pages are gone, or another engine has read them."""
+    bodies = {"kept": article("<div class='sidebar'>&lt;script>bad&lt;/script></div>"), "none": "<html><nav>Home</nav>"}
+    root = Folder(tmp_path)
+    pages = download(root, [extract_page(body.encode(), f"http://a.example/{name}") for name, body in bodies.items()])
+    with Inline(workers=1) as runner:
+        made = extract(root, pages, ExtractSettings(prefilter=False, detect_soft_404=False), runner)
+    server = LocalPageServer(browse_routes(root))
+    with client_of(server) as client:
+        for url, rule in (("http://a.example/kept", "class"), ("http://a.example/none", "tag")):
+            [stage] = [one for one in client.ok("document", url=url)["stages"] if one["step"] == "documents"]
+            assert stage["explained"]
+            found = client.ok("account", url=url, id=client.ok("document", url=url)["id"])
+            assert f"<small>{rule} " in found["html"] and "<script" not in found["html"]
+            document = tmp_path / "page.html"
+            document.write_text(bodies[url.rpartition("/")[2]])
+            explain(str(document), output=tmp_path / "explained.html")
+            assert found["html"] in (tmp_path / "explained.html").read_text()
+        assert client("account", url="http://a.example/other")[0] == 400
+        (root / pages.folder).remove(*(record.name for record in pages.outputs))
+        assert "is no longer there" in client("account", url="http://a.example/none")[1]["error"]
+    other = Step(Folder(tmp_path / "other"), "extract", version=1, parameters={"engine": "trafilatura"}, inputs={})
+    other.commit(made.outcome)
+    assert accounted_step([FinishedStep(other.folder, other.commit(made.outcome))]) is None
 
 
 def test_an_output_behind_a_url_is_read(output: Path, client: Client) -> None:
