@@ -190,7 +190,7 @@ def _results(graph: Any) -> list[Any]:
     """Fake results of a graph."""
     import torch
 
-    found = []
+    found: list[Any] = []
     for out in graph.graph_outputs:
         if not hasattr(out, "get_stride"):
             found.append(None)

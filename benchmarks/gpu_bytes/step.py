@@ -73,7 +73,8 @@ def step_of(preset: str, micro_batch: int, tokens: int, **performance: Any) -> S
 
     def add(launches: int, phase: str, name: str, bytes_each: tuple[int, int], parameters: int) -> None:
         if launches:
-            kernels[Kernel(phase, name, "pointwise", *(size * parameters for size in bytes_each))] += launches
+            read, written = (size * parameters for size in bytes_each)
+            kernels[Kernel(phase, name, "pointwise", read, written)] += launches
 
     add(1, "forward", "HalfWeights", CAST, halved)
     add(1, "backward", "add_gradients, first", FIRST, halved)

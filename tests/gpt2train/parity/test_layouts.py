@@ -78,18 +78,8 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "tensorwise": {"precision": "bf16", "performance": {"fp8": "tensorwise"}, **SMALL_STEPS},
     "rowwise": {"precision": "bf16", "performance": {"fp8": "rowwise"}, **SMALL_STEPS},
 }
-BOUNDS = {
-    **{"fp32": 1e-5, "bf16": 2e-4, "bf16 stream": 2e-4, "fp16": 5e-5, "fp16, overflows": 5e-5},
-    **{"tensorwise": 1.5e-3, "rowwise": 1.5e-3},
-}
-    "fp32": 1e-5,
-    "bf16": 2e-4,
-    "bf16 stream": 2e-4,
-    "fp16": 5e-5,
-    "fp16, overflows": 5e-5,
-    "tensorwise": 1.5e-3,
-    "rowwise": 1.5e-3,
-}
+BOUNDS = {"fp32": 1e-5, "bf16": 2e-4, "bf16 stream": 2e-4, "fp16": 5e-5, "fp16, overflows": 5e-5}
+BOUNDS |= {"tensorwise": 1.5e-3, "rowwise": 1.5e-3}
 
 Layout = dict[str, Any]
 Row = tuple[int, str, str, Layout]  # processes, model, precision, layout
