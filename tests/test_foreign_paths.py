@@ -48,7 +48,7 @@ PLAIN = {
     "BatchRecord": {"fingerprint", "versions"},
     "CheckpointManifest": {"config", "tokenizer_hash", "validation", "valid_metrics", "torch"},
     "CorpusNote": {"prefix", "identity", "fingerprint"},  # the tokens of a run may lie anywhere
-    "EarlyStop": {"reason"},
+    "EarlyStop": {"reason", "stop_at"},
     "FileRecord": {"sha256"},
     "Forgotten": {"urls", "domains", "aliases"},
     "Found": {"urls", "redirected", "documents", "tokens", "orphans", "user_files", "texts"},

@@ -66,6 +66,14 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors)))
 
 
+def copy_tensors(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors into others, of another dtype too, in one call.
+
+    Breaks when `_foreach_copy_` is renamed; `copy_` in a loop replaces it.
+    """
+    torch._foreach_copy_(list(targets), list(sources))
+
+
 def layer_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and weight for y = (x - mean) * scale * weight, by the kernel of LayerNorm.
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from gpt2train.compat.torch import copy_tensors
+
 
 class HalfWeights:
     """Copies of the weights and biases of a model's linear layers inside the blocks.
@@ -31,7 +33,7 @@ class HalfWeights:
     def in_place(self) -> Iterator[None]:
         """Let the model compute with copies of its present weights in a block, in forward and backward."""
         with torch.no_grad():
-            torch._foreach_copy_([copy for *_, copy in self._places], [weight for *_, weight, _ in self._places])
+            copy_tensors([copy for *_, copy in self._places], [weight for *_, weight, _ in self._places])
         for module, name, _, copy in self._places:
             setattr(module, name, copy)
         try:

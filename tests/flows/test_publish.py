@@ -110,6 +110,7 @@ def test_a_model_that_is_not_there_is_named(
     assert "has no model" in err and "is not a folder" in err and "holds neither a corpus nor a run" in err
 
 
+@pytest.mark.slow
 def test_a_publication_is_uploaded_once(finished: Finished, output: Path, tmp_path: Path) -> None:
     """Model, tokenizer, template, cards and documents; what has not changed is neither sent nor committed again."""
     run = output / "runs" / finished.run.name

@@ -24,7 +24,7 @@ def group(monkeypatch: pytest.MonkeyPatch, alone: DistContext) -> None:
     monkeypatch.setattr(tiny, "context", lambda: alone)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in CHANGES if n != "llama")])
 def test_weights_cast_once_a_step_change_no_number(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     config = twin(None, {"precision": "bf16", "batch": {"micro_batch": 2, "global_batch": 8}} | CHANGES[name])
     found = []
