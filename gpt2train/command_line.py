@@ -17,7 +17,7 @@ from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 
 STDOUT = 1  # file descriptor
 BROKEN_PIPE = 141  # exit code of programs that SIGPIPE ends, 128 + 13
-# Folder of a model, or its address on the hub, hf://ORG/NAME.
+# Folder of a model, or its name on the hub, ORG/NAME or hf://ORG/NAME.
 ModelFolder = Annotated[Path, Parameter(converter=lambda _, tokens: local_copy(tokens[-1].value))]
 ModelFolders = Annotated[
     list[Path], Parameter(converter=lambda _, tokens: [local_copy(one.value) for one in tokens], negative=())

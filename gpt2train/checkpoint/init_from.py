@@ -32,7 +32,7 @@ from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.parallel.fsdp import copy_into_shard
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.store import run_folder
-from gpt2train.store.hub import local_copy, pinned
+from gpt2train.store.hub import local_copy, model_address, pinned
 from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
@@ -71,7 +71,7 @@ def find_start(
     if source is None:
         return None
     # One process asks for the commit, so that all read the same one; each machine has a copy of its own.
-    address = broadcast_from_rank0(lambda: pinned(source), group)
+    address = broadcast_from_rank0(lambda: pinned(model_address(source)), group)
     path = all_or_raise(lambda: local_copy(address), group)
     if (path / run_folder.FOLDER).is_dir():
         found = newest_intact(str(path), group)

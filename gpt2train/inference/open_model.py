@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpt2train.convert.settings import Device
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.store.hub import pinned
+from gpt2train.store.hub import model_address, pinned
 
 if TYPE_CHECKING:
     from gpt2train.inference.distributed_decoder import DistributedModel
@@ -76,9 +76,9 @@ def exec_torchrun(processes: int) -> None:
     for number, word in enumerate(words):  # all processes read the commit of a hub that is `main` now
         option, equals, value = word.partition("=")
         if option in PLACES and equals:
-            words[number] = f"{option}={pinned(value)}"
+            words[number] = f"{option}={pinned(model_address(value))}"
         elif number and words[number - 1] in PLACES:
-            words[number] = pinned(word)
+            words[number] = pinned(model_address(word))
     arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "gpt2train.inference", *words]
     sys.stdout.flush()
     sys.stderr.flush()

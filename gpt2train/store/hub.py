@@ -5,6 +5,7 @@ The client library reads the token (`HF_TOKEN`), a mirror (`HF_ENDPOINT`) and it
 
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from gpt2train.extras import PIPELINE, needs_extra
 HUB = "hf://"
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before a busy hub is asked again; the library does so for files alone
 BUSY = (429, 500, 502, 503, 504)
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")  # of a model
 OFFLINE, BY_DEFAULT = "HF_HUB_OFFLINE", "On"  # value that the package `flows` sets; a user's own is obeyed
 TELEMETRY = "HF_HUB_DISABLE_TELEMETRY"  # of the library: with it, it asks for nothing that no address names
 # Of a model: no pickles, which could run code, and no weights of other libraries.
@@ -84,18 +86,35 @@ def _pinned(url: str, _: str | None) -> str:
     return f"{HUB}{'' if kind == 'model' else f'{kind}s/'}{name}@{commit}/{path}".rstrip("/")
 
 
+def model_address(place: str | Path) -> str:
+    """Return the address of a model that is given by its name on the hub, `ORG/NAME[@REV]`; other texts as they are.
+
+    What lies in a local folder, or should, is no name of the hub: nothing is asked for a mistyped path.
+    """
+    text = str(place)
+    if text.startswith("hf:/") and not text.startswith(HUB):  # a path has one slash
+        return f"{HUB}{text.removeprefix('hf:/')}"
+    is_name = NAME.fullmatch(text) and not Path(text).exists() and not Path(text).parent.exists()
+    return f"{HUB}{text}" if is_name else text
+
+
 def local_copy(place: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
-    """Return the folder of a model: one that is named by its address, `hf://ORG/NAME[@REV]`, is downloaded first.
+    """Return the folder of a model: one that is named as `model_address` knows it is downloaded first.
 
     The folder is that of the client library's cache; its name is the commit. `files` can be those of its tokenizer.
 
     Raises:
         UserError: as `pinned`; or the address is that of a dataset, or of a part of a repository.
     """
-    text = str(place)
-    if not text.startswith("hf:/"):
+    text = model_address(place)
+    if not text.startswith(HUB):
         return Path(place)
-    address = pinned(text if text.startswith(HUB) else f"{HUB}{text.removeprefix('hf:/')}")  # a path has one slash
+    try:
+        address = pinned(text)
+    except UserError as error:
+        if str(place) in (text, text.replace("//", "/", 1)):
+            raise
+        raise UserError(f"there is no folder {place}, and {error}") from error
     name, _, commit = address.removeprefix(HUB).partition("@")
     if name.count("/") != 1 or "/" in commit:
         raise UserError(f"{text} is no model of the hub; write hf://ORG/NAME, or hf://ORG/NAME@REVISION")

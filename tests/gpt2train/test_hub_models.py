@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpt2train.inference import open_model
+from gpt2train.store.hub import model_address
 from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 from tests.hub_server import Hub
 
@@ -49,6 +50,8 @@ def test_a_model_is_downloaded_once_and_without_pickles(hub: Hub, tmp_path: Path
     hub.put(NAME, {"config.json": b"{}"})  # `main` moves on
     again = run(hub, tmp_path, *words[:2], f"hf://some/model@{commit}", *words[3:], "--max-new-tokens", "14")
     assert again.stdout == done.stdout and not [call for call in hub.calls if "/resolve/" in call]
+    named = run(hub, tmp_path, *words[:2], f"some/model@{commit}", *words[3:], "--max-new-tokens", "14")
+    assert named.stdout == done.stdout, named.stderr
 
 
 def test_a_tokenizer_is_downloaded_without_the_weights(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
@@ -75,6 +78,7 @@ def test_what_is_no_model_of_the_hub_is_one_line(hub: Hub, tmp_path: Path) -> No
     hub.put("datasets/some/data", {"x.json": b"{}"})
     for address, said in (
         ("hf://no/such", "the hub has no such repository, or it is private; check it, or set HF_TOKEN"),
+        ("no/such", "there is no folder no/such, and hf://no/such: the hub has no such repository"),
         ("hf://datasets/some/data", "is no model of the hub; write hf://ORG/NAME, or hf://ORG/NAME@REVISION"),
     ):
         done = run(hub, tmp_path, "convert", address, "out", "--to", "gpt2train")
@@ -82,11 +86,19 @@ def test_what_is_no_model_of_the_hub_is_one_line(hub: Hub, tmp_path: Path) -> No
         assert done.stderr.startswith("error: ") and said in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_a_path_that_should_be_local_asks_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out/model").mkdir(parents=True)
+    for path in ("out/model", "out/modle", "./some/model", "model", "a/b/c", "../some/model", "/some/model", "hf/", ""):
+        assert model_address(path) == path
+    assert model_address("some/model@v1.0") == "hf://some/model@v1.0" == model_address("hf:/some/model@v1.0")
+
+
 def test_all_processes_of_a_model_read_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_model, "pinned", lambda url: f"{url}@commit" if url.startswith("hf://") else url)
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words[-5:]))
     started: list[list[str]] = []
-    for given in (["--tokenizer", "hf://some/model"], ["--model=hf://some/model", "x"]):
+    for given in (["--tokenizer", "some/model"], ["--model=hf://some/model", "x"]):
         monkeypatch.setattr(sys, "argv", ["gpt2train", "generate", *given, "--prompt", "hf://some/model"])
         open_model.exec_torchrun(2)
     assert started == [
