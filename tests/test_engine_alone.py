@@ -153,14 +153,8 @@ def test_sdist_and_wheel_have_the_files_of_the_packages(package: Path) -> None:
     assert {name for name in files if name.split("/")[0] in folders} == tracked
 
 
-# An environment for each takes up to a minute of CPU time; `pipeline` is that of the quick start.
-EXTRAS = [
-    pytest.param(extra, marks=pytest.mark.slow if extra == "pipeline" else pytest.mark.exhaustive)
-    for extra in sorted(project()["optional-dependencies"])
-]
-
-
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.exhaustive  # an environment for each takes up to a minute of CPU time
+@pytest.mark.parametrize("extra", sorted(project()["optional-dependencies"]))
 def test_each_extra_installs_beside_the_engine(package: Path, extra: str, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", symlinks=True)  # on top of the engine's environment, pip included
     [below], [own] = ((at / "venv").glob("lib/python*/site-packages") for at in (package, tmp_path))

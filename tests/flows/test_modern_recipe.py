@@ -23,7 +23,7 @@ def steps(run: Path | str) -> list[dict[str, float]]:
     return [{name: row[name] for name in COLUMNS if name in row} for row in read_metrics(run)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_flow_and_the_file_of_a_recipe_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = prepare_scored_data(tmp_path / "out")
     recipe = ["--recipe", "modern", "--depth", "1"]

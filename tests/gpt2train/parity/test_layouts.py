@@ -164,12 +164,12 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
 }
 
 
-def run(tokens: Path, output: Path, model: str, parallel: Layout, precision: str = "fp32", **changes: Any) -> RunConfig:
+def run(tokens: Path, output: Path, kind: str, parallel: Layout, precision: str = "fp32", **changes: Any) -> RunConfig:
     """Settings of a small run; every layout adds micro-batches up."""
-    family = {"family": "llama"} if model.startswith("llama") else {}
+    family = {"family": "llama"} if kind.startswith("llama") else {}
     base: dict[str, Any] = {"batch": {"micro_batch": 1, "global_batch": 8}, "parallel": parallel}
-    given = layer(base, MODELS[model], PRECISIONS[precision], changes)
-    if model.startswith("t5"):
+    given = layer(base, MODELS[kind], PRECISIONS[precision], changes)
+    if kind.startswith("t5"):
         return make_t5(tokens, output, **given)
     return make(tokens, output, **layer({"model": {"layers": 4, "heads": 4, **family}}, given))
 
