@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpt2train.inference import open_model
-from gpt2train.store.hub import model_address
 from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 from tests.hub_server import Hub
 
@@ -90,8 +89,12 @@ def test_a_path_that_should_be_local_asks_no_hub(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out/model").mkdir(parents=True)
     for path in ("out/model", "out/modle", "./some/model", "model", "a/b/c", "../some/model", "/some/model", "hf/", ""):
-        assert model_address(path) == path
-    assert model_address("some/model@v1.0") == "hf://some/model@v1.0" == model_address("hf:/some/model@v1.0")
+        assert open_model.model_address(path) == path
+    assert (
+        open_model.model_address("some/model@v1.0")
+        == "hf://some/model@v1.0"
+        == open_model.model_address("hf:/some/model@v1.0")
+    )
 
 
 def test_all_processes_of_a_model_read_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
