@@ -120,7 +120,7 @@ def test_a_training_that_logs_nothing_ends_with_its_worker(prefect_server: Prefe
     assert training.saved() == training.steps()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_suspended_run_saves_and_is_resumed_in_one_process_at_a_time(training: Deployed) -> None:
     with training.server.worker(training.pool, training.log) as worker:
         run = training.start_and_wait_for_steps()
