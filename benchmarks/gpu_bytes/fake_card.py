@@ -100,7 +100,7 @@ def with_stubs() -> None:
 
 
 class _TritonDriver:
-    """What triton's code generation asks of a driver."""
+    """Driver of a GPU for triton, as far as its code generation needs one."""
 
     utils = types.SimpleNamespace(
         get_device_properties=lambda device: {

@@ -155,6 +155,7 @@ class Validation:
         self._text = RunText.of(engine.config)
         self.tokenizer = self._text.tokenizer
         self.tasks: TaskScores | None = None
+        self._warned = False  # of a column that is missing
         self._bytes: int | None = None if len(self._text.bytes) else 0  # of the validation set; None until counted
 
     def is_due(self, step: int) -> bool:
@@ -187,9 +188,19 @@ class Validation:
             if scores is None:
                 return None
             columns |= scores
+        if self.tasks is None or self.tasks.is_due(step):
+            self._warn_of_missing(columns)
         sample = self._sample()
         columns["validation_seconds"] = round(time.perf_counter() - started_at, 6)
         return Measured(columns, sample)
+
+    def _warn_of_missing(self, columns: Mapping[str, float]) -> None:
+        """Warn once of a column of `stop_at` that no validation has: its value would never be reached."""
+        missing = sorted(self._engine.config.validation.stop_at.keys() - columns.keys())
+        if missing and not self._warned and self._engine.ctx.is_rank0:
+            shown = ", ".join(columns)
+            log.warning("warning: validation.stop_at has %s, and a validation %s; correct it", missing[0], shown)
+        self._warned = True
 
     def _totals(self) -> list[float] | None:
         """Sums of `Engine.evaluate` over the set; counts its bytes at the first call."""

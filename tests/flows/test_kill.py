@@ -112,5 +112,6 @@ def test_marked_processes_are_found(finished: Finished) -> None:
     program = [sys.executable, "-c", "import time; time.sleep(99)"]
     with subprocess.Popen(program, env=finished.mini.environ()) as process:
         wait_for(lambda: any(child.pid == process.pid for child in finished.mini.children()), 60, "the marked process")
+        assert process.pid in {child.pid for child in finished.mini.children()} and process.poll() is None
         process.kill()
     finished.mini.wait_for_the_end()

@@ -177,3 +177,12 @@ def test_scores_are_reached_from_below_and_losses_from_above() -> None:
     for name, value in (("valid_loss", 2.4), ("valid_task_core_centred", 0.26), ("valid_task_blimp_accuracy", 0.0)):
         assert found.reached({"valid_loss": 3.0, name: value}) is None
     assert found.reached({}) is None
+
+
+def test_a_column_that_no_validation_has_is_named_once(
+    tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    validation = {"interval": 2, "samples": 5, "sample": {"tokens": 0}, "stop_at": {"valid_los": 9.0}}
+    assert train(run(tokens, tmp_path / "run", validation=validation), alone).step == STEPS
+    [line] = [text for text in caplog.messages if "stop_at" in text]
+    assert line.startswith("warning: validation.stop_at has valid_los, and a validation valid_loss, ")

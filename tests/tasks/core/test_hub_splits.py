@@ -95,6 +95,7 @@ def test_a_card_names_configurations_and_their_splits(tmp_path: Path) -> None:
     [
         ("configs: [{config_name: a, data_files: ../../etc/*}]", r"names files elsewhere \(\.\./\.\./etc/\*\)"),
         ("configs: [{config_name: a, data_files: 'file:///etc/*'}]", "names files elsewhere"),
+        ("configs: [{config_name: a, data_dir: ../other}]", r"names a folder elsewhere \(\.\./other\)"),
         ("configs: [1]", "names no configurations"),
         ("configs: {a: 1}", "names no configurations"),
         ("configs: [{config_name: a, data_files: 5}]", "names no configurations"),
