@@ -17,7 +17,7 @@ from tasks.core.url_lists import host_of
 from tasks.download.warc import Page
 from tasks.extract.account import RULES, characters_by_rule, page_account
 from tasks.extract.blocks import KEPT
-from tasks.sources.index import read_pages
+from tasks.sources.index import pages_behind
 
 ENGINE = "structure"  # the engine whose rules are known
 MIN_SAMPLE, MAX_SAMPLE, MAX_SHARDS = 100, 1000, 32  # pages, and shards
@@ -62,10 +62,9 @@ def _sample(root: Folder, made: Manifest, pages: Manifest) -> Iterator[Page]:
     limit = min(MAX_SAMPLE, max(MIN_SAMPLE, made.outcome.seen // SHARE)) // max(1, len(numbers))
     for number in numbers:
         name = made.outputs[number].name
-        shard = pages.outputs[int(name.removesuffix(".parquet").rpartition("-")[2])].name
         wanted = read_table(root / made.folder, name, ["url"])["url"].to_pylist()[:limit]
         remaining = Counter(wanted)
-        for page in read_pages(root / pages.folder, shard) if wanted else ():
+        for page in pages_behind(root, pages, name) if wanted else ():
             if remaining[page.url] > 0:
                 remaining[page.url] -= 1
                 yield page

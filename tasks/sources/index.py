@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from gpt2train.errors import RunError
 from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import canonical
+from gpt2train.store.manifest import Manifest, canonical
 from tasks.core.input_files import InputFile, open_input
 from tasks.core.row_reuse import bytes_key
 from tasks.core.shards import read_rows
@@ -88,6 +88,18 @@ def read_pages(folder: Folder, shard: str) -> Iterator[Page]:
         RunError: A user's file is missing or has changed; the message names it.
     """
     return _read_indexed(folder, shard) if shard.endswith(".parquet") else _read_fetched(folder, shard)
+
+
+def pages_behind(root: Folder, pages: Manifest, documents: str) -> Iterator[Page]:
+    """Yield the pages from which the extraction made a file of documents, `part-00003.parquet` of the fourth shard.
+
+    Raises:
+        RunError: as `read_pages`.
+        FileNotFoundError: the shard of the download is gone.
+        IndexError: the download has no such shard.
+    """
+    number = int(documents.removesuffix(".parquet").rpartition("-")[2])
+    return read_pages(root / pages.folder, pages.outputs[number].name)
 
 
 def read_members(

@@ -44,13 +44,12 @@ def account_of(output: Output, identity: str, url: str) -> Row:
 
 def _page(output: Output, made: Manifest, file: str, url: str) -> "Page":
     """Page of a URL in the shard that a file of the extraction was made of."""
-    from tasks.sources.index import read_pages
+    from tasks.sources.index import pages_behind
 
     gone = f"the page of {url} is no longer there; run the data flow again to restore it"
     try:
         pages = output.input(made, "download")
-        shard = pages.outputs[int(file.removesuffix(".parquet").rpartition("-")[2])].name
-        found = next((page for page in read_pages(output.root / pages.folder, shard) if page.url == url), None)
+        found = next((page for page in pages_behind(output.root, pages, file) if page.url == url), None)
     except (MissingInputError, RunError, FileNotFoundError, ValueError, IndexError) as error:
         raise UserError(gone) from error
     if found is None or found.fault:
