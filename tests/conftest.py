@@ -37,6 +37,9 @@ sys.dont_write_bytecode = False
 # Ranks that the tests start run modules of the tests: pytest finds those by its own path, a child process does not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
+# No test asks the real hub, whatever it mistypes: nothing listens here, which a client is told at once.
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+
 # Trainings on one machine wait for each other; those of two test workers need not.
 QUEUE_FOLDER = tempfile.mkdtemp(prefix="gpt2train-test-gpu-queue-")
 os.environ["GPT2TRAIN_GPU_QUEUE"] = QUEUE_FOLDER

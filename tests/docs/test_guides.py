@@ -91,9 +91,9 @@ def published(name: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         monkeypatch.setenv("HF_HUB_OFFLINE", "On")  # as a command sets it
         # Of a client that is imported already:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.address)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         yield
 
 

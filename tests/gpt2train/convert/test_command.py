@@ -82,7 +82,7 @@ def test_parts_left_out_of_a_megatron_checkpoint_are_reported(here: Path, capsys
             "is a file, but a folder is needed; give the folder that contains it",
         ),
         (["gpt2", "x", "--to", "megatron"], "hf download gpt2 --local-dir"),
-        (["openai-community/gpt2", "x", "--to", "megatron"], "hf download openai-community/gpt2"),
+        (["openai-community/gpt2", "x", "--to", "megatron"], "no folder openai-community/gpt2, and cannot ask the hub"),
         (["./no/such/place", "x", "--to", "megatron"], "no folder no/such/place; check the path"),
         (["hf", "x", "--to", "huggingface", "--tokenizer", "m.zip"], "m.zip is an archive"),
         (["hf", "x", "--to", "gpt2train", "--tp", "2"], "--tp is for --to megatron"),
