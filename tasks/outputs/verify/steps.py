@@ -88,8 +88,9 @@ def _clean(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifes
     if files := sorted(name.removeprefix("filter ") for name in made.inputs if name.startswith("filter ")):
         raise NotRedoneError(f"the files of its filters are not kept: {', '.join(files)}")
     settings = CleanSettings.model_validate(made.parameters)
-    bpe = output.input_if_any(made, "tokenizer")
-    return clean(output.root, output.input(made, "extract"), settings, runner, bpe)
+    bpe, documents = output.input_if_any(made, "tokenizer"), output.input(made, "extract")
+    origin = output.input(documents, "documents") if documents.step == "boilerplate" else documents
+    return clean(output.root, documents, settings, runner, bpe, origin)
 
 
 def _cloze(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:

@@ -199,11 +199,11 @@ def upgrade(patch: pytest.MonkeyPatch, package: str, version: str = "99.0") -> N
     patch.setattr(importlib.metadata, "version", lambda name: version if name == package else true(name))
 
 
-def documents(root: Folder) -> Manifest:
+def documents(root: Folder, more: str = "") -> Manifest:
     """Two documents, as the extraction leaves them."""
     parameters = {"engine": "structure", "engine_version": ENGINE_VERSIONS["structure"]}
     step = Step(root, "extract", version=1, parameters=parameters, inputs={}, folder="documents")
-    rows = [{"id": str(n), "url": f"u{n}", "text": f"The harbour of town {n} is old. " * 40} for n in range(2)]
+    rows = [{"id": str(n), "url": f"u{n}", "text": f"The harbour of town {n} is old. {more}" * 40} for n in range(2)]
     return step.commit(commit_rows(step.folder, "part-00000.parquet", rows, [], DOCUMENT))
 
 

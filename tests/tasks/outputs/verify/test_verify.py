@@ -13,9 +13,10 @@ import pytest
 from benchmarks.extract import as_page
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.manifest import MANIFEST, Folder, Manifest, Outcome, digest, fingerprint
+from tasks.boilerplate.step import BoilerplateSettings, boilerplate
 from tasks.clean.step import CleanSettings, clean
 from tasks.core.input_files import find_inputs
-from tasks.core.shards import write_table
+from tasks.core.shards import read_rows, write_table
 from tasks.core.step import Step
 from tasks.extract.settings import Engine, ExtractSettings
 from tasks.extract.step import ENGINE_VERSIONS, extract
@@ -109,6 +110,21 @@ def test_the_extraction_is_done_again_by_its_own_engine(
     assert (found["problems"], found["redone"]) == ([], "1 of 1 batches")
     monkeypatch.setitem(ENGINE_VERSIONS, engine, 99)  # a later release
     assert f"of the engine {engine}" in verified(capsys, tmp_path / "out")["extract"]["notes"][0]
+
+
+def test_texts_of_pages_are_cleaned_as_such_after_the_removal_of_their_boilerplate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The entities that a page shows are text; those of a given file would be replaced."""
+    root = Folder(tmp_path)
+    settings = CleanSettings.model_validate({"min_tokens": 0, "language": {"keep": ["any"]}})
+    with Inline(workers=1) as runner:
+        found = documents(root, "Write &lt; for the sign &amp; nothing else. ")
+        rest = boilerplate(root, found, BoilerplateSettings(enabled=True), runner)
+        cleaned = clean(root, rest, settings, runner, origin=found)
+    [text, _] = (row["text"] for row in read_rows(root / "clean", cleaned.outputs[0].name))
+    assert "&lt;" in text
+    assert not verified(capsys, tmp_path)["clean"]["problems"]
 
 
 def flip(path: Path, at: int) -> None:
