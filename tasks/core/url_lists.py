@@ -7,10 +7,12 @@ is left to the blacklist step.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.data.documents import read_lines
@@ -25,6 +27,7 @@ LISTED = b"crawl-data/"  # beginning of the lines of Common Crawl's warc.paths.g
 ROWS = 8192  # of a Parquet file, in memory at a time
 # URL whose host needs no parser: in lower-case ASCII, not in brackets, without a user name before it.
 _PLAIN_HOST = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]*)?(?:[/?#]|\Z)")
+_HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(?P<host>\[[^\]/]*\]|[^/?#:@]+)"
 # Scheme and slashes, if present, then everything before the last @ of the authority. Browsers treat a backslash as a
 # slash.
 _USERINFO = re.compile(r"([^/?#\\@.]*:[/\\]*|[/\\]{2,})?[^/?#\\]*@")
@@ -101,6 +104,11 @@ def host_of(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
+
+
+def hosts_of(urls: Any) -> Any:
+    """Return the hosts of an Arrow array of URLs: an IPv6 address in its brackets, null where a text has no host."""
+    return pc.utf8_lower(pc.struct_field(pc.extract_regex(urls, _HOST), "host"))
 
 
 def _read_text(location: str) -> Iterator[tuple[int, str | None]]:

@@ -11,6 +11,7 @@ from gpt2train.errors import RunError
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.shards import read_table, write_table
+from tasks.core.url_lists import hosts_of
 from tasks.dedup.settings import DedupSettings
 
 log = logging.getLogger("gpt2train")
@@ -18,7 +19,6 @@ log = logging.getLogger("gpt2train")
 MAX_LOST_SHARE = 0.9  # of the documents of a host or source: above this it is named
 MIN_DOCUMENTS = 20  # of a host or source that may be named
 MAX_NAMED = 5  # in the log
-HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#]*@)?(?P<host>\[[^\]/]*\]|[^/?#:@]+)"
 SOURCE = pa.schema(
     [
         ("kind", pa.string()),  # host, source
@@ -98,7 +98,7 @@ def check_sources(folder: Folder, manifest: Manifest, settings: DedupSettings) -
 
 def _count(table: pa.Table, dropped: int) -> pa.Table:
     """Counts of the hosts and sources of some documents, all of which were dropped or none."""
-    hosts = pc.utf8_lower(pc.struct_field(pc.extract_regex(table["url"], HOST), "host"))
+    hosts = hosts_of(table["url"])
     parts = []
     for kind, names in (("host", hosts), ("source", table["source"])):
         counted = pa.Table.from_struct_array(pc.value_counts(names.combine_chunks()))

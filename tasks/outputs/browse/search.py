@@ -10,14 +10,13 @@ import pyarrow.compute as pc
 from gpt2train.errors import UserError
 from gpt2train.store.output import FinishedStep
 from gpt2train.store.rows import column_of, find_row, matches, read_row
+from tasks.core.url_lists import hosts_of
 
 Kind = Literal["id", "url", "text", "host"]
 MAX_HITS = 50
 SECONDS = 1.0  # after which a search stops and says how far it came
 MAX_QUERY = 500
 EXCERPT = 160  # characters
-BEFORE_HOST, AFTER_HOST = r"^\w+://(?:[^/@?#]*@)?", "(?:[/?#]|$)"
-HOST = rf"{BEFORE_HOST}(?P<host>[^/?#]*)"
 MAX_COUNTED = 200  # hosts
 ID = re.compile(r"[0-9a-f]{8,}")
 
@@ -69,7 +68,7 @@ def _scan(steps: list[FinishedStep], query: str, kind: str, start: int) -> dict[
         if kind == "id":
             return pc.starts_with(values, query)
         if kind == "host":  # as `counts` has them
-            return pc.match_substring_regex(values, f"{BEFORE_HOST}{re.escape(query)}{AFTER_HOST}", ignore_case=True)
+            return pc.equal(hosts_of(values), query.lower())
         return pc.match_substring(values, query, ignore_case=ignore_case)
 
     hits: dict[tuple[str, str], dict[str, Any]] = {}
@@ -118,7 +117,7 @@ def counts(steps: list[FinishedStep], by: str) -> dict[str, Any]:
             continue
         values = pc.fill_null(table[column], "")
         if by == "host":
-            values = pc.utf8_lower(pc.struct_field(pc.extract_regex(values, HOST), "host"))
+            values = hosts_of(values)
         counted = pc.value_counts(pc.fill_null(values, "")).to_pylist()
         tables[step.name] = {item["values"] or "unknown": item["counts"] for item in counted}
     names = {name: max(found.get(name, 0) for found in tables.values()) for found in tables.values() for name in found}

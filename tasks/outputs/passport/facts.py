@@ -23,9 +23,9 @@ from gpt2train.store.manifest import Manifest, read_manifest
 from gpt2train.store.output import FinishedStep, Output
 from gpt2train.store.rows import opened
 from tasks.core.timings import read_timings
+from tasks.core.url_lists import hosts_of
 from tasks.sources.texts import LICENSE
 
-HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:@\s]+)"
 MAX_TIME = 253402300800  # seconds until the year 10,000
 SPLITS = ("train", "valid", "test")
 MASKED = "masked_"  # start of the facts of the step clean that count masked personal data
@@ -320,8 +320,7 @@ def _contents(
                 if "language" in wanted:
                     languages.update(value or "unknown" for value in table["language"].to_pylist())
                 if "url" in wanted:
-                    found = pc.struct_field(pc.extract_regex(table["url"], HOST), "host")
-                    _add(pc.utf8_lower(found), lengths, pages, sizes)
+                    _add(hosts_of(table["url"]), lengths, pages, sizes)
     hosts = [Host(name, pages[name], sizes[name]) for name in pages]
     hosts.sort(key=lambda host: (-host.characters, host.name))
     ranked = sorted(languages.items(), key=lambda item: (-item[1], item[0]))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from tasks.core.url_lists import find_url_lists, host_of, read_urls
+from tasks.core.url_lists import find_url_lists, host_of, hosts_of, read_urls
 from tasks.sources.documents import find_documents
 from tasks.sources.warcs import find_warcs
 
@@ -150,6 +150,15 @@ def test_any_bytes_are_read_as_lines(tmp_path_factory: pytest.TempPathFactory, d
     assert all(url and url == url.strip() and "\n" not in url for url in urls_of(str(path)))
 
 
+HOSTS_PARTS = (
+    ("http://", "HTTPS://", "s3://"),
+    ("", "u@", "u:p@", "a@b@"),
+    ("a.example", "A.Example", "[2001:db8::1]", "127.0.0.1", "bücher.example"),
+    ("", ":80", ":"),
+    ("", "/", "/a@b/://c", "?q=://b@c", "#@d"),
+)
+
+
 def by_urlsplit(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
@@ -161,3 +170,10 @@ def by_urlsplit(url: str) -> str:
 def test_a_host_is_that_of_the_url_parser(rest: str) -> None:
     for url in (rest, f"http://{rest}", f"https://a.example{rest}", f"http://a{rest}:80/{rest}"):
         assert host_of(url) == by_urlsplit(url)
+
+
+@given(st.lists(st.tuples(*map(st.sampled_from, HOSTS_PARTS))))
+def test_hosts_of_a_column_are_those_of_its_rows(parts: list[tuple[str, ...]]) -> None:
+    urls = ["".join(part) for part in parts]
+    found = hosts_of(pa.array([*urls, None], pa.string())).to_pylist()
+    assert [host and host.strip("[]") for host in found] == [*(host_of(url) or None for url in urls), None]
