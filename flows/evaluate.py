@@ -1,6 +1,7 @@
 """Evaluation flow: checkpoint -> merged model and scores. Run it with `python -m flows.evaluate --run RUN_FOLDER`."""
 
 import logging
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from shlex import quote
 
@@ -25,18 +26,23 @@ log = logging.getLogger("gpt2train")
 
 
 class Evaluate(PlannedRun[EvaluateFlowSettings]):
-    """Merge the last checkpoint of a run and score the model. Returns the folder of the scores."""
+    """Merge the selected checkpoint of a run and score the model. Returns the folder of the scores."""
 
     name, model, result_name = "evaluate", EvaluateFlowSettings, "scores"
     has_plan = False
 
+    @cached_property
+    def inputs(self) -> tuple[Manifest, ScoreInputs]:
+        """Manifest of the training, and what its scores need, found once."""
+        return inputs_of(self.settings)
+
     def check(self) -> None:
-        inputs_of(self.settings)
+        _ = self.inputs
         self.root.check_writable(leave=not self.settings.dry_run)
         check_data(self.settings, self.settings.lambada)
 
     def recipe(self, runner: Runner) -> list[Manifest]:
-        training, inputs = inputs_of(self.settings)
+        training, inputs = self.inputs
         return [training, *merge_and_score(self.root, training, inputs, self.settings, runner)]
 
     def conclude(self, made: list[Manifest], publisher: ArtifactPublisher) -> str:

@@ -6,6 +6,7 @@ Run it with `python -m flows.finetune --model DIR|PRESET --task TASK.toml`.
 import json
 import logging
 import math
+from functools import cached_property
 from pathlib import Path
 
 from flows.command import command
@@ -44,10 +45,19 @@ class Finetune(PlannedRun[FinetuneFlowSettings]):
     name, model, result_name = "finetune", FinetuneFlowSettings, "model"
     has_plan = False
 
+    @cached_property
+    def task(self) -> TaskSettings:
+        """Task file."""
+        return read_task(self.settings.task)
+
+    @cached_property
+    def base(self) -> BaseModel:
+        """Model to tune."""
+        return open_base_model(self.settings.model, self.settings.tokenizer)
+
     def check(self) -> None:
-        settings = self.settings
+        settings, task, base = self.settings, self.task, self.base
         check_local(settings.output)
-        task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
         files = TaskFiles(task)
         files.check(task)
         if base.classes and task.kind == "classification":
@@ -59,8 +69,7 @@ class Finetune(PlannedRun[FinetuneFlowSettings]):
         check_output(settings)
 
     def recipe(self, runner: Runner) -> list[Manifest]:
-        settings, root = self.settings, self.root
-        task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
+        settings, root, task, base = self.settings, self.root, self.task, self.base
         files, length = TaskFiles(task), settings.train.model.context
         prepared = runner.run_step(samples, root, task, files, base.tokenizer, base.identity, length, rows=base.vocab)
         tuned = tuned_settings(settings, task, labels_of(root, prepared), prepared)

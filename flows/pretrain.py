@@ -69,7 +69,7 @@ class Training(PlannedRun[P]):
         check_corpora(settings.train)
         if settings.train.objective.name == "span_corruption":
             self._check_special_tokens()
-        if not settings.launch.skip_resource_check and (estimate := self.estimate()).lacks:
+        if not settings.launch.skip_resource_check and (estimate := self.estimate).lacks:
             remedy = "" if settings.preset == "tiny" else "use --preset tiny (the deployment pretrain/tiny), or "
             raise MissingResourcesError(
                 f"{settings.preset} cannot be trained on this machine, which lacks {', '.join(estimate.missing)}; "

@@ -6,6 +6,7 @@ is the same recipe with the dry runner, which runs no step and records which of 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -78,8 +79,9 @@ class PlannedRun(ABC, Generic[S]):
         """Estimate the training; None for a flow that has none, or whose training is not estimated."""
         return None
 
+    @cached_property
     def estimate(self) -> RunEstimate:
-        """Estimate the resources that the run needs, and find those that are missing."""
+        """Resources that the run needs, and those that are missing, as the first check of them finds them."""
         return estimate_run(self.settings.output, self.data_bytes(), self.training())
 
     def rows(self, estimate: RunEstimate) -> Rows:
@@ -88,8 +90,7 @@ class PlannedRun(ABC, Generic[S]):
 
     def plan(self) -> Rows:
         """Return the rows of the plan without the steps: sources, needed resources, missing resources."""
-        estimate = self.estimate()
-        return [*self.rows(estimate), ("missing", "; ".join(estimate.missing) or "nothing")]
+        return [*self.rows(self.estimate), ("missing", "; ".join(self.estimate.missing) or "nothing")]
 
     def plan_page(self) -> str:
         """Format the plan as Markdown, without the steps: the run page has an artifact of its own for them."""

@@ -300,7 +300,7 @@ class PretrainFlowSettings(PretrainSettings, MergeAndScoreSettings):
 
 
 class EvaluateFlowSettings(MergeAndScoreSettings):
-    """Settings of evaluation: from the last checkpoint of a run to a merged model and its scores."""
+    """Settings of evaluation: from the selected checkpoint of a run to a merged model and its scores."""
 
     run: str
     """Run folder, as `out/runs/tiny-0123abcd`."""

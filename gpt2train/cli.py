@@ -104,7 +104,7 @@ def merge(
     Parameters
     ----------
     source
-        A run folder (its latest checkpoint is used) or a checkpoint, RUN/checkpoints/step-….
+        A run folder (newest checkpoint, or best one by checkpoints.select) or a checkpoint, RUN/checkpoints/step-….
     output
         Folder to write; an older model folder there is replaced.
     tokenizer

@@ -13,7 +13,7 @@ from flows import start_command
 
 FLOWS = {
     "dataprep": "Prepare token shards from lists of URLs, web archives or texts. Returns the folder of the tokens.",
-    "evaluate": "Merge the last checkpoint of a run and score the model. Returns the folder of the scores.",
+    "evaluate": "Merge the selected checkpoint of a run and score the model. Returns the folder of the scores.",
     "finetune": "Fine-tune a model on a task: classification, answers to prompts, or texts. Returns the folder of the "
     "model.",
     "pipeline": "Prepare data, train, merge, score and report. Returns the path of the report.",

@@ -26,7 +26,7 @@ def export(
     Parameters
     ----------
     source
-        Model folder, run folder (its latest checkpoint is used) or checkpoint.
+        Model folder, run folder (newest checkpoint, or best one by checkpoints.select) or checkpoint.
     to
         File to write, NAME.gguf; it must not exist.
     type_

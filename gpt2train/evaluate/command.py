@@ -55,7 +55,8 @@ HELP = """{help}
     Parameters
     ----------
     model
-        Model folder, run folder (for its latest checkpoint) or RUN/checkpoints/step-…; several are compared in a table.
+        Model folder, run folder (newest checkpoint, or best one by checkpoints.select) or
+        RUN/checkpoints/step-…; several are compared in a table.
     data
         {data}
     output
@@ -128,7 +129,8 @@ def tasks(
     task
         Names of tasks that come with the package (hellaswag, blimp, core, …), or paths of TOML files.
     model
-        Model folder, run folder (for its latest checkpoint) or RUN/checkpoints/step-…; several are compared in a table.
+        Model folder, run folder (newest checkpoint, or best one by checkpoints.select) or
+        RUN/checkpoints/step-…; several are compared in a table.
     data
         Folder of the tasks' data files, or the data file of one task.
     partial

@@ -116,8 +116,8 @@ def find_model(path: Path, layout: ServingLayout, tokenizer: Path | None = None)
     """Find a model; only a model folder can be distributed over several processes.
 
     Args:
-        path: model folder, run folder (for its latest checkpoint), or checkpoint (RUN/checkpoints/step-…, or a
-            converted one).
+        path: model folder, run folder (newest checkpoint, or best one by checkpoints.select), or checkpoint
+            (RUN/checkpoints/step-…, or a converted one).
         layout: parallel layout.
         tokenizer: tokenizer folder of a checkpoint; by default the one next to its training data.
 

@@ -1,4 +1,4 @@
-"""Merge step: latest checkpoint of a training run to a Hugging Face model folder, `runs/<name>/model/`."""
+"""Merge step: selected checkpoint of a training run to a Hugging Face model folder, `runs/<name>/model/`."""
 
 import contextlib
 import hashlib

@@ -57,7 +57,7 @@ def train(
 
     `data` is the output that holds `tokens/` and `tokenizer/`, often the same as `root`; or token files made elsewhere,
     whose manifest stands for their tokenizer too. The fingerprint depends on the settings of the engine, not on those
-    of the launcher. The manifest names the last checkpoint and the config.
+    of the launcher. The manifest names the selected checkpoint and the config.
 
     Raises:
         UserError: The engine rejected a setting or the data.

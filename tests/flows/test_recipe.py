@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 import flows
+import flows.recipe
 import flows.sources
 from flows.dataprep import dataprep
 from flows.orchestration.flow import settings_flow
@@ -97,10 +98,12 @@ def test_input_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = pipeline.planned(
         resolve(PipelineSettings, flags={"urls": [str(tmp_path / "urls.txt")], "output": str(tmp_path / "out")})
     )
-    run.sources.check()
+    estimate = flows.recipe.estimate_run
+    monkeypatch.setattr(flows.recipe, "estimate_run", lambda *given: (found.append("estimated"), estimate(*given))[1])
+    run.check()
     run.plan_page()
     run.cached_steps()
-    assert found == ["found", "counted"]
+    assert sorted(found) == ["counted", "estimated", "found"]
 
 
 class Probe(PlannedRun[DataprepSettings]):
