@@ -64,7 +64,6 @@ CORE_ORDER: dict[Spec, tuple[str, ...]] = {
     "local": ("ln_1", "attn.proj", "attn.qkv", "ln_2", "up", "down"),
     "transformer_engine": ("attn.proj", "ln_1", "attn.qkv", "ln_2", "up", "down"),
 }
-LINEARS = ("attn.proj", "attn.qkv", "up", "down")  # modules that also have an `_extra_state`
 
 
 def split_dim(name: str) -> int | None:

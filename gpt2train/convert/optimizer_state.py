@@ -11,7 +11,6 @@ from gpt2train.checkpoint.manifest import CheckpointManifest, read_manifest
 from gpt2train.checkpoint.store import open_tensors
 from gpt2train.config import ScheduleSettings, TrainSettings
 from gpt2train.model.lazy_weights import LazyTensor
-from gpt2train.training.adamw import STATE
 
 DECAY_STYLES = {
     "cosine": "cosine",
@@ -60,12 +59,6 @@ def checkpoint_optimizer(checkpoint: Path) -> OptimizerState | None:
     updates = max(int(stored.read(torch.float32)) for name, stored in tensors.items() if name.endswith(".step"))
     group, decay, schedule = _hyperparameters(manifest)
     return OptimizerState(tensors, updates, position.step or updates, position.samples, group, decay, schedule)
-
-
-def is_complete(tensors: Mapping[str, LazyTensor], parameters: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return True if there is a moment of the right size for every parameter."""
-    expected = {f"{name}.{key}": size for name, size in parameters.items() for key in STATE}
-    return all(name in tensors and tensors[name].size == size for name, size in expected.items())
 
 
 def _hyperparameters(manifest: CheckpointManifest) -> tuple[dict[str, Any], float, dict[str, Any]]:

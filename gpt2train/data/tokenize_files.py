@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from gpt2train.data.template import prefix_ids
 from gpt2train.data.tokenize_block import BlockEncoder, EncodedBlock, encode_in_worker, start_worker
 from gpt2train.data.tokenizer import canonical_files, end_of_text_id, open_tokenizer, vocab_size
 from gpt2train.errors import UserError
+from gpt2train.extras import version_of
 from gpt2train.store.files import atomic_file, atomic_folder, make_folder, write_error
 
 FORMAT = 2  # of the partial files
@@ -228,15 +228,8 @@ def _identity(files: list[Path], tokenizer: dict[str, bytes], *options: Any) -> 
     """Hash of what the tokens depend on; of the inputs their names, sizes and times."""
     inputs = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     contents = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(tokenizer.items())}
-    parts = [FORMAT, BLOCK_BYTES, inputs, contents, options, [_version(name) for name in LIBRARIES]]
+    parts = [FORMAT, BLOCK_BYTES, inputs, contents, options, [version_of(name) for name in LIBRARIES]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _restore(partial: Path, identity: str, itemsize: int) -> Progress:
