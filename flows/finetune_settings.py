@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 
 from flows.settings import OutputSettings
 from gpt2train.config import ScheduleSettings, TrainSettings
+from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
 from gpt2train.settings import NaturalNumber, build, layer
 from tasks.finetune.base_model import open_base_model
 from tasks.finetune.settings import read_task
-from tasks.merge.step import MergeSettings
 from tasks.report.settings import ReportSettings
 from tasks.train.launch.settings import LaunchSettings
 

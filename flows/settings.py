@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from gpt2train.config import TrainSettings, preset, presets
 from gpt2train.config.data import Split, TaskSelection
 from gpt2train.config.recipe import MAX_DEPTH, SMALL_DEPTH
+from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
 from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
 from gpt2train.plan.devices import find_gpus, usable_cores
@@ -32,12 +33,9 @@ from tasks.discover.settings import DiscoverSettings
 from tasks.download.settings import DownloadSettings
 from tasks.evaluate.settings import EvaluateSettings
 from tasks.extract.settings import ExtractSettings
-from tasks.merge.step import MergeSettings
 from tasks.report.settings import ReportSettings
 from tasks.shuffle.settings import ShuffleSettings
-from tasks.sources.texts import TextsSettings
-from tasks.sources.warcs import WarcSettings
-from tasks.sources.webpages import WebpagesSettings
+from tasks.sources.settings import TextsSettings, WarcSettings, WebpagesSettings
 from tasks.substrings.settings import SubstringSettings
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenizer.settings import TokenizerSettings

@@ -27,6 +27,7 @@ from gpt2train.errors import UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, open_raw, read_any, unreachable
 from tasks.sources.archive_stream import open_archive
+from tasks.sources.settings import PATHS, Paths
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 JSON = (".jsonl", ".json", ".ndjson")
@@ -38,10 +39,6 @@ HEAD = 10  # rows by which the format of a file is checked
 BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
-KEYS = ("url", "id", "title", "date")  # further keys that are read if present
-# The same in the nested objects of dolma's and RedPajama's rows, which count where the row itself has none.
-Paths = Mapping[str, tuple[str, ...]]
-PATHS: Paths = {key: (key, f"metadata.{key}", f"meta.{key}") for key in KEYS}
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -8,14 +8,10 @@ has the records before its first fault, and a rejected row `broken_file`.
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from operator import not_
 from typing import Any
-
-from pydantic import Field
 
 from gpt2train.data.documents import END_OF_TEXT
 from gpt2train.errors import DamagedFileError
-from gpt2train.settings import Settings
 from gpt2train.store.counts import count_of
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
@@ -25,36 +21,14 @@ from tasks.core.input_files import InputFile, kind_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Step
-from tasks.sources.text_records import PATHS, SEPARATE, TEXT, Item, Paths, read_items
+from tasks.sources.settings import TextsSettings
+from tasks.sources.text_records import SEPARATE, TEXT, Item, read_items
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 LICENSE = "license_"  # start of the facts that count the licences of documents
 MAX_LICENSES, MAX_NAME = 100, 60  # kinds that a batch counts by their names, and characters of a name
 
 log = logging.getLogger("gpt2train")
-
-
-class TextsSettings(Settings):
-    """Settings of the texts step: size limits and shard sizes."""
-
-    max_bytes: int = Field(16 * 2**20, ge=1)
-    """Maximum bytes of one JSON line, text or text file; longer ones are rejected without being read into memory."""
-    shard_rows: int = Field(5000, ge=1)
-    """Documents per shard. A shard is one batch of the cleaning, and is repeated after a kill."""
-    shard_bytes: int = Field(64 * 2**20, ge=1)
-    """Characters of text after which a shard ends early, because it is held in memory."""
-    separator: str = ""
-    """String between the documents of a text file, such as <|endoftext|>; without one a file is a document."""
-    id_key: str = Field("id", min_length=1, exclude_if=lambda key: key == "id")
-    """Key of a document's id in JSON lines, and name of its column in Parquet."""
-    license_key: str = Field("", exclude_if=not_)
-    """Key or column of a document's licence, one or a list; the passport counts them."""
-
-    @property
-    def paths(self) -> Paths:
-        """Keys that are read beside the text."""
-        own = {"id": (self.id_key, *PATHS["id"][1:])} | ({"license": (self.license_key,)} if self.license_key else {})
-        return {**PATHS, **own}
 
 
 def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSettings, runner: Runner) -> Manifest:

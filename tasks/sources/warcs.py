@@ -9,10 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field
-
 from gpt2train.errors import UserError
-from gpt2train.settings import Settings
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
@@ -28,27 +25,13 @@ from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive
 from tasks.sources.archived_consent import check_consent
 from tasks.sources.http_payload import page_of
 from tasks.sources.index import INDEX, index_row, write_locations
+from tasks.sources.settings import WarcSettings
 from tasks.sources.user_files import ShardWriter, commit_some, identity_of
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 ENDINGS = (".warc",)
 LISTED = b"crawl-data/"  # beginning of the lines of warc.paths.gz
 MAX_SHARD_FACTOR = 50  # times `shard_rows` after which a shard ends even where no reader can start (no members)
-
-
-class WarcSettings(Settings):
-    """Settings of the warcs step: shard size, filters and size limits."""
-
-    shard_rows: int = Field(1000, ge=1)
-    """Pages per shard of the index. A shard is one batch of the extraction, and is repeated after a kill."""
-    blacklist: bool = False
-    """Drop pages whose URL the [blacklist] rules drop. Duplicate URLs stay: the deduplication compares the texts."""
-    max_record: int = Field(8 * 2**20, ge=1)
-    """Maximum bytes of one page in the archive."""
-    max_bytes: int = Field(16 * 2**20, ge=1)
-    """Maximum bytes of one page when decoded."""
-    max_ratio: float = Field(100.0, ge=1)
-    """Maximum ratio of decoded bytes to bytes in the archive, above 1 MiB. Limits compression bombs."""
 
 
 class ArchiveConsent(ConsentSettings):

@@ -5,10 +5,7 @@
 
 from collections.abc import Sequence
 
-from pydantic import Field
-
 from gpt2train.errors import DamagedFileError
-from gpt2train.settings import Settings
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.forgotten import read_forgotten
@@ -17,20 +14,10 @@ from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.download.mime import HTML_TYPES, type_of
 from tasks.sources.index import INDEX, index_row, whole_page, write_locations
+from tasks.sources.settings import WebpagesSettings
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 ENDINGS = (".html", ".htm", ".xhtml")
-
-
-class WebpagesSettings(Settings):
-    """Settings of the webpages step: size limit and shard sizes."""
-
-    max_bytes: int = Field(16 * 2**20, ge=1)
-    """Maximum bytes of one page, decompressed."""
-    shard_rows: int = Field(1000, ge=1)
-    """Pages per shard of the index. A shard is one batch of the extraction, and is repeated after a kill."""
-    shard_bytes: int = Field(256 * 2**20, ge=1)
-    """Bytes of files after which a shard ends early."""
 
 
 def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSettings, runner: Runner) -> Manifest:

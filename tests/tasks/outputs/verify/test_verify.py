@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,8 +18,7 @@ from tasks.clean.step import CleanSettings, clean
 from tasks.core.input_files import find_inputs
 from tasks.core.shards import read_rows, write_table
 from tasks.core.step import Step
-from tasks.extract.settings import Engine, ExtractSettings
-from tasks.extract.step import ENGINE_VERSIONS, extract
+from tasks.extract.step import ENGINE_VERSIONS, ExtractSettings, extract
 from tasks.outputs.verify.command import verify_output
 from tasks.outputs.verify.redo import RedoRunner
 from tasks.shuffle.step import ShuffleSettings, shuffle
@@ -95,7 +94,10 @@ def test_a_sound_output_is_equal_and_not_written(out: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("engine", ["structure", "trafilatura"])
 def test_the_extraction_is_done_again_by_its_own_engine(
-    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    engine: Literal["structure", "trafilatura"],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     root = Folder(tmp_path / "out")
     items = "<ul><li><code>open</code> reads the file</li></ul>"  # one engine loses its first word
