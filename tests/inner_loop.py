@@ -214,7 +214,6 @@ NOT_UNIT = (
     "tasks/sources/test_warc_faults.py::test_a_fault_has_a_reason_and_costs_no_other_page",
     "tasks/sources/test_warc_faults.py::test_decompression_bombs_are_read_in_bounded_memory",
     "tasks/sources/test_warc_faults.py::test_reading_time_is_proportional_to_the_decompressed_size",
-    "tasks/test_determinism.py",
     "tasks/test_kills.py",
     "tasks/tokenize/test_tokenize.py",
     "tasks/tokenizer/test_step.py::test_training_depends_on_the_texts_alone",
