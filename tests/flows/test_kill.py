@@ -19,7 +19,7 @@ def long_training() -> list[str]:
 
 
 # tests/tasks/test_kills.py kills each step at each instant, in a tenth of the time
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_data_steps_killed_and_run_again_give_the_same_bytes(finished: Finished, site: object, tmp_path: Path) -> None:
     mini = finished.mini.another(tmp_path / "mini")
     output = tmp_path / "out"
