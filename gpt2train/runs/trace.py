@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config
@@ -154,7 +155,11 @@ def _check_read(run: Path, config: RunConfig, sample: int) -> None:
 
 
 def _parts(
-    samples: Samples, token_positions: Any, folder: Path, tables: Sequence[pq.ParquetFile], tokenizer: Tokenizer | None
+    samples: Samples,
+    token_positions: npt.NDArray[np.int64],
+    folder: Path,
+    tables: Sequence[pq.ParquetFile],
+    tokenizer: Tokenizer | None,
 ) -> Iterator[TracedPart]:
     """Yield the parts of a sample whose tokens stand at these positions."""
     ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
