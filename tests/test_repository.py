@@ -215,6 +215,7 @@ def test_issue_forms_parse() -> None:
             assert len(ids) == len(set(ids)) >= 4
 
 
+@cache
 def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -267,13 +268,14 @@ EXTRA_OF = {"gpt2train/serve": "serve", "tasks": "pipeline", "flows": "pipeline"
 MAX_REQUIRED = 18  # packages of the engine
 
 
+@cache
 def names(*extras: str) -> set[str]:
     return {canonicalize_name(one.name) for one in required(*extras)}
 
 
 def statements(node: ast.AST, top: bool) -> Iterator[ast.AST]:
-    """All nodes below one; with `top` those that run when the module is imported."""
-    for child in ast.iter_child_nodes(node):
+    """All statements below one; with `top` those that run when the module is imported."""
+    for child in (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)):
         yield child
         if not (top and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)):
             yield from statements(child, top)

@@ -16,6 +16,10 @@ from gpt2train.config import RunConfig, TrainSettings, preset, presets
 from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
+from gpt2train.model.gpt2_family import GPT2Options
+from gpt2train.model.llama_family import LlamaOptions
+from gpt2train.model.objectives import SpanCorruptionOptions
+from gpt2train.model.t5_family import T5Options
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout
 from gpt2train.plan.simulate_command import SimulatedLayout
@@ -86,6 +90,15 @@ PAGES: dict[str, tuple[Part, ...]] = {
             "Keys of the [task file](finetune.md) of a fine-tuning. They have no flags.",
             prefix="task-file",
             flags=False,
+        ),
+        *(
+            Part(f"Options of {what}", model, f"Keys of `[{table}]`.", prefix=f"options-{model.__name__}", flags=False)
+            for what, table, model in (
+                ("the family gpt2", "train.model.options", GPT2Options),
+                ("the family llama", "train.model.options", LlamaOptions),
+                ("the family t5", "train.model.options", T5Options),
+                ("span corruption", "train.objective.options", SpanCorruptionOptions),
+            )
         ),
         Part("Layout of a plan", GivenLayout, "Options of `gpt2train plan`.", prefix="plan-layout"),
         Part("Hardware of a plan", Hardware, "Options of `gpt2train plan` and `simulate`.", prefix="plan"),

@@ -120,22 +120,27 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             ) from error
         finally:
             ended.set()
-            if "prefect" in sys.modules:
-                from flows.compat.prefect import discard, flush  # import Prefect, which a server alone does not need
+            _stop(process, saved)
 
-                if process.poll() is None:
-                    flush(FLUSH_SECONDS)  # while the server answers; later Prefect would retry for a minute
-                else:
-                    discard()
-            for name in ("PREFECT_API_URL", EMBEDDED, *saved):
-                os.environ.pop(name, None)
-            os.environ.update({name: value for name, value in saved.items() if value is not None})
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+
+def _stop(process: subprocess.Popen[bytes], saved: dict[str, str | None]) -> None:
+    """Stop the server after what Prefect has yet to send, and restore the environment."""
+    if "prefect" in sys.modules:
+        from flows.compat.prefect import discard, flush  # import Prefect, which a server alone does not need
+
+        if process.poll() is None:
+            flush(FLUSH_SECONDS)  # while the server answers; later Prefect would retry for a minute
+        else:
+            discard()
+    for name in ("PREFECT_API_URL", EMBEDDED, *saved):
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in saved.items() if value is not None})
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _watch(process: subprocess.Popen[bytes], listener: socket.socket, ended: threading.Event) -> None:

@@ -126,13 +126,9 @@ def score_run(
     points, reused = [], 0
     for checkpoint in (run / FOLDER / name for name in names):
         manifest = read_manifest(checkpoint)
-        position = manifest.position
-        point: Scored = {
-            "step": position.step,
-            "samples": position.samples,
-            "tokens": position.samples * int(manifest.config["model"]["context"]),
-            "valid_loss": manifest.valid_loss,
-        }
+        done, context = manifest.position.samples, int(manifest.config["model"]["context"])
+        point: Scored = {"step": manifest.position.step, "samples": done, "tokens": done * context}
+        point["valid_loss"] = manifest.valid_loss
         tokenizer_folder = find_tokenizer(find_source(checkpoint), tokenizer) if measures else run
         subject = functools.cache(functools.partial(_eval_model, checkpoint, device, tokenizer_folder))
         for measure in measures:

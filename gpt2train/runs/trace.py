@@ -4,18 +4,19 @@ The order of samples is a pure function of their index (`gpt2train.data.samples`
 each token to a document, which is then looked up by id and URL in the folders that still exist.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import Samples
-from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.data.tokenizer import Tokenizer, load_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.metrics import read_metrics
@@ -114,22 +115,8 @@ def trace(
     if split != "train" and index >= samples.per_epoch:
         raise UserError(f"--sample {sample}: {split} has the samples 0 … {samples.per_epoch - 1}")
     token_positions = samples.locate([index])[0][0]
-    ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
-    numbers = np.searchsorted(ends, token_positions, side="right")
     tokenizer = load_tokenizer(data / "tokenizer") if has_tokenizer(data / "tokenizer") else None
-    tables = document_tables(data / "tokens", split)
-    parts = []
-    for segment in np.split(np.arange(len(token_positions)), np.flatnonzero(np.diff(numbers)) + 1):
-        row = document_row(tables, int(numbers[segment[0]]))
-        if row is None:
-            raise RunError(f"{folder} has fewer documents in its table than in its tokens; create the tokens again")
-        first, last = int(token_positions[segment[0]]), int(token_positions[segment[-1]]) + 1
-        if not row["start"] <= first < last <= row["end"]:
-            raise RunError(f"{folder} does not belong to its tokens: token {first} is of another document")
-        ids = samples.dataset.tokens[first:last].tolist()
-        text = tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else None
-        bounds = (first - row["start"], last - row["start"], row["end"] - row["start"], first)
-        parts.append(TracedPart(row["doc_id"], row["url"], *bounds, text))
+    parts = list(_parts(samples, token_positions, folder, document_tables(data / "tokens", split), tokenizer))
     _locate(data, parts)
     return Trace(split, sample, index // samples.per_epoch, context, shuffle, parts)
 
@@ -165,6 +152,29 @@ def _check_read(run: Path, config: RunConfig, sample: int) -> None:
             f"--sample {sample}: the run in {run} has read {count_of(read, 'sample')} so far{numbers}; "
             "give one of those, or --data instead of --run"
         )
+
+
+def _parts(
+    samples: Samples,
+    token_positions: npt.NDArray[np.int64],
+    folder: Path,
+    tables: Sequence[pq.ParquetFile],
+    tokenizer: Tokenizer | None,
+) -> Iterator[TracedPart]:
+    """Yield the parts of a sample whose tokens stand at these positions."""
+    ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
+    numbers = np.searchsorted(ends, token_positions, side="right")
+    for segment in np.split(np.arange(len(token_positions)), np.flatnonzero(np.diff(numbers)) + 1):
+        row = document_row(tables, int(numbers[segment[0]]))
+        if row is None:
+            raise RunError(f"{folder} has fewer documents in its table than in its tokens; create the tokens again")
+        first, last = int(token_positions[segment[0]]), int(token_positions[segment[-1]]) + 1
+        if not row["start"] <= first < last <= row["end"]:
+            raise RunError(f"{folder} does not belong to its tokens: token {first} is of another document")
+        ids = samples.dataset.tokens[first:last].tolist()
+        text = tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else None
+        bounds = (first - row["start"], last - row["start"], row["end"] - row["start"], first)
+        yield TracedPart(row["doc_id"], row["url"], *bounds, text)
 
 
 def document_tables(tokens: Path, split: str) -> list[pq.ParquetFile]:

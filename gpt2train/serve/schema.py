@@ -3,6 +3,7 @@
 FastAPI's generated description would declare 422 instead of 400, list no errors, and write integer bounds as floats.
 """
 
+import functools
 from http import HTTPStatus
 from typing import Any
 
@@ -73,6 +74,33 @@ ALWAYS = (400, 403, 405, 408, 421, 500)
 WITH_BODY = (*ALWAYS, 413, 503, 504)
 
 
+def _operation(
+    service: Service,
+    path: str,
+    name: str,
+    content: dict[str, Any],
+    errors: tuple[int, ...] = ALWAYS,
+    body: type[BaseModel] | None = None,
+) -> dict[str, Any]:
+    guarded = service.key is not None and path != "/health"
+    about = ABOUT.get(name, ABOUT["api"])
+    found: dict[str, Any] = {"operationId": name, "summary": name, "description": about}
+    if body:
+        found["requestBody"] = {"required": True, "content": _json(body)}
+    found["responses"] = {"200": {"description": "The answer.", "content": content}}
+    found["responses"] |= {str(status): _error(path, status) for status in sorted({*errors, *[401] * guarded})}
+    if path == "/health":
+        found["responses"]["503"] = {"description": "No requests are accepted.", "content": _json(Health)}
+    if guarded:
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _query(name: str, kind: str, default: int | None = None, **limits: int) -> dict[str, Any]:
+    schema = {"type": kind, **limits} | ({} if default is None else {"default": default})
+    return {"name": name, "in": "query", "required": default is None, "schema": schema}
+
+
 def document(service: Service) -> dict[str, Any]:
     """Return the OpenAPI description of one server."""
     template = "#/components/schemas/{model}"
@@ -88,30 +116,7 @@ def document(service: Service) -> dict[str, Any]:
     if service.key is not None:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
 
-    def operation(
-        path: str,
-        name: str,
-        content: dict[str, Any],
-        errors: tuple[int, ...] = ALWAYS,
-        body: type[BaseModel] | None = None,
-    ) -> dict[str, Any]:
-        guarded = service.key is not None and path != "/health"
-        about = ABOUT.get(name, ABOUT["api"])
-        found: dict[str, Any] = {"operationId": name, "summary": name, "description": about}
-        if body:
-            found["requestBody"] = {"required": True, "content": _json(body)}
-        found["responses"] = {"200": {"description": "The answer.", "content": content}}
-        found["responses"] |= {str(status): _error(path, status) for status in sorted({*errors, *[401] * guarded})}
-        if path == "/health":
-            found["responses"]["503"] = {"description": "No requests are accepted.", "content": _json(Health)}
-        if guarded:
-            found["security"] = [{"key": []}]
-        return found
-
-    def query(name: str, kind: str, default: int | None = None, **limits: int) -> dict[str, Any]:
-        schema = {"type": kind, **limits} | ({} if default is None else {"default": default})
-        return {"name": name, "in": "query", "required": default is None, "schema": schema}
-
+    operation = functools.partial(_operation, service)
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": service.names}}
     model = operation("/v1", "model", _json(Model), (*ALWAYS, 404))
     event = {"type": "object", "properties": {"data": {"type": "string", "description": "A completion as JSON."}}}
@@ -121,15 +126,15 @@ def document(service: Service) -> dict[str, Any]:
     answers = _json(Texts, Beams)
     trace = operation("/v1/trace", "trace", _json(Traced), (*ALWAYS, 503))
     trace["parameters"] = [
-        query("text", "string", maxLength=MAX_TEXT),
-        query("min_tokens", "integer", 8, minimum=2, maximum=MAX_TEXT),
-        query("places", "integer", 3, minimum=1, maximum=MAX_PLACES),
+        _query("text", "string", maxLength=MAX_TEXT),
+        _query("min_tokens", "integer", 8, minimum=2, maximum=MAX_TEXT),
+        _query("places", "integer", 3, minimum=1, maximum=MAX_PLACES),
     ]
     place = operation("/v1/trace/place", "place", _json(PlaceDetails), (*ALWAYS, 503))
     place["parameters"] = [
-        query("corpus", "integer", minimum=0),
-        query("position", "integer", minimum=0),
-        query("tokens", "integer", 1, minimum=1, maximum=MAX_TEXT),
+        _query("corpus", "integer", minimum=0),
+        _query("position", "integer", minimum=0),
+        _query("tokens", "integer", 1, minimum=1, maximum=MAX_TEXT),
     ]
     answer = _json(ChatCompletion) | stream
     chat = {PATH: {"post": operation("/v1", "chat_completions", answer, (*WITH_BODY, 404), ChatRequest)}}

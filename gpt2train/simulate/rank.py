@@ -19,10 +19,10 @@ from gpt2train.compat.torch_simulation import (
 from gpt2train.config import RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model import loss
-from gpt2train.model.families import shard_dim
+from gpt2train.model.families import MODELS, shard_dim
+from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.parallel import pipeline, vocab_parallel
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR, DistContext
-from gpt2train.simulate.batches import empty_batch
 from gpt2train.simulate.gpu_kernels import gpu_kernels
 from gpt2train.simulate.recorder import Counts, PassCounts, Recorder, mark
 from gpt2train.simulate.schedule import SHORT, Profile
@@ -157,3 +157,23 @@ def _device_of(config: RunConfig) -> Iterator[None]:
         gpu_kernels(),
     ):
         yield
+
+
+def empty_batch(config: RunConfig, samples: int) -> Batch:
+    """Return a micro-batch of zeros, with the tensors that the objective's data have."""
+    length, lengths = config.model.context, MODELS[config.model.family].lengths(config.shape)
+    tokens, extra = torch.zeros(samples, length, dtype=torch.int64), {}
+    targets = tokens.clone()
+    if OBJECTIVES[config.objective.name].sequences > 1:
+        targets = torch.zeros(samples, lengths[-1], dtype=torch.int64)
+        extra["decoder_tokens"] = targets.clone()
+        if config.objective.options.get("task") == "prefix":
+            extra["lengths"] = torch.full((samples,), length)
+    elif config.model.labels:
+        targets = torch.zeros(samples, dtype=torch.int64)
+        extra["lengths"] = torch.ones(samples, dtype=torch.int64)
+    if config.documents.reset_positions:
+        extra["positions"] = tokens.clone()
+    if config.documents.mask_documents:
+        extra["documents"] = tokens.clone()
+    return Batch(tokens, targets, extra)

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,9 @@ from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weig
 from gpt2train.training.performance import casts_once, compile_module, without_compilation
 from gpt2train.training.phases import in_phase, phase_timer
 from gpt2train.training.train_state import StepStats
+
+if TYPE_CHECKING:
+    from gpt2train.parallel.pipeline import Pipeline
 
 log = logging.getLogger("gpt2train")
 
@@ -118,24 +121,7 @@ class Engine:
             init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
         self.pipeline = self.shared = None
         if layout.pp > 1:
-            from gpt2train.parallel.pipeline import Pipeline  # imports torch's pipelining (0.5 s), unneeded for pp = 1
-
-            slices, part = layout.tp if config.parallel.sequence_parallel else 1, self.model_parts[0]
-
-            def sent(layer: int) -> tuple[int, int, int]:
-                length = part.sent_length(layer, config.model.context)
-                return layout.micro_batch, length // slices, config.model.hidden
-
-            self.pipeline = Pipeline(
-                self.model_parts,
-                self.mesh,
-                ctx.device,
-                config.parallel.schedule,
-                sent,
-                COMPUTE_DTYPES[config.precision],
-                self.loss_size,
-                self._forward,
-            )
+            self.pipeline = self._make_pipeline()
             self.shared = SharedParameters(self.model_parts, stages, self.mesh, ctx.timeout)
         named = self.shared.named if self.shared is not None else list(self.model_parts[0].named_parameters())
         offloaded = parallel.cpu_offload and not parallel.offloads_weights
@@ -150,6 +136,22 @@ class Engine:
             self._half = HalfWeights(self.model_parts[0].blocks, COMPUTE_DTYPES[config.precision])
         copies = self.shared.copies if self.shared is not None else []
         self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
+
+    def _make_pipeline(self) -> "Pipeline":
+        """Create the schedule of this rank's stages."""
+        from gpt2train.parallel.pipeline import Pipeline  # imports torch's pipelining (0.5 s), unneeded for pp = 1
+
+        config, part = self.config, self.model_parts[0]
+        slices = self.layout.tp if config.parallel.sequence_parallel else 1
+
+        def sent(layer: int) -> tuple[int, int, int]:
+            length = part.sent_length(layer, config.model.context)
+            return self.layout.micro_batch, length // slices, config.model.hidden
+
+        dtype, schedule = COMPUTE_DTYPES[config.precision], config.parallel.schedule
+        return Pipeline(
+            self.model_parts, self.mesh, self.ctx.device, schedule, sent, dtype, self.loss_size, self._forward
+        )
 
     def _placed(self, parallel: ParallelSettings) -> ParallelSettings:
         """Decide whether an automatic placement keeps the weights on the device. Collective."""

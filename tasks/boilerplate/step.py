@@ -6,8 +6,10 @@ hashes in bounded memory. The second pass removes the frequent lines from all do
 """
 
 import functools
+import hashlib
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ import pyarrow.parquet as pq
 
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
-from tasks.boilerplate.lines import candidates, hash_of, without_lines
 from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.core.runner import Runner
 from tasks.core.shards import (
@@ -34,6 +35,8 @@ from tasks.core.shards import (
 from tasks.core.step import Step
 from tasks.core.url_lists import host_of
 
+BLANK_LINES = re.compile(r"\n{3,}")
+LETTER_CHARACTERS = 100  # of a line, in which letters are counted
 VERSION = 1
 GROUP_ROWS, GROUP_BYTES, MAX_GROUPS = 1 << 14, 64 << 20, 512
 MAX_LINES = 1 << 24  # counts that are added up in memory at a time: 400 MB
@@ -192,3 +195,23 @@ def _load(url: str, frequent: tuple[FileRecord, ...]) -> npt.NDArray[np.int64]:
     folder = Folder(url)
     found = [read_table(folder, record.name)["line"].to_numpy() for record in frequent]
     return np.concatenate([np.array([-1], dtype=np.int64), *found])
+
+
+def hash_of(text: str) -> int:
+    """63-bit hash of a text, so that it is a positive int64."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def candidates(text: str, host: str, min_letters: int) -> Iterator[tuple[int, str, int]]:
+    """Yield index, text and hash of each line that may be removed; white space does not distinguish lines."""
+    for index, raw in enumerate(text.split("\n")):
+        if len(raw) >= min_letters:
+            line = " ".join(raw.split())
+            if sum(map(str.isalpha, line[:LETTER_CHARACTERS])) >= min_letters:
+                yield index, line, hash_of(f"{host}\n{line}")
+
+
+def without_lines(text: str, indices: Collection[int]) -> str:
+    """Text without the lines with these indices; the blank lines around them are joined."""
+    left = [line for index, line in enumerate(text.split("\n")) if index not in indices]
+    return BLANK_LINES.sub("\n\n", "\n".join(left)).strip()

@@ -9,6 +9,7 @@ from gpt2train.settings import Settings
 WORKER_OUTGROWN = 86  # exit code of a worker that refuses a call because its memory has grown
 
 Engine = Literal["trafilatura", "structure"]
+ACCOUNTED_ENGINE: Engine = "structure"  # its rules are known, so that dropped parts have an account
 
 
 class ExtractSettings(Settings):

@@ -17,9 +17,9 @@ from tasks.core.url_lists import host_of
 from tasks.download.warc import Page
 from tasks.extract.account import RULES, characters_by_rule, page_account
 from tasks.extract.blocks import KEPT
+from tasks.extract.settings import ACCOUNTED_ENGINE
 from tasks.sources.index import pages_behind
 
-ENGINE = "structure"  # the engine whose rules are known
 MIN_SAMPLE, MAX_SAMPLE, MAX_SHARDS = 100, 1000, 32  # pages, and shards
 SHARE = 20  # pages of which one is in the sample
 MIN_PAGES = 5  # of a host that is compared
@@ -34,7 +34,7 @@ def dropped_text(root: Folder, by_step: Mapping[str, Manifest]) -> dict[str, Any
     None without pages, or if they are gone.
     """
     made = by_step.get("extract")
-    if made is None or made.parameters.get("engine") != ENGINE:
+    if made is None or made.parameters.get("engine") != ACCOUNTED_ENGINE:
         return None
     pages = Origins(by_step.values()).behind(made.inputs.get("download", ""))
     if not pages:

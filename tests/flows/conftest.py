@@ -17,6 +17,10 @@ from tests.flows.mini_pipeline import Mini
 from tests.flows.network_audit import NetworkAudit
 from tests.listening_sockets import Sampler, sampled
 
+# The server of the fixture `server`, and what ends it.
+SERVERS: list["Server"] = []
+RUNNING = contextlib.ExitStack()
+
 
 @dataclass
 class Finished:
@@ -88,15 +92,23 @@ def output(finished: Finished, tmp_path: Path) -> Path:
     return target
 
 
-@pytest.fixture(scope="session")
-def server(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running Prefect server for commands: starting one takes 5 s of CPU time."""
-    home = tmp_path_factory.mktemp("server") / "prefect"
-    shutil.copytree(finished.mini.home, home)
-    with contextlib.ExitStack() as stack:
+@pytest.fixture
+def server(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """A running Prefect server for commands, the same for many tests: starting one takes 5 s of CPU time."""
+    if not SERVERS:
+        home = tmp_path_factory.mktemp("server") / "prefect"
+        shutil.copytree(finished.mini.home, home)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PREFECT_API_URL", "")  # and away again, so that other commands start their own
             patch.setenv("PREFECT_HOME", str(home))
-            address = stack.enter_context(prefect_server())
+            address = RUNNING.enter_context(prefect_server())
             key = os.environ["PREFECT_API_AUTH_STRING"]
-        yield Server({"PREFECT_API_URL": f"{address}/api", "PREFECT_API_AUTH_STRING": key}, home)
+        SERVERS.append(Server({"PREFECT_API_URL": f"{address}/api", "PREFECT_API_AUTH_STRING": key}, home))
+    return SERVERS[0]
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the server after the main job: idle until the end of all tests it took 20 s of CPU time."""
+    if "finished" in item.fixturenames and "finished" not in getattr(nextitem, "fixturenames", ()):
+        RUNNING.close()
+        SERVERS.clear()

@@ -50,7 +50,7 @@ def test_domains_become_documents(tmp_path: Path) -> None:
         assert "cached" in dataprep.planned(settings).shown_plan()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_common_crawl_alone_needs_no_download(tmp_path: Path) -> None:
     with running_site() as site:
         urls = [f"http://wiki.example.org/{number}" for number in range(3)]

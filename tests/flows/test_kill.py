@@ -1,7 +1,6 @@
 """Killed and interrupted pipelines, run again: the same bytes, and no process left."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ def long_training() -> list[str]:
 
 
 # tests/tasks/test_kills.py kills each step at each instant, in a tenth of the time
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_data_steps_killed_and_run_again_give_the_same_bytes(finished: Finished, site: object, tmp_path: Path) -> None:
     mini = finished.mini.another(tmp_path / "mini")
     output = tmp_path / "out"
@@ -84,27 +83,6 @@ def is_training_run(run: Path, rows: int) -> bool:
     """True if a run folder has this many rows of metrics."""
     path = run / "metrics.jsonl"
     return path.exists() and len(path.read_text().splitlines()) >= rows
-
-
-@pytest.mark.exhaustive
-def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Path) -> None:
-    mini, output = finished.mini, finished.output
-    before = set(output.glob("runs/*"))
-    flags = [*long_training(), "--train.seed", "5", "--launch.retries", "0"]
-    process = mini.start("pretrain", "--output", str(output), *flags)
-    wait_for(
-        lambda: any((run / "checkpoints/latest").exists() for run in set(output.glob("runs/*")) - before),
-        90,
-        "a checkpoint",
-    )
-    ranks = mini.ranks()
-    assert len(ranks) == 2
-    ranks[0].send_signal(signal.SIGKILL)
-    assert process.wait(90) == 1
-    log = (mini.folder / "started.log").read_text()
-    assert len(re.findall(r"^error: ", log, re.M)) == 1 and "Traceback" not in log
-    assert "goes on from the last checkpoint" in log
-    mini.wait_for_the_end()
 
 
 def test_marked_processes_are_found(finished: Finished) -> None:

@@ -152,51 +152,6 @@ def test_validation_tokens_of_their_own_take_the_place_of_a_split(
     assert f"validation {flags['valid']}; tokenizer" in plan and "valid 40 documents" in plan
 
 
-@pytest.mark.exhaustive
-def test_a_validation_set_below_one_sample_is_left_out(
-    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "one.jsonl").write_text('{"text": "Short."}\n')
-    command = ["data", "tokenize", f"{tmp_path}/one.jsonl", "--output", f"{tmp_path}/one", "--append-eod"]
-    assert run_command(app, [*command, "--tokenizer", f"{made}/bpe"]) == 0
-    _, training = trained(planned(tmp_path / "out", tokens=str(made / "tokens/a"), valid=str(tmp_path / "one")))
-    assert "fewer than one sample of 17; for one, give more documents in the files of --valid" in caplog.text
-    assert read_run_config(tmp_path / "out" / training.folder / CONFIG_FILE).data.valid is None
-
-
-@pytest.mark.exhaustive
-def test_they_are_merged_and_scored_if_asked(
-    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lambada = tmp_path / "lambada.jsonl"
-    lambada.write_text("".join(json.dumps({"text": f"Document {n} of a: the the the"}) + "\n" for n in range(3)))
-    flags = {"tokens": str(made / "tokens/a"), "split": "7,2,1", "score": True, "evaluate": {"prompts": ["The"]}}
-    counted, training, model, scores = trained(planned(tmp_path / "out", **flags, lambada=str(lambada)))
-    assert (tmp_path / "out" / model.folder / "tokenizer.json").exists()
-    assert [record.name for record in scores.outputs] == ["lambada.json", "samples.json"]
-    planned_run = planned(tmp_path / "out", **flags, lambada=str(lambada))
-    page = result(planned_run.root, [counted, training, model, scores])
-    assert "3 passages, cloze accuracy (lambada.jsonl), by three" in page and "LAMBADA" not in page
-    assert "| whole word, accuracy |" in page and "gpt2train serve --model" in page
-    assert all(found for _, found in planned_run.cached_steps()) and len(planned_run.cached_steps()) == 4
-    card = (tmp_path / "out" / model.folder / "README.md").read_text()
-    assert "last word, accuracy (cloze set (lambada.jsonl), 3 examples)" in card
-
-    # Without a set, and without a tokenizer, the line says what is left out.
-    assert [record.name for record in trained(planned(tmp_path / "out", **flags))[-1].outputs] == ["samples.json"]
-    assert "no cloze score: token files have no evaluation set of their own; give --lambada FILE" in caplog.text
-    for suffix in ("bin", "idx"):
-        (tmp_path / f"bare.{suffix}").hardlink_to(made / f"tokens/a.{suffix}")
-    bare = planned(tmp_path / "out", **{**flags, "tokens": str(tmp_path / "bare")}, vocab=262)
-    assert [name for name, _ in bare.cached_steps()] == ["ready_tokens", "train"]
-    assert "its tokens have no tokenizer; give --tokenizer DIR" in bare.shown_plan()
-
-    # The flow of the scores takes such a run too, if it has something to score.
-    folder = tmp_path / "out" / training.folder
-    assert run("evaluate", "--run", str(folder), "--lambada", str(lambada), "--dry-run") == 0
-    assert "merge         cached" in capsys.readouterr().out
-
-
 def test_a_setting_of_scores_without_them_is_named(made: Path, tmp_path: Path) -> None:
     lambada = tmp_path / "lambada.jsonl"
     lambada.write_text('{"text": "a b c"}\n')

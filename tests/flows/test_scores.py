@@ -40,7 +40,7 @@ def trained(planned_run: PlannedRun[PretrainFlowSettings]) -> list[Manifest]:
         return planned_run.recipe(runner)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pretraining_ends_with_model_and_scores(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 
 from flows.dataprep import PreparedData, prepare
-from flows.pipeline import pipeline
-from flows.pretrain import train_on_tokens
-from flows.scores import ScoreInputs, merge_and_score
 from flows.settings import PipelineSettings, resolve
 from flows.sources import Sources
-from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
+from gpt2train.config import to_toml
 from gpt2train.store.folder import Folder
 from tasks.report.step import REPORT, report
 from tasks.train.step import validation_warning
@@ -110,27 +107,6 @@ def test_a_small_corpus_gives_tokens(
     assert cleaned.kept == {"two lines": 2, "Chinese": 10}.get(kind, cleaned.seen)
     page = report(Folder(settings.output), data.manifests, settings.report, runner=direct)
     assert page.outcome.outputs[0].name == REPORT
-
-
-@pytest.mark.exhaustive
-def test_a_model_of_two_lines_is_trained_and_scored(
-    tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The corpus has neither a validation nor a test split."""
-    settings = settings_for("two lines", tmp_path)
-    data = prepared(settings, direct, caplog)
-    root = Folder(settings.output)
-    assert "finds" not in (plan := pipeline.planned(settings).shown_plan()) and "no cloze passage" in plan
-    assert "no validation: the valid split holds 0 tokens, fewer than one sample of 9" in plan
-    training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, direct)
-    assert "no validation: the valid split" in caplog.text
-    assert read_run_config((root / training.folder).path(CONFIG_FILE)).data.valid is None
-    inputs = ScoreInputs(root, data.tokenizer, data.shuffle, data.lambada)
-    model, scores = merge_and_score(root, training, inputs, settings, direct)
-    assert [record.name for record in scores.outputs] == ["samples.json"]
-    page = report(root, [*data.manifests, training, model, scores], settings.report, runner=direct)
-    text = (root / page.folder).read_bytes(REPORT).decode()
-    assert "No cloze score: no cloze passage" in text and "the test split is empty" in text
 
 
 def test_a_validation_split_below_one_sample_is_left_out(tmp_path: Path) -> None:

@@ -95,11 +95,12 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
     assert saved.samples == 8 * saved.step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "line"),
     [
         ("raise", "error: rank 1: ValueError: broken on purpose"),
-        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
+        ("die", "error: rank 1 on "),
     ],
 )
 def test_a_failing_rank_ends_the_job_in_one_line(

@@ -23,10 +23,10 @@ from tests.tasks.web_server import Handler, Site, running_site
 
 NAMES = ("Anna", "Bert", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans", "Ines", "Jens", "Kira", "Lars", "Mona", "Nils")
 STEPS = (*FOLDERS, "warcs", "webpages", "texts")  # one recipe from every kind of source
-# A step that reads the network, and one that writes for memory maps; the others share their code. The dedup has many
-# phases: its three kills take as long as those of four other steps.
-FAST = ("pages", "tokens")
-SLOW = ("dedup",)
+# Fast is a step that writes for memory maps; one that reads the network and the dedup, which has many phases, are slow;
+# the others share their code.
+FAST = ("tokens",)
+SLOW = ("pages", "dedup")
 MARKED = [
     pytest.param(step, marks=[] if step in FAST else pytest.mark.slow if step in SLOW else pytest.mark.exhaustive)
     for step in STEPS

@@ -6,18 +6,18 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.store.manifest import Manifest
 from gpt2train.store.output import FinishedStep, MissingInputError, Output
 from gpt2train.store.rows import Row
+from tasks.extract.settings import ACCOUNTED_ENGINE
 
 if TYPE_CHECKING:
     from tasks.download.warc import Page
 
-ENGINE = "structure"  # the engine whose rules are known
 NO_STEP = "this output has no extraction with the engine structure; give that of a flow that has read pages"
 
 
 def accounted_step(steps: list[FinishedStep]) -> FinishedStep | None:
     """Extraction of an output whose pages can be explained; None if it has none."""
     found = (step for step in steps if step.manifest.step == "extract")
-    return next((step for step in found if step.manifest.parameters.get("engine") == ENGINE), None)
+    return next((step for step in found if step.manifest.parameters.get("engine") == ACCOUNTED_ENGINE), None)
 
 
 def account_of(output: Output, identity: str, url: str) -> Row:

@@ -1,20 +1,25 @@
 """Answers of the page of `gpt2train data browse`."""
 
+import difflib
+import re
 from functools import lru_cache
 from typing import Any
 
+from gpt2train.data.text_units import UNSPACED
 from gpt2train.errors import UserError
 from gpt2train.serve.local_page import Routes
 from gpt2train.store.folder import Folder
 from gpt2train.store.output import Output, check_no_removal
 from gpt2train.store.removal import removed_message
 from tasks.core.forgotten import read_forgotten
-from tasks.outputs.browse.difference import difference
 from tasks.outputs.browse.page_account import account_of
 from tasks.outputs.browse.samples import Runs
 from tasks.outputs.browse.search import counts, search
 from tasks.outputs.browse.way import text_of, way_of
 
+MAX_WORDS = 6000  # of each text; with more, the comparison takes seconds
+# White space, a sign, a letter of a script without spaces between words, or a word.
+WORD = re.compile(rf"\s+|[^\s\w]|{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
 PAGE = f"{__package__}.page"
 Values = dict[str, Any]
 
@@ -72,3 +77,20 @@ def browse_routes(root: Folder) -> Routes:
             raise UserError(removed_message(root.url))
 
     return Routes(PAGE, get, check=check)
+
+
+def difference(a: str, b: str) -> dict[str, object]:
+    """Pieces of both texts in order, each with `same`, `removed` (in `a` alone) or `added` (in `b` alone)."""
+    first, second = (WORD.findall(text) for text in (a, b))
+    cut = max(len(first), len(second)) > MAX_WORDS
+    first, second = first[:MAX_WORDS], second[:MAX_WORDS]
+    pieces: list[tuple[str, str]] = []
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, first, second).get_opcodes():
+        if kind == "equal":
+            pieces.append(("same", "".join(first[i:j])))
+            continue
+        for name, words in (("removed", first[i:j]), ("added", second[k:m])):
+            if words:
+                pieces.append((name, "".join(words)))
+    same = sum(len(text) for kind, text in pieces if kind == "same")
+    return {"pieces": pieces, "cut": cut, "same": same}

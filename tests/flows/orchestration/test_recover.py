@@ -104,23 +104,6 @@ def test_a_run_ends_with_its_worker_and_is_reported_as_crashed(training: Deploye
 
 
 @pytest.mark.exhaustive
-def test_a_training_that_logs_nothing_ends_with_its_worker(prefect_server: PrefectServer, tmp_path: Path) -> None:
-    """The first line after the worker's end is then the watchdog's own, into a pipe without a reader."""
-    output = prepare_tokens(tmp_path / "out")
-    silent = {**ENDLESS, "logging": {"interval": 1_000_000, "tensorboard": False}}
-    parameters = {"output": str(output), "train": silent, "launch": {"processes": 1}}
-    training = deploy(
-        prefect_server, "silent", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log"
-    )
-    with prefect_server.worker(training.pool, training.log) as worker:
-        run = training.start_and_wait_for_steps()
-        worker.kill()
-        training.wait(run, "CRASHED")
-        wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
-    assert training.saved() == training.steps()[-1]
-
-
-@pytest.mark.exhaustive
 def test_a_suspended_run_saves_and_is_resumed_in_one_process_at_a_time(training: Deployed) -> None:
     with training.server.worker(training.pool, training.log) as worker:
         run = training.start_and_wait_for_steps()

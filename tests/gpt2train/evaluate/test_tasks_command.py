@@ -92,7 +92,7 @@ def test_a_task_in_the_curve_of_a_run(call: Call, folder: Path, trained_run: Tra
         EVALUATIONS["core"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_suites_and_descriptions_in_the_curve_of_a_run(
     call: Call, folder: Path, trained_run: TrainedRun, tmp_path: Path
 ) -> None:

@@ -183,16 +183,6 @@ def test_a_rank_killed_during_a_request_is_named_and_ends_the_service(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_killed_while_idle_is_named_and_ends_the_service(rank: int, folder: Path) -> None:
-    with served(folder, "--tp", "2") as server:
-        server.ranks[rank].kill()
-        code, err = server.finish()
-    assert code == 1
-    assert f"rank {rank} on " in err and "SIGKILL" in err, err
-
-
-@pytest.mark.exhaustive
 def test_a_rank_that_hangs_is_named_and_ends_the_service(folder: Path) -> None:
     with served(folder, "--tp", "2", "--peer-timeout", "3") as server:
         server.ranks[1].suspend()

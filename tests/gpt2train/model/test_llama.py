@@ -1,10 +1,8 @@
 """The family llama: sizes, options, decoding, and the losses of all layouts."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,9 +23,8 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import join
 from gpt2train.train import train
-from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, write
+from tests.gpt2train.jobs import VOCAB, curve, make
 
-TRAIN_RUNS = Path(__file__).parent.parent / "parity" / "train_runs.py"
 # Each option has another value than by default in one of them.
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"kv_heads": 2, "inner": 48, "qk_norm": True, "attention_bias": "all", "mlp_bias": True},
@@ -36,47 +33,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "capped": {"logit_softcap": 3.0, "rope_scaling": '{"rope_type": "linear", "factor": 2}'},
 }
 Z_LOSS = {"capped": 0.01}
-# Each row is one job: processes, and the layouts that it trains one after the other, by model.
-LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
-    "strongest": (
-        2,
-        {
-            "qwen3 tp": {"tp": 2},
-            "capped pp": {"pp": 2},
-        },
-    ),
-    "two": (
-        2,
-        {
-            "capped tp, whole sequences": {"tp": 2, "sequence_parallel": False},
-            "relu2 zero 3": {"zero": 3, "activation_checkpointing": "selective"},
-            "relu2 tp": {"tp": 2},
-            "capped tp": {"tp": 2},
-            "llama tp, whole sequences": {"tp": 2, "sequence_parallel": False, "activation_checkpointing": "selective"},
-            "qwen3 pp": {"pp": 2},
-            "relu2 pp": {"pp": 2},
-            "llama pp, interleaved": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2},
-            "qwen3 zero 0": {"zero": 0},
-            "relu2 zero 1": {"zero": 1},
-            "llama zero 2": {"zero": 2},
-            "qwen3 zero 3": {"zero": 3, "activation_checkpointing": "selective"},
-            "capped zero 3": {"zero": 3},
-            "relu2 offload": {"zero": 3, "cpu_offload": True, "activation_checkpointing": "full"},
-        },
-    ),
-    "four": (
-        4,
-        {
-            "qwen3 tp, pp": {"tp": 2, "pp": 2},
-            "relu2 tp, pp, whole sequences": {"tp": 2, "pp": 2, "sequence_parallel": False},
-            "capped tp, pp": {"tp": 2, "pp": 2},
-            "llama tp, zero 3": {"tp": 2, "zero": 3},
-            "qwen3 pp, zero 1": {"pp": 2, "zero": 1},
-            "relu2 pp, zero 3": {"pp": 2, "zero": 3},
-            "qwen3 hybrid": {"zero": 3, "dp_shard_degree": 2},
-        },
-    ),
-}
 
 
 def settings(options: dict[str, Any], **changes: Any) -> ModelSettings:
@@ -147,68 +103,12 @@ def run_of(tokens: Path, output: Path, name: str, parallel: dict[str, Any], **ch
     return make(tokens, output, model=model, batch=batch, parallel=parallel, objective=objective, **changes)
 
 
-@pytest.fixture(scope="module")
-def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The run of one process of a model, made when it is first asked for."""
-    folder = tmp_path_factory.mktemp("one")
-
-    def run(name: str) -> Path:
-        if not (folder / name).exists():
-            train_alone(run_of(tokens, folder / name, name, {}))
-        return folder / name
-
-    return run
-
-
 def train_alone(config: RunConfig) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     train(config, join("cpu"))
     dist.destroy_process_group()
     torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param("strongest", marks=pytest.mark.exhaustive),
-        pytest.param("two", marks=pytest.mark.exhaustive),
-        pytest.param("four", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_all_layouts_have_the_losses_of_one_process(
-    job: str, tokens: Path, reference: Callable[[str], Path], tmp_path: Path
-) -> None:
-    processes, layouts = LAYOUTS[job]
-    runs = {
-        name: run_of(tokens, tmp_path / name.replace(" ", "-"), name.split()[0], parallel)
-        for name, parallel in layouts.items()
-    }
-    code, _, err = finish(start(str(TRAIN_RUNS), *map(write, runs.values()), processes=processes), 800.0)
-    assert code == 0, err
-    for name, run in runs.items():
-        refusal = Path(run.output).with_suffix(".error")
-        assert not refusal.exists(), refusal.read_text()
-        model = name.split()[0]
-        one = reference(model)
-        for key in ("loss", "grad_norm", *(["z_loss"] if model in Z_LOSS else [])):
-            ours, theirs = np.array(curve(run.output, key)), np.array(curve(one, key))
-            assert len(ours) == len(theirs) == 20
-            assert np.max(np.abs(ours / theirs - 1)) <= 1e-5, (name, key)
-        ours, theirs = (
-            np.array([row["valid_loss"] for row in read_metrics(path) if "valid_loss" in row])
-            for path in (run.output, one)
-        )
-        assert np.max(np.abs(ours / theirs - 1)) <= 1e-5, (name, "valid_loss")
-
-
-@pytest.mark.exhaustive
-def test_half_precision_trains(tokens: Path, reference: Callable[[str], Path], tmp_path: Path) -> None:
-    losses = curve(reference("qwen3"))
-    assert losses[-1] < losses[0] - 0.3
-    config = run_of(tokens, tmp_path / "run", "qwen3", {}, precision="bf16")
-    train_alone(config)
-    assert np.allclose(curve(config.output), losses, rtol=2e-2)
 
 
 @pytest.mark.exhaustive

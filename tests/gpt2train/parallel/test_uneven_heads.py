@@ -191,7 +191,7 @@ def test_processes_with_unequal_heads_answer_as_one(tmp_path: Path) -> None:
         assert scored["difference"] < 1e-4 and scored["greedy"], scored
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_encoder_decoder_with_unequal_heads_writes_what_one_process_writes(tmp_path: Path) -> None:
     options = (("encoder_layers", 1), ("decoder_context", 64), ("start_id", 0))
     shape = MODELS["t5"].complete(Shape(280, 3, 3, 24, 64, "t5", options))

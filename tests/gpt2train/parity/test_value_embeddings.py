@@ -79,7 +79,7 @@ def test_masked_documents_and_logits_do_not_depend_on_the_layout(precision: str,
         assert difference <= bound * np.abs(np.array(one["logits"])).max(), layout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_several_processes_answer_as_one(tmp_path: Path) -> None:
     shapes = {
         "even": Shape(280, 4, 4, 32, 128, "llama", (("value_embeddings", 2), ("kv_heads", 2))),

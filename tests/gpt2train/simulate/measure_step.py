@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gpt2train.config import read_run_config
 from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher, install_excepthook
 from gpt2train.parallel.mesh import join
-from gpt2train.simulate.batches import empty_batch
+from gpt2train.simulate.rank import empty_batch
 from gpt2train.training.engine import Engine
 from tests.gpt2train.parallel.collective_bytes import CollectiveBytes
 from tests.gpt2train.plan.live_bytes import LiveBytes

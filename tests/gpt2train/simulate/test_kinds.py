@@ -30,7 +30,7 @@ def test_one_process_matches_a_step_of_the_engine(tmp_path: Path) -> None:
     import torch
 
     from gpt2train.parallel.mesh import DistContext, join
-    from gpt2train.simulate.batches import empty_batch
+    from gpt2train.simulate.rank import empty_batch
     from gpt2train.training.engine import Engine
 
     config = run(tmp_path, {}, 1)

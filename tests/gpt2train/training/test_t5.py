@@ -1,29 +1,22 @@
 """Training of a T5: samples, resume, merge with equal logits, shared parameters that drift, refusals in one line."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from gpt2train.checkpoint.store import open_weights
 from gpt2train.config import RunConfig
-from gpt2train.convert.huggingface import read_model
-from gpt2train.convert.merge import merge
 from gpt2train.data.batch import Batch
 from gpt2train.data.span_data import SpanData, span_data
-from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer, tokenizer_hash
+from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.evaluate.eval_model import read_eval_model
 from gpt2train.model.loss import IGNORE
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext
-from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.data.test_span_corruption import restored
-from tests.gpt2train.jobs import VOCAB, curve, finish, start_alone, write
+from tests.gpt2train.jobs import VOCAB, finish, start_alone, write
 from tests.gpt2train.parity.t5_runs import SENTINELS, make_t5
 
 END, START = VOCAB, VOCAB + 1
@@ -83,53 +76,6 @@ def test_samples_depend_on_seed_and_index_alone(tokens: Path, tmp_path: Path) ->
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.targets, again.targets)
     assert not torch.equal(first.tokens, other.tokens)
     assert torch.equal(read(1, "valid").tokens, read(1, "valid").tokens)
-
-
-@pytest.mark.exhaustive
-def test_a_resumed_run_gives_the_same_losses_and_merges_with_equal_logits(
-    tokens: Path, alone: DistContext, tmp_path: Path
-) -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = write_tokenizer(tmp_path / "whole/tokenizer")
-    changes: dict[str, Any] = {
-        "steps": 8,
-        "model": {"dropout": 0.1, "options": {"start_id": -1}},
-        "objective": {"options": {"sentinels": "<extra_id_{}>", "end_id": -1}},
-        "checkpoints": {"interval": 4},
-        "validation": {"interval": 4},
-        "tokenizer_hash": tokenizer_hash(tokenizer),
-    }
-    whole = make_t5(tokens, tmp_path / "whole", **changes)
-    train(whole, alone)
-    write_tokenizer(tmp_path / "parts/tokenizer")
-    for steps in (4, 8):
-        train(make_t5(tokens, tmp_path / "parts", **changes | {"steps": steps}), alone)
-    assert curve(tmp_path / "parts")[4:] == curve(tmp_path / "whole")[4:]
-    other = changes | {"objective": {"options": changes["objective"]["options"] | {"mean_span": 2.0}}}
-    with pytest.raises(UserError, match=r"a run with another objective.options.mean_span \(3.0 there, 2.0 now\)"):
-        train(make_t5(tokens, tmp_path / "parts", **other), alone)
-
-    merge(tmp_path / "whole", tmp_path / "model")
-    fields = json.loads((tmp_path / "model/config.json").read_text())
-    assert (fields["decoder_start_token_id"], fields["pad_token_id"], fields["eos_token_id"]) == (START, START, END)
-    batch = opened(whole).batch(range(4))
-    with torch.no_grad():
-        ours = read_model(tmp_path / "model")(batch.tokens, decoder_tokens=batch.extra["decoder_tokens"])[..., :WHOLE]
-    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model").eval()
-    with torch.no_grad():
-        theirs = peer(input_ids=batch.tokens, labels=batch.targets)
-    counted = batch.targets != IGNORE  # transformers fills the rest with padding by itself
-    assert float((ours - theirs.logits)[counted].abs().max() / theirs.logits.std()) <= 1e-5
-    mean = torch.nn.functional.cross_entropy(ours[counted], batch.targets[counted])
-    assert mean.item() == pytest.approx(theirs.loss.item(), rel=1e-5)
-    stored = open_weights(newest_checkpoint(tmp_path / "whole")).read()
-    assert np.allclose(
-        stored["encoder_bias.weight"],
-        peer.state_dict()["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
-    )
-    for source in (tmp_path / "model", tmp_path / "whole"):
-        with pytest.raises(UserError, match="has an encoder and a decoder"):
-            read_eval_model(source)
 
 
 @pytest.mark.parametrize(

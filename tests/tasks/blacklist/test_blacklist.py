@@ -1,7 +1,5 @@
 """The blacklist step: duplicates, order, shards, rejected rows, reproducible bytes, memory."""
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -169,36 +167,3 @@ def test_rejected_rows_have_reason_and_source_line(tmp_path: Path) -> None:
 def test_a_list_without_any_kept_url_reports_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"every one of the 2 URLs .*forbidden_extension 1, too_short 1"):
         run(Folder(tmp_path / "out"), [write(tmp_path / "l.txt", ["http://a.example/x.pdf", "x"])])
-
-
-MEASURED = """if True:
-    import resource, sys, time
-    from pathlib import Path
-    from tasks.blacklist.settings import BlacklistSettings
-    from tasks.blacklist.step import blacklist
-    from gpt2train.store.folder import Folder
-    from tasks.core.url_lists import find_url_lists, without_credentials
-    from tests.tasks.corpus import Inline
-    path, count = Path(sys.argv[1]), int(sys.argv[2])
-    with path.open("w") as file:
-        for row in range(count):
-            n = row % (count - 500)
-            file.write(f"http://site{n % 50_000}.example.co.uk/articles/{n}.html\\n")
-    start = time.process_time()
-    root = Folder(path.parent / f"out-{count}")
-    outcome = blacklist(root, find_url_lists([str(path)]), BlacklistSettings(), Inline(1)).outcome
-    assert (outcome.kept, outcome.reasons) == (count - 500, {"duplicate": 500})
-    print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-@pytest.mark.exhaustive
-def test_a_million_urls_take_fifteen_seconds_and_constant_memory(tmp_path: Path) -> None:
-    def measure(count: int) -> tuple[float, float]:
-        command = [sys.executable, "-c", MEASURED, str(tmp_path / "list.txt"), str(count)]
-        seconds, kib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        return float(seconds), int(kib) / 1024
-
-    (_, half), (seconds, whole) = measure(500_000), measure(1_000_000)
-    assert seconds <= 15
-    assert whole - half < 40  # MiB; to hold the URLs would take 100, and as much again to know them

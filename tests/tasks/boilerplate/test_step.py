@@ -10,8 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gpt2train.store.manifest import Folder, Manifest, Outcome
-from tasks.boilerplate.lines import candidates, hash_of, without_lines
-from tasks.boilerplate.step import BoilerplateSettings, boilerplate
+from tasks.boilerplate.step import BoilerplateSettings, boilerplate, candidates, hash_of, without_lines
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows, read_rows
 from tasks.core.step import Step

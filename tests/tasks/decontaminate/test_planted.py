@@ -127,7 +127,7 @@ def index(passages: list[str]) -> NgramIndex:
     return NgramIndex(passages)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_fifteen_passages_of_lambada_are_cut_out(
     kind: str, open_data: Path, passages: list[str], index: NgramIndex

@@ -69,7 +69,7 @@ def test_planted_duplicates_are_found_by_words(
     assert check_pairs(planted, truth, planted_run) > 300
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_planted_duplicates_are_found_by_characters(
     planted: list[dict[str, Any]], real_data: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,5 @@
 """`--retry-failed`: only failed URLs are fetched again, and the download survives an interruption."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from tasks.download.step import download
 from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline
 from tests.tasks.download.fetch_helpers import make_settings, run
-from tests.tasks.download.killed_downloads import killed_downloads
 from tests.tasks.web_server import Site, ok
 
 
@@ -96,49 +93,3 @@ def test_an_interrupted_retry_leaves_the_download_complete(site: Site, tmp_path:
         "http://a.test/flaky",
         "http://a.test/flaky?2",
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("around", ["commit", pytest.param("everything", marks=pytest.mark.exhaustive)])
-def test_a_retry_killed_at_any_instant_loses_no_page(site: Site, tmp_path: Path, around: str) -> None:
-    """SIGKILL at writes and before removals: no page that was fetched is asked for again."""
-    root, straight = Folder(tmp_path / "out"), tmp_path / "straight"
-    site.handlers["/flaky"] = site.handlers["/broken"]
-    pages = [f"http://a.test/{number}" for number in range(4)]
-    run(root, site, [[*pages[:2], "http://a.test/flaky"], pages[2:], ["http://b.test/flaky"]])
-    shutil.copytree(tmp_path / "out", straight)
-    site.handlers["/flaky"] = ok
-    urls = need_manifest(root / "urls")
-
-    def plain(retry_failed: bool) -> Any:
-        return download(
-            root, urls, make_settings(), Inline(1), {"*.test": site.address}, retry_failed=retry_failed
-        ).outcome
-
-    with killed_downloads() as start:
-
-        def order(**more: Any) -> int:
-            shutil.rmtree(tmp_path / "out")
-            shutil.copytree(straight, tmp_path / "out")
-            return start(root, site.address, "retry_failed", **more)
-
-        assert order(record=str(tmp_path / "record")) == 0
-        counts = json.loads((tmp_path / "record").read_text())
-        assert counts["writes"] >= 8 and counts["removals"] >= 8
-        expected = set((root / "pages").files())
-        kills: list[dict[str, Any]] = [
-            {"write": number, "instant": instant}
-            for number in range(counts["writes"])
-            for instant in ("between", "after")
-        ]
-        kills += [{"removal": number} for number in range(counts["removals"])]
-        if around == "commit":  # the manifest is the last write
-            kills = [*kills[counts["writes"] * 2 - 2 : counts["writes"] * 2], {"removal": counts["removals"] // 2}]
-        for kill in kills:
-            assert order(**kill) == -9, kill
-            site.hits.clear()
-            assert plain(False).kept in (4, 6), kill
-            assert not site.hits, kill
-            assert plain(True).kept == 6, kill
-            assert {path for _, path in site.hits} <= {"/robots.txt", "/flaky"}, kill
-            assert set((root / "pages").files()) == expected, kill

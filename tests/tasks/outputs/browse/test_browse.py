@@ -30,10 +30,9 @@ from tasks.core.step import Step
 from tasks.dedup.step import DedupSettings, dedup
 from tasks.extract.command import explain
 from tasks.extract.step import ExtractSettings, extract
-from tasks.outputs.browse.difference import MAX_WORDS, difference
 from tasks.outputs.browse.page_account import accounted_step
 from tasks.outputs.browse.samples import samples_of
-from tasks.outputs.browse.server import browse_routes
+from tasks.outputs.browse.server import MAX_WORDS, browse_routes, difference
 from tasks.outputs.forget.command import forget
 from tests.tasks.corpus import Inline, pieces_of_novels
 from tests.tasks.extract.made_pages import article

@@ -37,7 +37,7 @@ def card_of(out: Path) -> str:
     return (out / "passport/README.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cards_follow_a_refresh_and_a_removal(
     out: Path, settings: dict[str, Any], site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
