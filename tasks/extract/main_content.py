@@ -250,7 +250,7 @@ def _drop_repeats(blocks: list[Block]) -> None:
     """
     _drop([one for one in blocks if one.links and BESIDE.match(one.text)], BESIDE_PAGES)
     for one, after in itertools.pairwise(_live(blocks)):
-        is_long = one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td")
+        is_long = one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td", "li")
         if is_long and after.text.startswith(one.text) and not after.text[one.size : one.size + 1].isalnum():
             one.dropped = REPEATED
 

@@ -158,3 +158,11 @@ def test_tables_of_linked_names_are_text_of_groovydoc() -> None:
     )
     bar = "<div class='topNav'><ul><li class='navBarCell1Rev'>Package</li></ul></div>"
     assert text_of(f"<html><body>{bar}<h1>Package</h1><table>{rows}</table></body></html>").count("A set.") == 4
+
+
+def test_items_of_a_list_are_no_summaries_of_the_next_ones() -> None:
+    items = ("UTF-16 string of a name", "UTF-16 string of a name-list", "org.jblas.Decompose", "org.jblas.Decompose.LU")
+    for form in ("<ul>{}</ul>", "<table>{}</table>"):
+        row = "<li>{}</li>" if "ul" in form else "<tr><td><p>{}</p></td></tr>"
+        found = text_of(documentation(PARAGRAPH + form.format("".join(row.format(one) for one in items)) + PARAGRAPH))
+        assert [line.removeprefix("- ") for line in found.splitlines()][2:-1] == list(items)
