@@ -70,6 +70,11 @@ def is_mostly_code(blocks: Sequence[Block]) -> bool:
     return 2 * sum(one.size for one in shown if one.kind == "pre") > sum(one.size for one in shown)
 
 
+def is_linked(blocks: Sequence[Block]) -> bool:
+    """Return True if at least a quarter of the text of blocks is links, as of a table of contents."""
+    return 4 * sum(one.links for one in blocks) >= sum(one.size for one in blocks)
+
+
 def is_sentence(blocks: Sequence[Block]) -> bool:
     """Return True for one paragraph of whole sentences with few words in links."""
     one = blocks[0]

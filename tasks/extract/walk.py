@@ -31,6 +31,7 @@ from tasks.extract.blocks import (
     Block,
     Candidate,
     Contents,
+    is_linked,
     is_mostly_code,
     is_prose,
     is_sentence,
@@ -361,7 +362,8 @@ class Walk:
             is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
             is_text = is_text or (tag == "p" and is_sentence(blocks))
             return KEPT if is_text and verdict.may_be_text else MARKED
-        if verdict.toc and not is_prose(self.blocks[held.start : held.end]):
+        inside = self.blocks[held.start : held.end]
+        if verdict.toc and not is_prose(inside) and is_linked(inside):
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
         if weighed and is_mostly_links(tag, held):

@@ -166,3 +166,14 @@ def test_items_of_a_list_are_no_summaries_of_the_next_ones() -> None:
         row = "<li>{}</li>" if "ul" in form else "<tr><td><p>{}</p></td></tr>"
         found = text_of(documentation(PARAGRAPH + form.format("".join(row.format(one) for one in items)) + PARAGRAPH))
         assert [line.removeprefix("- ") for line in found.splitlines()][2:-1] == list(items)
+
+
+def test_a_list_without_links_is_no_table_of_contents() -> None:
+    """Of Texinfo, whose lists without bullets have the class `toc`."""
+    rules = "<li>reqs = required-formal-argument*</li><li>rest = #!rest rest-formal-argument | empty</li>"
+    links = "<li><a href='#a'>Required arguments</a></li><li><a href='#b'>The rest of them</a></li>"
+    for tag, name in (("ul", "toc"), ("div", "toc"), ("ul", "quickview")):
+        page = documentation(f"{PARAGRAPH}<{tag} class='{name}'>{{}}</{tag}>{PARAGRAPH}")
+        assert "\n- reqs = required-formal-argument*\n- rest = #!" in text_of(page.format(rules))
+        assert "arguments" not in text_of(page.format(links))
+        assert "arguments" not in text_of(page.format(f"<p>Contents</p>{links}"))
