@@ -50,6 +50,14 @@ def controlled_ids(tree: HtmlElement) -> frozenset[str]:
     return frozenset(one.removeprefix("#") for value in CONTROLLED(tree) for one in value.split())
 
 
+def holds_main(element: HtmlElement) -> bool:
+    """Return True if an element is the main part of a page, as the page states it, or holds it."""
+    return any(
+        inner.tag == "main" or inner.get("role") == "main" or inner.get("itemprop") == "articleBody"
+        for inner in element.iter("main", "div", "section", "article", "td")
+    )
+
+
 def is_short(element: HtmlElement, limit: int) -> bool:
     """Return True if an element has at most `limit` characters."""
     limit -= len(element.text or "")

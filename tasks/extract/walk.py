@@ -44,6 +44,7 @@ from tasks.extract.elements import (
     controlled_ids,
     described,
     holds_block,
+    holds_main,
     is_attribution,
     is_link_to_page,
     is_mostly_links,
@@ -276,6 +277,13 @@ class Walk:
             self._in_doubt = False
             self._doubts.append(Doubt(start, len(self._pieces), self._linked - linked, element, is_control))
 
+    def _supported(self, element: HtmlElement, verdict: Verdict) -> Verdict:
+        """Verdict on a container without the marks that the page contradicts."""
+        return verdict._replace(
+            marked=verdict.marked and not holds_main(element),
+            hidden=verdict.hidden and not self._is_opened(element, verdict),
+        )
+
     def _is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
         """Return True for a hidden element that a control of the page names, as those of tabs do."""
         if not (verdict.closed and element.get("id")):
@@ -294,8 +302,8 @@ class Walk:
             self.flush(kind)
         elif self._pieces and not "".join(self._pieces[-3:]).isspace():
             self._pieces.append(" | ")
-        if verdict.hidden and self._is_opened(element, verdict):
-            verdict = verdict._replace(hidden=False)
+        if verdict.marked or verdict.hidden:
+            verdict = self._supported(element, verdict)
         if (verdict.marked or verdict.hidden or verdict.comments) and self._is_skipped(element, verdict):
             self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
             return

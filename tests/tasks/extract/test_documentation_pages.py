@@ -177,3 +177,12 @@ def test_a_list_without_links_is_no_table_of_contents() -> None:
         assert "\n- reqs = required-formal-argument*\n- rest = #!" in text_of(page.format(rules))
         assert "arguments" not in text_of(page.format(links))
         assert "arguments" not in text_of(page.format(f"<p>Contents</p>{links}"))
+
+
+@pytest.mark.parametrize("landmark", ["div role='main'", "main", "div itemprop='articleBody'"])
+def test_a_container_of_the_main_landmark_is_no_navigation(landmark: str) -> None:
+    """Of Read the Docs' theme: `wy-nav-content` holds the text of a page."""
+    inside = f"<{landmark}><h1>serve</h1><p>Serves the files of a folder.</p></{landmark.split()[0]}>"
+    for around in ("<div class='wy-nav-content'>{}</div>", "<section id='menu'><div>{}</div></section>"):
+        page = f"<html><body><div class='rst-content'>{around.format(inside)}</div></body></html>"
+        assert text_of(page) == "serve\nServes the files of a folder."
