@@ -1,6 +1,7 @@
 """Properties of elements that the walk over a page asks for."""
 
 import itertools
+import re
 
 from lxml.etree import XPath
 from lxml.html import HtmlElement
@@ -14,6 +15,9 @@ MAX_OUTER = 3  # elements between a question and its button
 CONTROLLED = XPath(
     "//@aria-controls | //@data-target | //@data-bs-target | //a/@href[starts-with(., '#')]", smart_strings=False
 )
+SCRIPTED = XPath("//@onclick | //a/@href[starts-with(., 'javascript:')]", smart_strings=False)
+HAS_SCRIPT = XPath("boolean(descendant::*/@onclick)")
+ARGUMENT = re.compile(r"""["']#?([\w:.-]{1,200})["']""")
 # Texts of an element that a browser shows or could show.
 SHOWN = XPath(
     "descendant-or-self::text()[not(ancestor::script or ancestor::style or ancestor::template or ancestor::noscript)]",
@@ -50,6 +54,21 @@ def controlled_ids(tree: HtmlElement) -> frozenset[str]:
     return frozenset(one.removeprefix("#") for value in CONTROLLED(tree) for one in value.split())
 
 
+def scripted_ids(tree: HtmlElement) -> frozenset[str]:
+    """Words that the controls of the page give to a script, among them ids of the elements that it opens."""
+    return frozenset(one for value in SCRIPTED(tree) for one in ARGUMENT.findall(value))
+
+
+def holds_script_control(element: HtmlElement) -> bool:
+    """Return True if a script runs at a click on a part of an element."""
+    return bool(HAS_SCRIPT(element))
+
+
+def holds_input(element: HtmlElement) -> bool:
+    """Return True if a reader can enter something in an element."""
+    return next(element.iter("form", "input", "button", "select", "textarea"), None) is not None
+
+
 def holds_main(element: HtmlElement) -> bool:
     """Return True if an element is the main part of a page, as the page states it, or holds it."""
     return any(
@@ -80,7 +99,7 @@ def is_plain(element: HtmlElement) -> bool:
 
 def is_text(element: HtmlElement) -> bool:
     """Return True for an element that holds running text, most of which is no link."""
-    size = len(element.text_content())
+    size = len(" ".join(shown_text(element).split()))
     return size >= MIN_RUNNING and 2 * sum(len(link.text_content()) for link in element.iter("a")) < size
 
 

@@ -44,14 +44,18 @@ from tasks.extract.elements import (
     controlled_ids,
     described,
     holds_block,
+    holds_input,
     holds_main,
+    holds_script_control,
     is_attribution,
     is_link_to_page,
     is_mostly_links,
     is_plain,
     is_question,
     is_short,
+    is_text,
     kind_of,
+    scripted_ids,
     shown_text,
 )
 from tasks.extract.formulas import formula_text, image_text, only_formula, script_marks, script_text, wrapped_text
@@ -109,6 +113,8 @@ class Walk:
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
         self._in_doubt = self._pictured = False
         self._controlled: frozenset[str] | None = None
+        self._scripted: frozenset[str] = frozenset()
+        self._unfolds: dict[HtmlElement, bool] = {}  # tables with hidden rows
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
         self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
@@ -285,12 +291,19 @@ class Walk:
         )
 
     def _is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
-        """Return True for a hidden element that a control of the page names, as those of tabs do."""
-        if not (verdict.closed and element.get("id")):
+        """Return True for a hidden element that a control of the page opens: a tab, a folded row, a text."""
+        if not verdict.closed:
+            return False
+        if element.tag == "tr":
+            table = next(element.iterancestors("table"), element)
+            if table not in self._unfolds:
+                self._unfolds[table] = holds_script_control(table)
+            return self._unfolds[table]
+        if not (name := element.get("id")):
             return False
         if self._controlled is None:
-            self._controlled = controlled_ids(self.tree)
-        return element.get("id") in self._controlled
+            self._controlled, self._scripted = controlled_ids(self.tree), scripted_ids(self.tree)
+        return name in self._controlled or (name in self._scripted and is_text(element) and not holds_input(element))
 
     def _leave_out(self, element: HtmlElement, reason: str, text: str | None = None) -> None:
         """Note an element that is not read, or the text of it that is not."""
@@ -365,12 +378,11 @@ class Walk:
             return COMMENT
         if verdict.hidden:
             return HIDDEN
-        if verdict.marked:
-            blocks = self.blocks[held.start : held.end]
-            is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
-            is_text = is_text or (tag == "p" and is_sentence(blocks))
-            return KEPT if is_text and verdict.may_be_text else MARKED
         inside = self.blocks[held.start : held.end]
+        if verdict.marked:
+            is_code_or_prose = is_mostly_code(inside) or (is_prose(inside) and is_plain(element))
+            is_code_or_prose = is_code_or_prose or (tag == "p" and is_sentence(inside))
+            return KEPT if is_code_or_prose and verdict.may_be_text else MARKED
         if verdict.toc and not is_prose(inside) and is_linked(inside):
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
@@ -378,8 +390,8 @@ class Walk:
             return LINKS
         if tag == "form" and held.size < MAX_FORM:
             return FORM
-        inside = self.blocks[held.start : held.end] if tag == "figure" and held.running <= MAX_DROPPED else ()
-        return FIGURE if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
+        is_figure = tag == "figure" and held.running <= MAX_DROPPED
+        return FIGURE if is_figure and not any(one.kind in ("pre", "td") for one in inside) else KEPT
 
     def _note_picture(self) -> None:
         self._pictured = True

@@ -91,6 +91,24 @@ def test_dialogs_stay_closed() -> None:
     assert between(f"{dialog}<p>Read on.</p>", "<a data-toggle='modal' href='#b'>Log in</a>") == "Read on."
 
 
+@pytest.mark.parametrize(
+    "control", ["<a href=\"javascript:toggle('b')\">+/-</a>", "<b onclick='toggle(\"b\")'>+/-</b>"]
+)
+def test_text_that_a_script_opens_is_read(control: str) -> None:
+    """Of cbflib's dictionary: the description of each item is closed at first."""
+    panel = "<div id='b' style='display:none'>{}</div>"
+    assert between(f"<p>{control} Axes</p>{panel.format(PARAGRAPH)}") == f"+/- Axes\n{PLAIN}"
+    for inside in ("<p>Copied.</p>", f"<form><input name='name'>{PARAGRAPH}</form>", f"<a href='/b'>{PLAIN}</a>"):
+        assert between(f"<p>{control} Axes</p>{panel.format(inside)}") == "+/- Axes"
+
+
+def test_rows_of_a_table_that_unfolds_are_read() -> None:
+    """Of Doxygen's tree of classes: the rows below the first level are folded at first."""
+    rows = "<tr><td><i {}>+</i>Slot</td></tr><tr style='display:none'><td>Slot1 of a signal</td></tr>"
+    assert between(f"<table>{rows.format('onclick=fold(1)')}</table>") == "+Slot\nSlot1 of a signal"
+    assert between(f"<table>{rows.format('')}</table>") == "+Slot"
+
+
 MATHML = "<math {}><semantics><mrow><mi>E</mi></mrow><annotation encoding='application/x-tex'>E=mc^2</annotation>{}"
 MATHML += "</semantics></math>"
 ONE = MATHML.format("", "<annotation encoding='MathML-Content'>twice</annotation>")
