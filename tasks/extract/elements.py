@@ -18,6 +18,8 @@ CONTROLLED = XPath(
 SCRIPTED = XPath("//@onclick | //a/@href[starts-with(., 'javascript:')]", smart_strings=False)
 HAS_SCRIPT = XPath("boolean(descendant::*/@onclick)")
 ARGUMENT = re.compile(r"""["']#?([\w:.-]{1,200})["']""")
+SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
+MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there to be copied
 # Texts of an element that a browser shows or could show.
 SHOWN = XPath(
     "descendant-or-self::text()[not(ancestor::script or ancestor::style or ancestor::template or ancestor::noscript)]",
@@ -67,6 +69,23 @@ def holds_script_control(element: HtmlElement) -> bool:
 def holds_input(element: HtmlElement) -> bool:
     """Return True if a reader can enter something in an element."""
     return next(element.iter("form", "input", "button", "select", "textarea"), None) is not None
+
+
+def is_of_series(element: HtmlElement) -> bool:
+    """Return True if an element beside it has the same class, and an id that begins with the same word."""
+    name, word = element.get("class"), SERIES.match(element.get("id") or "")
+    return bool(name and word) and any(
+        other is not None
+        and other.get("class") == name
+        and (found := SERIES.match(other.get("id") or "")) is not None
+        and found[1] == word[1]
+        for other in (element.getprevious(), element.getnext())
+    )
+
+
+def is_shown_code(area: HtmlElement) -> bool:
+    """Return True for a text area of several lines that is for reading alone."""
+    return "readonly" in area.attrib and (area.text or "").strip().count("\n") >= MIN_LINES - 1
 
 
 def holds_main(element: HtmlElement) -> bool:

@@ -50,9 +50,11 @@ from tasks.extract.elements import (
     is_attribution,
     is_link_to_page,
     is_mostly_links,
+    is_of_series,
     is_plain,
     is_question,
     is_short,
+    is_shown_code,
     is_text,
     kind_of,
     scripted_ids,
@@ -249,6 +251,8 @@ class Walk:
         """Read a formula in a script, or a control that is a heading or a word of a sentence, but no other element."""
         if tag == "script" and element.get("type"):
             self._pieces += filter(None, [script_text(element)])
+        elif tag == "textarea" and is_shown_code(element):
+            self._container(element, "pre", NEUTRAL, kind)
         elif tag not in CONTROLS:
             self._leave_out(element, TAG)
             if tag in PICTURES:
@@ -285,8 +289,11 @@ class Walk:
 
     def _supported(self, element: HtmlElement, verdict: Verdict) -> Verdict:
         """Verdict on a container without the marks that the page contradicts."""
+        marked = verdict.marked and not holds_main(element)
+        if marked and is_of_series(element):  # its id is a name; its class may mark it
+            marked = self.rules.named(element.get("class", "")).boilerplate
         return verdict._replace(
-            marked=verdict.marked and not holds_main(element),
+            marked=marked,
             hidden=verdict.hidden and not self._is_opened(element, verdict),
         )
 
@@ -388,7 +395,7 @@ class Walk:
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
         if weighed and is_mostly_links(tag, held):
             return LINKS
-        if tag == "form" and held.size < MAX_FORM:
+        if tag == "form" and held.size < MAX_FORM and not any(one.kind == "pre" for one in inside):
             return FORM
         is_figure = tag == "figure" and held.running <= MAX_DROPPED
         return FIGURE if is_figure and not any(one.kind in ("pre", "td") for one in inside) else KEPT

@@ -109,6 +109,24 @@ def test_rows_of_a_table_that_unfolds_are_read() -> None:
     assert between(f"<table>{rows.format('')}</table>") == "+Slot"
 
 
+def test_an_id_in_a_series_of_names_marks_nothing() -> None:
+    """Of YUIDoc, where the id has the name of a property (`allowAdHocAttrs`)."""
+    series = "".join(
+        f"<div class='item' id='property_{name}'><p>{name} is set.</p></div>" for name in ("adHoc", "share")
+    )
+    assert between(series) == "adHoc is set.\nshare is set."
+    assert between(series.replace("property_", "")) == ""
+    assert between(series.replace("'item'", "'share'")) == ""
+
+
+def test_code_in_a_read_only_area_and_in_a_form_is_read() -> None:
+    """Of SyntaxHighlighter 1, which makes code of areas, and of editors' examples, which are forms."""
+    code = "interface Shell\n{\n    Commands all();\n}"
+    assert between(f"<div><textarea readonly='readonly'>{code}</textarea></div>") == code
+    assert between(f"<form><textarea>{code}</textarea><textarea readonly>one line to copy</textarea></form>") == ""
+    assert between(f"<form><p>Call it:</p><pre>{code}</pre></form>") == f"Call it:\n{code}"
+
+
 MATHML = "<math {}><semantics><mrow><mi>E</mi></mrow><annotation encoding='application/x-tex'>E=mc^2</annotation>{}"
 MATHML += "</semantics></math>"
 ONE = MATHML.format("", "<annotation encoding='MathML-Content'>twice</annotation>")
