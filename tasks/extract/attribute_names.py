@@ -200,4 +200,6 @@ OTHER_ROLES = frozenset(
 NAMED_TAGS = frozenset(
     ["a", "code", "dd", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "li", "p", "section", "span", "td", "tr"]
 )
-SECTION = re.compile(r"\b(?:section|sect\d|chapter|appendix|refentry|refsect\d|method|function|member|detail)\b")
+SECTION = re.compile(
+    r"\b(?:(?:sub)*section|sect\d|chapter|appendix|refentry|refsect\d|method|function|member|detail)\b"
+)

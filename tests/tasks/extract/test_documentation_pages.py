@@ -32,6 +32,7 @@ def test_code_of_doxygen_keeps_its_lines_and_the_title_is_kept(end: str) -> None
         "<meta name='generator' content='GTK-Doc V1.33.1 (XML mode)'>",
         "<div id='module-header'></div>",
         "<div class='REFBODY'></div>",
+        "<div class='docblock'></div>",
         "<nav><ul class='book-summary'></ul></nav>",
     ],
 )
@@ -95,8 +96,15 @@ def test_links_beside_a_page_of_documentation_are_dropped(links: str) -> None:
 
 
 def test_names_of_what_is_documented_and_titles_are_no_navigation() -> None:
-    """The id of a function with its arguments, and the class of a container of the title."""
-    for mark in ("id='binarySearch,openArray[T],K'", "id='menu(int)'", "class='page-header'", "class='page-title'"):
+    """The id of a function with its arguments, that of a section, and the class of a container of the title."""
+    sections = [f"class='{name}' id='Search-and-Menu'" for name in ("section", "subsection", "subsubsection")]
+    for mark in (
+        "id='binarySearch,openArray[T],K'",
+        "id='menu(int)'",
+        "class='page-header'",
+        "class='page-title'",
+        *sections,
+    ):
         assert "\nwolf" in text_of(documentation(f"{PARAGRAPH}<div {mark}><p>wolf</p></div>{PARAGRAPH}"))
     assert "wolf" not in text_of(documentation(f"{PARAGRAPH}<div id='menu'><p>wolf</p></div>{PARAGRAPH}"))
 
