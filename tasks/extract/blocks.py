@@ -75,6 +75,11 @@ def is_linked(blocks: Sequence[Block]) -> bool:
     return 4 * sum(one.links for one in blocks) >= sum(one.size for one in blocks)
 
 
+def is_described(blocks: Sequence[Block]) -> bool:
+    """Return True for items with whole sentences about them and few links, which no list of links has."""
+    return not is_linked(blocks) and sum(one.size for one in blocks if one.text.endswith(SENTENCE_ENDS)) >= MIN_RUNNING
+
+
 def is_sentence(blocks: Sequence[Block]) -> bool:
     """Return True for one paragraph of whole sentences with few words in links."""
     one = blocks[0]

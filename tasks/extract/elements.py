@@ -6,7 +6,7 @@ import re
 from lxml.etree import XPath
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_names import TOGGLE
+from tasks.extract.attribute_names import HIDDEN, TOGGLE
 from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MIN_RUNNING, Contents
 
 CELLS = frozenset(("td", "th"))
@@ -59,6 +59,17 @@ def controlled_ids(tree: HtmlElement) -> frozenset[str]:
 def scripted_ids(tree: HtmlElement) -> frozenset[str]:
     """Words that the controls of the page give to a script, among them ids of the elements that it opens."""
     return frozenset(one for value in SCRIPTED(tree) for one in ARGUMENT.findall(value))
+
+
+def is_alternative(element: HtmlElement) -> bool:
+    """Return True for a hidden element if all beside it are hidden too: a script shows the one that fits the reader."""
+    outer = element.getparent()
+    return len(outer) > 1 and not (outer.text or "").strip() and all(map(_is_hidden, outer))
+
+
+def _is_hidden(element: HtmlElement) -> bool:
+    is_hidden = "hidden" in element.attrib or HIDDEN.search(element.get("style") or "")
+    return bool(is_hidden) and not (element.tail or "").strip()
 
 
 def holds_script_control(element: HtmlElement) -> bool:

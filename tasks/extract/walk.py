@@ -31,6 +31,7 @@ from tasks.extract.blocks import (
     Block,
     Candidate,
     Contents,
+    is_described,
     is_linked,
     is_mostly_code,
     is_prose,
@@ -47,6 +48,7 @@ from tasks.extract.elements import (
     holds_input,
     holds_main,
     holds_script_control,
+    is_alternative,
     is_attribution,
     is_link_to_page,
     is_mostly_links,
@@ -245,6 +247,8 @@ class Walk:
         elif verdict.unseen or (is_attribution(element) and not has_letters(self._pieces)):
             self._leave_out(element, MARKED)
         else:
+            if verdict.hidden and element.getprevious() is not None:  # words of another alternative stand before it
+                self._pieces.append(" ")
             self._doubtful_words(element, kind, is_control=False)
 
     def _read_sometimes(self, element: HtmlElement, tag: str, kind: str) -> None:
@@ -301,6 +305,8 @@ class Walk:
         """Return True for a hidden element that a control of the page opens: a tab, a folded row, a text."""
         if not verdict.closed:
             return False
+        if is_alternative(element):
+            return True
         if element.tag == "tr":
             table = next(element.iterancestors("table"), element)
             if table not in self._unfolds:
@@ -359,7 +365,7 @@ class Walk:
         if verdict.comments and self.page == ARTICLE:
             return True
         may_be_text = verdict.may_be_text and (
-            element.tag == "p" or is_plain(element) or element.find(".//pre") is not None
+            element.tag == "p" or element.tag in LISTS or is_plain(element) or element.find(".//pre") is not None
         )
         is_boilerplate = verdict.hidden or (verdict.marked and not may_be_text)
         return is_boilerplate and is_short(element, MAX_DROPPED)
@@ -389,6 +395,7 @@ class Walk:
         if verdict.marked:
             is_code_or_prose = is_mostly_code(inside) or (is_prose(inside) and is_plain(element))
             is_code_or_prose = is_code_or_prose or (tag == "p" and is_sentence(inside))
+            is_code_or_prose = is_code_or_prose or (tag in LISTS and is_described(inside))
             return KEPT if is_code_or_prose and verdict.may_be_text else MARKED
         if verdict.toc and not is_prose(inside) and is_linked(inside):
             return TOC

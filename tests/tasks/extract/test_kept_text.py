@@ -127,6 +127,24 @@ def test_code_in_a_read_only_area_and_in_a_form_is_read() -> None:
     assert between(f"<form><p>Call it:</p><pre>{code}</pre></form>") == f"Call it:\n{code}"
 
 
+@pytest.mark.parametrize("closed", ["hidden", "style='display: none'"])
+def test_alternatives_of_which_a_script_shows_one_are_read(closed: str) -> None:
+    """Of LibreOffice's help, which shows the words for the reader's system."""
+    keys = f"<span><span {closed} id='m'>Command</span><span {closed} id='d'>Ctrl</span></span>"
+    assert between(f"<p>Press {keys}+Enter.</p>") == "Press Command Ctrl+Enter."
+    for shown in ("<span>Shift</span>", "Shift"):
+        assert between(f"<p>Press {keys.replace('</span></span>', f'</span>{shown}</span>')}.</p>") == "Press Shift."
+
+
+@pytest.mark.parametrize("tag", ["ul", "ol"])
+def test_a_list_of_descriptions_is_read_whatever_its_class_is(tag: str) -> None:
+    """Of Valadoc, whose lists of classes have the class `navi_inline`."""
+    items = [f"<li><a href='/{name}'>{name}</a> - {WORDS}</li>" for name in ("Persona", "Store")]
+    assert between(f"<{tag} class='navi'>{''.join(items)}</{tag}>").count(WORDS.strip()) == 2
+    assert between(f"<{tag} class='navi'>{''.join(items).replace('.', '')}</{tag}>") == ""
+    assert between(f"<{tag} class='author'>{''.join(items)}</{tag}>") == ""
+
+
 MATHML = "<math {}><semantics><mrow><mi>E</mi></mrow><annotation encoding='application/x-tex'>E=mc^2</annotation>{}"
 MATHML += "</semantics></math>"
 ONE = MATHML.format("", "<annotation encoding='MathML-Content'>twice</annotation>")
