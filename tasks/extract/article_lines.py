@@ -51,7 +51,7 @@ LABELS = re.compile(
     re.IGNORECASE,
 )
 ADVERTS = re.compile(LABELS.pattern[LABELS.pattern.rindex("advertisement") :], re.IGNORECASE)
-LABEL = re.compile(rf"(?:{LABELS.pattern})\b", re.IGNORECASE)
+LABEL = re.compile(rf"(?:{LABELS.pattern})\b(?!-\w)", re.IGNORECASE)
 CREDIT = re.compile(
     r"(?:fotos?|photos?|bild(?:er)?|images?|(?:photo )?cr[eé]dits?(?: photos?)?|quellen?|(?:photo )?sources?|©"
     r"|copyright)\b",

@@ -2,6 +2,8 @@
 
 import re
 
+from tasks.extract.blocks import HEADINGS
+
 # Tags without text of the page: scripts, controls, media.
 _DROPPED_TAGS = """
 applet area audio base button canvas col colgroup datalist dialog embed fencedframe figcaption footer frame
@@ -197,9 +199,9 @@ OTHER_ROLES = frozenset(
     ["navigation", "banner", "contentinfo", "search", "complementary", "menu", "menubar", "dialog", "alertdialog"]
 )
 
-NAMED_TAGS = frozenset(
-    ["a", "code", "dd", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "li", "p", "section", "span", "td", "tr"]
-)
+# Elements whose ids are names of what stands in them: of words on all pages, of parts of documentation.
+WORDS = frozenset(["a", "b", "cite", "code", "em", "font", "i", "label", "small", "span", "strong", "time"])
+NAMED_TAGS = HEADINGS | {"dd", "details", "dl", "dt", "li", "p", "section", "td", "tr"}
 SECTION = re.compile(
     r"\b(?:(?:sub)*section|sect\d|chapter|appendix|refentry|refsect\d|method|function|member|detail)\b"
 )

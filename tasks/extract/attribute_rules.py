@@ -33,6 +33,7 @@ from tasks.extract.attribute_names import (
     TOC,
     TOC_PARTS,
     UNSEEN,
+    WORDS,
 )
 from tasks.extract.formulas import WRAPPERS
 
@@ -204,8 +205,9 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         is_panel = role == "tabpanel" or PANEL.search(f"{identity.words} {classes.words}") is not None
         if marked or not is_panel:
             return Verdict(hidden=True, closed=not marked)
-    if rules.boilerplate is not BOILERPLATE and (
-        tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", ""))
+    if tag in WORDS or (
+        rules.boilerplate is not BOILERPLATE
+        and (tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", "")))
     ):
         identity = NAMELESS  # the name of what the section documents
     is_forum = rules.boilerplate is FORUM_PARTS

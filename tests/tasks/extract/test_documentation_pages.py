@@ -106,6 +106,8 @@ def test_names_of_what_is_documented_and_titles_are_no_navigation() -> None:
         *sections,
     ):
         assert "\nwolf" in text_of(documentation(f"{PARAGRAPH}<div {mark}><p>wolf</p></div>{PARAGRAPH}"))
+    for tag in ("details", "dl", "span", "em"):
+        assert "wolf" in text_of(documentation(f"{PARAGRAPH}<{tag} id='sharing-menu'>wolf</{tag}>{PARAGRAPH}"))
     assert "wolf" not in text_of(documentation(f"{PARAGRAPH}<div id='menu'><p>wolf</p></div>{PARAGRAPH}"))
 
 

@@ -45,6 +45,7 @@ def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence
 def test_code_keeps_the_words_of_any_class(name: str) -> None:
     code = f"<pre><code><span class='{name}'>#include</span> &lt;a&gt;\n<i class='linenos'>2</i>\tx = 1</code></pre>"
     assert between(code) == "#include <a>\n\tx = 1"
+    assert between(code.replace("class='linenos'", "id='addHidden'")) == "#include <a>\n2\tx = 1"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,12 @@ def test_alternatives_of_which_a_script_shows_one_are_read(closed: str) -> None:
     assert between(f"<p>Press {keys}+Enter.</p>") == "Press Command Ctrl+Enter."
     for shown in ("<span>Shift</span>", "Shift"):
         assert between(f"<p>Press {keys.replace('</span></span>', f'</span>{shown}</span>')}.</p>") == "Press Shift."
+
+
+def test_a_compound_is_no_label() -> None:
+    """Of an index, in which several commands have the same option."""
+    items = "".join(f"<li>--{name}-empty</li>" for name in ("print", "share", "tags") for _ in range(3))
+    assert between(f"<ul>{items}</ul>").count("-empty") == 9
 
 
 @pytest.mark.parametrize("tag", ["ul", "ol"])
