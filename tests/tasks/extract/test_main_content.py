@@ -102,6 +102,14 @@ def test_calls_at_the_end_of_an_article_are_dropped() -> None:
     assert text_of(f"<html><body><article>{PARAGRAPH * 3}{calls}</article></body></html>").endswith("night falls.")
 
 
+def test_a_sentence_about_copyright_is_no_notice_of_it() -> None:
+    about = "<p>Copyright is what they <a href='/b'>argued about</a>: {}, said the judge, is none of theirs.</p>"
+    notice = "<p>Copyright © 1920 <a href='/b'>The Daily Site</a></p>"
+    page = f"<html><body><article>{PARAGRAPH * 3}{{}}</article></body></html>"
+    assert "argued about" in text_of(page.format(about.format("the old song")))
+    assert "Copyright" not in text_of(page.format(notice)) + text_of(page.format(notice.replace("©", "")))
+
+
 def test_cards_under_an_empty_link_are_dropped() -> None:
     card = f"<div class='card'><a href='/b'></a><h3>Another story</h3><p>{WORDS}</p></div>"
     page = "<html><body><article>{}</article></body></html>"
