@@ -8,7 +8,7 @@ from tasks.extract.blocks import HEADINGS
 _DROPPED_TAGS = """
 applet area audio base button canvas col colgroup datalist dialog embed fencedframe figcaption footer frame
 frameset head iframe input link map menu menuitem meta meter nav noindex noframes noscript object optgroup
-option output param picture progress rp rt rtc script select source style svg template textarea track use
+option output param picture progress rp rt rtc script select source style svg template textarea title track use
 video
 """
 DROPPED_TAGS = frozenset(_DROPPED_TAGS.split())

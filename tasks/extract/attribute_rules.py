@@ -62,6 +62,8 @@ class Verdict(NamedTuple):
     """Table of contents."""
     level: int = -1
     """Rank as container of the main content, 0 the strongest; -1: no container of it."""
+    main: bool = False
+    """Main part of the page, as the page states it."""
     formula: bool = False
     """Holds all forms of one formula."""
     post: bool = False
@@ -214,8 +216,9 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     if tag == "aside" and not (is_forum and "quote" in classes.words.split()):
         return NEUTRAL if NOTES.search(identity.words) or NOTES.search(classes.words) else DROP
     level = _level(tag, role, identity, classes, attributes)
+    main = level >= 0 and (tag == "main" or role == "main" or attributes.get("itemprop", "").lower() == "articlebody")
     if tag not in MARKED_TAGS:
-        return Verdict(level=level)
+        return Verdict(level=level, main=main)
     post = is_forum and (
         attributes.get("itemprop") == "text" or any(POSTS.search(one.words) for one in (identity, classes))
     )
@@ -224,7 +227,7 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     comments = (tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments)
     toc = identity.toc or classes.toc
     if not (identity.boilerplate or classes.boilerplate):
-        return Verdict(comments=comments, toc=toc, level=level) if comments or toc or level >= 0 else NEUTRAL
+        return Verdict(comments=comments, toc=toc, level=level, main=main) if comments or toc or level >= 0 else NEUTRAL
     marks = [one for one in (identity, classes) if one.boilerplate]
     is_site = any(one.unseen or SITE_PROSE.search(one.words) for one in marks)
     return Verdict(
@@ -234,6 +237,7 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         comments=comments,
         toc=toc,
         level=level,
+        main=main,
     )
 
 
@@ -261,4 +265,8 @@ def _level_of(name: str) -> int:
 
 
 QUOTED = Verdict(marked=True)
-PLAIN = dict.fromkeys(DROPPED_TAGS, DROP) | {"aside": DROP, "article": Verdict(level=1), "main": Verdict(level=4)}
+PLAIN = dict.fromkeys(DROPPED_TAGS, DROP) | {
+    "aside": DROP,
+    "article": Verdict(level=1),
+    "main": Verdict(level=4, main=True),
+}

@@ -45,13 +45,14 @@ class Block:
 
 
 class Contents(NamedTuple):
-    """Blocks of a container, and the characters of those that were not dropped when it ended."""
+    """Blocks of a container, the characters of those that were not dropped when it ended, and the main parts in it."""
 
     start: int
     end: int
     size: int
     links: int
     running: int
+    mains: int
 
 
 class Candidate(NamedTuple):

@@ -83,11 +83,11 @@ def holds_input(element: HtmlElement) -> bool:
 
 
 def is_of_series(element: HtmlElement) -> bool:
-    """Return True if an element beside it has the same class, and an id that begins with the same word."""
-    name, word = element.get("class"), SERIES.match(element.get("id") or "")
-    return bool(name and word) and any(
+    """Return True if an element beside it has the same first class, and an id that begins with the same word."""
+    kind, word = (element.get("class") or "").partition(" ")[0], SERIES.match(element.get("id") or "")
+    return bool(kind and word) and any(
         other is not None
-        and other.get("class") == name
+        and (other.get("class") or "").partition(" ")[0] == kind
         and (found := SERIES.match(other.get("id") or "")) is not None
         and found[1] == word[1]
         for other in (element.getprevious(), element.getnext())
@@ -100,7 +100,7 @@ def is_shown_code(area: HtmlElement) -> bool:
 
 
 def holds_main(element: HtmlElement) -> bool:
-    """Return True if an element is the main part of a page, as the page states it, or holds it."""
+    """Return True if an element holds the main part of a page, as the page states it."""
     return any(
         inner.tag == "main" or inner.get("role") == "main" or inner.get("itemprop") == "articleBody"
         for inner in element.iter("main", "div", "section", "article", "td")

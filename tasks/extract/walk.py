@@ -25,6 +25,7 @@ from tasks.extract.blocks import (
     LISTS,
     MARKED,
     PERMALINK,
+    SENTENCE_ENDS,
     TABLE,
     TAG,
     TOC,
@@ -117,7 +118,8 @@ class Walk:
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
         self._in_doubt = self._pictured = False
         self._controlled: frozenset[str] | None = None
-        self._scripted: frozenset[str] = frozenset()
+        self._scripted: frozenset[str] | None = None
+        self._mains = 0  # main parts, as the page states them, that were read
         self._unfolds: dict[HtmlElement, bool] = {}  # tables with hidden rows
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
@@ -257,6 +259,8 @@ class Walk:
             self._pieces += filter(None, [script_text(element)])
         elif tag == "textarea" and is_shown_code(element):
             self._container(element, "pre", NEUTRAL, kind)
+        elif tag == "head":  # in a body, or of a page without one
+            self._container(element, "div", NEUTRAL, kind)
         elif tag not in CONTROLS:
             self._leave_out(element, TAG)
             if tag in PICTURES:
@@ -293,13 +297,11 @@ class Walk:
 
     def _supported(self, element: HtmlElement, verdict: Verdict) -> Verdict:
         """Verdict on a container without the marks that the page contradicts."""
-        marked = verdict.marked and not holds_main(element)
-        if marked and is_of_series(element):  # its id is a name; its class may mark it
-            marked = self.rules.named(element.get("class", "")).boilerplate
-        return verdict._replace(
-            marked=marked,
-            hidden=verdict.hidden and not self._is_opened(element, verdict),
-        )
+        if verdict.marked and is_of_series(element) and not self.rules.named(element.get("class", "")).boilerplate:
+            verdict = verdict._replace(marked=False)  # by its id, which is a name
+        if verdict.hidden and self._is_opened(element, verdict):
+            verdict = verdict._replace(hidden=False)
+        return verdict
 
     def _is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
         """Return True for a hidden element that a control of the page opens: a tab, a folded row, a text."""
@@ -315,8 +317,15 @@ class Walk:
         if not (name := element.get("id")):
             return False
         if self._controlled is None:
-            self._controlled, self._scripted = controlled_ids(self.tree), scripted_ids(self.tree)
-        return name in self._controlled or (name in self._scripted and is_text(element) and not holds_input(element))
+            self._controlled = controlled_ids(self.tree)
+        return name in self._controlled or (
+            not holds_input(element) and is_text(element) and name in self._ids_of_scripts()
+        )
+
+    def _ids_of_scripts(self) -> frozenset[str]:
+        if self._scripted is None:
+            self._scripted = scripted_ids(self.tree)
+        return self._scripted
 
     def _leave_out(self, element: HtmlElement, reason: str, text: str | None = None) -> None:
         """Note an element that is not read, or the text of it that is not."""
@@ -334,6 +343,7 @@ class Walk:
             self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
+        mains = self._mains
         name = element.get("class")
         if tag in CODE or tag == "code" or (name and is_code(element, tag, name)):
             if text := code_text(element, self.rules, self._leave_out):
@@ -349,7 +359,8 @@ class Walk:
             if tag == "li":
                 self._marker = ""
         if len(self.blocks) > start:
-            held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
+            sizes = (self.size - size, self.links - links, self.running - running)
+            held = Contents(start, len(self.blocks), *sizes, self._mains - mains)
             is_card = tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links
             if is_card and self.overlays > overlays:
                 self._cards[tag, element.get("class")].append(held)
@@ -365,16 +376,20 @@ class Walk:
         if verdict.comments and self.page == ARTICLE:
             return True
         may_be_text = verdict.may_be_text and (
-            element.tag == "p" or element.tag in LISTS or is_plain(element) or element.find(".//pre") is not None
+            element.tag == "p"
+            or (element.tag in LISTS and element.text_content().rstrip().endswith(SENTENCE_ENDS))
+            or is_plain(element)
+            or element.find(".//pre") is not None
         )
         is_boilerplate = verdict.hidden or (verdict.marked and not may_be_text)
-        return is_boilerplate and is_short(element, MAX_DROPPED)
+        return is_boilerplate and is_short(element, MAX_DROPPED) and not (verdict.marked and holds_main(element))
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""
         if not held.size:
             return
         reason = self._reason(element, tag, verdict, held)
+        self._mains += verdict.main
         if reason and self.left_out is not None:
             self.causes.append((held.start, held.end, reason, described(element)))
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
@@ -391,8 +406,10 @@ class Walk:
             return COMMENT
         if verdict.hidden:
             return HIDDEN
-        inside = self.blocks[held.start : held.end]
-        if verdict.marked:
+        marked = verdict.marked and not held.mains
+        is_read = marked or verdict.toc or tag in ("form", "figure")
+        inside = self.blocks[held.start : held.end] if is_read else []
+        if marked:
             is_code_or_prose = is_mostly_code(inside) or (is_prose(inside) and is_plain(element))
             is_code_or_prose = is_code_or_prose or (tag == "p" and is_sentence(inside))
             is_code_or_prose = is_code_or_prose or (tag in LISTS and is_described(inside))

@@ -116,6 +116,7 @@ def test_an_id_in_a_series_of_names_marks_nothing() -> None:
         f"<div class='item' id='property_{name}'><p>{name} is set.</p></div>" for name in ("adHoc", "share")
     )
     assert between(series) == "adHoc is set.\nshare is set."
+    assert between(series.replace("class='item'", "class='item own'", 1)) == "adHoc is set.\nshare is set."
     assert between(series.replace("property_", "")) == ""
     assert between(series.replace("'item'", "'share'")) == ""
 
@@ -135,6 +136,15 @@ def test_alternatives_of_which_a_script_shows_one_are_read(closed: str) -> None:
     assert between(f"<p>Press {keys}+Enter.</p>") == "Press Command Ctrl+Enter."
     for shown in ("<span>Shift</span>", "Shift"):
         assert between(f"<p>Press {keys.replace('</span></span>', f'</span>{shown}</span>')}.</p>") == "Press Shift."
+
+
+def test_the_text_in_a_head_inside_the_body_is_read() -> None:
+    """Of pages with two heads, or without a body, the last head of which is never closed."""
+    page = (
+        f"<html><head><title>A</title></head><body><center><head><title>A</title>{PARAGRAPH}<p>End.</p></body></html>"
+    )
+    assert text_of(page) == f"{PLAIN}\nEnd."
+    assert text_of(f"<head><title>A</title><td>{PARAGRAPH}<p>End.") == f"{PLAIN}\nEnd."
 
 
 def test_a_compound_is_no_label() -> None:
