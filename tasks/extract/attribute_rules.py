@@ -111,14 +111,17 @@ class AttributeRules:
                 return NEUTRAL
             key = (tag, ("class", classes))
         elif items := element.items():
-            key = (
-                tag,
-                *[
-                    (name, value if name == "class" else value.translate(DIGITS))
-                    for name, value in items
-                    if name in READ
-                ],
-            )
+            if len(items) == 1 and items[0][0] == "class":  # most elements
+                key = (tag, items[0])
+            else:
+                key = (
+                    tag,
+                    *[
+                        (name, value if name == "class" else value.translate(DIGITS))
+                        for name, value in items
+                        if name in READ
+                    ],
+                )
         else:
             return self.plain.get(tag, NEUTRAL)
         found = self.cache.get(key)

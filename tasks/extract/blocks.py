@@ -72,8 +72,13 @@ def is_mostly_code(blocks: Sequence[Block]) -> bool:
 
 
 def is_linked(blocks: Sequence[Block]) -> bool:
-    """Return True if at least a quarter of the text of blocks is links, as of a table of contents."""
+    """Return True if at least a quarter of the text of blocks is links."""
     return 4 * sum(one.links for one in blocks) >= sum(one.size for one in blocks)
+
+
+def is_contents(blocks: Sequence[Block]) -> bool:
+    """Return True for a table of contents, by its links; its name may be that of other lists."""
+    return is_linked(blocks) and not is_prose(blocks)
 
 
 def is_described(blocks: Sequence[Block]) -> bool:

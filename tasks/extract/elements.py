@@ -84,8 +84,10 @@ def holds_input(element: HtmlElement) -> bool:
 
 def is_of_series(element: HtmlElement) -> bool:
     """Return True if an element beside it has the same first class, and an id that begins with the same word."""
-    kind, word = (element.get("class") or "").partition(" ")[0], SERIES.match(element.get("id") or "")
-    return bool(kind and word) and any(
+    if (word := SERIES.match(element.get("id") or "")) is None or not (name := element.get("class")):
+        return False
+    kind = name.partition(" ")[0]
+    return any(
         other is not None
         and (other.get("class") or "").partition(" ")[0] == kind
         and (found := SERIES.match(other.get("id") or "")) is not None

@@ -11,7 +11,7 @@ from lxml.html import HtmlElement
 
 from gpt2train.data.text_units import without_invisible
 from tasks.extract.article_lines import holds_title
-from tasks.extract.attribute_names import DROPPED_TAGS
+from tasks.extract.attribute_names import CONTAINERS, DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
     BLOCK_TAGS,
@@ -32,8 +32,8 @@ from tasks.extract.blocks import (
     Block,
     Candidate,
     Contents,
+    is_contents,
     is_described,
-    is_linked,
     is_mostly_code,
     is_prose,
     is_sentence,
@@ -359,8 +359,14 @@ class Walk:
             if tag == "li":
                 self._marker = ""
         if len(self.blocks) > start:
-            sizes = (self.size - size, self.links - links, self.running - running)
-            held = Contents(start, len(self.blocks), *sizes, self._mains - mains)
+            held = Contents(
+                start,
+                len(self.blocks),
+                self.size - size,
+                self.links - links,
+                self.running - running,
+                self._mains - mains,
+            )
             is_card = tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links
             if is_card and self.overlays > overlays:
                 self._cards[tag, element.get("class")].append(held)
@@ -382,14 +388,16 @@ class Walk:
             or element.find(".//pre") is not None
         )
         is_boilerplate = verdict.hidden or (verdict.marked and not may_be_text)
-        return is_boilerplate and is_short(element, MAX_DROPPED) and not (verdict.marked and holds_main(element))
+        may_hold_main = verdict.marked and element.tag in CONTAINERS
+        return is_boilerplate and is_short(element, MAX_DROPPED) and not (may_hold_main and holds_main(element))
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""
         if not held.size:
             return
         reason = self._reason(element, tag, verdict, held)
-        self._mains += verdict.main
+        if verdict.main:
+            self._mains += 1
         if reason and self.left_out is not None:
             self.causes.append((held.start, held.end, reason, described(element)))
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
@@ -406,23 +414,24 @@ class Walk:
             return COMMENT
         if verdict.hidden:
             return HIDDEN
-        marked = verdict.marked and not held.mains
-        is_read = marked or verdict.toc or tag in ("form", "figure")
-        inside = self.blocks[held.start : held.end] if is_read else []
-        if marked:
-            is_code_or_prose = is_mostly_code(inside) or (is_prose(inside) and is_plain(element))
-            is_code_or_prose = is_code_or_prose or (tag == "p" and is_sentence(inside))
-            is_code_or_prose = is_code_or_prose or (tag in LISTS and is_described(inside))
-            return KEPT if is_code_or_prose and verdict.may_be_text else MARKED
-        if verdict.toc and not is_prose(inside) and is_linked(inside):
+        if verdict.marked and not held.mains:
+            return self._reason_of_mark(element, tag, verdict, self.blocks[held.start : held.end])
+        if verdict.toc and is_contents(self.blocks[held.start : held.end]):
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
         if weighed and is_mostly_links(tag, held):
             return LINKS
-        if tag == "form" and held.size < MAX_FORM and not any(one.kind == "pre" for one in inside):
-            return FORM
-        is_figure = tag == "figure" and held.running <= MAX_DROPPED
-        return FIGURE if is_figure and not any(one.kind in ("pre", "td") for one in inside) else KEPT
+        if (tag == "form" and held.size < MAX_FORM) or (tag == "figure" and held.running <= MAX_DROPPED):
+            kinds = {one.kind for one in self.blocks[held.start : held.end]}
+            if "pre" not in kinds and (tag == "form" or "td" not in kinds):
+                return FORM if tag == "form" else FIGURE
+        return KEPT
+
+    def _reason_of_mark(self, element: HtmlElement, tag: str, verdict: Verdict, blocks: list[Block]) -> str:
+        """Reason to drop a container whose name marks boilerplate: code and whole sentences are text all the same."""
+        is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
+        is_text = is_text or (tag == "p" and is_sentence(blocks)) or (tag in LISTS and is_described(blocks))
+        return KEPT if is_text and verdict.may_be_text else MARKED
 
     def _note_picture(self) -> None:
         self._pictured = True
