@@ -297,8 +297,9 @@ class Walk:
 
     def _supported(self, element: HtmlElement, verdict: Verdict) -> Verdict:
         """Verdict on a container without the marks that the page contradicts."""
-        if verdict.marked and is_of_series(element) and not self.rules.named(element.get("class", "")).boilerplate:
-            verdict = verdict._replace(marked=False)  # by its id, which is a name
+        is_id = verdict.marked and element.get("id") and not self.rules.named(element.get("class", "")).boilerplate
+        if is_id and is_of_series(element):  # a name
+            verdict = verdict._replace(marked=False)
         if verdict.hidden and self._is_opened(element, verdict):
             verdict = verdict._replace(hidden=False)
         return verdict
