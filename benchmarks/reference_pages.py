@@ -122,6 +122,8 @@ def words_of(container: HtmlElement) -> list[str]:
     for element in container.iter("br", "p", "div", "li", "td", "th", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "pre"):
         element.text = " " + (element.text or "")
         element.tail = " " + (element.tail or "")
+    for element in container.xpath(".//*[@hidden]"):  # of several alternatives a script shows one
+        element.text = " " + (element.text or "")
     return [container.text_content()]
 
 

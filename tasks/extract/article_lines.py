@@ -51,7 +51,7 @@ LABELS = re.compile(
     re.IGNORECASE,
 )
 ADVERTS = re.compile(LABELS.pattern[LABELS.pattern.rindex("advertisement") :], re.IGNORECASE)
-LABEL = re.compile(rf"(?:{LABELS.pattern})\b", re.IGNORECASE)
+LABEL = re.compile(rf"(?:{LABELS.pattern})\b(?!-\w)", re.IGNORECASE)
 CREDIT = re.compile(
     r"(?:fotos?|photos?|bild(?:er)?|images?|(?:photo )?cr[eé]dits?(?: photos?)?|quellen?|(?:photo )?sources?|©"
     r"|copyright)\b",
@@ -68,7 +68,8 @@ CALL = re.compile(
     r"|^(?:additional )?reporting (?:was contributed )?by\b|^(?:written|edited|translated|compiled) by\b"
     r"|^\(?(?:with (?:reporting|files|inputs) (?:by|from))\b"
     r"|^(?:this|the) (?:article|story|post|piece|column) (?:was|is|has|first|originally)\b"
-    r"|^(?:originally|first) published|\ball rights reserved\b|^copyright\b|^©|^about the author"
+    r"|^(?:originally|first) published|\ball rights reserved\b|^copyright\b.{0,40}(?:©|\(c\)|\b\d{4}\b)|^©"
+    r"|^about the author"
     r"|\b(?:folgen|abonnieren|unterstützen) sie (?:uns|unseren)\b|^(?:folge|abonniere|unterstütze) "
     r"|newsletter (?:abonnieren|anmelden)"
     r"|^(?:síguenos|siga|suscr[ií]bete|descarga|hazte)\b|^(?:suivez|abonnez|retrouvez)-|^(?:seguici|iscriviti)\b"

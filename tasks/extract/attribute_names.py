@@ -2,11 +2,13 @@
 
 import re
 
+from tasks.extract.blocks import HEADINGS
+
 # Tags without text of the page: scripts, controls, media.
 _DROPPED_TAGS = """
 applet area audio base button canvas col colgroup datalist dialog embed fencedframe figcaption footer frame
 frameset head iframe input link map menu menuitem meta meter nav noindex noframes noscript object optgroup
-option output param picture progress rp rt rtc script select source style svg template textarea track use
+option output param picture progress rp rt rtc script select source style svg template textarea title track use
 video
 """
 DROPPED_TAGS = frozenset(_DROPPED_TAGS.split())
@@ -197,7 +199,9 @@ OTHER_ROLES = frozenset(
     ["navigation", "banner", "contentinfo", "search", "complementary", "menu", "menubar", "dialog", "alertdialog"]
 )
 
-NAMED_TAGS = frozenset(
-    ["a", "code", "dd", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "li", "p", "section", "span", "td", "tr"]
+# Elements whose ids are names of what stands in them: of words on all pages, of parts of documentation.
+WORDS = frozenset(["a", "b", "cite", "code", "em", "font", "i", "label", "small", "span", "strong", "time"])
+NAMED_TAGS = HEADINGS | {"dd", "details", "dl", "dt", "li", "p", "section", "td", "tr"}
+SECTION = re.compile(
+    r"\b(?:(?:sub)*section|sect\d|chapter|appendix|refentry|refsect\d|method|function|member|detail)\b"
 )
-SECTION = re.compile(r"\b(?:section|sect\d|chapter|appendix|refentry|refsect\d|method|function|member|detail)\b")

@@ -33,6 +33,7 @@ from tasks.extract.attribute_names import (
     TOC,
     TOC_PARTS,
     UNSEEN,
+    WORDS,
 )
 from tasks.extract.formulas import WRAPPERS
 
@@ -61,6 +62,8 @@ class Verdict(NamedTuple):
     """Table of contents."""
     level: int = -1
     """Rank as container of the main content, 0 the strongest; -1: no container of it."""
+    main: bool = False
+    """Main part of the page, as the page states it."""
     formula: bool = False
     """Holds all forms of one formula."""
     post: bool = False
@@ -108,14 +111,17 @@ class AttributeRules:
                 return NEUTRAL
             key = (tag, ("class", classes))
         elif items := element.items():
-            key = (
-                tag,
-                *[
-                    (name, value if name == "class" else value.translate(DIGITS))
-                    for name, value in items
-                    if name in READ
-                ],
-            )
+            if len(items) == 1 and items[0][0] == "class":  # most elements
+                key = (tag, items[0])
+            else:
+                key = (
+                    tag,
+                    *[
+                        (name, value if name == "class" else value.translate(DIGITS))
+                        for name, value in items
+                        if name in READ
+                    ],
+                )
         else:
             return self.plain.get(tag, NEUTRAL)
         found = self.cache.get(key)
@@ -204,16 +210,18 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         is_panel = role == "tabpanel" or PANEL.search(f"{identity.words} {classes.words}") is not None
         if marked or not is_panel:
             return Verdict(hidden=True, closed=not marked)
-    if rules.boilerplate is not BOILERPLATE and (
-        tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", ""))
+    if tag in WORDS or (
+        rules.boilerplate is not BOILERPLATE
+        and (tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", "")))
     ):
         identity = NAMELESS  # the name of what the section documents
     is_forum = rules.boilerplate is FORUM_PARTS
     if tag == "aside" and not (is_forum and "quote" in classes.words.split()):
         return NEUTRAL if NOTES.search(identity.words) or NOTES.search(classes.words) else DROP
     level = _level(tag, role, identity, classes, attributes)
+    main = level >= 0 and (tag == "main" or role == "main" or attributes.get("itemprop", "").lower() == "articlebody")
     if tag not in MARKED_TAGS:
-        return Verdict(level=level)
+        return Verdict(level=level, main=main)
     post = is_forum and (
         attributes.get("itemprop") == "text" or any(POSTS.search(one.words) for one in (identity, classes))
     )
@@ -222,7 +230,7 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     comments = (tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments)
     toc = identity.toc or classes.toc
     if not (identity.boilerplate or classes.boilerplate):
-        return Verdict(comments=comments, toc=toc, level=level) if comments or toc or level >= 0 else NEUTRAL
+        return Verdict(comments=comments, toc=toc, level=level, main=main) if comments or toc or level >= 0 else NEUTRAL
     marks = [one for one in (identity, classes) if one.boilerplate]
     is_site = any(one.unseen or SITE_PROSE.search(one.words) for one in marks)
     return Verdict(
@@ -232,6 +240,7 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         comments=comments,
         toc=toc,
         level=level,
+        main=main,
     )
 
 
@@ -259,4 +268,8 @@ def _level_of(name: str) -> int:
 
 
 QUOTED = Verdict(marked=True)
-PLAIN = dict.fromkeys(DROPPED_TAGS, DROP) | {"aside": DROP, "article": Verdict(level=1), "main": Verdict(level=4)}
+PLAIN = dict.fromkeys(DROPPED_TAGS, DROP) | {
+    "aside": DROP,
+    "article": Verdict(level=1),
+    "main": Verdict(level=4, main=True),
+}

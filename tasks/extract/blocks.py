@@ -45,13 +45,14 @@ class Block:
 
 
 class Contents(NamedTuple):
-    """Blocks of a container, and the characters of those that were not dropped when it ended."""
+    """Blocks of a container, the characters of those that were not dropped when it ended, and the main parts in it."""
 
     start: int
     end: int
     size: int
     links: int
     running: int
+    mains: int
 
 
 class Candidate(NamedTuple):
@@ -68,6 +69,21 @@ def is_mostly_code(blocks: Sequence[Block]) -> bool:
     """Return True if most of the text of blocks is code."""
     shown = [one for one in blocks if not one.dropped]
     return 2 * sum(one.size for one in shown if one.kind == "pre") > sum(one.size for one in shown)
+
+
+def is_linked(blocks: Sequence[Block]) -> bool:
+    """Return True if at least a quarter of the text of blocks is links."""
+    return 4 * sum(one.links for one in blocks) >= sum(one.size for one in blocks)
+
+
+def is_contents(blocks: Sequence[Block]) -> bool:
+    """Return True for a table of contents, by its links; its name may be that of other lists."""
+    return is_linked(blocks) and not is_prose(blocks)
+
+
+def is_described(blocks: Sequence[Block]) -> bool:
+    """Return True for items with whole sentences about them and few links, which no list of links has."""
+    return not is_linked(blocks) and sum(one.size for one in blocks if one.text.endswith(SENTENCE_ENDS)) >= MIN_RUNNING
 
 
 def is_sentence(blocks: Sequence[Block]) -> bool:

@@ -1,11 +1,12 @@
 """Properties of elements that the walk over a page asks for."""
 
 import itertools
+import re
 
 from lxml.etree import XPath
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_names import TOGGLE
+from tasks.extract.attribute_names import HIDDEN, TOGGLE
 from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MIN_RUNNING, Contents
 
 CELLS = frozenset(("td", "th"))
@@ -14,6 +15,11 @@ MAX_OUTER = 3  # elements between a question and its button
 CONTROLLED = XPath(
     "//@aria-controls | //@data-target | //@data-bs-target | //a/@href[starts-with(., '#')]", smart_strings=False
 )
+SCRIPTED = XPath("//@onclick | //a/@href[starts-with(., 'javascript:')]", smart_strings=False)
+HAS_SCRIPT = XPath("boolean(descendant::*/@onclick)")
+ARGUMENT = re.compile(r"""["']#?([\w:.-]{1,200})["']""")
+SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
+MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there to be copied
 # Texts of an element that a browser shows or could show.
 SHOWN = XPath(
     "descendant-or-self::text()[not(ancestor::script or ancestor::style or ancestor::template or ancestor::noscript)]",
@@ -50,6 +56,59 @@ def controlled_ids(tree: HtmlElement) -> frozenset[str]:
     return frozenset(one.removeprefix("#") for value in CONTROLLED(tree) for one in value.split())
 
 
+def scripted_ids(tree: HtmlElement) -> frozenset[str]:
+    """Words that the controls of the page give to a script, among them ids of the elements that it opens."""
+    return frozenset(one for value in SCRIPTED(tree) for one in ARGUMENT.findall(value))
+
+
+def is_alternative(element: HtmlElement) -> bool:
+    """Return True for a hidden element if all beside it are hidden too: a script shows the one that fits the reader."""
+    outer = element.getparent()
+    return len(outer) > 1 and not (outer.text or "").strip() and all(map(_is_hidden, outer))
+
+
+def _is_hidden(element: HtmlElement) -> bool:
+    is_hidden = "hidden" in element.attrib or HIDDEN.search(element.get("style") or "")
+    return bool(is_hidden) and not (element.tail or "").strip()
+
+
+def holds_script_control(element: HtmlElement) -> bool:
+    """Return True if a script runs at a click on a part of an element."""
+    return bool(HAS_SCRIPT(element))
+
+
+def holds_input(element: HtmlElement) -> bool:
+    """Return True if a reader can enter something in an element."""
+    return next(element.iter("form", "input", "button", "select", "textarea"), None) is not None
+
+
+def is_of_series(element: HtmlElement) -> bool:
+    """Return True if an element beside it has the same first class, and an id that begins with the same word."""
+    if (word := SERIES.match(element.get("id") or "")) is None or not (name := element.get("class")):
+        return False
+    kind = name.partition(" ")[0]
+    return any(
+        other is not None
+        and (other.get("class") or "").partition(" ")[0] == kind
+        and (found := SERIES.match(other.get("id") or "")) is not None
+        and found[1] == word[1]
+        for other in (element.getprevious(), element.getnext())
+    )
+
+
+def is_shown_code(area: HtmlElement) -> bool:
+    """Return True for a text area of several lines that is for reading alone."""
+    return "readonly" in area.attrib and (area.text or "").strip().count("\n") >= MIN_LINES - 1
+
+
+def holds_main(element: HtmlElement) -> bool:
+    """Return True if an element holds the main part of a page, as the page states it."""
+    return any(
+        inner.tag == "main" or inner.get("role") == "main" or inner.get("itemprop") == "articleBody"
+        for inner in element.iter("main", "div", "section", "article", "td")
+    )
+
+
 def is_short(element: HtmlElement, limit: int) -> bool:
     """Return True if an element has at most `limit` characters."""
     limit -= len(element.text or "")
@@ -72,7 +131,7 @@ def is_plain(element: HtmlElement) -> bool:
 
 def is_text(element: HtmlElement) -> bool:
     """Return True for an element that holds running text, most of which is no link."""
-    size = len(element.text_content())
+    size = len(" ".join(shown_text(element).split()))
     return size >= MIN_RUNNING and 2 * sum(len(link.text_content()) for link in element.iter("a")) < size
 
 

@@ -14,7 +14,7 @@ from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from tasks.extract.article_lines import drop_lines, is_title, page_titles
 from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
-from tasks.extract.blocks import HIDDEN, KEPT, LINKS, MARKED, TOC, Block
+from tasks.extract.blocks import HIDDEN, KEPT, LINKS, MARKED, MIN_RUNNING, TOC, Block, Candidate, is_linked, is_prose
 from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
@@ -177,8 +177,20 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
         if len(alike) == 1 or joint <= 1.1 * size:
             start, end, joint = best.start, best.end, size
         if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * running:
-            return start, end
+            return _with_next_parts(walk, best, start, end)
     return 0, len(walk.blocks)
+
+
+def _with_next_parts(walk: Walk, best: Candidate, start: int, end: int) -> tuple[int, int]:
+    """First and last block of a main content with the parts after it: containers of its class that begin with prose."""
+    alike = [one for one in walk.candidates if best.name and (one.tag, one.name) == (best.tag, best.name)]
+    for one in sorted(alike, key=lambda one: (one.start, -one.end)):
+        if one.start >= end:
+            part = _live(walk.blocks[one.start : one.end])
+            if _running(walk.blocks[end : one.start]) > MIN_RUNNING or not is_prose(part[:1]) or is_linked(part):
+                break
+            end = one.end
+    return start, end
 
 
 def _is_teaser(blocks: Sequence[Block], titles: Sequence[str]) -> bool:
@@ -250,7 +262,7 @@ def _drop_repeats(blocks: list[Block]) -> None:
     """
     _drop([one for one in blocks if one.links and BESIDE.match(one.text)], BESIDE_PAGES)
     for one, after in itertools.pairwise(_live(blocks)):
-        is_long = one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td")
+        is_long = one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td", "li")
         if is_long and after.text.startswith(one.text) and not after.text[one.size : one.size + 1].isalnum():
             one.dropped = REPEATED
 

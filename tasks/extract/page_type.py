@@ -40,6 +40,7 @@ TEMPLATES = {
             "mw-content-text",
             "javadoc",
             "rustdoc",
+            "docblock",  # rustdoc, gi-docgen
             "doxygen",
             "memdoc",
             "md-content",

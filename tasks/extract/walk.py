@@ -11,7 +11,7 @@ from lxml.html import HtmlElement
 
 from gpt2train.data.text_units import without_invisible
 from tasks.extract.article_lines import holds_title
-from tasks.extract.attribute_names import DROPPED_TAGS
+from tasks.extract.attribute_names import CONTAINERS, DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
     BLOCK_TAGS,
@@ -25,12 +25,15 @@ from tasks.extract.blocks import (
     LISTS,
     MARKED,
     PERMALINK,
+    SENTENCE_ENDS,
     TABLE,
     TAG,
     TOC,
     Block,
     Candidate,
     Contents,
+    is_contents,
+    is_described,
     is_mostly_code,
     is_prose,
     is_sentence,
@@ -43,13 +46,21 @@ from tasks.extract.elements import (
     controlled_ids,
     described,
     holds_block,
+    holds_input,
+    holds_main,
+    holds_script_control,
+    is_alternative,
     is_attribution,
     is_link_to_page,
     is_mostly_links,
+    is_of_series,
     is_plain,
     is_question,
     is_short,
+    is_shown_code,
+    is_text,
     kind_of,
+    scripted_ids,
     shown_text,
 )
 from tasks.extract.formulas import formula_text, image_text, only_formula, script_marks, script_text, wrapped_text
@@ -107,6 +118,9 @@ class Walk:
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
         self._in_doubt = self._pictured = False
         self._controlled: frozenset[str] | None = None
+        self._scripted: frozenset[str] | None = None
+        self._mains = 0  # main parts, as the page states them, that were read
+        self._unfolds: dict[HtmlElement, bool] = {}  # tables with hidden rows
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
         self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
@@ -235,12 +249,18 @@ class Walk:
         elif verdict.unseen or (is_attribution(element) and not has_letters(self._pieces)):
             self._leave_out(element, MARKED)
         else:
+            if verdict.hidden and element.getprevious() is not None:  # words of another alternative stand before it
+                self._pieces.append(" ")
             self._doubtful_words(element, kind, is_control=False)
 
     def _read_sometimes(self, element: HtmlElement, tag: str, kind: str) -> None:
         """Read a formula in a script, or a control that is a heading or a word of a sentence, but no other element."""
         if tag == "script" and element.get("type"):
             self._pieces += filter(None, [script_text(element)])
+        elif tag == "textarea" and is_shown_code(element):
+            self._container(element, "pre", NEUTRAL, kind)
+        elif tag == "head":  # in a body, or of a page without one
+            self._container(element, "div", NEUTRAL, kind)
         elif tag not in CONTROLS:
             self._leave_out(element, TAG)
             if tag in PICTURES:
@@ -275,13 +295,38 @@ class Walk:
             self._in_doubt = False
             self._doubts.append(Doubt(start, len(self._pieces), self._linked - linked, element, is_control))
 
+    def _supported(self, element: HtmlElement, verdict: Verdict) -> Verdict:
+        """Verdict on a container without the marks that the page contradicts."""
+        is_id = verdict.marked and element.get("id") and not self.rules.named(element.get("class", "")).boilerplate
+        if is_id and is_of_series(element):  # a name
+            verdict = verdict._replace(marked=False)
+        if verdict.hidden and self._is_opened(element, verdict):
+            verdict = verdict._replace(hidden=False)
+        return verdict
+
     def _is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
-        """Return True for a hidden element that a control of the page names, as those of tabs do."""
-        if not (verdict.closed and element.get("id")):
+        """Return True for a hidden element that a control of the page opens: a tab, a folded row, a text."""
+        if not verdict.closed:
+            return False
+        if is_alternative(element):
+            return True
+        if element.tag == "tr":
+            table = next(element.iterancestors("table"), element)
+            if table not in self._unfolds:
+                self._unfolds[table] = holds_script_control(table)
+            return self._unfolds[table]
+        if not (name := element.get("id")):
             return False
         if self._controlled is None:
             self._controlled = controlled_ids(self.tree)
-        return element.get("id") in self._controlled
+        return name in self._controlled or (
+            not holds_input(element) and is_text(element) and name in self._ids_of_scripts()
+        )
+
+    def _ids_of_scripts(self) -> frozenset[str]:
+        if self._scripted is None:
+            self._scripted = scripted_ids(self.tree)
+        return self._scripted
 
     def _leave_out(self, element: HtmlElement, reason: str, text: str | None = None) -> None:
         """Note an element that is not read, or the text of it that is not."""
@@ -293,12 +338,13 @@ class Walk:
             self.flush(kind)
         elif self._pieces and not "".join(self._pieces[-3:]).isspace():
             self._pieces.append(" | ")
-        if verdict.hidden and self._is_opened(element, verdict):
-            verdict = verdict._replace(hidden=False)
+        if verdict.marked or verdict.hidden:
+            verdict = self._supported(element, verdict)
         if (verdict.marked or verdict.hidden or verdict.comments) and self._is_skipped(element, verdict):
             self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
+        mains = self._mains
         name = element.get("class")
         if tag in CODE or tag == "code" or (name and is_code(element, tag, name)):
             if text := code_text(element, self.rules, self._leave_out):
@@ -314,7 +360,14 @@ class Walk:
             if tag == "li":
                 self._marker = ""
         if len(self.blocks) > start:
-            held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
+            held = Contents(
+                start,
+                len(self.blocks),
+                self.size - size,
+                self.links - links,
+                self.running - running,
+                self._mains - mains,
+            )
             is_card = tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links
             if is_card and self.overlays > overlays:
                 self._cards[tag, element.get("class")].append(held)
@@ -330,16 +383,22 @@ class Walk:
         if verdict.comments and self.page == ARTICLE:
             return True
         may_be_text = verdict.may_be_text and (
-            element.tag == "p" or is_plain(element) or element.find(".//pre") is not None
+            element.tag == "p"
+            or (element.tag in LISTS and element.text_content().rstrip().endswith(SENTENCE_ENDS))
+            or is_plain(element)
+            or element.find(".//pre") is not None
         )
         is_boilerplate = verdict.hidden or (verdict.marked and not may_be_text)
-        return is_boilerplate and is_short(element, MAX_DROPPED)
+        may_hold_main = verdict.marked and element.tag in CONTAINERS
+        return is_boilerplate and is_short(element, MAX_DROPPED) and not (may_hold_main and holds_main(element))
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""
         if not held.size:
             return
         reason = self._reason(element, tag, verdict, held)
+        if verdict.main:
+            self._mains += 1
         if reason and self.left_out is not None:
             self.causes.append((held.start, held.end, reason, described(element)))
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
@@ -356,20 +415,24 @@ class Walk:
             return COMMENT
         if verdict.hidden:
             return HIDDEN
-        if verdict.marked:
-            blocks = self.blocks[held.start : held.end]
-            is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
-            is_text = is_text or (tag == "p" and is_sentence(blocks))
-            return KEPT if is_text and verdict.may_be_text else MARKED
-        if verdict.toc and not is_prose(self.blocks[held.start : held.end]):
+        if verdict.marked and not held.mains:
+            return self._reason_of_mark(element, tag, verdict, self.blocks[held.start : held.end])
+        if verdict.toc and is_contents(self.blocks[held.start : held.end]):
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
         if weighed and is_mostly_links(tag, held):
             return LINKS
-        if tag == "form" and held.size < MAX_FORM:
-            return FORM
-        inside = self.blocks[held.start : held.end] if tag == "figure" and held.running <= MAX_DROPPED else ()
-        return FIGURE if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
+        if (tag == "form" and held.size < MAX_FORM) or (tag == "figure" and held.running <= MAX_DROPPED):
+            kinds = {one.kind for one in self.blocks[held.start : held.end]}
+            if "pre" not in kinds and (tag == "form" or "td" not in kinds):
+                return FORM if tag == "form" else FIGURE
+        return KEPT
+
+    def _reason_of_mark(self, element: HtmlElement, tag: str, verdict: Verdict, blocks: list[Block]) -> str:
+        """Reason to drop a container whose name marks boilerplate: code and whole sentences are text all the same."""
+        is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
+        is_text = is_text or (tag == "p" and is_sentence(blocks)) or (tag in LISTS and is_described(blocks))
+        return KEPT if is_text and verdict.may_be_text else MARKED
 
     def _note_picture(self) -> None:
         self._pictured = True

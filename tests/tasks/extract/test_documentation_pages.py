@@ -32,6 +32,7 @@ def test_code_of_doxygen_keeps_its_lines_and_the_title_is_kept(end: str) -> None
         "<meta name='generator' content='GTK-Doc V1.33.1 (XML mode)'>",
         "<div id='module-header'></div>",
         "<div class='REFBODY'></div>",
+        "<div class='docblock'></div>",
         "<nav><ul class='book-summary'></ul></nav>",
     ],
 )
@@ -95,9 +96,18 @@ def test_links_beside_a_page_of_documentation_are_dropped(links: str) -> None:
 
 
 def test_names_of_what_is_documented_and_titles_are_no_navigation() -> None:
-    """The id of a function with its arguments, and the class of a container of the title."""
-    for mark in ("id='binarySearch,openArray[T],K'", "id='menu(int)'", "class='page-header'", "class='page-title'"):
+    """The id of a function with its arguments, that of a section, and the class of a container of the title."""
+    sections = [f"class='{name}' id='Search-and-Menu'" for name in ("section", "subsection", "subsubsection")]
+    for mark in (
+        "id='binarySearch,openArray[T],K'",
+        "id='menu(int)'",
+        "class='page-header'",
+        "class='page-title'",
+        *sections,
+    ):
         assert "\nwolf" in text_of(documentation(f"{PARAGRAPH}<div {mark}><p>wolf</p></div>{PARAGRAPH}"))
+    for tag in ("details", "dl", "span", "em"):
+        assert "wolf" in text_of(documentation(f"{PARAGRAPH}<{tag} id='sharing-menu'>wolf</{tag}>{PARAGRAPH}"))
     assert "wolf" not in text_of(documentation(f"{PARAGRAPH}<div id='menu'><p>wolf</p></div>{PARAGRAPH}"))
 
 
@@ -158,3 +168,31 @@ def test_tables_of_linked_names_are_text_of_groovydoc() -> None:
     )
     bar = "<div class='topNav'><ul><li class='navBarCell1Rev'>Package</li></ul></div>"
     assert text_of(f"<html><body>{bar}<h1>Package</h1><table>{rows}</table></body></html>").count("A set.") == 4
+
+
+def test_items_of_a_list_are_no_summaries_of_the_next_ones() -> None:
+    items = ("UTF-16 string of a name", "UTF-16 string of a name-list", "org.jblas.Decompose", "org.jblas.Decompose.LU")
+    for form in ("<ul>{}</ul>", "<table>{}</table>"):
+        row = "<li>{}</li>" if "ul" in form else "<tr><td><p>{}</p></td></tr>"
+        found = text_of(documentation(PARAGRAPH + form.format("".join(row.format(one) for one in items)) + PARAGRAPH))
+        assert [line.removeprefix("- ") for line in found.splitlines()][2:-1] == list(items)
+
+
+def test_a_list_without_links_is_no_table_of_contents() -> None:
+    """Of Texinfo, whose lists without bullets have the class `toc`."""
+    rules = "<li>reqs = required-formal-argument*</li><li>rest = #!rest rest-formal-argument | empty</li>"
+    links = "<li><a href='#a'>Required arguments</a></li><li><a href='#b'>The rest of them</a></li>"
+    for tag, name in (("ul", "toc"), ("div", "toc"), ("ul", "quickview")):
+        page = documentation(f"{PARAGRAPH}<{tag} class='{name}'>{{}}</{tag}>{PARAGRAPH}")
+        assert "\n- reqs = required-formal-argument*\n- rest = #!" in text_of(page.format(rules))
+        assert "arguments" not in text_of(page.format(links))
+        assert "arguments" not in text_of(page.format(f"<p>Contents</p>{links}"))
+
+
+@pytest.mark.parametrize("landmark", ["div role='main'", "main", "div itemprop='articleBody'"])
+def test_a_container_of_the_main_landmark_is_no_navigation(landmark: str) -> None:
+    """Of Read the Docs' theme: `wy-nav-content` holds the text of a page."""
+    inside = f"<{landmark}><h1>serve</h1><p>Serves the files of a folder.</p></{landmark.split()[0]}>"
+    for around in ("<div class='wy-nav-content'>{}</div>", "<section id='menu'><div>{}</div></section>"):
+        page = f"<html><body><div class='rst-content'>{around.format(inside)}</div></body></html>"
+        assert text_of(page) == "serve\nServes the files of a folder."

@@ -45,6 +45,7 @@ def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence
 def test_code_keeps_the_words_of_any_class(name: str) -> None:
     code = f"<pre><code><span class='{name}'>#include</span> &lt;a&gt;\n<i class='linenos'>2</i>\tx = 1</code></pre>"
     assert between(code) == "#include <a>\n\tx = 1"
+    assert between(code.replace("class='linenos'", "id='addHidden'")) == "#include <a>\n2\tx = 1"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,76 @@ def test_parts_that_are_closed_at_first_are_read(panel: str, control: str, close
 def test_dialogs_stay_closed() -> None:
     dialog = "<div id='b' role='dialog' style='display:none'><p>Log in to read.</p></div>"
     assert between(f"{dialog}<p>Read on.</p>", "<a data-toggle='modal' href='#b'>Log in</a>") == "Read on."
+
+
+@pytest.mark.parametrize(
+    "control", ["<a href=\"javascript:toggle('b')\">+/-</a>", "<b onclick='toggle(\"b\")'>+/-</b>"]
+)
+def test_text_that_a_script_opens_is_read(control: str) -> None:
+    """Of cbflib's dictionary: the description of each item is closed at first."""
+    panel = "<div id='b' style='display:none'>{}</div>"
+    assert between(f"<p>{control} Axes</p>{panel.format(PARAGRAPH)}") == f"+/- Axes\n{PLAIN}"
+    for inside in ("<p>Copied.</p>", f"<form><input name='name'>{PARAGRAPH}</form>", f"<a href='/b'>{PLAIN}</a>"):
+        assert between(f"<p>{control} Axes</p>{panel.format(inside)}") == "+/- Axes"
+
+
+def test_rows_of_a_table_that_unfolds_are_read() -> None:
+    """Of Doxygen's tree of classes: the rows below the first level are folded at first."""
+    rows = "<tr><td><i {}>+</i>Slot</td></tr><tr style='display:none'><td>Slot1 of a signal</td></tr>"
+    assert between(f"<table>{rows.format('onclick=fold(1)')}</table>") == "+Slot\nSlot1 of a signal"
+    assert between(f"<table>{rows.format('')}</table>") == "+Slot"
+
+
+def test_an_id_in_a_series_of_names_marks_nothing() -> None:
+    """Of YUIDoc, where the id has the name of a property (`allowAdHocAttrs`)."""
+    series = "".join(
+        f"<div class='item' id='property_{name}'><p>{name} is set.</p></div>" for name in ("adHoc", "share")
+    )
+    assert between(series) == "adHoc is set.\nshare is set."
+    assert between(series.replace("class='item'", "class='item own'", 1)) == "adHoc is set.\nshare is set."
+    assert between(series.replace("property_", "")) == ""
+    assert between(series.replace("'item'", "'share'")) == ""
+
+
+def test_code_in_a_read_only_area_and_in_a_form_is_read() -> None:
+    """Of SyntaxHighlighter 1, which makes code of areas, and of editors' examples, which are forms."""
+    code = "interface Shell\n{\n    Commands all();\n}"
+    assert between(f"<div><textarea readonly='readonly'>{code}</textarea></div>") == code
+    assert between(f"<form><textarea>{code}</textarea><textarea readonly>one line to copy</textarea></form>") == ""
+    assert between(f"<form><p>Call it:</p><pre>{code}</pre></form>") == f"Call it:\n{code}"
+
+
+@pytest.mark.parametrize("closed", ["hidden", "style='display: none'"])
+def test_alternatives_of_which_a_script_shows_one_are_read(closed: str) -> None:
+    """Of LibreOffice's help, which shows the words for the reader's system."""
+    keys = f"<span><span {closed} id='m'>Command</span><span {closed} id='d'>Ctrl</span></span>"
+    assert between(f"<p>Press {keys}+Enter.</p>") == "Press Command Ctrl+Enter."
+    for shown in ("<span>Shift</span>", "Shift"):
+        assert between(f"<p>Press {keys.replace('</span></span>', f'</span>{shown}</span>')}.</p>") == "Press Shift."
+
+
+def test_the_text_in_a_head_inside_the_body_is_read() -> None:
+    """Of pages with two heads, or without a body, the last head of which is never closed."""
+    page = (
+        f"<html><head><title>A</title></head><body><center><head><title>A</title>{PARAGRAPH}<p>End.</p></body></html>"
+    )
+    assert text_of(page) == f"{PLAIN}\nEnd."
+    assert text_of(f"<head><title>A</title><td>{PARAGRAPH}<p>End.") == f"{PLAIN}\nEnd."
+
+
+def test_a_compound_is_no_label() -> None:
+    """Of an index, in which several commands have the same option."""
+    items = "".join(f"<li>--{name}-empty</li>" for name in ("print", "share", "tags") for _ in range(3))
+    assert between(f"<ul>{items}</ul>").count("-empty") == 9
+
+
+@pytest.mark.parametrize("tag", ["ul", "ol"])
+def test_a_list_of_descriptions_is_read_whatever_its_class_is(tag: str) -> None:
+    """Of Valadoc, whose lists of classes have the class `navi_inline`."""
+    items = [f"<li><a href='/{name}'>{name}</a> - {WORDS}</li>" for name in ("Persona", "Store")]
+    assert between(f"<{tag} class='navi'>{''.join(items)}</{tag}>").count(WORDS.strip()) == 2
+    assert between(f"<{tag} class='navi'>{''.join(items).replace('.', '')}</{tag}>") == ""
+    assert between(f"<{tag} class='author'>{''.join(items)}</{tag}>") == ""
 
 
 MATHML = "<math {}><semantics><mrow><mi>E</mi></mrow><annotation encoding='application/x-tex'>E=mc^2</annotation>{}"

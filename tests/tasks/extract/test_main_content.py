@@ -102,6 +102,28 @@ def test_calls_at_the_end_of_an_article_are_dropped() -> None:
     assert text_of(f"<html><body><article>{PARAGRAPH * 3}{calls}</article></body></html>").endswith("night falls.")
 
 
+def test_a_sentence_about_copyright_is_no_notice_of_it() -> None:
+    about = "<p>Copyright is what they <a href='/b'>argued about</a>: {}, said the judge, is none of theirs.</p>"
+    notice = "<p>Copyright © 1920 <a href='/b'>The Daily Site</a></p>"
+    page = f"<html><body><article>{PARAGRAPH * 3}{{}}</article></body></html>"
+    assert "argued about" in text_of(page.format(about.format("the old song")))
+    assert "Copyright" not in text_of(page.format(notice)) + text_of(page.format(notice.replace("©", "")))
+
+
+def test_a_short_part_after_the_text_is_a_part_of_it() -> None:
+    """Of TYPO3, where an article is several elements of one class, with pictures between."""
+    first, last = PARAGRAPH * 9, f"<p>{WORDS}</p><ul><li><a href='/b'>Falco</a></li></ul>"
+    page = f"<html><body><div><h4>News</h4><div class='bodytext'>{first}</div>{{}}</div></body></html>"
+    for between, name, is_kept in (
+        ("<figure>Photo</figure>", "bodytext", True),
+        ("", "teasertext", False),
+        (f"<div>{WORDS}</div>", "bodytext", False),
+        (f"<div class='bodytext'><p>{WORDS} <a href='/b'>More</a></p></div>", "bodytext", False),
+    ):
+        found = text_of(page.format(f"{between}<div class='{name}'>{last}</div>"))
+        assert found.count(WORDS.strip()) == 27 + is_kept, (between, name)
+
+
 def test_cards_under_an_empty_link_are_dropped() -> None:
     card = f"<div class='card'><a href='/b'></a><h3>Another story</h3><p>{WORDS}</p></div>"
     page = "<html><body><article>{}</article></body></html>"

@@ -74,13 +74,17 @@ def wrap_word(element: HtmlElement, tag: str, **attributes: str) -> None:
 
 
 def begun_with(page: str, words: list[str]) -> tuple[str, Callable[[str], str]]:
-    """Return a page whose sentences begin with words that no rule knows, and a function that puts `words` there."""
+    """Return a page whose sentences begin with words that no rule knows, and a function that puts `words` there.
+
+    Both are as long: rules compare the length of a line.
+    """
     tree = copy(page)
     marks = {}
     for number, element in enumerate(texts(tree)):
-        marks[f"Qu{number}x"] = words[number % len(words)]
-        element.text = re.sub(r"\S+", f"Qu{number}x", element.text, count=1)
-    return source(tree), lambda text: re.sub("Qu[0-9]+x", lambda mark: marks.get(mark[0], mark[0]), text)
+        word = words[number % len(words)]
+        marks[mark := f"Q{number:x}".ljust(len(word), "q")] = word
+        element.text = re.sub(r"\S+", mark, element.text, count=1)
+    return source(tree), lambda text: re.sub("Q[0-9a-f]+q*", lambda mark: marks.get(mark[0], mark[0]), text)
 
 
 def wrapped_in(tag: str, names: list[str] = CLASSES) -> Change:
