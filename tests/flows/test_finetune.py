@@ -23,7 +23,6 @@ from gpt2train.config import CONFIG_FILE, ModelSettings, read_run_config
 from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import write_model
 from gpt2train.data.chat_template import FILE
-from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import Shape, build_model
@@ -33,6 +32,7 @@ from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores
 from tests.flows.commands import run as run_command
 from tests.gpt2train.data.test_tokenizer import small_tables
+from tests.tasks.finetune.test_samples import open_tokens
 from tests.tasks.corpus import Inline
 
 TRAIN = '[train]\ndevice = "cpu"\noptimizer.lr = 1e-2\nlogging = {interval = 1, tensorboard = false}\n'
