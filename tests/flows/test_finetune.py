@@ -32,8 +32,8 @@ from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores
 from tests.flows.commands import run as run_command
 from tests.gpt2train.data.test_tokenizer import small_tables
-from tests.tasks.finetune.test_samples import open_tokens
 from tests.tasks.corpus import Inline
+from tests.tasks.finetune.test_samples import open_tokens
 
 TRAIN = '[train]\ndevice = "cpu"\noptimizer.lr = 1e-2\nlogging = {interval = 1, tensorboard = false}\n'
 LONG: dict[str, Any] = {"epochs": 4.0, "batch": {"global_batch": 8}, "model": {"dropout": 0.0}}
