@@ -19,6 +19,7 @@ class Hub(ThreadingHTTPServer):
         repositories: revisions of each repository with their branches, the newest last.
         calls: requests as `GET /path`, in order.
         busy: number of requests that will be answered with 429.
+        retry_after: header of these answers.
         broken: number of files of which only the first half will be sent.
         sent: bytes of files that were sent.
         token: token without which a request is refused; empty for none.
@@ -33,7 +34,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
         self.calls: list[str] = []
         self.busy = self.broken = self.sent = 0
-        self.token = ""
+        self.token, self.retry_after = "", "0"
         self.uploaded: dict[str, bytes] = {}
         self.private: dict[str, bool] = {}
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -90,7 +91,7 @@ class _Calls(BaseHTTPRequestHandler):
         self.server.calls.append(f"{self.command} {unquote(self.path)}")
         if self.server.busy:
             self.server.busy -= 1
-            self.reply(429, b"", {"Retry-After": "0"})
+            self.reply(429, b"", {"Retry-After": self.server.retry_after})
         elif self.server.token and parts[0] != "lfs" and self.headers["Authorization"] != f"Bearer {self.server.token}":
             self.reply(401, b'{"error": "Invalid username or password."}', {"X-Error-Code": "RepoNotFound"})
         elif self.command in ("POST", "PUT") and self.upload(parts, body):
@@ -168,6 +169,9 @@ class _Calls(BaseHTTPRequestHandler):
             answer = [entry(path, files[path]) for path in asked if path in files]
             folders = [path for path in asked if any(name.startswith(f"{path}/") for name in files)]
             answer += [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
+        elif what != "tree":  # such as the tokens of Xet, a store that this hub does not have
+            self.reply(404, b'{"error": "Sorry, we can\'t find the page you are looking for."}', {})
+            return
         else:
             answer = self.tree(files, "/".join(rest[2:]), query.get("recursive") == ["true"])
         self.reply(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})

@@ -32,7 +32,7 @@ from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.parallel.fsdp import copy_into_shard
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.store import run_folder
-from gpt2train.store.hub import local_copy, model_address, pinned
+from gpt2train.store.hub import local_copy, model_address, pinned, with_commit
 from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
@@ -52,10 +52,11 @@ WEIGHTS_ONLY = "use restore = 'weights'"
 
 
 class InitialState(NamedTuple):
-    """Initial state of a new run, and a collective function that fills the tensors of this process in place."""
+    """Initial state of a new run, a collective function that fills the tensors of this process in place, its source."""
 
     state: TrainState
     load: Callable[[Mapping[str, Tensor], dist.ProcessGroup | None], None]
+    source: str = ""
 
 
 def find_start(
@@ -79,10 +80,10 @@ def find_start(
         found = VerifiedCheckpoint(path, verified(path, group))
     else:
         found_tensors = all_or_raise(lambda: open_weights(config, path), group)  # on every process: the disk is shared
-        return _from_tensors(config, path, found_tensors)
+        return _from_tensors(config, path, found_tensors)._replace(source=with_commit(path))
     if found is None:
         raise UserError(f"checkpoints.init_from: there is no checkpoint at {source}; give a run folder or a checkpoint")
-    return _from_run(config, corpora, found, group)
+    return _from_run(config, corpora, found, group)._replace(source=str(found.checkpoint))
 
 
 def _from_tensors(config: RunConfig, path: Path, found: InitialTensors) -> InitialState:
@@ -92,7 +93,7 @@ def _from_tensors(config: RunConfig, path: Path, found: InitialTensors) -> Initi
     optimizer = found.optimizer if restore == "optimizer" and not new_head else {}
     if optimizer and (name := config.optimizer.name) != "adamw":  # the only one that other formats have
         raise UserError(f"{path} has another optimizer.name (adamw there, {name} now); {WEIGHTS_ONLY}")
-    log.info("loading the weights%s of %s", " and optimizer" if optimizer else "", path)
+    log.info("loading the weights%s of %s", " and optimizer" if optimizer else "", with_commit(path))
     return InitialState(START, lambda tensors, _: copy_tensors(tensors, InitialTensors(found.weights, optimizer)))
 
 

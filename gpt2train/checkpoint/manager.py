@@ -53,6 +53,7 @@ class CheckpointManager:
         corpora: training corpora of the run; set by `restore`.
         newest: checkpoint from which the run would resume; None if there is none.
         config: settings of the run, which its checkpoints get.
+        source: model or checkpoint that the run has just begun from; empty of a run that goes on, or begins anew.
     """
 
     def __init__(self, config: RunConfig, data: Dataset | None = None, valid: Dataset | None = None) -> None:
@@ -65,6 +66,7 @@ class CheckpointManager:
         self._stall = self._written = 0.0
         self.due = self.failed = False
         self.newest: Path | None = None
+        self.source = ""
         self._finished: list[Path] = []
         self._validation: str | None = None
 
@@ -121,7 +123,7 @@ class CheckpointManager:
             initial.load(tensors, self._group)
             if problem := non_finite_tensor(tensors):
                 raise RunError(f"{problem} in {config.checkpoints.init_from}; give another checkpoints.init_from")
-            state = initial.state
+            state, self.source = initial.state, initial.source
         return state.model_copy(update={"consecutive_skipped": 0})
 
     def save_due(self, tensors: Mapping[str, Tensor], state: TrainState, measured: Mapping[str, float] = {}) -> None:

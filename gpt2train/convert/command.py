@@ -115,7 +115,8 @@ def convert(
         form = Target(tp, pp, transformer_impl, DTYPES[dtype], distributed_optimizer)
         write_megatron_core(target, opened.weights, optimizer, ckpt_format, form)
     else:
-        write_checkpoint(target, opened.weights, tokenizer_folder, optimizer.tensors if optimizer else None)
+        state = optimizer.tensors if optimizer else None
+        write_checkpoint(target, opened.weights, tokenizer_folder, state, opened.facts.base)
     shape = opened.weights.shape
     print(
         f"{shape.layers} layers, {shape.heads} heads, width {shape.hidden}, context {shape.context}, "

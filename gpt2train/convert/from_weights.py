@@ -21,7 +21,11 @@ from gpt2train.training.train_state import START
 
 
 def write_checkpoint(
-    folder: Path, weights: LazyWeights, tokenizer: Path | None = None, optimizer: Mapping[str, LazyTensor] | None = None
+    folder: Path,
+    weights: LazyWeights,
+    tokenizer: Path | None = None,
+    optimizer: Mapping[str, LazyTensor] | None = None,
+    base: str | None = None,
 ) -> None:
     """Write a checkpoint of float32 weights, and optimizer state if it is given, atomically; all of it is in memory.
 
@@ -32,6 +36,7 @@ def write_checkpoint(
         weights: weights of the model.
         tokenizer: tokenizer folder of the model; it is copied, and its hash is recorded.
         optimizer: state of AdamW, by the names of `AdamW.state`.
+        base: address of the model on the hub, with its commit; it is recorded.
 
     Raises:
         UserError: the folder is not empty, or the tokenizer does not fit the model.
@@ -60,6 +65,8 @@ def write_checkpoint(
             copy_chat_template(tokenizer, draft / "tokenizer")
             identity = tokenizer_hash(draft / "tokenizer")
         config: dict[str, Any] = {"model": model, "vocab": shape.vocab, "tokenizer_hash": identity}
+        if base is not None:
+            config["checkpoints"] = {"init_from": base}
         if weights.labels:  # where the checkpoints of a classification have the names of its classes
             names = json.dumps(list(weights.labels), ensure_ascii=False)
             config["objective"] = {"name": "classification", "options": {"labels": names}}

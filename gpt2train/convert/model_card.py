@@ -6,6 +6,7 @@ machine name. Unknown facts are omitted.
 
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +24,8 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.monitoring.run_record import tokenize_manifest
+from gpt2train.monitoring.run_record import read_record, tokenize_manifest
+from gpt2train.store.hub import HUB, repository_of, with_commit
 from gpt2train.store.manifest import Manifest
 
 # Names of architectures by `model_type`; a plug-in's is its own.
@@ -40,6 +42,7 @@ class CardFacts:
         languages: ISO 639 codes of the training text.
         license: identifier of the weights' licence; None if unknown.
         scores: scores of the model.
+        base: address on the hub, with its commit, of the model that the weights began from; None for any other.
         sections: further sections about the training data: title, Markdown.
     """
 
@@ -48,6 +51,7 @@ class CardFacts:
     languages: tuple[str, ...] = ()
     license: str | None = None
     scores: tuple[Score, ...] = ()
+    base: str | None = None
     sections: tuple[tuple[str, str], ...] = ()
 
 
@@ -70,6 +74,8 @@ def model_card(
     front = [f"license: {facts.license or 'unknown'}"]
     if facts.languages:
         front += ["language:", *(f"- {code}" for code in facts.languages)]
+    if named := repository_of(facts.base or ""):
+        front.append(f"base_model: {named[0].removeprefix(HUB)}")
     layout = layout_of(shape.family)
     front += ["library_name: transformers"] if layout.in_transformers(shape) else []
     encodes = len(MODELS[shape.family].lengths(shape)) > 1
@@ -102,8 +108,11 @@ def model_card(
         else f"A language model: {layout.description}, {task}.",
         "## Model\n\n" + _table(("property", "value"), sizes),
     ]
-    if facts.training:
-        parts.append("## Training\n\n" + _table(("property", "value"), facts.training))
+    training = list(facts.training)
+    if facts.base:
+        training.insert(0, ("initial weights", f"{plain(facts.base)}, with the licence that is stated there"))
+    if training:
+        parts.append("## Training\n\n" + _table(("property", "value"), training))
     data = "The training data is not known."
     if facts.data:
         rows = [(name, f"{seen:,}", f"{kept:,}") for name, seen, kept in facts.data]
@@ -192,8 +201,9 @@ def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
         run: run folder; None for a checkpoint without one.
     """
     position, config = manifest.position, manifest.config
+    base = _base(config, run)
     if position.step == 0:
-        return CardFacts()
+        return CardFacts(base=base)
     tokens = position.samples * int(config["model"]["context"])
     rows = [("steps", f"{position.step:,}"), ("tokens read", f"{tokens:,}")]
     corpus_tokens = sum(corpus.tokens for corpus in manifest.data)
@@ -203,7 +213,7 @@ def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
         rows.append(("objective", str(config["objective"].get("name"))))
     elif corpus_tokens:
         rows.append(("tokens of training text", f"{corpus_tokens:,} ({tokens / corpus_tokens:.2f} epochs)"))
-    if (config.get("checkpoints") or {}).get("init_from"):  # a path, which a card does not state
+    if base is None and (config.get("checkpoints") or {}).get("init_from"):  # a path, which a card does not state
         rows.append(("initial weights", "those of another model, which is to be named here with its licence"))
     with contextlib.suppress(KeyError, TypeError):
         rows.append(("samples per step", f"{config['batch']['global_batch']:,}"))
@@ -220,7 +230,17 @@ def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
         training=tuple(rows),
         data=tuple((step.step, step.outcome.seen, step.outcome.kept) for step in steps if step.outcome.seen),
         languages=tuple(sorted(str(code) for code in codes if str(code).isalpha() and code != "any")),
+        base=base,
     )
+
+
+def _base(config: Mapping[str, Any], run: Path | None) -> str | None:
+    """Return the address and commit of the model of the hub that a training began from, as far as it is recorded."""
+    with contextlib.suppress(RunError):
+        record = read_record(run) if run is not None else None
+        source = (record and record.init_from) or (config.get("checkpoints") or {}).get("init_from")
+        return with_commit(source) if source and repository_of(source) else None
+    return None
 
 
 def _loss(run: Path, step: int) -> float | None:

@@ -17,6 +17,7 @@ from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.lazy_weights import LazyWeights
 from gpt2train.store.files import check_folder
+from gpt2train.store.hub import repository_of, with_commit
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class OpenedSource:
     facts: CardFacts = NO_FACTS
     """Facts about the training, for the model card."""
     notes: tuple[str, ...] = ()
-    """Notes for the user on what is not converted."""
+    """Notes for the user: what is not converted, and the commit of a model of the hub."""
     optimizer: OptimizerState | None = None
     """State of the optimizer, if there is one."""
     is_run: bool = False
@@ -66,9 +67,11 @@ def open_source(
         return OpenedSource(found.weights, tokenizer, notes=found.notes, optimizer=found.optimizer)
     if kind == "huggingface":
         weights = open_model(path)
-        return OpenedSource(weights, tokenizer or (path if has_tokenizer(path) else None))
-    source = find_source(path)
-    found_tokenizer = None
+        base = with_commit(path) if repository_of(path) else None
+        notes = (f"the weights are those of {base}",) if base else ()
+        found_tokenizer = tokenizer or (path if has_tokenizer(path) else None)
+        return OpenedSource(weights, found_tokenizer, CardFacts(base=base), notes)
+    source, found_tokenizer = find_source(path), None
     if tokenizer is not None:
         found_tokenizer = find_tokenizer(source, tokenizer)
     else:

@@ -38,6 +38,7 @@ from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.extras import PIPELINE, needs_extra
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.store.files import write_atomic
+from gpt2train.store.hub import with_commit
 
 if TYPE_CHECKING:
     from gpt2train.evaluate.eval_model import EvalModel
@@ -270,7 +271,7 @@ def _evaluate(
     files = {}
     for path, source in zip(models, sources, strict=True):
         with open_eval_model(source, layout, device) as subject, rank0_progress(kind) as report:
-            results[str(path)] = {"model": str(path), **facts, **score(subject, report)}
+            results[str(path)] = {"model": with_commit(path), **facts, **score(subject, report)}
             files[str(path)] = subject.scores / f"{kind}.json"
     for line in result_lines(evaluation, results):
         print_once(line)

@@ -19,6 +19,7 @@ from gpt2train.evaluate.tasks.suite import Samples, read_works, score_work
 from gpt2train.evaluate.tasks.table import definitions, task_lines
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.store.files import write_atomic
+from gpt2train.store.hub import with_commit
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
                 with rank0_progress(work.name) as report:
                     scorer = Scorer(subject.model, subject.tokenizer, options.batch_tokens, report, group())
                     result, samples = score_work(scorer, work, options.limit)
-                results[work.name][str(path)] = {"model": str(path), **result}
+                results[work.name][str(path)] = {"model": with_commit(path), **result}
                 written += _write(subject.scores / work.file, results[work.name][str(path)], samples, options)
     for line in task_lines(list(results.values()), definitions(works)):
         print_once(line)

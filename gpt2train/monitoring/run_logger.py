@@ -92,6 +92,7 @@ class RunLogger:
         layout: layout of the run.
         corpora: training corpora.
         per_epoch: samples of an epoch of the training tokens.
+        source: model or checkpoint that the run has just begun from, if any.
 
     Raises:
         UserError: on all processes, if a requested tracker is not installed or refuses.
@@ -105,15 +106,16 @@ class RunLogger:
         layout: Layout,
         corpora: Sequence[StoredCorpus],
         per_epoch: int,
+        source: str = "",
     ) -> None:
         self._config, self._ctx, self._per_epoch = config, ctx, per_epoch
         self._since_line: list[dict[str, Any]] = []  # metrics of the steps since the last log line
         self._samples: SampleWriter | None = None
-        self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_rank0 else None)
+        self._metrics = all_or_raise(lambda: self._open(state, layout, corpora, source) if ctx.is_rank0 else None)
         self._ranks = RankReport(ctx, config.logging.interval, gpu_meter(ctx.device))
         self._time_left = TimeLeft(self._metrics.rows if self._metrics is not None else ())
 
-    def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]) -> MetricsWriter:
+    def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus], source: str) -> MetricsWriter:
         run, device = Path(self._config.output), self._ctx.device
         write_atomic(run / CONFIG_FILE, to_toml(self._config).encode())
         record_start(
@@ -123,6 +125,7 @@ class RunLogger:
             layout=str(layout),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             corpora=[(corpus.identity, corpus.tokens, corpus.share) for corpus in corpora],
+            source=source,
         )
         self._samples = SampleWriter(run, state.step)
         return MetricsWriter(run, state.step, open_trackers(self._config, state.step))

@@ -102,6 +102,7 @@ class RunRecord(LenientRecord):
     parameters: int | None = None  # number of parameters of the model, including the padded vocabulary
     data: tuple[CorpusNote, ...] = ()  # training corpora
     starts: tuple[Start, ...] = ()  # starts of the job, oldest first
+    init_from: str | None = None  # model or checkpoint that it began from; of the hub with its commit
     early_stop: EarlyStop | None = None  # end of the run before its last step, if a callback asked for it
 
     @property
@@ -147,9 +148,16 @@ def record_flow(run: str | Path, preset: str, inputs: Mapping[str, str], launch:
 
 
 def record_start(
-    config: RunConfig, step: int, *, world: int, layout: str, device: str, corpora: Sequence[tuple[str, int, float]]
+    config: RunConfig,
+    step: int,
+    *,
+    world: int,
+    layout: str,
+    device: str,
+    corpora: Sequence[tuple[str, int, float]],
+    source: str = "",
 ) -> None:
-    """Record a start, with identity, number of tokens and share of each corpus.
+    """Record a start, with identity, number of tokens and share of each corpus, and its source if it has just begun.
 
     Rank 0 calls it before `metrics.jsonl` is truncated to the step from which the run resumes.
 
@@ -179,6 +187,7 @@ def record_start(
         "parameters": parameter_count(config.shape),
         "data": data,
         "starts": (*before.starts, start),
+        "init_from": source or before.init_from,
         "early_stop": find_early_stop(config, step),
     }
     _write(config.output, before.model_copy(update=update))

@@ -1,4 +1,8 @@
-"""Resource estimate of a run, and the check that this machine has the resources; does not import torch."""
+"""Resource estimate of a run, and the check that this machine has the resources; does not import torch.
+
+A Mac's GPU is taken for its CPU: it has the same memory, and the hours are too many. With `device = "mps"` they are not
+checked.
+"""
 
 import math
 from collections.abc import Sequence

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from gpt2train.store.folder import Folder
+from gpt2train.store.hub import commits_in
 from gpt2train.store.output import FinishedStep, Output
 from gpt2train.store.rows import find_rows, matches
 
@@ -31,6 +32,7 @@ class StepRow:
         row: number of the row, from 0.
         values: columns by which the step describes the document, such as its language and number of tokens.
         cuts: rows about this document in the step's audit files, such as the parts that were cut out.
+        commits: commits at which the step read repositories of the hub, by their addresses.
     """
 
     step: str
@@ -38,6 +40,7 @@ class StepRow:
     row: int
     values: dict[str, Any]
     cuts: list[dict[str, Any]] = field(default_factory=list)
+    commits: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ def look_up(output: Output, doc_id: str, url: str | None, seconds: float = float
         if stage.result == "kept" and stage.place and stage.row:
             last = last or stage.row
             values = {key: value for key, value in stage.row.items() if key not in IDENTITY and value is not None}
-            steps.insert(0, StepRow(step.name, stage.place.file, stage.place.number, values, _cuts(step, doc_id, end)))
+            place, cuts, read = stage.place, _cuts(step, doc_id, end), commits_in(step.manifest.read)
+            steps.insert(0, StepRow(step.name, place.file, place.number, values, cuts, read))
     page = next((place for _, place in find_pages(output, {url}, end)), None) if url else None
     known = {key: last.get(key) for key in ("title", "date", "source", "text")}
     return DocumentRecord(**known, steps=tuple(steps), page=page, complete=time.monotonic() < end)

@@ -23,6 +23,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.runs.documents import document_steps, find_pages
 from gpt2train.store.counts import count_of
 from gpt2train.store.folder import Folder
+from gpt2train.store.hub import commits_in
 from gpt2train.store.manifest import read_manifest
 from gpt2train.store.output import Output
 from gpt2train.store.rows import find_rows
@@ -213,6 +214,7 @@ def _locate(data: Path, parts: Sequence[TracedPart]) -> None:
             for part in parts:
                 if part.doc_id == identity:
                     part.found.append(f"{step.name}/{place.file} row {place.number}")
+                    part.found += [f"{name}@{commit}" for name, commit in commits_in(step.manifest.read).items()]
     for url, location in find_pages(output, {part.url for part in parts}):
         for part in parts:
             if part.url == url:

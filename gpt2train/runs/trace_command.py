@@ -157,6 +157,7 @@ def _details(found: "PlaceDetails", excerpt: int) -> list[str]:
     for step in record.steps if record else ():
         values = ", ".join(f"{name} {_line(str(value))}" for name, value in list(step.values.items())[:MAX_SHOWN])
         lines.append(f"  {step.step}/{step.file} row {step.row}: kept{'; ' if values else ''}{values}")
+        lines += [f"    of {name} at the commit {commit}" for name, commit in step.commits.items()]
         lines += [f"    cut: {_line(json.dumps(cut, ensure_ascii=False))}" for cut in step.cuts]
     if record and record.page:
         lines.append(f"  {record.page}")

@@ -27,6 +27,7 @@ from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError
 from gpt2train.serve.hosts import AllowedHosts
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.serve.sse import unless_disconnected
+from gpt2train.store.hub import repository_of
 
 DEADLINE_MARGIN_SECONDS = 5.0  # added to the deadline, which the batcher checks between steps, if a step hangs
 DEFAULT_NAME = "model"  # name of the folder that a merge writes; always accepted as the model's name
@@ -248,6 +249,8 @@ def open_tracer(place: Path) -> TextTracer:
 
 
 def name_of(folder: Path) -> str:
-    """Return the name of a model: its folder's name, or the parent folder's if the folder is called `model`."""
+    """Return the name of a model: its folder's name, the parent folder's if that is `model`, or the name on the hub."""
+    if of_hub := repository_of(folder.resolve()):
+        return of_hub[0].rpartition("/")[2]
     name, parent = folder.resolve().name, folder.resolve().parent.name
     return parent if name == DEFAULT_NAME and parent else name

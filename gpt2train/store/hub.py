@@ -8,18 +8,23 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpt2train.errors import UserError, redact
 from gpt2train.extras import PIPELINE, needs_extra
+from gpt2train.store.retry_after import retry_after
 
 HUB = "hf://"
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before a busy hub is asked again; the library does so for files alone
+MAX_WAIT_SECONDS = 300.0  # that a hub may ask for by Retry-After; the limits of rate of the public one are of as many
 BUSY = (429, 500, 502, 503, 504)
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")  # of a model
+AT_COMMIT = re.compile(r"(hf://(?:\w+s/)?[^/@]+/[^/@]+)@([^/]+)(?:/.*)?")
+CACHED = re.compile(r".*/models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]{40})(?:/.*)?")  # in the client library's cache
 OFFLINE, BY_DEFAULT = "HF_HUB_OFFLINE", "On"  # value that the package `flows` sets; a user's own is obeyed
+XET = "HF_HUB_DISABLE_XET"  # of the library: with it, it uploads as to a hub without a store of that kind
 TELEMETRY = "HF_HUB_DISABLE_TELEMETRY"  # of the library: with it, it asks for nothing that no address names
 # Of a model: no pickles, which could run code, and no weights of other libraries.
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -35,14 +40,14 @@ def allow(address: str) -> None:
     if not address.startswith(HUB):
         return
     if TELEMETRY not in os.environ:
-        _set(TELEMETRY, on=True)
+        set_for_client(TELEMETRY, on=True)
     if os.environ.get(OFFLINE) == BY_DEFAULT:
-        _set(OFFLINE, on=False)
+        set_for_client(OFFLINE, on=False)
     elif os.environ.get(OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE"):
         raise UserError(f"{address} is on the hub, but {OFFLINE} is set; unset it, or give a local folder")
 
 
-def _set(name: str, *, on: bool) -> None:
+def set_for_client(name: str, *, on: bool) -> None:
     """Set a variable of the client library for this process, also if it is imported already, and those it starts."""
     os.environ[name] = str(int(on))
     if constants := sys.modules.get("huggingface_hub.constants"):
@@ -126,6 +131,25 @@ def local_copy(place: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
         raise _unreachable(text, error) from error
 
 
+def repository_of(place: str | Path) -> tuple[str, str] | None:
+    """Return the address of a repository and the commit that a pinned address, or a path in the cache, is of."""
+    if found := AT_COMMIT.fullmatch(str(place)):
+        return found[1], found[2]
+    if found := CACHED.fullmatch(Path(place).as_posix()):
+        return f"{HUB}{found[1]}/{found[2]}", found[3]
+    return None
+
+
+def commits_in(read: Mapping[str, str]) -> dict[str, str]:
+    """Return the commits of repositories among what a manifest says that its step read, by their addresses."""
+    return {name: commit for name, commit in read.items() if name.startswith(HUB)}
+
+
+def with_commit(place: str | Path) -> str:
+    """Return the address with its commit of what lies in the cache of the client library; others as they are."""
+    return "@".join(repository_of(place) or (str(place),))
+
+
 def _unreachable(url: str, error: Exception) -> UserError:
     reason = " ".join(redact(str(error), url).split())[:160]
     return UserError(f"cannot ask the hub for {url} ({reason}); try again, or set HF_ENDPOINT")
@@ -141,7 +165,11 @@ def _resolved(url: str) -> tuple[str, str, str, str]:
             about = HfApi().repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision)
             return found.repo_type, found.repo_id, str(about.sha), found.path_in_repo
         except Exception as error:
-            if pause is None or getattr(getattr(error, "response", None), "status_code", None) not in BUSY:
+            response: Any = getattr(error, "response", None)
+            if pause is None or getattr(response, "status_code", None) not in BUSY:
                 raise
-            time.sleep(pause)
+            wait = retry_after(response.headers.get("Retry-After"))
+            if wait is not None and wait > MAX_WAIT_SECONDS:
+                raise
+            time.sleep(pause if wait is None else wait)
     raise AssertionError

@@ -87,8 +87,8 @@ class Manifest(Record):
     versions: dict[str, str]
     """Versions of the libraries that the outputs depend on; part of the fingerprint."""
     read: dict[str, str] = {}
-    """Step that it read besides -> its identity, for the lineage. The fingerprint has what it took from them
-    otherwise, such as lists of URLs by their hashes."""
+    """Step that it read besides -> its identity, and repository of the hub -> the commit at which it was read: for the
+    lineage. The fingerprint has what it took from them otherwise, such as files by their hashes."""
 
     @model_serializer(mode="wrap")
     def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

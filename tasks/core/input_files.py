@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
@@ -26,7 +26,7 @@ from gpt2train.data.documents import FaultLast, unpack
 from gpt2train.data.zstd_file import WindowError
 from gpt2train.errors import DamagedFileError, TransientError, UserError, is_io_failure, redact
 from gpt2train.store.folder import Folder
-from gpt2train.store.hub import allow, pinned
+from gpt2train.store.hub import allow, pinned, repository_of
 from gpt2train.store.object_stores import BLOCK as STORE_BLOCK
 from gpt2train.store.object_stores import MODULES, check_store_url
 from tasks.core.hub_splits import files_of_split, split_of
@@ -121,6 +121,14 @@ def _faulty(location: str, name: str) -> InputFile | None:
         dangling = path.is_symlink() and isinstance(error, FileNotFoundError)
         fault = "it is a link to a file that is not there" if dangling else str(error.strerror or error)
     return (fault and InputFile(location, name, 0, f"unreadable: {fault}", fault)) or None
+
+
+def commits_of(files: Iterable[InputFile]) -> dict[str, str]:
+    """Return the commits at which files of the hub are read, by the addresses of their repositories."""
+    found: dict[str, set[str]] = {}
+    for name, commit in filter(None, (repository_of(file.location) for file in files)):
+        found.setdefault(name, set()).add(commit)
+    return {name: ", ".join(sorted(found[name])) for name in sorted(found)}
 
 
 @contextlib.contextmanager

@@ -69,6 +69,8 @@ class Step:
         row_input: Name of the input whose rows the step maps one by one, each by itself. If it alone has changed, the
             batches may take unchanged rows from the earlier outputs (`previous_rows`).
         read: Manifests of other steps that it reads: for the lineage, not for the fingerprint.
+        commits: Commits at which it reads repositories of the hub, by their addresses: as `read`, since a commit that
+            changes none of the files that are read is no other work.
     """
 
     def __init__(
@@ -84,9 +86,10 @@ class Step:
         packages: Sequence[str] = (),
         row_input: str | None = None,
         read: Sequence["Manifest"] = (),
+        commits: Mapping[str, str] | None = None,
     ) -> None:
         self.root, self.name, self.version = root, name, version
-        self.read = {manifest.step: manifest.identity for manifest in read}
+        self.read = {manifest.step: manifest.identity for manifest in read} | dict(commits or {})
         plain = parameters.model_dump(mode="json") if isinstance(parameters, Settings) else dict(parameters)
         self.parameters: dict[str, Any] = plain
         self.inputs = {key: item.identity if isinstance(item, Manifest) else item for key, item in inputs.items()}

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime
-import email.utils
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -12,13 +10,13 @@ import aiohttp
 from aiohttp import http_exceptions
 from yarl import URL
 
+from gpt2train.store.retry_after import retry_after
 from tasks.download.response_body import FetchRejectedError, read_body
 from tasks.download.settings import DownloadSettings
 from tasks.download.ssrf_guard import GuardedResolver, Lookup, NotPublicError
 
 RETRYABLE_STATUS = (408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524)  # the last five are Cloudflare's
 ACCEPT = "text/html, application/xhtml+xml;q=0.9, */*;q=0.1"
-MAX_RETRY_AFTER = 64  # characters; a date has 29
 
 
 class RetryableFetchError(FetchRejectedError):
@@ -152,22 +150,6 @@ def check_status(response: Response, expected: int = 200) -> None:
         raise RetryableFetchError("http_error", f"status {status}", retry_after(response.headers.get("Retry-After")))
     if status != expected:
         raise FetchRejectedError("not_found" if status in (404, 410) else "http_error", f"status {status}")
-
-
-def retry_after(value: str | None) -> float | None:
-    """Parse a Retry-After header, a number or a date, into seconds; None if it is missing or malformed."""
-    value = (value or "").strip()
-    if len(value) > MAX_RETRY_AFTER:
-        return None
-    if value.isascii() and value.isdecimal():
-        return float(value)
-    try:
-        date = email.utils.parsedate_to_datetime(value)
-        if date.tzinfo is None:
-            date = date.replace(tzinfo=datetime.UTC)
-        return max(0.0, (date - datetime.datetime.now(datetime.UTC)).total_seconds())
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return None
 
 
 def breaks_protocol(error: Exception) -> bool:

@@ -30,7 +30,7 @@ from gpt2train.data.tokenizer_reader import read_files
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
-from tasks.core.input_files import InputFile, where_to_read
+from tasks.core.input_files import InputFile, commits_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, rejected_row, write_rows
 from tasks.core.step import Step
@@ -118,6 +118,7 @@ def samples(
         inputs=inputs,
         folder=FOLDER,
         packages=("tokenizers", "pyarrow"),
+        commits=commits_of(file for found in files.of.values() for file in found),
     )
     if done := runner.finished(step):
         return done

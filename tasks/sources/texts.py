@@ -17,7 +17,7 @@ from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.document import document_id
 from tasks.core.forgotten import read_forgotten
-from tasks.core.input_files import InputFile, kind_of, where_to_read
+from tasks.core.input_files import InputFile, commits_of, kind_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Step
@@ -45,6 +45,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
         parameters=settings.model_dump(mode="json") | {"key": key},
         inputs={"files": identity_of(files), **read_forgotten(root).inputs},
         packages=("orjson",),
+        commits=commits_of(files),
     )
     if done := runner.finished(step):
         return done

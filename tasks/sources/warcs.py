@@ -16,7 +16,7 @@ from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.document import strip_unstorable
 from tasks.core.forgotten import read_forgotten
-from tasks.core.input_files import InputFile, find_inputs, kind_of, where_to_read
+from tasks.core.input_files import InputFile, commits_of, find_inputs, kind_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.download.consent.settings import ConsentSettings
@@ -97,7 +97,8 @@ def warcs(
         parameters["consent"] = consent.model_dump(mode="json")
     packages = ("idna", "tld", "warcio", *(("libxml2", "lxml") if consent else ()))
     version = 5 if consent else 3  # an index of an earlier release is kept where the signals are off
-    step = Step(root, "warcs", version=version, parameters=parameters, inputs=inputs, packages=packages)
+    read = commits_of(files)
+    step = Step(root, "warcs", version=version, parameters=parameters, inputs=inputs, packages=packages, commits=read)
     write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done

@@ -9,7 +9,7 @@ from gpt2train.errors import DamagedFileError
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.forgotten import read_forgotten
-from tasks.core.input_files import InputFile, open_input, where_to_read
+from tasks.core.input_files import InputFile, commits_of, open_input, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.download.mime import HTML_TYPES, type_of
@@ -32,6 +32,7 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
         version=2,
         parameters=settings,
         inputs={"files": identity_of(files), **read_forgotten(root).inputs},
+        commits=commits_of(files),
     )
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
     write_locations(step.folder, batches)

@@ -23,6 +23,7 @@ from gpt2train.monitoring.run_record import read_record, record_flow
 from gpt2train.parallel.layout import Layout
 from gpt2train.store.files import atomic_folder
 from gpt2train.store.folder import Folder
+from gpt2train.store.hub import local_copy
 from gpt2train.store.manifest import Manifest, Outcome, digest, fingerprint
 from gpt2train.store.run_folder import checkpoint_step, newest_checkpoint, selected_checkpoint
 from gpt2train.training.train_state import newest_state
@@ -235,7 +236,7 @@ def _rows(tokens: int, settings: TrainSettings) -> int:
         return tokens
     from gpt2train.convert.detect import vocabulary_of  # imports torch (1-2 s)
 
-    return max(tokens, vocabulary_of(Path(source)) or 0)
+    return max(tokens, vocabulary_of(local_copy(source)) or 0)
 
 
 def _outcome(run: Folder, config: RunConfig, reached: int) -> Outcome:

@@ -107,7 +107,7 @@ def follow(
                 line = small_line(line, small[name])
                 unused.discard(name)
             if line.startswith("gpt2train serve"):
-                stack.enter_context(_served(line))
+                stack.enter_context(served(line))
             else:
                 outputs[shown] = run_line(line)
             for name in [name for name in afterwards if shown.startswith(name)]:
@@ -174,7 +174,7 @@ def _run_flow(name: str, words: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def _served(line: str) -> Iterator[None]:
+def served(line: str) -> Iterator[None]:
     """Run a server until the block ends, as in another terminal."""
     log = Path("server.log").absolute()
     with log.open("w") as output:

@@ -63,6 +63,12 @@ def block_of(page: str, language: str) -> str:
     return "".join(re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M))
 
 
+def printed_on(page: str) -> str:
+    """The first block of a guide that shows what the command before it prints."""
+    text = (DOCS / "guides" / page).read_text(encoding="utf-8")
+    return text.partition("```\n\n```\n")[2].partition("```")[0]
+
+
 def test_every_guide_is_followed() -> None:
     assert {path.name for path in (DOCS / "guides").glob("*.md")} == PAGES
     assert all(len(commands_of(DOCS / "guides" / name)) >= 3 for name in PAGES)
@@ -165,9 +171,9 @@ def test_gpt2(folder: Path, texts: list[str], open_data: Path, monkeypatch: pyte
             stand_ins={"prefect deployment run": lambda: None},
         )
     [plan] = [output for line, output in outputs.items() if "gpt2train plan" in line]
-    page = (DOCS / "guides/gpt2.md").read_text(encoding="utf-8")
-    shown = " ".join(re.findall(r"^```\n(.*?)^```", page, re.S | re.M)[0].split())
-    for part in re.split(r", …|(?= goal: )", shown):
+    shown = " ".join(printed_on("gpt2.md").split())
+    assert "parameters" in shown
+    for part in re.split(r", …|(?= cost: )|(?= goal: )", shown):
         assert part.strip() in " ".join(plan.split())
     [run] = (folder / "out/gpt2/runs").glob("modern-2-*")
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]  # valid_loss is below 100, the score not above .2565
@@ -232,6 +238,9 @@ def test_chat(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         },
         stand_ins=without_gguf,
     )
+    plan = next(output for line, output in outputs.items() if line.startswith("gpt2train plan"))
+    shown = printed_on("chat.md")
+    assert plan.startswith(shown) and "124,475,904 parameters" in shown
     talk = next(output for line, output in outputs.items() if line.startswith("gpt2train chat"))
     assert talk.count("\n") >= 3
     assert without_gguf or (folder / "answers.gguf").exists()

@@ -6,11 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from flows.finetune import finetune
 from flows.finetune_settings import FinetuneFlowSettings
@@ -30,6 +33,7 @@ from tasks.finetune.scores import read_scores
 from tests.flows.commands import run as run_command
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.tasks.corpus import Inline
+from tests.tasks.finetune.test_samples import open_tokens
 
 TRAIN = '[train]\ndevice = "cpu"\noptimizer.lr = 1e-2\nlogging = {interval = 1, tensorboard = false}\n'
 LONG: dict[str, Any] = {"epochs": 4.0, "batch": {"global_batch": 8}, "model": {"dropout": 0.0}}
@@ -328,3 +332,52 @@ def test_a_t5_is_refused(made: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "t5", dict(initialise(build_model(shape), 1).named_parameters()), shape, made / "bpe")
     with pytest.raises(UserError, match="is a T5, an encoder and a decoder; fine-tuning takes decoders"):
         planned(made, tmp_path, "classification", model=str(tmp_path / "t5"))
+
+
+LANGUAGES = ("chinese", "english", "german", "spanish")
+
+
+@pytest.mark.slow
+def test_open_conversations_in_four_languages_are_learned(made: Path, tmp_path: Path) -> None:
+    """Those of `chatterbot-corpus`: several turns, loss on the answers alone, and a question of each language asked."""
+    corpus = find_spec("chatterbot_corpus")
+    if corpus is None or corpus.origin is None:
+        pytest.skip("needs the extra peers: the package chatterbot-corpus has the conversations")
+    talks: dict[str, list[list[str]]] = {}
+    for language in LANGUAGES:
+        file = Path(corpus.origin).parent / f"data/{language}/conversations.yml"
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))["conversations"]
+        talks[language] = [[str(said) for said in one] for one in found if all(one)]
+    first = {said[0]: said[1] for some in talks.values() for said in some if len(said) > 1}  # of two, the last
+    rows = [
+        {"messages": [{"role": ("user", "assistant")[n % 2], "content": said} for n, said in enumerate(one)]}
+        for some in talks.values()
+        for one in some
+        if len(one) > 1 and first[one[0]] == one[1]
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = f'kind = "answers"\nmax_length = 192\n[data]\ntrain = "talks.jsonl"\nmessages = "messages"\n{TRAIN}'
+    (tmp_path / "talks.toml").write_text(task)
+    shape = Shape(vocab_size(load_tokenizer(made / "bpe")), 2, 2, 64, 192)
+    weights = dict(initialise(build_model(shape), 1).named_parameters())
+    write_model(tmp_path / "lm", weights, shape, made / "bpe")
+    train = {"epochs": 40.0, "optimizer": {"lr": 6e-3}, "batch": {"global_batch": 8}, "model": {"dropout": 0.0}}
+    samples, training, model, *_ = tuned(
+        planned(tmp_path, tmp_path / "out", "talks", train=train, launch={"processes": 1})
+    )
+    assert samples.outcome.facts["train_samples"] == len(rows) > 40 and not samples.outcome.reasons
+
+    tokenizer, data = load_tokenizer(made / "bpe"), open_tokens(tmp_path / "out/task/train")
+    learned = Counter(tokenizer.decode(data[number].tolist()) for number in range(1, len(data), 2))
+    answers = Counter(said["content"] for row in rows for said in row["messages"] if said["role"] == "assistant")
+    assert learned <= answers and learned.total() > 0.5 * answers.total()  # the longest lose their first turns
+    assert sum(len(row["messages"]) > 3 for row in rows) > 10
+
+    asked = {language: next(one for one in some if len(one) == 2) for language, some in talks.items()}
+    folder = (tmp_path / "out" / model.folder).resolve()
+    for language, (question, _) in asked.items():
+        command = [sys.executable, "-m", "gpt2train", "chat", "--model", str(folder), "--temperature", "0"]
+        done = subprocess.run(command, input=f"{question}\n", capture_output=True, text=True, timeout=120)
+        assert first[question] in done.stdout, (language, question, done.stdout, done.stderr)
+    losses = [row["loss"] for row in read_metrics(tmp_path / "out" / training.folder)]
+    assert losses[-1] < 0.5 < losses[0]

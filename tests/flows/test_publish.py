@@ -117,12 +117,7 @@ def test_a_publication_is_uploaded_once(finished: Finished, output: Path, tmp_pa
     (run / "model/chat_template.jinja").write_text("{{ messages[0].content + eos_token }}")
     with Hub() as hub:
         hub.token = "hf_secret"
-        own = {
-            "HF_ENDPOINT": hub.address,
-            "HF_TOKEN": hub.token,
-            "HF_HOME": str(tmp_path),
-            "HF_HUB_DISABLE_XET": "1",
-        }  # the hub speaks LFS
+        own = {"HF_ENDPOINT": hub.address, "HF_TOKEN": hub.token, "HF_HOME": str(tmp_path)}  # it speaks LFS, no Xet
 
         def publish(status: int = 0) -> "subprocess.CompletedProcess[str]":
             command = ["-m", "gpt2train", "publish", str(output), "--to", "hf://user/name", "--dataset"]

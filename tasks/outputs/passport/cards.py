@@ -60,6 +60,8 @@ def _sources(corpus: Corpus) -> str:
         (SOURCES[one.step], f"{one.seen:,}", f"{one.kept:,}", _count(one.bytes, " bytes")) for one in corpus.sources
     ]
     parts = [table(("source", "given", "read", "size"), rows)] if rows else ["The sources were not recorded."]
+    if corpus.repositories:
+        parts.append(table(("repository of the hub", "commit"), _plain(corpus.repositories)))
     if crawl := corpus.crawl:
         period = UNKNOWN if crawl.first is None else f"{crawl.first} to {crawl.last}"
         robots = {True: "obeyed", False: "not obeyed", None: UNKNOWN}[crawl.obeyed_robots]
@@ -119,6 +121,10 @@ def _personal_data(corpus: Corpus) -> str:
     if not corpus.masked:
         return corpus.not_masked
     return _count_table("masked", corpus.masked)
+
+
+def _plain(values: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(plain(name), plain(value)) for name, value in values.items()]
 
 
 def _count_table(name: str, counts: Mapping[str, int]) -> str:

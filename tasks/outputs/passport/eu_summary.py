@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpt2train.convert.markdown import plain, table
 from gpt2train.store.counts import count_of
+from gpt2train.store.hub import repository_of, with_commit
 from tasks.outputs.passport.about import About
 from tasks.outputs.passport.facts import SOURCES, Corpus, Training
 
@@ -46,10 +47,9 @@ def _general(corpus: Corpus, about: About, training: Training | None) -> Iterato
         ("contact", plain(about.contact)),
         ("authorised representative", plain(about.representative)),
     )
-    base = training.run.settings.get("checkpoints.init_from") if training else None
     yield "### 1.2 Model\n\n" + _values(
         ("versioned name", plain(name)),
-        ("model it was derived from", plain(Path(str(base)).name) if base else "none"),
+        ("model it was derived from", plain(_base_model(training))),
         ("date of placing on the market", plain(about.published)),
     )
     known, texts = (None if counts is None else _of_training(counts) for counts in (corpus.tokens, corpus.documents))
@@ -63,6 +63,15 @@ def _general(corpus: Corpus, about: About, training: Training | None) -> Iterato
         ("tokens read in training", f"{training.run.tokens:,}" if training else ""),
         *_shares(training),
     )
+
+
+def _base_model(training: Training | None) -> str:
+    """Name of the model that a training began from: of the hub its address and commit, else that of its folder."""
+    base = training.run.settings.get("checkpoints.init_from") if training else None
+    if not training or not base:
+        return "none"
+    recorded = training.run.record.init_from or str(base)
+    return with_commit(recorded) if repository_of(recorded) else Path(str(base)).name
 
 
 def _of_training(splits: Mapping[str, int]) -> int:
@@ -83,6 +92,7 @@ def _sources(corpus: Corpus, about: About) -> Iterator[str]:
     given = [source for step, source in used.items() if step not in ("download", "commoncrawl")]
     rows = [(SOURCES[one.step], f"{one.kept:,}") for one in given]
     public = [f"* {plain(name)}" for name in about.datasets]
+    public += [f"* {plain(name)} at the commit {commit}" for name, commit in corpus.repositories.items()]
     if "commoncrawl" in used:
         public.append(f"* Common Crawl (commoncrawl.org), {count_of(used['commoncrawl'].kept, 'page')}")
     own = "Given files, whose origin the publisher states above or below:\n\n" + table(("kind", "records"), rows)

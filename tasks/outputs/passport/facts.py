@@ -19,6 +19,7 @@ from gpt2train.convert.card_scores import Score, scores_of
 from gpt2train.errors import UserError
 from gpt2train.runs.reading import Run, read_run
 from gpt2train.store.folder import Folder
+from gpt2train.store.hub import commits_in
 from gpt2train.store.manifest import Manifest, read_manifest
 from gpt2train.store.output import FinishedStep, Output
 from gpt2train.store.rows import opened
@@ -135,6 +136,11 @@ class Corpus:
     def document_steps(self) -> tuple[FinishedStep, ...]:
         """Steps that the documents passed: without the one that draws an evaluation set from them."""
         return tuple(step for step in self.steps if step.manifest.step != "cloze")
+
+    @property
+    def repositories(self) -> dict[str, str]:
+        """Commits at which repositories of the hub were read, by their addresses; several are joined by a comma."""
+        return joined(commits_in(step.manifest.read) for step in self.steps)
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
@@ -373,7 +379,7 @@ def _licenses(texts: FinishedStep | None) -> tuple[Signal, ...]:
 
 
 def joined(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return all packages; several versions of one are joined by a comma."""
+    """Return all versions by name, as of packages; several of one are joined by a comma."""
     found: dict[str, set[str]] = {}
     for one in versions:
         for name, version in one.items():

@@ -6,11 +6,12 @@ What a publication has is a list of files; internal ones (manifests, batches, ch
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
@@ -19,7 +20,7 @@ from gpt2train.convert.settings import CARD
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.files import atomic_folder
 from gpt2train.store.folder import FileRecord, Folder
-from gpt2train.store.hub import HUB, allow
+from gpt2train.store.hub import HUB, XET, allow, set_for_client
 from gpt2train.store.inner_path import inner_file
 from gpt2train.store.manifest import MANIFEST
 from gpt2train.store.output import FinishedStep
@@ -30,6 +31,9 @@ from tasks.outputs.passport.eu_summary import eu_summary
 from tasks.outputs.passport.facts import Corpus, corpus_facts
 from tasks.outputs.passport.signature import SIGNATURE, sign
 from tasks.outputs.passport.write import CROISSANT, FOLDER, NO_ABOUT, PACKAGES, SUMMARY
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, HfApi
 
 WEIGHTS = "model.safetensors"
 INTERNAL = (".", "_", SIGNATURE)  # starts of names in a model folder that are not published
@@ -213,12 +217,24 @@ def publish_to_hub(contents: Contents, address: str, *, public: bool, key: Path 
                     for path in sorted(folder.rglob("*"))
                     if path.is_file()
                 ]
-                api.create_commit(name, operations, commit_message="Publish with gpt2train", repo_type=kind)
+                _commit(api, name, operations, kind)
             except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 raise RunError(f"{address} was not published ({kind}): {reason.replace(token, '…')}") from None
             found.append(str(made))
     return found
+
+
+def _commit(api: "HfApi", name: str, operations: Sequence["CommitOperationAdd"], kind: str) -> None:
+    """Commit files; to a hub that gives no token for Xet, which the library uploads to by default, as LFS."""
+    message = "Publish with gpt2train"
+    try:
+        api.create_commit(name, operations, commit_message=message, repo_type=kind)
+    except (OSError, ValueError) as error:
+        if "xet-write-token" not in str(error):
+            raise
+        set_for_client(XET, on=True)
+        api.create_commit(name, operations, commit_message=message, repo_type=kind)
 
 
 def repository(address: str) -> str:

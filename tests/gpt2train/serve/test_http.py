@@ -164,6 +164,7 @@ def test_a_model_is_named_after_its_run(server: Running, tmp_path: Path) -> None
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         assert name_of(tmp_path / folder) == name
     assert name_of(Path("/model")) == "model"
+    assert name_of(tmp_path / f"hub/models--some--small-2/snapshots/{'0a' * 20}") == "small-2"
     (tmp_path / "link").symlink_to(tmp_path / "small-1" / "model")
     assert name_of(tmp_path / "link") == "small-1"
     [model] = server.client.get("/v1/models").json()["data"]

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import constants
 
-from gpt2train.errors import TransientError
+from gpt2train.errors import TransientError, UserError
 from tasks.core import input_files
 from tasks.core.input_files import InputFile, unreachable
 from tasks.sources import text_records
@@ -36,7 +39,7 @@ for root, pattern in json.loads(sys.argv[1]):
         files = find_inputs([pattern], "--documents", (".jsonl", ".parquet"))
         done = read(root, pattern)
         texts = [row["text"] for row in rows_of(Folder(root), done)]
-        found = {"fingerprint": done.fingerprint, "texts": texts, "reasons": done.outcome.reasons}
+        found = {"fingerprint": done.fingerprint, "texts": texts, "reasons": done.outcome.reasons, "read": done.read}
         answers.append(found | {"files": [[file.location, file.identity] for file in files]})
     except (UserError, RunError) as error:
         answers.append({"error": str(error)})
@@ -94,12 +97,19 @@ def test_files_are_pinned_and_known_by_the_hubs_hashes(hub: Hub, tmp_path: Path)
     assert tag == hashlib.sha256(LARGE).hexdigest()  # as that of a local copy
     assert sum("/cdn/" in call for call in hub.calls) == 2  # its beginning is checked, then it is read
 
+    assert found["read"] == {f"hf://{NAME}": first}
+
     # The branch moves: a change elsewhere changes nothing, the earlier commit can be named, a new text is read.
-    hub.put(NAME, {"data/a.jsonl": LARGE, "data/b/c.jsonl": SMALL, "README.md": b"y"})
-    hub.put(NAME, {"data/a.jsonl": LARGE + SMALL})
-    pairs = [("two", f"hf://{NAME}@{first}/data"), ("three", address)]
-    same, other = ask(hub, tmp_path, *pairs)
+    second = hub.put(NAME, {"data/a.jsonl": LARGE, "data/b/c.jsonl": SMALL, "README.md": b"y"})
+    third = hub.put(NAME, {"data/a.jsonl": LARGE + SMALL})
+    moved = f"hf://{NAME}@{second}/data/**/*.jsonl"
+    done, new, same, other = ask(
+        hub, tmp_path, ("one", moved), ("new", moved), ("two", f"hf://{NAME}@{first}/data"), ("three", address)
+    )
+    assert done["fingerprint"] == new["fingerprint"] == found["fingerprint"]
+    assert done["read"] == found["read"] and new["read"] == {f"hf://{NAME}": second}  # the commit that was read
     assert same["texts"] == found["texts"] and other["fingerprint"] != found["fingerprint"]
+    assert other["read"] == {f"hf://{NAME}": third}
     assert len(other["texts"]) == 61 and other["texts"][-1] == "a small file"
 
 
@@ -114,6 +124,28 @@ def test_a_busy_or_broken_hub_is_asked_again_and_a_private_one_needs_a_token(hub
     assert found == {
         "error": f"hf://{NAME}/*.jsonl: the hub has no such repository, or it is private; check it, or set HF_TOKEN"
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "low", "high"), [("7", 7, 7), ("date", 50, 60), ("soon", 1, 1), ("", 1, 1), ("86400", None, None)]
+)
+def test_a_busy_hub_is_asked_again_when_it_says(
+    asked: str, low: int | None, high: int | None, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.put(NAME, {})
+    hub.busy, waits = 1, list[float]()
+    hub.retry_after = formatdate(time.time() + 60, usegmt=True) if asked == "date" else asked
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "On")
+    monkeypatch.setattr(time, "sleep", waits.append)
+    if low is None or high is None:
+        with pytest.raises(UserError, match=r"cannot ask the hub for hf://datasets/some/corpus \(.*429.*try again"):
+            input_files.pinned("hf://datasets/some/corpus")
+        assert len(hub.calls) == 1 and not waits
+    else:
+        assert input_files.pinned("hf://datasets/some/corpus").startswith("hf://datasets/some/corpus@")
+        assert len(waits) == 1 and low <= waits[0] <= high
 
 
 class Away(io.RawIOBase):
