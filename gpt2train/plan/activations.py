@@ -6,7 +6,7 @@ from functools import cache
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_table, on_stage, sizes
-from gpt2train.model.shape import COMPILED_CHUNK, LOGIT_CHUNK, Shape
+from gpt2train.model.shape import LOGIT_CHUNK, Shape
 from gpt2train.parallel.head_split import uneven_heads
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, kinds_of, stages_of
@@ -209,7 +209,8 @@ def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float
     tokens = layout.micro_batch * _lengths(settings, shape)[-1]
     if _is_compiled(settings) and layout.tp == 1:
         # Logits and their gradient, the head, and its gradient by each chunk, which are added at the end.
-        alive = 2 * min(tokens, COMPILED_CHUNK) + shape.hidden * (1 + math.ceil(tokens / COMPILED_CHUNK))
+        rows = settings.performance.loss_chunk
+        alive = 2 * min(tokens, rows) + shape.hidden * (1 + math.ceil(tokens / rows))
         return item * alive * vocab
     rows = LOGIT_CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
     alive = min(tokens, 2 * rows)  # the chunk before is freed when the next one replaces it
