@@ -5,6 +5,8 @@ import pytest
 from gpt2train.cli import app, run_command
 from gpt2train.config import TrainSettings
 from gpt2train.plan.hardware import GB, Hardware
+from gpt2train.plan.memory import compiled_change
+from gpt2train.plan.parameters import pieces
 from gpt2train.plan.referee import refereed
 from gpt2train.plan.search import Candidate, GivenLayout, available_bytes, search
 from gpt2train.plan.simulation import simulated
@@ -30,9 +32,14 @@ def planned(memory: float, tolerance: float = 0.25, **given: int | str) -> tuple
 def test_the_memory_of_each_pipeline_rank_is_that_of_a_simulated_step() -> None:
     (found,), _, _ = planned(8, tp=1, pp=2, zero=0, micro_batch=4)
     kinds = simulated(found.settings, VOCAB, found.layout, None)
-    assert found.on_device == tuple(kind.step.peak for kind in kinds)
-    assert [dict(kind.step.memory) for kind in kinds] == list(found.simulated)
+    settings, layout = found.settings, found.layout
+    changes = [compiled_change(settings, SHAPE, layout, piece, at) for at, piece in enumerate(pieces(settings, SHAPE))]
+    assert max(changes) < 0
+    assert found.on_device == tuple(kind.step.peak + change for kind, change in zip(kinds, changes, strict=True))
+    assert found.on_device == tuple(sum(memory.values()) for memory in found.simulated)
     assert found.device == max(found.on_device) != found.memory.device
+    plain = build(TrainSettings, dict(settings), {"performance": {"compile": "off"}})
+    assert compiled_change(plain, SHAPE, layout, pieces(plain, SHAPE)[0], 0) == 0
 
 
 @pytest.mark.slow
@@ -43,7 +50,7 @@ def test_a_layout_that_does_not_fit_gives_way_to_one_that_needs_less() -> None:
     memory = 0.98 * large.device / GB / (1 - Hardware().reserve)  # by the formula within the tolerance
     (found,), reasons, hardware = planned(memory, tp=1, pp=1, zero=0)
     assert found.layout.micro_batch < kept and found.device <= available_bytes(hardware)
-    assert any(reason.startswith("tp 1 x pp 1, ZeRO 0: simulated 0.") for reason in reasons)
+    assert any(reason.startswith("tp 1 x pp 1, ZeRO 0: 0.") for reason in reasons)
 
 
 @pytest.mark.exhaustive
