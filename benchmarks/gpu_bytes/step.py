@@ -136,7 +136,7 @@ def compiled(shape: Shape, micro_batch: int, **performance: Any) -> Compiled:
             model = build_model(shape)
             tokens = torch.empty((micro_batch, shape.context), dtype=torch.int64)
         settings = PerformanceSettings.model_validate({"compile": "on"} | performance)
-        model.stream = torch.bfloat16 if settings.stream == "bf16" else None
+        model.stream = torch.bfloat16 if settings.stream != "fp32" else None
         compile_module(model, settings, torch.device("cuda"), whole=True, loss=True)
         half = HalfWeights(model.blocks, torch.bfloat16)
         with half.in_place(), torch.autocast("cuda", dtype=torch.bfloat16):

@@ -137,7 +137,7 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
     split += _mask_item(settings) * tokens * inner
     # Compiled code makes the stream again from outputs of products: 31 bytes per token and unit of width in a GPT-2.
-    again = _is_compiled(settings) and settings.performance.stream == "fp32"
+    again = _is_compiled(settings) and not settings.has_half_stream(on_gpu=True)
     kept = stream * item / FP32 if again else stream
     return norms * kept + normed + split / layout.tp + masks + item * uneven.weights * attentions
 
@@ -251,7 +251,7 @@ def _lengths(settings: TrainSettings, shape: Shape) -> tuple[int, ...]:
 
 def _stream(settings: TrainSettings, shape: Shape, layout: Layout, length: int) -> float:
     """Bytes of the residual stream of a micro-batch."""
-    item = HALF if settings.performance.stream == "bf16" else FP32
+    item = HALF if settings.has_half_stream(on_gpu=settings.device != "cpu") else FP32
     return item * layout.micro_batch * length * shape.hidden / _slices(settings, layout)
 
 

@@ -16,6 +16,7 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.duration import step_time
 from gpt2train.plan.hardware import GB, Hardware
+from gpt2train.plan.memory import peak
 from gpt2train.plan.parameters import Piece, parameters, pieces
 from gpt2train.plan.search import Candidate, GivenLayout, Plan, offload_of, order, search, shown
 from gpt2train.settings import build
@@ -118,7 +119,7 @@ def test_a_small_model_on_large_gpus_is_data_parallel() -> None:
 
 
 def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_given() -> None:
-    settings = build(TrainSettings, preset("1542m"))
+    settings = build(TrainSettings, preset("1542m"), {"performance": {"stream": "fp32"}})
     shape = Shape(50257, 48, 25, 1600, 1024)
     found = search(settings, shape, Hardware(gpus=1, memory=24))
     placements = {offload_of(one.settings.parallel): one for one in found.fits}
@@ -197,6 +198,20 @@ def test_only_settings_that_can_be_trained_are_planned() -> None:
     found = search(settings, settings.model.shape(32_768), Hardware(gpus=1, memory=4))
     assert found.fits
     assert {offload_of(one.settings.parallel) for one in found.fits} <= {"none", "all"}
+
+
+@pytest.mark.parametrize(("device", "same"), [("cuda", "bf16"), ("cpu", "fp32")])
+def test_the_stream_of_a_run_on_a_gpu_is_planned_in_half_precision(device: str, same: str) -> None:
+    found = {}
+    for stream in ("auto", "fp32", "bf16"):
+        changes = {"performance": {"stream": stream}, "device": device, "parallel": {"zero": 0}}
+        settings = build(TrainSettings, preset("117m"), changes)
+        shape = settings.model.shape(50257)
+        parts, layout = pieces(settings, shape), Layout.of(settings, 1)
+        seconds = step_time(settings, shape, layout, parts, Hardware(gpus=1)).total
+        found[stream] = peak(settings, shape, layout, parts[0], 0).device, seconds
+    assert found["auto"][0] == found[same][0] and found["bf16"][0] < found["fp32"][0]
+    assert found["auto"][1] == found["bf16"][1] < found["fp32"][1]  # a step's time is that of a GPU
 
 
 def alone(memory: float, performance: dict[str, object], micro_batch: int | None) -> tuple[Plan, Candidate | None]:

@@ -4,6 +4,7 @@ import pytest
 
 from gpt2train.cli import app, run_command
 from gpt2train.config import TrainSettings
+from gpt2train.parallel.layout import Layout
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import compiled_change
 from gpt2train.plan.parameters import pieces
@@ -51,6 +52,15 @@ def test_a_layout_that_does_not_fit_gives_way_to_one_that_needs_less() -> None:
     (found,), reasons, hardware = planned(memory, tp=1, pp=1, zero=0)
     assert found.layout.micro_batch < kept and found.device <= available_bytes(hardware)
     assert any(reason.startswith("tp 1 x pp 1, ZeRO 0: 0.") for reason in reasons)
+
+
+@pytest.mark.slow
+def test_the_stream_of_a_gpu_is_simulated_in_half_precision() -> None:
+    peaks = {}
+    for stream in ("auto", "bf16", "fp32"):
+        settings = build(TrainSettings, GIVEN, {"performance": {"stream": stream}, "device": "cuda"})
+        peaks[stream] = simulated(settings, VOCAB, Layout.of(settings, 1), 0)[0].step.peak
+    assert peaks["auto"] == peaks["bf16"] < peaks["fp32"]
 
 
 @pytest.mark.exhaustive
