@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.modern import HORIZONS, SEEDS, SIZES, Arm, Bench, crossing
-from gpt2train.config.recipe import training_of
 
 SIZE = SIZES["nano"]
 
@@ -53,7 +52,7 @@ def test_the_share_of_the_tokens_is_found_between_two_tuned_horizons(
     def loss(arm: Arm) -> float:
         if arm.name != "modern":
             return 4 + abs(math.log2(arm.rate / SIZE.rate))
-        rule = training_of(bench.common()["model"] | bench.modern_model(), round(arm.share * 2000) * 256)
+        rule = bench.rules(arm.share)
         return 4 - math.log(arm.share / needed) + abs(math.log2(arm.rate / (2 * rule["optimizer"]["lr"])))
 
     done = finish(bench, bench.wanted(ablations=False), loss)
