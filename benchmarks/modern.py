@@ -340,8 +340,8 @@ class Search:
         while not self.is_bracketed:
             found = self.means()
             best = min(found, key=found.__getitem__, default=self.center)
-            rate = next((rate for rate in (best, best / 2, 2 * best) if rate not in found), None)
-            for seed in SEEDS if rate is not None else ():
+            rate = next(rate for rate in (best, best / 2, 2 * best) if rate not in found)
+            for seed in SEEDS:
                 yield self.arm(rate, seed)
 
     def losses(self) -> list[float]:
