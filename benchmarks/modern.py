@@ -2,15 +2,17 @@
 
     python -m benchmarks.modern --output FOLDER [--size small] [--minutes 45]     train what is missing, then print
     python -m benchmarks.modern --output FOLDER --minutes 0                       print what is there
+    python -m benchmarks.modern --output FOLDER --ablations                       the parts of the recipe too
 
 Every training is one of `gpt2train.train` on one thread, on real text (reviews, news, speeches, novels) of which 4 %
 are held out. A finished one is a line of FOLDER/results-SIZE.jsonl, and one that was interrupted resumes from its
 checkpoint: the command may be stopped at any time.
 
-GPT-2 is trained with AdamW at five learning rates, and with the best one from three seeds. The recipe has the learning
-rate of its rule, and is trained to several horizons from the same seeds: the loss of a horizon is that after its own
-warm-down. The tokens to GPT-2's loss are interpolated between horizons, linearly in the logarithm of the tokens. The
-ablations take one part away at a time, or add value embeddings, at one horizon; value embeddings also at a long one.
+Both sides have the recipe's warm-down to 0, and learning rates chosen in the same way: by the mean loss of the same
+three seeds, among rates a factor of two apart, until the best one lies between worse ones. The recipe is tuned for each
+horizon, the loss of which is that after its own warm-down. The tokens to GPT-2's loss are interpolated between two
+horizons, linearly in the logarithm of the tokens. The ablations take one part away at a time, or add value embeddings,
+at one horizon and the rate of the recipe's rule; value embeddings also at a long one.
 """
 
 import argparse
@@ -20,15 +22,15 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpora import texts
 from benchmarks.pairs import machine
 from gpt2train.config import RunConfig
-from gpt2train.config.recipe import training_of
+from gpt2train.config.recipe import WARMDOWN, training_of
 from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.tokenize_files import tokenize_files
 from gpt2train.model.families import parameter_count
@@ -48,6 +50,7 @@ class Size:
         modern: width, heads and MLP width of the recipe's model, which has two matrices for embedding and output where
             GPT-2 has one, and 3 % fewer parameters.
         steps: steps of GPT-2.
+        rate: learning rate of the AdamW of GPT-2 with which the search begins.
         long: horizon at which value embeddings are added too, as a share of the tokens of GPT-2; 0 for none.
     """
 
@@ -58,16 +61,17 @@ class Size:
     gpt2: tuple[int, int]
     modern: tuple[int, int, int]
     steps: int
+    rate: float = 4e-3
     long: float = 0
 
 
 SIZES = {
-    "micro": Size(1024, 3, 128, 8, (108, 2), (96, 2, 256), 192, 3),  # 0.5M parameters, 0.2M tokens
+    "micro": Size(1024, 3, 128, 8, (108, 2), (96, 2, 256), 192, long=3),  # 0.5M parameters, 0.2M tokens
     "small": Size(2048, 4, 256, 8, (144, 4), (128, 2, 320), 400),  # 1.3M parameters, 0.8M tokens
+    "nano": Size(1024, 3, 128, 2, (64, 2), (56, 2, 136), 2000, rate=2e-3),  # 0.2M parameters, 0.5M tokens
 }
 SEEDS = (1, 2, 3)
-RATES = (4e-3, 2e-3, 8e-3, 1e-3, 5e-4)  # of the AdamW of GPT-2
-HORIZONS = (0.35, 0.2, 0.1)  # of the recipe, as shares of the tokens of GPT-2
+HORIZONS = (0.2, 0.1, 0.4, 0.8, 0.05)  # of the recipe, as shares of the tokens of GPT-2, in the order of the search
 ABLATION = 0.35
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Student's t, by the number of values
 
@@ -131,7 +135,7 @@ class Bench:
             "precision": "fp32",
             "device": "cpu",
             "validation": {"samples": 384, "interval": 100_000},
-            "checkpoints": {"interval": 50, "keep": 1, "keep_best": 0},
+            "checkpoints": {"interval": 250, "keep": 1, "keep_best": 0},
             "logging": {"interval": 50},
             "vocab": size.vocab,
             "data": {"train": str(self.data / "train"), "valid": str(self.data / "valid")},
@@ -149,18 +153,23 @@ class Bench:
         return {"family": "llama", "heads": heads, "hidden": width, "options": chosen}
 
     def gpt2(self, rate: float, seed: int) -> "Arm":
-        """GPT-2 with AdamW: half a cosine to 10 %, no dropout."""
-        schedule = {"kind": "cosine", "warmup": 0, "warmup_fraction": 0.05, "min_lr": 0.1 * rate}
+        """GPT-2 with AdamW, the warm-down of the recipe, a longer warm-up and no dropout."""
+        down = {"kind": "wsd", "decay_fraction": WARMDOWN, "decay_shape": "linear", "min_lr": 0.0}
+        schedule = down | {"warmup": 0, "warmup_fraction": 0.05}
         optimizer = {"lr": rate, "weight_decay": 0.1}
         return Arm(
             f"GPT-2 {rate:g}", {"model": self.gpt2_model(), "optimizer": optimizer, "schedule": schedule}, 1, seed
         )
 
+    def rules(self, share: float) -> Layer:
+        """Settings of the training that the recipe has for a horizon."""
+        tokens = round(share * self.size.steps) * self.tokens_of_step
+        return training_of(self.common()["model"] | self.modern_model(), tokens)
+
     def recipe(self, share: float, seed: int, name: str = "modern", changes: Layer | None = None) -> "Arm":
         """The recipe at a horizon, with the batch of all arms in place of its own, and one part taken away or none."""
-        common, modern = self.common()["model"], self.modern_model()
-        rules = training_of(common | modern, round(share * self.size.steps) * self.tokens_of_step)
-        model = self.gpt2_model() if name == OLD_MODEL else modern
+        rules = self.rules(share)
+        model = self.gpt2_model() if name == OLD_MODEL else self.modern_model()
         chosen = {"model": model, "optimizer": rules["optimizer"], "schedule": rules["schedule"]}
         return Arm(name, layer(chosen, changes or {}), share, seed)
 
@@ -173,7 +182,7 @@ class Bench:
                 for lr in (rate, 2 * rate, 4 * rate)
             },
             OLD_MODEL: {},
-            "cosine to 10 % in place of the warm-down": {"schedule": {"kind": "cosine"}},
+            "half a cosine to 0 in place of the linear warm-down": {"schedule": {"kind": "cosine"}},
             "no warm-down": {"schedule": {"kind": "constant"}},
             "no norm of queries and keys": options(qk_norm=False),
             "ReLU² in place of SwiGLU": options(activation="relu2", inner=inner),
@@ -231,48 +240,66 @@ class Bench:
         shutil.rmtree(config.output)
         return row
 
-    def best_rate(self) -> float:
-        """Learning rate with which GPT-2's loss is lowest, of the first seed."""
-        results = self.finished()
-        tried = {rate: results.get(self.gpt2(rate, SEEDS[0]).key) for rate in RATES}
-        return min((row["loss"], rate) for rate, row in tried.items() if row is not None)[1]
+    def gpt2_search(self) -> "Search":
+        """Search for the learning rate of GPT-2."""
+        return Search(self, self.gpt2, self.size.rate)
 
-    def wanted(self) -> Iterator["Arm"]:
-        """All arms in their order; the later ones depend on the best learning rate of GPT-2."""
-        for rate in RATES:
-            yield self.gpt2(rate, SEEDS[0])
-        best = self.best_rate()
-        for seed in SEEDS:
-            yield self.gpt2(best, seed)
-            for share in HORIZONS:
-                yield self.recipe(share, seed)
-        for seed in SEEDS:
-            yield from self.ablations(seed, best)
-        if self.size.long:
+    def recipe_search(self, share: float) -> "Search":
+        """Search for the learning rate of the recipe at a horizon, from that of its rule."""
+        rule = self.recipe(share, SEEDS[0])
+
+        def arm(rate: float, seed: int) -> Arm:
+            return replace(rule, settings=layer(rule.settings, {"optimizer": {"lr": rate}}), seed=seed)
+
+        return Search(self, arm, rule.rate)
+
+    def searches(self) -> "Iterator[tuple[float, Search]]":
+        """Searches of the recipe, by horizon, until one has a higher and one a lower loss than GPT-2."""
+        goal, found = statistics.fmean(self.gpt2_search().losses()), dict[float, float]()
+        for share in HORIZONS:
+            higher = [at for at, loss in found.items() if loss > goal]
+            lower = [at for at, loss in found.items() if loss <= goal]
+            if (higher and lower) or any(share < at for at in higher) or any(share > at for at in lower):
+                continue
+            search = self.recipe_search(share)
+            yield share, search
+            found[share] = statistics.fmean(search.losses())
+
+    def wanted(self, ablations: bool) -> Iterator["Arm"]:
+        """All arms in their order; the later ones depend on the results of those before."""
+        yield from self.gpt2_search().arms()
+        for _, search in self.searches():
+            yield from search.arms()
+        if ablations:
             for seed in SEEDS:
+                yield self.recipe(ABLATION, seed)
+                yield from self.ablations(seed, self.gpt2_search().best)
+            for seed in SEEDS if self.size.long else ():
                 yield from self.long(seed)
 
     def show(self) -> None:
         """Print what the results say."""
-        results = self.finished()
-        tried = {rate: results.get(self.gpt2(rate, SEEDS[0]).key) for rate in sorted(RATES)}
-        print(
-            "GPT-2, loss by learning rate:",
-            ", ".join(f"{rate:g} {row['loss']:.4f}" for rate, row in tried.items() if row),
-        )
-        best, shares = self.best_rate(), []
-        if best in (min(RATES), max(RATES)):
-            print(f"{best:g} is the lowest or the highest rate that was tried, so that a better one may lie beyond it")
-        for seed in SEEDS:
-            goal = results.get(self.gpt2(best, seed).key)
-            found = [row for share in HORIZONS if (row := results.get(self.recipe(share, seed).key))]
-            if goal is None or len(found) < 2:
-                continue
-            shares.append(crossing([(row["share"], row["loss"]) for row in found], goal["loss"]))
-            line = ", ".join(f"{row['share']:.0%} {row['loss']:.4f}" for row in found)
-            print(f"seed {seed}: GPT-2 {goal['loss']:.4f}; the recipe {line}: {shares[-1]:.1%} of the tokens")
-        if shares:
+        search = self.gpt2_search()
+        print(f"GPT-2, mean loss by learning rate: {search}")
+        if not search.is_bracketed:
+            return
+        goals, points = search.losses(), dict[float, list[float]]()
+        print(f"GPT-2: loss {interval(goals)}")
+        for share, search in self.searches():
+            print(f"the recipe at {share:.0%} of the tokens, mean loss by learning rate: {search}")
+            if not search.is_bracketed:
+                return
+            points[share] = search.losses()
+            print(f"the recipe at {share:.0%}: loss {interval(points[share])}")
+        if len(points) > 1:
+            lines = [[(share, losses[at]) for share, losses in points.items()] for at in range(len(SEEDS))]
+            shares = [crossing(line, goal) for line, goal in zip(lines, goals, strict=True)]
             print(f"tokens to GPT-2's loss, share of GPT-2's: {interval(shares)}")
+        self.show_ablations()
+
+    def show_ablations(self) -> None:
+        """Print what the parts of the recipe are worth."""
+        results, best = self.finished(), self.gpt2_search().best
         differences: dict[str, list[float]] = {}
         costs: list[float] = []
         for seed in SEEDS:
@@ -291,12 +318,68 @@ class Bench:
             print(f"  {VALUES}: {statistics.median(costs):.2f} times the CPU time at {ABLATION:.0%} of the tokens")
 
 
+@dataclass(frozen=True)
+class Search:
+    """Search for the learning rate with the lowest mean loss of all seeds, among rates a factor of two apart.
+
+    Attributes:
+        arm: training for a rate and a seed.
+        center: rate to begin with, together with its half and its double.
+    """
+
+    bench: Bench
+    arm: Callable[[float, int], Arm]
+    center: float
+
+    def __str__(self) -> str:
+        """Mean loss of each rate."""
+        return ", ".join(f"{rate:g} {loss:.4f}" for rate, loss in sorted(self.means().items()))
+
+    def arms(self) -> Iterator[Arm]:
+        """Trainings in their order; those of a further rate come when all before are finished."""
+        while not self.is_bracketed:
+            found = self.means()
+            best = min(found, key=found.__getitem__, default=self.center)
+            rate = next(rate for rate in (best, best / 2, 2 * best) if rate not in found)
+            for seed in SEEDS:
+                yield self.arm(rate, seed)
+
+    def losses(self) -> list[float]:
+        """Losses of the seeds at the best rate."""
+        results, best = self.bench.finished(), self.best
+        return [results[self.arm(best, seed).key]["loss"] for seed in SEEDS]
+
+    def means(self) -> dict[float, float]:
+        """Mean loss by rate, of the rates whose seeds are all finished."""
+        results = self.bench.finished()
+        found = {}
+        for rate in (self.center * 2.0**power for power in range(-8, 9)):
+            rows = [results.get(self.arm(rate, seed).key) for seed in SEEDS]
+            losses = [row["loss"] for row in rows if row is not None]
+            if len(losses) == len(SEEDS):
+                found[rate] = statistics.fmean(losses)
+        return found
+
+    @property
+    def best(self) -> float:
+        """Best rate so far."""
+        found = self.means()
+        return min(found, key=found.__getitem__)
+
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether the best rate lies between two that were tried."""
+        found = self.means()
+        best = min(found, key=found.__getitem__, default=0.0)
+        return bool(found) and {best / 2, 2 * best} <= found.keys()
+
+
 def options(**changes: Any) -> Layer:
     """Layer of options of the model."""
     return {"model": {"options": changes}}
 
 
-def crossing(points: list[tuple[float, float]], loss: float) -> float:
+def crossing(points: Sequence[tuple[float, float]], loss: float) -> float:
     """Share of the tokens at which a loss is reached, by a line through the nearest points, in log(share).
 
     Args:
@@ -325,17 +408,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder of tokens, runs and results")
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--minutes", type=float, default=45, help="no further training is started after these")
+    parser.add_argument("--ablations", action="store_true", help="train the recipe without each of its parts too")
     given = parser.parse_args()
     end = time.monotonic() + 60 * given.minutes
     bench = Bench(given.output, SIZES[given.size], given.size)
     bench.prepare()
     print(machine())
     added = bench.recipe(1.0, 1, VALUES, options(value_embeddings=1))
-    for name, arm in (("GPT-2", bench.gpt2(RATES[0], 1)), ("modern", bench.recipe(1.0, 1)), (VALUES, added)):
+    for name, arm in (("GPT-2", bench.gpt2(bench.size.rate, 1)), ("modern", bench.recipe(1.0, 1)), (VALUES, added)):
         shape = bench.config(arm).shape
         print(f"{name}: {parameter_count(shape):,} parameters, {flops_per_token(shape) / 1e6:.2f} MFLOP a token")
     ctx = join("cpu")
-    for arm in bench.wanted():
+    for arm in bench.wanted(given.ablations):
         if time.monotonic() > end:
             break
         if arm.key not in bench.finished():

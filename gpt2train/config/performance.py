@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from gpt2train.model.shape import COMPILED_CHUNK
 from gpt2train.settings import Settings
 
 
@@ -26,9 +27,13 @@ class PerformanceSettings(Settings):
     """Compile with a search for the fastest kernels, which takes some minutes at the start. Since the processes wait
     for each other meanwhile, one that hangs is detected after 30 minutes at the earliest."""
     # Left out of a run's files by default, as `fp8` is.
-    stream: Literal["fp32", "bf16"] = Field("fp32", exclude_if=lambda stream: stream == "fp32")
+    stream: Literal["auto", "fp32", "bf16"] = Field("auto", exclude_if=lambda stream: stream == "auto")
     """Precision of the residual stream, the input and output of every block; bf16 needs precision bf16. It saves an
-    eighth of the memory traffic of a compiled step on a GPU; sums over many blocks become coarser."""
+    eighth of the memory traffic of a compiled step on a GPU; sums over many blocks become coarser. auto: bf16 on a GPU
+    with precision bf16, but for T5."""
+    loss_chunk: int = Field(COMPILED_CHUNK, ge=128, le=2**20, exclude_if=lambda rows: rows == COMPILED_CHUNK)
+    """Rows of logits that compiled code on a GPU has at a time, two bytes for each token of the vocabulary and twice.
+    `gpt2train plan` halves it where memory is short."""
     # Left out of a run's files when off, so that files and fingerprints of older runs stay the same.
     fp8: Literal["off", "tensorwise", "rowwise"] = Field("off", exclude_if=lambda fp8: fp8 == "off")
     """Matrix products of the blocks in 8-bit floating point, with one scale per matrix or per row; needs precision

@@ -160,6 +160,13 @@ class TrainSettings(Settings):
         _ = self.sample_length
         return self
 
+    def has_half_stream(self, on_gpu: bool) -> bool:
+        """Return True if the residual stream is in bf16."""
+        stream = self.performance.stream
+        return stream == "bf16" or (
+            stream == "auto" and on_gpu and self.precision == "bf16" and self.model.family != "t5"
+        )
+
     @property
     def sample_length(self) -> int:
         """Tokens that a sample takes from packed documents.

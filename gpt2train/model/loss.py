@@ -48,6 +48,7 @@ class _ChunkedCrossEntropy(GradientInForward):
         vocab: int,
         softcap: float,
         z_loss: float,
+        compiled_chunk: int,
         needs_grad: bool,
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -59,7 +60,7 @@ class _ChunkedCrossEntropy(GradientInForward):
         grad_weight = torch.zeros_like(weight) if needs_grad else None
         size, compiling = CHUNK.get(hidden.device.type, 1024), torch.compiler.is_compiling()
         if compiling and hidden.device.type != "cpu":
-            size = COMPILED_CHUNK
+            size = compiled_chunk
         for start in range(0, hidden.shape[0], size):
             rows = hidden[start : start + size].to(matrix.dtype)
             target = targets[start : start + size].unsqueeze(1)
@@ -129,6 +130,7 @@ def chunked_cross_entropy(
     vocab: int | None = None,
     softcap: float = 0.0,
     z_loss: float = 0.0,
+    compiled_chunk: int = COMPILED_CHUNK,
 ) -> Tensor:
     """Sum over the targets of -log softmax(hidden @ weight.T)[target], in float32.
 
@@ -142,11 +144,12 @@ def chunked_cross_entropy(
         vocab: number of rows that are tokens; the rows above are padding and excluded. All rows by default.
         softcap: bound of the logits (`soft_cap`).
         z_loss: factor of the second term.
+        compiled_chunk: rows of logits at a time in compiled code on a GPU.
     """
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     tokens = len(weight) if vocab is None else vocab
     return _ChunkedCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), tokens, softcap, z_loss, needs_grad
+        hidden.flatten(0, -2), weight, targets.flatten(), tokens, softcap, z_loss, compiled_chunk, needs_grad
     )
 
 

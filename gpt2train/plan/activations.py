@@ -6,7 +6,7 @@ from functools import cache
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, is_value_table, on_stage, sizes
-from gpt2train.model.shape import COMPILED_CHUNK, LOGIT_CHUNK, Shape
+from gpt2train.model.shape import LOGIT_CHUNK, Shape
 from gpt2train.parallel.head_split import uneven_heads
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, kinds_of, stages_of
@@ -137,7 +137,7 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     masks = (_mask_item(settings) * tokens * shape.hidden * norms / _slices(settings, layout)) if dropped else 0
     split += _mask_item(settings) * tokens * inner
     # Compiled code makes the stream again from outputs of products: 31 bytes per token and unit of width in a GPT-2.
-    again = _is_compiled(settings) and settings.performance.stream == "fp32"
+    again = _is_compiled(settings) and not settings.has_half_stream(on_gpu=True)
     kept = stream * item / FP32 if again else stream
     return norms * kept + normed + split / layout.tp + masks + item * uneven.weights * attentions
 
@@ -209,7 +209,8 @@ def _logit_bytes(settings: TrainSettings, shape: Shape, layout: Layout) -> float
     tokens = layout.micro_batch * _lengths(settings, shape)[-1]
     if _is_compiled(settings) and layout.tp == 1:
         # Logits and their gradient, the head, and its gradient by each chunk, which are added at the end.
-        alive = 2 * min(tokens, COMPILED_CHUNK) + shape.hidden * (1 + math.ceil(tokens / COMPILED_CHUNK))
+        rows = settings.performance.loss_chunk
+        alive = 2 * min(tokens, rows) + shape.hidden * (1 + math.ceil(tokens / rows))
         return item * alive * vocab
     rows = LOGIT_CHUNK["cpu" if settings.device == "cpu" else "cuda"] * layout.tp
     alive = min(tokens, 2 * rows)  # the chunk before is freed when the next one replaces it
@@ -250,7 +251,7 @@ def _lengths(settings: TrainSettings, shape: Shape) -> tuple[int, ...]:
 
 def _stream(settings: TrainSettings, shape: Shape, layout: Layout, length: int) -> float:
     """Bytes of the residual stream of a micro-batch."""
-    item = HALF if settings.performance.stream == "bf16" else FP32
+    item = HALF if settings.has_half_stream(on_gpu=settings.device != "cpu") else FP32
     return item * layout.micro_batch * length * shape.hidden / _slices(settings, layout)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from gpt2train.config import BatchSettings, ParallelSettings, TrainSettings
+from gpt2train.config import BatchSettings, ParallelSettings, PerformanceSettings, TrainSettings
 from gpt2train.plan.budget import Recipe, read_budget
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.settings_file import DEFAULT_PRESETS, SettingsFile
@@ -67,6 +67,7 @@ def _without_options(best: TrainSettings, given: Mapping[str, Any]) -> TrainSett
     parts: dict[str, Any] = {
         "parallel": build(ParallelSettings, given.get("parallel", {})),
         "batch": build(BatchSettings, given.get("batch", {})),
+        "performance": build(PerformanceSettings, given.get("performance", {})),
         "precision": given.get("precision", TrainSettings.model_fields["precision"].default),
     }
     return best.model_copy(update=parts)

@@ -15,7 +15,7 @@ from gpt2train.plan.budget import GOALS, cpu_rate, gpu_rate
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout, search
 from gpt2train.plan.settings_file import read_settings
-from gpt2train.plan.show import goal_line, headline, rank_table, reasons, summary, table
+from gpt2train.plan.show import goal_line, headline, largest_line, rank_table, reasons, summary, table
 from gpt2train.settings import MAX_COUNT, build, explain
 from gpt2train.store.counts import count_of
 
@@ -112,7 +112,8 @@ def plan(
     if found.fits and layout.tp and layout.pp:
         console.print()
         console.print(rank_table(found.fits[0]))
-    for line in reasons(found):
+    largest = [] if layout.micro_batch else largest_line(found, hardware)
+    for line in [*largest, *reasons(found)]:
         console.print(line, style="dim", highlight=False)
     if not found.fits:
         given = layout.model_dump(exclude_none=True)

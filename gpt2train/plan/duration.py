@@ -17,8 +17,8 @@ from gpt2train.plan.recomputation import repeated_reduces, slowdown
 ADAMW_BYTES = 36
 ADDED_BYTES = 10  # per parameter and micro-batch: its gradient in half precision, added in float32
 # Traffic of compiled code between the products, as `python -m benchmarks.gpu_bytes` counts it: per token, block and
-# unit of width, by the precision of the residual stream; and per logit.
-BLOCK_BYTES = {"fp32": 142, "bf16": 101}
+# unit of width, without and with a residual stream in bf16; and per logit.
+BLOCK_BYTES = {False: 142, True: 101}
 LOGIT_BYTES = 6
 COPIES = 0.9  # fraction of the bandwidth of a data sheet that copies reach (seen: 3.0 and 4.3 of 3.35 and 4.8 TB/s)
 PRODUCTS = 0.775  # fraction of the time at `Hardware.efficiency` that is products: an H100 at 345M, a stream in fp32
@@ -84,7 +84,7 @@ def step_time(
     imbalance = max(weights) * len(weights) / sum(weights)
     work = layout.micro_batch * length / layout.tp
     efficiency = hardware.efficiency / PRODUCTS * work / (work + HALF_SPEED_TOKENS)
-    moved = shape.layers * shape.hidden * BLOCK_BYTES[settings.performance.stream] + LOGIT_BYTES * shape.padded_vocab
+    moved = shape.layers * shape.hidden * BLOCK_BYTES[settings.has_half_stream(True)] + LOGIT_BYTES * shape.padded_vocab
     traffic = tokens * moved * slowdown(settings, shape, layout.tp) / (hardware.bandwidth * GB * COPIES)
     compute = (flops / (hardware.tflops * 1e12 * efficiency) + traffic) / layout.world * imbalance
     bubble = compute * (layout.pp - 1) / (layout.accumulation * p.virtual_pipeline_stages)

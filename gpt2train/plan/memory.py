@@ -48,6 +48,17 @@ class Memory:
         )
 
 
+def compiled_change(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> int:
+    """Return the bytes by which compilation changes the peak of a rank; 0 of a run that is not compiled.
+
+    Compiled code keeps less of the stream and has more logits at a time, so that it can be either sign. A simulated
+    step is not compiled: its peak and this are the memory of the run. Arguments as of `peak`.
+    """
+    performance = settings.performance.model_copy(update={"compile": "off"})
+    plain = settings.model_copy(update={"performance": performance})
+    return peak(settings, shape, layout, piece, rank).device - peak(plain, shape, layout, piece, rank).device
+
+
 def optimizer_states(settings: TrainSettings, shape: Shape, piece: Piece, layout: Layout, count: int) -> float:
     """Return the numbers of optimizer state per parameter: 2 of AdamW, 1 of Muon for the matrices of the blocks."""
     if settings.optimizer.name == "adamw":

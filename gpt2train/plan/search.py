@@ -22,6 +22,7 @@ from gpt2train.settings import PositiveNumber, Settings, build
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 OFFLOADS = ("none", "optimizer", "auto", "all")
 RECOMPUTE = ("none", "selective", "full")
+SMALLEST_CHUNK = 8_192  # rows of logits below which their products are slow (`gpt2train.model.shape`)
 NEAR_BEST = 0.97  # of the most tokens per second; above it the candidate with the least memory is chosen
 
 
@@ -51,7 +52,8 @@ class Candidate:
         duration: expected step time.
         parameters: number of parameters of each pipeline rank.
         memories: peak memory of each pipeline rank.
-        simulated: bytes by category of each pipeline rank, by a simulated step; empty without simulation.
+        simulated: bytes by category of each pipeline rank, by a simulated step, and what compilation changes; empty
+            without simulation.
         on_device: bytes on the device of each pipeline rank, by the same.
     """
 
@@ -99,6 +101,13 @@ class Plan:
         """Return the candidates of the same layout with all micro-batches and recomputations."""
         return [one for one in self.all_fits if one.key == candidate.key]
 
+    def largest_of(self, candidate: Candidate, hardware: Hardware) -> Candidate:
+        """Return the candidate of the same layout and recomputation with the largest micro-batch that fits."""
+        mode, available = candidate.settings.parallel.activation_checkpointing, available_bytes(hardware)
+        others = [one for one in self.others_of(candidate) if one.memory.device <= available]
+        same = [one for one in others if one.settings.parallel.activation_checkpointing == mode]
+        return max([candidate, *same], key=lambda one: one.layout.micro_batch)
+
 
 def available_bytes(hardware: Hardware) -> float:
     """Return the bytes of a device that a rank may use."""
@@ -136,6 +145,8 @@ def search(
             layout = Layout.of(candidate_settings, hardware.gpus)
             parts = pieces(candidate_settings, shape)
             candidate = _evaluate(candidate_settings, shape, layout, parts, hardware, available)
+            if candidate is not None and candidate.memory.device > available:
+                candidate = with_smaller_chunk(candidate, shape, hardware) or candidate
         except UserError as error:
             refused[str(error).split(";")[0].split(", but a batch")[0].removeprefix("settings: ")] += 1
             continue
@@ -153,6 +164,19 @@ def search(
 def offload_of(parallel: ParallelSettings) -> str:
     """Return what is in CPU memory: none, optimizer, auto (part of the optimizer) or all."""
     return parallel.offload_placement if parallel.cpu_offload else "none"
+
+
+def with_smaller_chunk(candidate: Candidate, shape: Shape, hardware: Hardware) -> Candidate | None:
+    """Return the candidate with half as many logits at a time; None if it would not need less memory."""
+    settings = candidate.settings
+    rows = settings.performance.loss_chunk // 2
+    if rows < SMALLEST_CHUNK or not candidate.memory.head:
+        return None
+    performance = settings.performance.model_copy(update={"loss_chunk": rows})
+    settings = settings.model_copy(update={"performance": performance})
+    parts, available = pieces(settings, shape), available_bytes(hardware)
+    smaller = _evaluate(settings, shape, candidate.layout, parts, hardware, available)
+    return smaller if smaller is not None and smaller.memory.device < candidate.memory.device else None
 
 
 def best_of(candidates: list[Candidate]) -> Candidate:

@@ -105,6 +105,15 @@ def rank_table(candidate: Candidate) -> Table:
     return result
 
 
+def largest_line(plan: Plan, hardware: Hardware) -> list[str]:
+    """Return the largest micro-batch that fits with the first layout, and what it needs, as a line if one fits."""
+    if not plan.fits:
+        return []
+    largest = plan.largest_of(plan.fits[0], hardware)
+    size = ("" if largest.simulated else "~") + _gigabytes(largest.memory, largest.device, 1)
+    return [f"largest micro-batch of the first layout that fits: {largest.layout.micro_batch} ({size} GB)"]
+
+
 def _kinds(memory: Memory) -> dict[str, int]:
     names = ("parameters", "gradients", "optimizer", "gathered", "activations", "head")
     return {name: getattr(memory, name) for name in names}

@@ -84,7 +84,8 @@ def simulate_rank(config: RunConfig, world: int, rank: int, short: ShortStep | N
     recorder = Recorder()
     mode = ShapeMode(recorder.created, recorder.executed, recorder.communicated)
     context = DistContext(rank, world, torch.device("cpu"))
-    plain = config.performance.model_copy(update={"compile": "off"})
+    stream = "bf16" if config.has_half_stream(on_gpu=config.device != "cpu") else "fp32"
+    plain = config.performance.model_copy(update={"compile": "off", "stream": stream})
     passes = on_stage_passes(lambda forward, stage: recorder.stage_pass(forward, stage // config.parallel.pp))
     empty = mock.patch.object(engine, "init_weights", lambda part, device, _: part.to_empty(device=device))
     warm = mock.patch.dict(pipeline.SCHEDULES, {"1f1b": shallow_1f1b(short.depth)} if short else {})

@@ -107,7 +107,7 @@ class Engine:
         self.sums = 1 + objective.sums + objective.sums_per_label * config.model.labels
         for part in self.model_parts:
             part.z_loss = config.objective.z_loss
-            part.stream = torch.bfloat16 if config.performance.stream == "bf16" else None
+            part.stream = torch.bfloat16 if config.has_half_stream(on_gpu=ctx.device.type == "cuda") else None
             part.own_loss = load(objective.loss) if objective.loss else None
             part.scores = load(objective.scores) if objective.scores else None
         parallel = self.parallel = self._placed(config.parallel)

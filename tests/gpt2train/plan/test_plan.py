@@ -15,9 +15,9 @@ from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.duration import step_time
-from gpt2train.plan.hardware import Hardware
+from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces
-from gpt2train.plan.search import GivenLayout, offload_of, order, search, shown
+from gpt2train.plan.search import Candidate, GivenLayout, Plan, offload_of, order, search, shown
 from gpt2train.settings import build
 
 M345 = Shape(50257, 24, 16, 1024, 1024)
@@ -118,7 +118,7 @@ def test_a_small_model_on_large_gpus_is_data_parallel() -> None:
 
 
 def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_given() -> None:
-    settings = build(TrainSettings, preset("1542m"))
+    settings = build(TrainSettings, preset("1542m"), {"performance": {"stream": "fp32"}})
     shape = Shape(50257, 48, 25, 1600, 1024)
     found = search(settings, shape, Hardware(gpus=1, memory=24))
     placements = {offload_of(one.settings.parallel): one for one in found.fits}
@@ -197,6 +197,59 @@ def test_only_settings_that_can_be_trained_are_planned() -> None:
     found = search(settings, settings.model.shape(32_768), Hardware(gpus=1, memory=4))
     assert found.fits
     assert {offload_of(one.settings.parallel) for one in found.fits} <= {"none", "all"}
+
+
+def alone(memory: float, performance: dict[str, object], micro_batch: int | None) -> tuple[Plan, Candidate | None]:
+    """A plan of 117M on one GPU, and its layout without offload and recomputation."""
+    settings = build(TrainSettings, preset("117m"), {"performance": performance})
+    given = GivenLayout(zero=0, micro_batch=micro_batch, activation_checkpointing="none")
+    found = search(settings, settings.model.shape(50257), Hardware(gpus=1, memory=memory), given)
+    return found, next((one for one in found.fits if not one.settings.parallel.cpu_offload), None)
+
+
+def test_the_stream_of_a_run_on_a_gpu_is_planned_in_half_precision() -> None:
+    plans = {stream: alone(1000, {"stream": stream}, 32)[1] for stream in ("auto", "fp32", "bf16")}
+    costs = {stream: (one.device, one.duration.total) for stream, one in plans.items() if one is not None}
+    assert costs["auto"] == costs["bf16"] < costs["fp32"]
+    assert costs["auto"][1] < costs["fp32"][1]
+
+
+def test_the_logits_are_as_many_as_compiled_code_has_memory_for(capsys: pytest.CaptureFixture[str]) -> None:
+    def enough_for(performance: dict[str, object]) -> float:
+        _, found = alone(1000, performance, 32)
+        assert found is not None
+        return found.device / GB / (1 - Hardware().reserve) + 1e-6
+
+    def rows(memory: float) -> int | None:
+        _, found = alone(memory, {}, 32)
+        return found and found.settings.performance.loss_chunk
+
+    large, small = enough_for({}), enough_for({"loss_chunk": 8_192})
+    plain = enough_for({"compile": "off"})
+    assert small < large and plain == enough_for({"compile": "off", "loss_chunk": 8_192})
+    found = [rows(memory) for memory in (1.01 * large, 0.99 * large, 1.01 * small, 0.99 * small)]
+    assert found == [16_384, 8_192, 8_192, None]
+    flags = ["--preset", "117m", "--gpus", "1", "--micro-batch", "32", "--activation-checkpointing", "none"]
+    for memory, flag in ((1.01 * large, False), (1.01 * small, True)):
+        assert run_command(app, ["plan", *flags, "--memory", f"{memory:.6f}GB", "--no-simulate"]) == 0
+        out = capsys.readouterr().out
+        assert ("--train.performance.loss-chunk 8192" in out) is flag
+        assert f" ~{memory / 1.01 * 0.92:.1f} " in out and "largest micro-batch" not in out
+
+
+def test_no_larger_micro_batch_fits_than_the_one_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for memory in (12.0, 24.0, 80.0):
+        found, first = alone(memory, {}, None)
+        assert first is not None
+        largest = found.largest_of(first, Hardware(gpus=1, memory=memory))
+        assert largest.key == first.key and largest.layout.micro_batch >= first.layout.micro_batch
+        assert largest.device <= memory * GB * (1 - Hardware().reserve)
+        _, larger = alone(memory, {}, 2 * largest.layout.micro_batch)
+        assert larger is None or largest.layout.micro_batch == 64
+    flags = ["--preset", "117m", "--gpus", "1", "--activation-checkpointing", "none", "--zero", "0", "--no-simulate"]
+    assert run_command(app, ["plan", *flags]) == 0
+    line = f"largest micro-batch of the first layout that fits: 64 (~{largest.device / GB:.1f} GB)\n"
+    assert line in capsys.readouterr().out
 
 
 def test_longer_positions_change_the_parameters_alone() -> None:

@@ -30,8 +30,13 @@ def planned(memory: float, tolerance: float = 0.25, **given: int | str) -> tuple
 def test_the_memory_of_each_pipeline_rank_is_that_of_a_simulated_step() -> None:
     (found,), _, _ = planned(8, tp=1, pp=2, zero=0, micro_batch=4)
     kinds = simulated(found.settings, VOCAB, found.layout, None)
-    assert found.on_device == tuple(kind.step.peak for kind in kinds)
-    assert [dict(kind.step.memory) for kind in kinds] == list(found.simulated)
+    off = build(TrainSettings, GIVEN, {"performance": {"compile": "off"}})
+    given = GivenLayout(tp=1, pp=2, zero=0, micro_batch=4, activation_checkpointing="none")
+    (plain,) = (one for one in search(off, SHAPE, Hardware(gpus=2), given).fits if one.key == found.key)
+    changes = [one.device - other.device for one, other in zip(found.memories, plain.memories, strict=True)]
+    assert min(changes) < 0
+    assert found.on_device == tuple(kind.step.peak + change for kind, change in zip(kinds, changes, strict=True))
+    assert found.on_device == tuple(sum(memory.values()) for memory in found.simulated)
     assert found.device == max(found.on_device) != found.memory.device
 
 
@@ -43,7 +48,17 @@ def test_a_layout_that_does_not_fit_gives_way_to_one_that_needs_less() -> None:
     memory = 0.98 * large.device / GB / (1 - Hardware().reserve)  # by the formula within the tolerance
     (found,), reasons, hardware = planned(memory, tp=1, pp=1, zero=0)
     assert found.layout.micro_batch < kept and found.device <= available_bytes(hardware)
-    assert any(reason.startswith("tp 1 x pp 1, ZeRO 0: simulated 0.") for reason in reasons)
+    assert any(reason.startswith("tp 1 x pp 1, ZeRO 0: 0.") for reason in reasons)
+
+
+@pytest.mark.slow
+def test_the_stream_of_a_gpu_is_simulated_in_half_precision() -> None:
+    peaks = {}
+    for stream in ("auto", "bf16", "fp32"):
+        settings = build(TrainSettings, GIVEN, {"performance": {"stream": stream}, "device": "cuda"})
+        layout = search(settings, SHAPE, Hardware(gpus=1), GivenLayout(micro_batch=8)).fits[0].layout
+        peaks[stream] = simulated(settings, VOCAB, layout, 0)[0].step.peak
+    assert peaks["auto"] == peaks["bf16"] < peaks["fp32"]
 
 
 @pytest.mark.exhaustive

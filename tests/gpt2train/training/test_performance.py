@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from gpt2train.config import PerformanceSettings, RunConfig
+from gpt2train.config import PerformanceSettings, RunConfig, TrainSettings
 from gpt2train.data.batch import Batch
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.model.gpt2 import GPT2
@@ -80,6 +80,29 @@ def test_a_model_is_compiled_by_blocks_when_asked_to() -> None:
     model = GPT2(SHAPE)
     compile_module(model, PerformanceSettings(compile="blocks"), CPU, whole=True)
     assert "forward" not in vars(model) and all("forward" in vars(block) for block in model.blocks.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu", "cpu"),
+    [
+        ({}, True, False),
+        ({"precision": "fp16"}, False, False),
+        ({"precision": "fp32"}, False, False),
+        ({"model": {"family": "t5"}, "objective": {"name": "span_corruption"}}, False, False),
+        ({"performance": {"stream": "fp32"}}, False, False),
+        ({"performance": {"stream": "bf16"}}, True, True),
+    ],
+)
+def test_the_stream_is_in_half_precision_on_a_gpu_by_default(changes: dict[str, Any], gpu: bool, cpu: bool) -> None:
+    settings = build(TrainSettings, {"precision": "bf16"}, changes)
+    assert (settings.has_half_stream(on_gpu=True), settings.has_half_stream(on_gpu=False)) == (gpu, cpu)
+
+
+@pytest.mark.parametrize("stream", ["auto", "bf16"])
+def test_the_model_of_a_cpu_has_the_stream_that_is_asked_for(tmp_path: Path, alone: DistContext, stream: str) -> None:
+    config = make(tmp_path, tmp_path / "run", precision="bf16", performance={"stream": stream})
+    (part,) = Engine(config, alone).model_parts
+    assert part.stream is (torch.bfloat16 if stream == "bf16" else None)
 
 
 @pytest.mark.slow
