@@ -185,8 +185,7 @@ def _write(folder: Folder, name: str, table: pa.Table) -> FileRecord:
 
 def _range(folder: Folder, name: str, low: int, last: int) -> pa.Table:
     """Counts of the lines whose hash is in a range, both ends included; other row groups are not read."""
-    with folder.open(name) as file:
-        return pq.read_table(file, filters=[("line", ">=", low), ("line", "<=", last)])
+    return read_table(folder, name, filters=[("line", ">=", low), ("line", "<=", last)])
 
 
 @functools.lru_cache(maxsize=2)

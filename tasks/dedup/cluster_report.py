@@ -5,7 +5,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest
@@ -58,9 +57,8 @@ def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, member
         return []
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in order}
     for part in parts:
-        with folder.open(part) as file:
-            for row in pq.read_table(file, filters=[("cluster", "in", order)]).to_pylist():
-                rows[row["cluster"]].append(row)
+        for row in read_table(folder, part, filters=[("cluster", "in", order)]).to_pylist():
+            rows[row["cluster"]].append(row)
     shown = [row for found in rows.values() for row in found[:members]]
     excerpts = _excerpts(folder, manifest, shown)
     return [
@@ -85,8 +83,7 @@ def _excerpts(folder: Folder, manifest: Manifest, rows: list[dict[str, Any]]) ->
     for name, ids in sorted(wanted.items()):
         if name not in named:
             continue
-        with folder.open(name) as file:
-            table = pq.read_table(file, columns=["id", "text"], filters=[("id", "in", ids)])
+        table = read_table(folder, name, ["id", "text"], [("id", "in", ids)])
         heads = pc.utf8_slice_codeunits(table["text"], 0, EXCERPT).to_pylist()
         found.update(zip(table["id"].to_pylist(), heads, strict=True))
     return found

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
@@ -188,5 +187,4 @@ def _write(
 
 
 def _accepted(folder: Folder, name: str) -> pa.Table:
-    with folder.open(name) as file:
-        return pq.read_table(file, columns=["first", "second", "jaccard"], filters=[("accepted", "=", True)])
+    return read_table(folder, name, ["first", "second", "jaccard"], [("accepted", "=", True)])

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.shards import in_groups, read_table, write_parquet
@@ -104,8 +103,7 @@ def read_range(
     folder: Folder, name: str, column: str, low: int, high: int, columns: list[str] | None = None
 ) -> pa.Table:
     """Rows whose value of a column is in [low, high); row groups outside the range are not read."""
-    with folder.open(name) as file:
-        return pq.read_table(file, columns=columns, filters=[(column, ">=", low), (column, "<", high)])
+    return read_table(folder, name, columns, [(column, ">=", low), (column, "<", high)])
 
 
 def isin_sorted(numbers: Numbers, ascending: Numbers) -> npt.NDArray[np.bool_]:

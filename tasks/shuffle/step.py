@@ -81,11 +81,7 @@ def scatter_shards(folder: Folder, name: str, shards: Sequence[str], source: Fol
 
 def sort_cell(folder: Folder, name: str, cell: int, scattered: Sequence[str]) -> Outcome:
     """Gather one cell from all scattered files and write it in the order of its keys."""
-    parts = []
-    for shard in scattered:
-        with folder.open(shard) as file:
-            parts.append(pq.read_table(file, filters=[(CELL, "=", cell)]))
-    table = pa.concat_tables(parts)
+    table = pa.concat_tables(read_table(folder, shard, filters=[(CELL, "=", cell)]) for shard in scattered)
     # Equal keys are equal ids; url and source only order the copies of a document that is in the list twice.
     columns = [table[column].to_pylist() for column in (KEY, "id", "url", "source")]
     sort_keys = [(key, document, url, origin or "") for key, document, url, origin in zip(*columns, strict=True)]

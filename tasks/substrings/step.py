@@ -177,11 +177,10 @@ def cut_part(
 
 def _positions(folder: Folder, marked: Sequence[str], low: int, high: int) -> dict[int, npt.NDArray[np.int64]]:
     """Ascending positions of the repeated n-grams of each document with a number in [low, high)."""
-    tables = []
-    for name in marked:
-        with folder.open(name) as file:
-            tables.append(pq.read_table(file, filters=[("number", ">=", low), ("number", "<", high)]))
-    table = pa.concat_tables(tables).sort_by([("number", "ascending"), ("position", "ascending")])
+    wanted = [("number", ">=", low), ("number", "<", high)]
+    table = pa.concat_tables(read_table(folder, name, filters=wanted) for name in marked).sort_by(
+        [("number", "ascending"), ("position", "ascending")]
+    )
     numbers, starts = np.unique(table["number"].to_numpy(), return_index=True)
     return dict(zip(numbers.tolist(), np.split(table["position"].to_numpy(), starts[1:]), strict=False))
 
@@ -196,8 +195,7 @@ def _range(folder: Folder, name: str, part: int, ranges: int) -> pa.Table:
     """Rows of a file whose hash is in one of equal ranges of int64; other row groups are not read."""
     size = 2**64 // ranges
     low = part * size - 2**63
-    with folder.open(name) as file:
-        return pq.read_table(file, filters=[("hash", ">=", low), ("hash", "<=", low + size - 1)])
+    return read_table(folder, name, filters=[("hash", ">=", low), ("hash", "<=", low + size - 1)])
 
 
 def _write(folder: Folder, name: str, table: pa.Table) -> FileRecord:

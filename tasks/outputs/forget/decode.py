@@ -20,6 +20,7 @@ from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import MANIFEST
 from tasks.core.forgotten import URL_COLUMNS
+from tasks.core.shards import read_table
 from tasks.outputs.forget.archives import archive_pages
 from tasks.outputs.forget.token_text import text_of, tokenizer_beside
 
@@ -198,8 +199,7 @@ def _documents(root: Folder, prefix: str) -> Iterator[Piece]:
     folder, _, stem = prefix.rpartition("/")
     table, urls = f"{folder}/{stem.replace('tokens', 'documents', 1)}.parquet", []
     if root.size(table) is not None:
-        with root.open(table) as file:
-            urls = pq.read_table(file, columns=["url"])["url"].to_pylist()
+        urls = read_table(root, table, ["url"])["url"].to_pylist()
     dtype, ends = _index(root.read_bytes(f"{prefix}.idx"))
     known = len(urls) == len(ends)
     with root.open(f"{prefix}.bin") as file:

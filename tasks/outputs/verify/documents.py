@@ -67,8 +67,7 @@ def _tokens(
     found: dict[str, list[np.ndarray]] = {}
     tables = [one.name for one in made.outputs if one.name.startswith(f"{split}/documents")]
     for name in tables:
-        with folder.open(name) as file:
-            rows = pq.read_table(file, filters=[("doc_id", "in", documents)]).to_pylist()
+        rows = read_table(folder, name, filters=[("doc_id", "in", documents)]).to_pylist()
         if not rows:
             continue
         with folder.open(name) as file:

@@ -50,3 +50,12 @@ def test_a_sample_is_of_evenly_spaced_texts_and_reads_the_row_groups_that_it_nee
             read()
     with pytest.raises(FileNotFoundError):
         read_table(folder, "absent.parquet")
+
+
+def test_a_local_table_is_read_by_arrow_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What threads of Arrow still hold when a process ends must not need the interpreter."""
+    folder, table = Folder(tmp_path), pa.table({"a": [1, 2, 3], "b": ["x", "y", "z"]})
+    write_table(folder, "a.parquet", table)
+    monkeypatch.delattr(Folder, "open")
+    assert read_table(folder, "a.parquet", ["b", "a"]).equals(table.select(["b", "a"]))
+    assert read_table(folder, "a.parquet", ["b"], [("a", ">", 1)])["b"].to_pylist() == ["y", "z"]
