@@ -23,7 +23,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from warcio.statusandheaders import StatusAndHeaders
@@ -64,22 +64,19 @@ def write_warcs(folder: Path, found: list[tuple[str, bytes]]) -> int:
     """Write the pages as WARC files as Common Crawl does; returns how many files."""
     files = -(-len(found) // PAGES_PER_FILE)
     for number in range(files):
-        with (folder / f"part-{number:05d}.warc.gz").open("wb") as file:
-            writer = WARCWriter(file, gzip=True)
-            for url, body in found[number::files]:
-                headers = StatusAndHeaders("200 OK", [("Content-Type", "text/html")], protocol="HTTP/1.1")
-                fields = {"WARC-Date": "2026-01-01T00:00:00Z", "WARC-Identified-Payload-Type": "text/html"}
-                writer.write_record(
-                    writer.create_warc_record(
-                        url,
-                        "response",
-                        payload=io.BytesIO(body),
-                        length=len(body),
-                        http_headers=headers,
-                        warc_headers_dict=fields,
-                    )
-                )
+        write_warc(folder / f"part-{number:05d}.warc.gz", found[number::files])
     return files
+
+
+def write_warc(path: Path, found: Iterable[tuple[str, bytes]]) -> None:
+    """Write pages, (url, body) each, as one WARC file."""
+    with path.open("wb") as file:
+        writer = WARCWriter(file, gzip=True)
+        for url, body in found:
+            headers = StatusAndHeaders("200 OK", [("Content-Type", "text/html")], protocol="HTTP/1.1")
+            fields = {"WARC-Date": "2026-01-01T00:00:00Z", "WARC-Identified-Payload-Type": "text/html"}
+            given = {"payload": io.BytesIO(body), "length": len(body), "http_headers": headers}
+            writer.write_record(writer.create_warc_record(url, "response", warc_headers_dict=fields, **given))
 
 
 def ours(warcs: Path, output: Path, workers: int, lambada: Path, engine: str) -> dict[str, int]:
@@ -130,6 +127,7 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=None, help="only so many pages (default: all, 3,679)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=ENGINES, help="of our extraction")
     options = parser.parse_args()
     adopt_orphans()
     with tempfile.TemporaryDirectory() as scratch:
@@ -144,12 +142,12 @@ def main() -> None:
         tokenizer = place / "tokenizer.json"
         tokenizer.write_text(build_tokenizer(*read_tables(DATA / "bpe")).to_str())
         lambada = DATA / "lambada" / "lambada_test.jsonl"
-        seconds: dict[str, list[float]] = {name: [] for name in (*ENGINES, "datatrove")}
+        seconds: dict[str, list[float]] = {name: [] for name in (*options.engines, "datatrove")}
         for number in range(options.rounds):
             for name, taken in seconds.items():
                 output = place / f"{name}-{number}"
                 started, used = time.perf_counter(), cpu_seconds()
-                if name in ENGINES:
+                if name in options.engines:
                     result = ours(place / "warcs", output, options.workers, lambada, name)
                 else:
                     result = theirs(options.peer, place / "warcs", output, options.workers, lambada, tokenizer)
@@ -157,7 +155,7 @@ def main() -> None:
                 rate, used = len(found) / taken[-1] / options.workers, cpu_seconds() - used
                 spent = f"{taken[-1]:7.1f} s, {used:6.1f} CPU s"
                 print(f"  {name:<11} {spent}  {rate:6.1f} pages/s a core  {result}", flush=True)
-        for name in ENGINES:
+        for name in options.engines:
             ratio = statistics.median(b / a for a, b in zip(seconds[name], seconds["datatrove"], strict=True))
             print(f"with the engine {name}: {ratio:.2f}x datatrove's pages/s (median of {options.rounds} rounds)")
 

@@ -70,11 +70,13 @@ def main() -> None:
     given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder, prefect_server():
-        from flows.command import refresh_prefect_settings
+        from flows.command import hide_main_module
+        from flows.compat.prefect import refresh_settings
         from flows.orchestration.cluster_runner import ClusterRunner
         from flows.orchestration.task_runner import PrefectRunner
 
-        refresh_prefect_settings()
+        hide_main_module()
+        refresh_settings()
         place = Path(folder)
         print(f"{'called directly':<28}{'':>12}{direct(place / 'direct', given.batches):>10.1f} ms a batch")
         show("plain runner", measure(Runner(given.workers), place / "plain", given.batches))
