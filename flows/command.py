@@ -1,5 +1,6 @@
 """Command-line entry points `python -m flows.*`: flags from a settings model, embedded server, one-line errors."""
 
+import contextlib
 import functools
 import gc
 import logging
@@ -16,6 +17,7 @@ from flows.ui import arguments
 from gpt2train.command_line import exit_code, run_command
 from gpt2train.store.process import CLOSING, ends_with_terminal, set_exit_status
 from gpt2train.store.progress import console
+from tasks.core.worker_pool import early_pool
 
 S = TypeVar("S", bound=FlowSettings)
 
@@ -47,12 +49,16 @@ def start(flow: SettingsFlow[S], settings: S) -> None:
         run.dry_run(print)
         return
     run.check()
-    with prefect_server(console.print) as address:
+    hide_main_module()
+    with contextlib.ExitStack() as stack:
+        if modules := run.worker_modules():
+            stack.enter_context(early_pool(settings.workers, modules))
+        address = stack.enter_context(prefect_server(console.print))
         if address:
             console.print(f"while it runs: {address} (the password is in {key_file()})")
         if ends_with_terminal():
             console.print(CLOSING)
-        refresh_prefect_settings()
+        refresh_settings()
         # All objects so far live until the end. `flows/__init__.py` disabled the collector; freeze them for it.
         gc.freeze()
         gc.enable()
@@ -60,10 +66,8 @@ def start(flow: SettingsFlow[S], settings: S) -> None:
     print(f"{run.result_name}: {path}")
 
 
-def refresh_prefect_settings() -> None:
-    """Make Prefect read the server address from the environment, and keep worker processes from importing __main__."""
-    refresh_settings()
-    # Spawned worker processes would import the main module, and with it Prefect (1-3 s each).
+def hide_main_module() -> None:
+    """Keep worker processes from importing __main__, and with it Prefect (1-3 s each)."""
     main = sys.modules["__main__"]
     main.__spec__ = None
     vars(main).pop("__file__", None)

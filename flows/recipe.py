@@ -5,7 +5,7 @@ is the same recipe with the dry runner, which runs no step and records which of 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Generic, TypeVar
@@ -74,6 +74,10 @@ class PlannedRun(ABC, Generic[S]):
     def data_bytes(self) -> int:
         """Estimate the bytes that the data steps still have to write."""
         return 0
+
+    def worker_modules(self) -> Sequence[str]:
+        """Return the modules that workers import while the server starts; none if no worker is to start early."""
+        return ()
 
     def training(self) -> TrainingEstimate | None:
         """Estimate the training; None for a flow that has none, or whose training is not estimated."""

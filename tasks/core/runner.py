@@ -21,7 +21,7 @@ from gpt2train.store.manifest import Manifest, Outcome, need_manifest
 from tasks.core.gpu_queue import gpu_slot
 from tasks.core.reject_limits import LimitSettings, Tally
 from tasks.core.step import Environment, Step
-from tasks.core.worker_pool import WorkerPool, adopt
+from tasks.core.worker_pool import WorkerPool, adopt, open_pool
 
 log = logging.getLogger("gpt2train")
 
@@ -160,7 +160,7 @@ class Runner:
     def pool(self) -> WorkerPool:
         """The worker processes, started on first access."""
         if self._pool is None:
-            self._pool = WorkerPool(self.workers)
+            self._pool = open_pool(self.workers)
         return self._pool
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.runner import Group, Runner, Stage, Where
 from tasks.core.step import Step
-from tasks.core.worker_pool import WorkerPool, explained_loss, local_pool
+from tasks.core.worker_pool import WorkerPool, early_pool, explained_loss, local_pool
 
 
 def note(folder: Folder, name: str, item: int) -> Outcome:
@@ -150,6 +151,20 @@ def test_closing_another_pool_keeps_the_local_one() -> None:
     first.close()
     assert local_pool() is second
     second.close()
+
+
+def is_imported(module: str) -> bool:
+    """Return True if the process of a worker has imported a module."""
+    return module in sys.modules
+
+
+def test_an_early_pool_is_taken_once_by_a_runner_with_as_many_workers() -> None:
+    with early_pool(1, ["missing.module", "cgitb"]):  # nothing else imports cgitb
+        runners = [Runner(2), Runner(1), Runner(1)]
+        pools = [runner.pool for runner in runners]
+        assert pools[1].call(is_imported, "cgitb") and len({id(pool) for pool in pools}) == 3
+        for pool in pools:
+            pool.close()
 
 
 @pytest.mark.parametrize("where", ["process", "thread"])
