@@ -37,7 +37,7 @@ sys.dont_write_bytecode = False
 # Ranks that the tests start run modules of the tests: pytest finds those by its own path, a child process does not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-# No test asks the real hub, whatever it mistypes: nothing listens here, which a client is told at once.
+# No test asks the real hub, whatever it mistypes: nothing listens here, so a client fails at once.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 
 # Trainings on one machine wait for each other; those of two test workers need not.
