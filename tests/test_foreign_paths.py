@@ -57,7 +57,7 @@ PLAIN = {
     "RemoteJobRequest": {"release", "run", "token", "node", "arguments", "endpoint", "environment"},  # not from a file
     "Removal": {"targets", "missing", "mirrors"},
     "RunReading": {"run", "inherited", "outside", "data", "note"},  # `run` is checked before it is followed
-    "RunRecord": {"preset", "inputs", "launch"},
+    "RunRecord": {"preset", "inputs", "init_from", "launch"},
     "Start": {"at", "host", "layout", "device", "versions", "commit"},
     "StepCount": {"step"},
     "StoredCorpus": {"identity"},

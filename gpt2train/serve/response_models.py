@@ -199,6 +199,8 @@ class StepRow(Answer):
     values: dict[str, Any]
     cuts: list[dict[str, Any]]
     """Parts that the step has cut out of the document, from its audit files."""
+    commits: dict[str, str]
+    """Commits at which the step read repositories of the hub, by their addresses."""
 
 
 class DocumentRecord(Answer):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from gpt2train.config import PerformanceSettings, RunConfig, TrainSettings
@@ -18,7 +17,7 @@ from gpt2train.launch.rank_process import StopRequest
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
-from gpt2train.parallel.mesh import DistContext, join
+from gpt2train.parallel.mesh import DistContext
 from gpt2train.settings import build
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
@@ -165,9 +164,8 @@ class StopsAt(StopRequest):
 
 
 @pytest.mark.exhaustive
-def test_starting_the_next_step_early_changes_nothing(tmp_path: Path) -> None:
+def test_starting_the_next_step_early_changes_nothing(tmp_path: Path, alone: DistContext) -> None:
     tokens = write_tokens(tmp_path)
-    ctx = join("cpu")
     numbers = {}
     for overlap in ("off", "on"):
         changes = {
@@ -178,10 +176,9 @@ def test_starting_the_next_step_early_changes_nothing(tmp_path: Path) -> None:
         config = make(tokens, tmp_path / overlap, performance={"overlap": overlap}, **changes)
         early = [step for step in range(1, STEPS + 1) if can_start_next_step(config, CPU, step)]
         assert early == ([step for step in range(1, STEPS) if step % 5] if overlap == "on" else [])
-        assert train(config, ctx, StopsAt(7)).step == 7
-        assert train(config, ctx).step == STEPS
+        assert train(config, alone, StopsAt(7)).step == 7
+        assert train(config, alone).step == STEPS
         numbers[overlap] = curve(tmp_path / overlap), weights(tmp_path / overlap)
-    dist.destroy_process_group()
     assert numbers["on"][0] == numbers["off"][0]
     for name, weight in numbers["off"][1].items():
         assert torch.equal(numbers["on"][1][name], weight), name
@@ -204,7 +201,7 @@ class NoReading(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_step_synchronises_with_the_device_only_once() -> None:
+def test_a_step_synchronises_with_the_device_only_once(alone: DistContext) -> None:
     config = build(
         RunConfig,
         {
@@ -216,7 +213,7 @@ def test_a_step_synchronises_with_the_device_only_once() -> None:
             "output": "none",
         },
     )
-    engine = Engine(config, join("cpu"))
+    engine = Engine(config, alone)
     x = tokens()
     batches = [Batch(x[:, :-1], x[:, 1:])] * 2
     with NoReading():
@@ -225,6 +222,5 @@ def test_a_step_synchronises_with_the_device_only_once() -> None:
         with pytest.raises(AssertionError, match="waits for the device"):
             measure.read()
     loss, norm, stop, _ = measure.read()
-    dist.destroy_process_group()
     assert loss == pytest.approx(5.70, abs=0.2)  # ln 300: padding takes no part
     assert norm > 0 and not stop

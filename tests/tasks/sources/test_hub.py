@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
@@ -138,7 +139,9 @@ def test_a_busy_hub_is_asked_again_when_it_says(
     monkeypatch.setattr(constants, "ENDPOINT", hub.address)
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_HUB_OFFLINE", "On")
-    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(
+        "gpt2train.store.hub.time", types.SimpleNamespace(sleep=waits.append)
+    )
     if low is None or high is None:
         with pytest.raises(UserError, match=r"cannot ask the hub for hf://datasets/some/corpus \(.*429.*try again"):
             input_files.pinned("hf://datasets/some/corpus")
