@@ -22,7 +22,7 @@ from flows.settings import resolve
 from gpt2train.config import CONFIG_FILE, ModelSettings, read_run_config
 from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import write_model
-from gpt2train.data.chat_template import FILE
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import Shape, build_model
@@ -33,7 +33,6 @@ from tasks.finetune.scores import read_scores
 from tests.flows.commands import run as run_command
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.tasks.corpus import Inline
-from tests.tasks.finetune.test_samples import open_tokens
 
 TRAIN = '[train]\ndevice = "cpu"\noptimizer.lr = 1e-2\nlogging = {interval = 1, tensorboard = false}\n'
 LONG: dict[str, Any] = {"epochs": 4.0, "batch": {"global_batch": 8}, "model": {"dropout": 0.0}}
@@ -196,7 +195,8 @@ def test_answers_and_texts_are_trained_and_scored(made: Path, tmp_path: Path, ki
         rows = predictions(run, scores)
         assert len(rows) == 40 and rows[0]["answer"] == "00" and 0 <= found["test"]["exact_match"] <= 1
         for kept in ("task", f"{training.folder}/tokenizer", model.folder):  # also where a merge by hand looks
-            assert Path(run.root.path(), kept, FILE).read_text().startswith("{% for message in messages %}")
+            template = Path(run.root.path(), kept, "chat_template.jinja").read_text()
+            assert template.startswith("{% for message in messages %}")
         transformers = pytest.importorskip("transformers")
         peer = transformers.AutoTokenizer.from_pretrained((run.root / model.folder).path())
         said = [{"role": "user", "content": "the 3"}]

@@ -139,9 +139,7 @@ def test_a_busy_hub_is_asked_again_when_it_says(
     monkeypatch.setattr(constants, "ENDPOINT", hub.address)
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setenv("HF_HUB_OFFLINE", "On")
-    monkeypatch.setattr(
-        "gpt2train.store.hub.time", types.SimpleNamespace(sleep=waits.append)
-    )
+    monkeypatch.setattr("gpt2train.store.hub.time", types.SimpleNamespace(sleep=waits.append))
     if low is None or high is None:
         with pytest.raises(UserError, match=r"cannot ask the hub for hf://datasets/some/corpus \(.*429.*try again"):
             input_files.pinned("hf://datasets/some/corpus")
