@@ -368,7 +368,7 @@ class Search:
 
     @property
     def is_bracketed(self) -> bool:
-        """Whether the best rate lies between two that were tried."""
+        """True if the best rate lies between two that were tried."""
         found = self.means()
         best = min(found, key=found.__getitem__, default=0.0)
         return bool(found) and {best / 2, 2 * best} <= found.keys()

@@ -19,6 +19,7 @@ SCRIPTED = XPath("//@onclick | //a/@href[starts-with(., 'javascript:')]", smart_
 HAS_SCRIPT = XPath("boolean(descendant::*/@onclick)")
 ARGUMENT = re.compile(r"""["']#?([\w:.-]{1,200})["']""")
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
+UNSHOWN = frozenset(("script", "style", "template", "noscript"))
 MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there to be copied
 # Texts of an element that a browser shows or could show.
 SHOWN = XPath(
@@ -61,15 +62,15 @@ def scripted_ids(tree: HtmlElement) -> frozenset[str]:
     return frozenset(one for value in SCRIPTED(tree) for one in ARGUMENT.findall(value))
 
 
-def is_alternative(element: HtmlElement) -> bool:
-    """Return True for a hidden element if all beside it are hidden too: a script shows the one that fits the reader."""
-    outer = element.getparent()
-    return len(outer) > 1 and not (outer.text or "").strip() and all(map(_is_hidden, outer))
+def holds_alternatives(outer: HtmlElement) -> bool:
+    """Return True if all elements in one are hidden, and no text is beside them: a script shows the one that fits."""
+    texts = (outer.text, *(inner.tail for inner in outer))
+    parts = [inner for inner in outer.iterchildren("*") if inner.tag not in UNSHOWN]
+    return len(parts) > 1 and not any(text and text.strip() for text in texts) and all(map(_is_hidden, parts))
 
 
 def _is_hidden(element: HtmlElement) -> bool:
-    is_hidden = "hidden" in element.attrib or HIDDEN.search(element.get("style") or "")
-    return bool(is_hidden) and not (element.tail or "").strip()
+    return bool("hidden" in element.attrib or HIDDEN.search(element.get("style") or ""))
 
 
 def holds_script_control(element: HtmlElement) -> bool:

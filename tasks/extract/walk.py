@@ -45,11 +45,11 @@ from tasks.extract.elements import (
     QUESTIONS,
     controlled_ids,
     described,
+    holds_alternatives,
     holds_block,
     holds_input,
     holds_main,
     holds_script_control,
-    is_alternative,
     is_attribution,
     is_link_to_page,
     is_mostly_links,
@@ -120,6 +120,7 @@ class Walk:
         self._controlled: frozenset[str] | None = None
         self._scripted: frozenset[str] | None = None
         self._mains = 0  # main parts, as the page states them, that were read
+        self._alternatives: dict[HtmlElement, bool] = {}  # elements around hidden ones
         self._unfolds: dict[HtmlElement, bool] = {}  # tables with hidden rows
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
@@ -308,7 +309,10 @@ class Walk:
         """Return True for a hidden element that a control of the page opens: a tab, a folded row, a text."""
         if not verdict.closed:
             return False
-        if is_alternative(element):
+        outer = element.getparent()
+        if outer not in self._alternatives:
+            self._alternatives[outer] = holds_alternatives(outer)
+        if self._alternatives[outer]:
             return True
         if element.tag == "tr":
             table = next(element.iterancestors("table"), element)
@@ -320,7 +324,7 @@ class Walk:
         if self._controlled is None:
             self._controlled = controlled_ids(self.tree)
         return name in self._controlled or (
-            not holds_input(element) and is_text(element) and name in self._ids_of_scripts()
+            name in self._ids_of_scripts() and not holds_input(element) and is_text(element)
         )
 
     def _ids_of_scripts(self) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import pytest
 import flows
 import flows.recipe
 import flows.sources
-from flows.dataprep import dataprep
+from flows.dataprep import WORKER_MODULES, dataprep
 from flows.orchestration.flow import settings_flow
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
@@ -104,6 +105,11 @@ def test_input_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run.plan_page()
     run.cached_steps()
     assert sorted(found) == ["counted", "estimated", "found"]
+
+
+def test_modules_of_early_workers_exist() -> None:
+    """A worker passes over one that is missing, and would be slow without a word."""
+    assert [name for name in WORKER_MODULES if find_spec(name) is None] == []
 
 
 class Probe(PlannedRun[DataprepSettings]):

@@ -92,7 +92,7 @@ def _sources(corpus: Corpus, about: About) -> Iterator[str]:
     given = [source for step, source in used.items() if step not in ("download", "commoncrawl")]
     rows = [(SOURCES[one.step], f"{one.kept:,}") for one in given]
     public = [f"* {plain(name)}" for name in about.datasets]
-    public += [f"* {plain(name)} at the commit {commit}" for name, commit in corpus.repositories.items()]
+    public += [f"* {plain(name)} at the commit {plain(commit)}" for name, commit in corpus.repositories.items()]
     if "commoncrawl" in used:
         public.append(f"* Common Crawl (commoncrawl.org), {count_of(used['commoncrawl'].kept, 'page')}")
     own = "Given files, whose origin the publisher states above or below:\n\n" + table(("kind", "records"), rows)

@@ -53,7 +53,7 @@ def test_a_sample_is_of_evenly_spaced_texts_and_reads_the_row_groups_that_it_nee
 
 
 def test_a_local_table_is_read_by_arrow_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What threads of Arrow still hold when a process ends must not need the interpreter."""
+    """Threads of Arrow may free a file when the process ends: one of Python would need the interpreter then."""
     folder, table = Folder(tmp_path), pa.table({"a": [1, 2, 3], "b": ["x", "y", "z"]})
     write_table(folder, "a.parquet", table)
     monkeypatch.delattr(Folder, "open")

@@ -92,6 +92,8 @@ HEAVY = {
     "links": PROSE + '<a href="/x">text</a> ' * 15_000,
     "spans": f"{PROSE}<p>{'<span>words </span>' * 30_000}</p>",
     "list items": f"{PROSE}<ul>{'<li>item</li>' * 15_000}</ul>",
+    "hidden items": f"{PROSE}<div>{'<p hidden>item</p>' * 30_000}</div>",
+    "nested hidden parts": PROSE + "".join(f"<div hidden id=a{n}>" for n in range(1500)) + "<p>x y z</p>" * 9000,
     "nested": f"{'<div>' * 100_000}{PROSE}",
     "unclosed quotes": "<p a='" * 30_000 + '<p a="' * 30_000 + PROSE,
     "unclosed comments": "<!--" * 100_000 + PROSE,

@@ -134,6 +134,9 @@ def test_alternatives_of_which_a_script_shows_one_are_read(closed: str) -> None:
     """Of LibreOffice's help, which shows the words for the reader's system."""
     keys = f"<span><span {closed} id='m'>Command</span><span {closed} id='d'>Ctrl</span></span>"
     assert between(f"<p>Press {keys}+Enter.</p>") == "Press Command Ctrl+Enter."
+    for between_them in ("<!-- x -->", "<script>f()</script>", "<template>Alt</template>", " \n"):
+        parted = keys.replace("</span><span", f"</span>{between_them}<span")
+        assert between(f"<p>Press {parted}+Enter.</p>") == "Press Command Ctrl+Enter."
     for shown in ("<span>Shift</span>", "Shift"):
         assert between(f"<p>Press {keys.replace('</span></span>', f'</span>{shown}</span>')}.</p>") == "Press Shift."
 
