@@ -101,6 +101,7 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
         )
         saved = {name: os.environ.get(name) for name in (CLIENT_KEY, *NO_PROXY)}
         ended = threading.Event()
+        watch = threading.Thread(target=_watch, args=(process, listener, ended), daemon=True)
         try:
             _wait_until_healthy(process, port, output, print_status or functools.partial(print, file=sys.stderr))
             os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED] = f"http://127.0.0.1:{port}/api"
@@ -109,7 +110,7 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             direct = saved["no_proxy"] or saved["NO_PROXY"]
             if direct != "*":
                 os.environ.update(dict.fromkeys(NO_PROXY, ",".join(filter(None, (direct, *HOSTS)))))
-            threading.Thread(target=_watch, args=(process, listener, ended), daemon=True).start()
+            watch.start()
             yield f"http://127.0.0.1:{port}"
         except (UserError, RunError):
             raise
@@ -122,6 +123,8 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
         finally:
             ended.set()
             _stop(process, saved)
+            if watch.is_alive():  # while it looks for connections, the port listens also if it is closed here
+                watch.join(2 * WATCH_SECONDS)
 
 
 def _stop(process: subprocess.Popen[bytes], saved: dict[str, str | None]) -> None:
