@@ -46,8 +46,9 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     from gpt2train.errors import UserError
     from gpt2train.extras import PIPELINE, check_extra
     from gpt2train.plugins import load, load_plugins
-    from gpt2train.store.process import skip_teardown
+    from gpt2train.store.process import prepare_streams, skip_teardown
 
+    prepare_streams("stdout", "stderr")
     skip_teardown()
     # Imports create a million objects and no garbage; collection takes 10 % of their time. The command re-enables it.
     gc.disable()

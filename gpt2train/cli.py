@@ -32,6 +32,7 @@ from gpt2train.runs.trace_command import trace
 from gpt2train.serve.command import serve
 from gpt2train.store.counts import count_of
 from gpt2train.store.hub import TOKENIZER_FILES, local_copy
+from gpt2train.store.process import prepare_streams
 
 DEFAULT_MERGE = MergeSettings()
 
@@ -323,4 +324,5 @@ def export_data(source: Path, /, *, output: Path, step: str | None = None, licen
 
 def main() -> None:
     """Entry point of the console script."""
+    prepare_streams("stderr")
     sys.exit(run_command(app))

@@ -7,6 +7,8 @@ thread elsewhere.
 import atexit
 import contextlib
 import ctypes
+import errno
+import io
 import logging
 import multiprocessing
 import os
@@ -16,13 +18,14 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows ends a process at once on any signal
 
 MULTIPLEXERS = {"TMUX", "STY"}  # environment variables of tmux and screen, whose terminals outlive a connection
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}  # no room on the disk, or in the user's share of it
 CLOSING = "closing this terminal ends the run, which saves first; tmux or nohup keep it running"
 
 
@@ -90,6 +93,36 @@ def ends_with_terminal() -> bool:
     To be called before the process handles SIGHUP itself.
     """
     return sys.stdout.isatty() and bool(hangup_signals()) and not MULTIPLEXERS & os.environ.keys()
+
+
+class _Log(io.FileIO):
+    """Standard stream without what a full disk does not take: no run ends for a line of its log."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes, or drop them."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return memoryview(data).nbytes
+
+
+def prepare_streams(*logs: str) -> None:
+    """Open the standard streams that are closed, and let those of `logs`, such as `stderr`, outlive a full disk.
+
+    Without it a file that is opened later gets the number of a closed stream, and with it what libraries print.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+    for name in logs:
+        old = getattr(sys, name)
+        buffer = io.BufferedWriter(_Log(old.fileno(), "w", closefd=False))
+        new = io.TextIOWrapper(buffer, old.encoding, old.errors, line_buffering=old.line_buffering)
+        setattr(sys, name, new)
 
 
 class Heartbeat:

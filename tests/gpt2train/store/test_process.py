@@ -1,10 +1,12 @@
 """Heartbeats come at their interval, children end with their parent, and a command ends without teardown."""
 
+import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +97,35 @@ def test_handlers_run_and_the_teardown_does_not(status: str, code: int, printed:
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), status]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split(), done.stderr) == (code, printed, "")
+
+
+STREAMS = """
+import contextlib, os, sys
+from gpt2train.store.process import prepare_streams
+
+prepare_streams(*sys.argv[1:])
+with open("data", "w") as data:
+    with contextlib.suppress(OSError):
+        os.write(1, b"of a library")
+    print("of Python", sys.stdin.read())
+    print("log", file=sys.stderr, flush=True)
+    print("flushed", flush=True)
+    data.write("text")
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(("logs", "code"), [(("stdout", "stderr"), 0), (("stderr",), 1), ((), 1)])
+def test_a_full_disk_ends_no_process_for_its_log(logs: tuple[str, ...], code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STREAMS, *logs]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=tmp_path, input=b"", stdout=full, stderr=full, check=False)
+    assert (done.returncode != 0) == bool(code)
+    assert (tmp_path / "data").read_text() == ("" if code else "text")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell of Windows closes no streams")
+def test_a_closed_stream_becomes_no_data_file(tmp_path: Path) -> None:
+    command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", STREAMS, "stderr"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    assert (tmp_path / "data").read_text() == "text"
