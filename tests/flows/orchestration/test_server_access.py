@@ -187,7 +187,7 @@ with prefect_server():
         print(client.api_healthcheck())
 print(os.environ["NO_PROXY"], "no_proxy" in os.environ)
 """
-    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
+    proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9"}  # of which nothing listens
     # A server of another test in this process has set its own address, and that no proxy leads there.
     left_out = ("PREFECT_API", "NO_PROXY")
     others = {name: value for name, value in os.environ.items() if not name.upper().startswith(left_out)}
