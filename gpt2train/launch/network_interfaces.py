@@ -6,10 +6,11 @@ connect.
 """
 
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 import psutil
 
+from gpt2train.errors import UserError
 from gpt2train.launch.process_env import LOOPBACK, is_loopback
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -40,6 +41,20 @@ def use_interface_of(address: str, env: MutableMapping[str, str]) -> None:
     """Make gloo use the interface with this address of this machine, unless an interface is chosen already."""
     for name in _names_of_address(address):
         env.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def check_interface(env: Mapping[str, str]) -> None:
+    """Raise a UserError if the interface chosen for gloo is none of this machine.
+
+    gloo would fail as it does when another process is gone.
+    """
+    present = psutil.net_if_addrs()
+    for name in filter(None, env.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        if name not in present:
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME: {socket.gethostname()} has no network interface {name}; "
+                f"unset it or name one of {', '.join(sorted(present))}"
+            )
 
 
 def _names_of_address(address: str) -> list[str]:

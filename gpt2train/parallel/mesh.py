@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch import rank_store
-from gpt2train.launch.network_interfaces import forget_loopback, use_loopback
+from gpt2train.launch.network_interfaces import check_interface, forget_loopback, use_loopback
 from gpt2train.launch.process_env import ProcessEnv, read_process_env
 from gpt2train.model.device import choose_device
 from gpt2train.parallel.layout import Layout
@@ -73,6 +73,7 @@ def join(device: str, env: ProcessEnv | None = None, timeout: timedelta = TIMEOU
         use_loopback(os.environ)
     else:
         forget_loopback(os.environ)
+    check_interface(os.environ)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo" if own_device.type == "mps" else "gloo"
     store = rank_store.join(env, timeout) if env.world > 1 else dist.HashStore()
     dist.init_process_group(

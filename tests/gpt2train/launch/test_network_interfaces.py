@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from gpt2train.errors import UserError
 from gpt2train.launch import network_interfaces
 
 INTERFACES = {
@@ -52,3 +53,10 @@ def test_an_interface_with_other_addresses_beside_loopback_is_kept() -> None:
     env = {"GLOO_SOCKET_IFNAME": "routed", "NCCL_SOCKET_IFNAME": "down"}
     network_interfaces.forget_loopback(env)
     assert env == {"GLOO_SOCKET_IFNAME": "routed", "NCCL_SOCKET_IFNAME": "down"}
+
+
+def test_an_interface_that_this_machine_lacks_is_the_users_mistake() -> None:
+    network_interfaces.check_interface({})
+    network_interfaces.check_interface({"GLOO_SOCKET_IFNAME": "lo,eth0"})
+    with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME: .* has no network interface eth7; .* down, eth0, lo"):
+        network_interfaces.check_interface({"GLOO_SOCKET_IFNAME": "eth7"})
