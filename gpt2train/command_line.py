@@ -115,7 +115,8 @@ def explain_flags(error: CycloptsError) -> str:
             return message
         return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
     if isinstance(error, UnknownOptionError | MissingArgumentError) and error.app is not None:
-        options = {name for argument in error.app.assemble_argument_collection() for name in argument.names}
+        leaves = (one for one in error.app.assemble_argument_collection() if not one.children)
+        options = {name for argument in leaves for name in argument.names}
         if unknown := _unknown_option(error, options):
             from gpt2train.foreign.table import unknown_option  # a table that only a mistake needs
 

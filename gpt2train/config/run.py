@@ -138,7 +138,7 @@ class TrainSettings(Settings):
         if decay and warmup >= decay:
             raise ValueError(f"schedule.warmup {warmup} must be below schedule.decay_steps {decay}")
         if not decay and not self.epochs and warmup >= self.steps:  # with epochs, make_schedule checks it
-            raise ValueError(f"schedule.warmup {warmup} must be below steps {self.steps}")
+            raise ValueError(f"schedule.warmup {warmup} must be below steps {self.steps}; lower it or train longer")
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optimizer.lr {self.optimizer.lr:g}")
         return self

@@ -162,11 +162,11 @@ def _target(target: str, value: Any) -> tuple[list[str], str, str]:
 def closest(name: str, options: Collection[str]) -> str | None:
     """The option that a mistyped one is closest to; None if none is close.
 
-    An option whose last part is the name, `--train.steps` for `--steps`, is the closest.
+    An option with the last part of the name, `--train.optimizer.lr` for `--lr` and `--train.lr`, is the closest.
     """
     plain = name.lstrip("-").partition("=")[0].replace("_", "-")
     names = {option.lstrip("-"): option for option in sorted(options) if option.startswith("--")}
-    if ends := [one for one in names if one.rpartition(".")[2] == plain]:
+    if ends := [one for one in names if one.rpartition(".")[2] == plain.rpartition(".")[2]]:
         return names[min(ends, key=len)]
     near = difflib.get_close_matches(plain, names, n=1, cutoff=SIMILAR)
     return names[near[0]] if near else None
@@ -181,11 +181,17 @@ def unknown_option(name: str, options: Collection[str], *, sets: bool = False) -
         sets: the command has settings by `--set` alone.
     """
     shown = name.partition("=")[0]
+    group, _, last = shown.rpartition(".")
+    near = closest(name, [one for one in options if group and one.startswith(f"{group}.")] or options)
     found = hint(shown, None if sets else options)
+    if not (found or near) and any(last.replace("-", "_") in system.names for system in systems().values()):
+        found = hint(f"--{last}", None if sets else options)  # of `--train.seq-length`, a name in a group of ours
     if found:
         return f"unknown option {shown}: {found}" + ("; give a setting by --set SETTING=VALUE" if sets else "")
-    near = closest(name, options)
-    return f"unknown option {shown}; " + (f"did you mean {near}?" if near else "--help lists the options")
+    members = sorted(option for option in options if option.rpartition(".")[0] == group)
+    if near or not (group and members):
+        return f"unknown option {shown}; " + (f"did you mean {near}?" if near else "--help lists the options")
+    return f"unknown option {shown}; {group} has {', '.join(one.removeprefix(group) for one in members)}"
 
 
 def group_hint(name: str) -> str | None:
