@@ -16,6 +16,8 @@ COMMANDS = ("flows.dataprep", "flows.evaluate", "flows.finetune", "flows.pipelin
 
 IS_COMMAND = sys.argv[:1] == ["-m"] and any(name in sys.orig_argv for name in COMMANDS)  # `-m` during this import
 
+program = "python -m flows."  # what stands before the name of a flow where it is typed, here or by `gpt2train flow`
+
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 # No library waits for a hub, until an address of one is given (`gpt2train.store.hub`, which knows this value as ours).
@@ -54,7 +56,7 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     gc.disable()
     # The settings of the flows contain those of plug-ins, so they are read before a command can report their errors.
     try:
-        check_extra(f"python -m flows.{flow}", PIPELINE)
+        check_extra(f"{program}{flow}", PIPELINE)
         load_plugins()
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in words))

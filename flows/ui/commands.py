@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from flows import start_command
+import flows
 
 FLOWS = {
     "dataprep": "Prepare token shards from lists of URLs, web archives or texts. Returns the folder of the tokens.",
@@ -31,7 +31,8 @@ def command_of(name: str) -> Callable[..., None]:
             os.environ["PYTHONSAFEPATH"] = "1"  # the processes of the run do not import from the user's folder either
         if "--debug" in sys.argv:  # which `gpt2train` has taken
             words = ("--debug", *words)
-        start_command(name, words)
+        flows.program = "gpt2train flow "
+        flows.start_command(name, words)
         sys.argv = [f"flows.{name}", *words]
         runpy.run_module(f"flows.{name}", run_name="__main__", alter_sys=True)
 

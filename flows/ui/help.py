@@ -5,6 +5,7 @@ from typing import Any
 import cyclopts
 from pydantic import BaseModel
 
+import flows
 from gpt2train.settings import Settings
 from tasks.data_steps.registry import DATA_STEPS
 
@@ -92,8 +93,8 @@ def setting_of(argument: cyclopts.Argument) -> str:
 
 
 def flow_app(flow: str, model: type[Settings], about: str) -> FlowApp:
-    """Create the app of a flow's command `python -m flows.<flow>`, without its default function."""
-    name = f"python -m flows.{flow}"
+    """Create the app of a flow's command, without its default function."""
+    name = f"{flows.program}{flow}"
     app = FlowApp(name=name, usage=f"Usage: {name} [OPTIONS]", help=about, version_flags=[])
     app.help_epilogue = f"`{ALL_FLAG}` shows every setting, `--debug` the traceback of an error."
     app.settings_model = model

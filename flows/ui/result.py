@@ -5,6 +5,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import flows
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import as_table
 from gpt2train.data.document_split import PARTS
@@ -82,10 +83,10 @@ def next_commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str,
         command = f"gpt2train merge {quote(run)} --output {quote(run + '/model')}"
         found += [("merge it", f"{command} --tokenizer DIR" if lacks else command)]
     elif run:
-        found += [("score it", f"python -m flows.evaluate --run {quote(run)}")]
+        found += [("score it", f"{flows.program}evaluate --run {quote(run)}")]
     elif "tokenize" in by_step:
         place = root.path() if root.is_local else root.url
-        found += [("train on it", f"python -m flows.pretrain --data {quote(place)}")]
+        found += [("train on it", f"{flows.program}pretrain --data {quote(place)}")]
     for manifest in manifests:
         if manifest.step == "download" and (pages := manifest.outcome.facts.get("retryable")):
             again = "the same, with --retry-failed, or --param retry_failed=true"

@@ -103,8 +103,10 @@ def test_the_effective_defaults_are_shown(capsys: pytest.CaptureFixture[str], mo
     assert "default:" not in training and "comes from the preset" in training
 
 
-def test_the_help_names_the_command() -> None:
+@pytest.mark.parametrize("typed", ["python -m flows.evaluate", "gpt2train flow evaluate"])
+def test_the_help_names_the_command(typed: str) -> None:
     """As the shell starts it, where the module is `__main__`."""
-    done = subprocess.run([sys.executable, "-m", "flows.evaluate", "-h"], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0 and done.stdout.startswith("Usage: python -m flows.evaluate [OPTIONS]\n")
+    words = ["-m", *typed.removeprefix("python -m ").split(), "-h"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and done.stdout.startswith(f"Usage: {typed} [OPTIONS]\n")
     assert "__main__" not in done.stdout
