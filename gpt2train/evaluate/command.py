@@ -61,8 +61,8 @@ HELP = """{help}
     data
         {data}
     output
-        Result file of all models. By default each model has its own: MODEL/eval/{name}.json or
-        RUN/scores/step-…/{name}.json.
+        Result file of all models. By default each model has its own: MODEL/eval/{name}.json,
+        eval/ORG--NAME/{name}.json for one of the hub, or RUN/scores/step-…/{name}.json.
     tokenizer
         Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens.
     batch_tokens
@@ -143,8 +143,8 @@ def tasks(
     log_samples
         Write log-probabilities and answer of every item to TASK.samples.jsonl beside the result.
     output
-        Result file of all models and tasks. By default each model has its own: MODEL/eval/TASK.json or
-        RUN/scores/step-…/TASK.json.
+        Result file of all models and tasks. By default each model has its own: MODEL/eval/TASK.json,
+        eval/ORG--NAME/TASK.json for one of the hub, or RUN/scores/step-…/TASK.json.
     tokenizer
         Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens.
     batch_tokens

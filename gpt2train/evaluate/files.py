@@ -16,6 +16,7 @@ from gpt2train.inference.open_model import check_model
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.model.families import check_decoder_alone, check_language_model
 from gpt2train.store.files import check_folder, write_atomic
+from gpt2train.store.hub import HUB, repository_of
 from gpt2train.store.run_folder import FOLDER
 
 ONE_MODEL = "--tp and --pp need one --model, in a command started without torchrun"
@@ -132,7 +133,7 @@ def find_model(path: Path, layout: ServingLayout, tokenizer: Path | None = None)
             raise UserError(f"{path} is a model folder, which has its own tokenizer; leave out --tokenizer")
         shape = check_model(path, layout)
         check_decoder_alone(shape, path)
-        return EvalSource(path, False, load_model_tokenizer(path, shape.vocab), path / "eval")
+        return EvalSource(path, False, load_model_tokenizer(path, shape.vocab), score_folder(path))
     if layout.processes > 1:
         raise UserError(f"{path} is not a model folder, which --tp and --pp need; create one with gpt2train merge")
     try:
@@ -147,6 +148,12 @@ def find_model(path: Path, layout: ServingLayout, tokenizer: Path | None = None)
     in_run = checkpoint.parent.name == FOLDER
     scores = checkpoint.parent.parent / SCORES / checkpoint.name if in_run else checkpoint / "eval"
     return EvalSource(checkpoint, True, opened, scores)
+
+
+def score_folder(model: Path) -> Path:
+    """Folder of the results of a model: `eval` in it, or for a model of the hub, whose copy is a cache, here."""
+    found = repository_of(model)
+    return model / "eval" if found is None else Path("eval", found[0].removeprefix(HUB).replace("/", "--"))
 
 
 def check_output(path: Path) -> None:

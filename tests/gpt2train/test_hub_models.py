@@ -53,6 +53,18 @@ def test_a_model_is_downloaded_once_and_without_pickles(hub: Hub, tmp_path: Path
     assert named.stdout == done.stdout, named.stderr
 
 
+def test_scores_of_a_model_are_the_users_and_no_part_of_the_cache(
+    hub: Hub, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    hub.put(NAME, files)
+    (tmp_path / "cloze.jsonl").write_text('{"text": "the text that it knows"}\n')
+    done = run(hub, tmp_path, "evaluate", "lambada", "--model", "some/model", "--data", "cloze.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("lambada.json")] == [
+        "eval/some--model/lambada.json"
+    ]
+
+
 def test_a_tokenizer_is_downloaded_without_the_weights(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
     commit = hub.put(NAME, files)
     (tmp_path / "a.jsonl").write_text('{"text": "the text"}\n')
