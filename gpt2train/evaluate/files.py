@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,10 @@ def find_models(
         raise UserError(f"--model: {twice[0]} is given twice")
     if output is not None:
         check_output(output)
-    return [find_model(path, layout, tokenizer) for path in models]
+    sources = [find_model(path, layout, tokenizer) for path in models]
+    for source in sources if output is None else ():
+        check_output(source.scores / "scores")
+    return sources
 
 
 def find_model(path: Path, layout: ServingLayout, tokenizer: Path | None = None) -> EvalSource:
@@ -160,9 +164,12 @@ def check_output(path: Path) -> None:
     """Check that a result may be written: to a new file, or over an older result.
 
     Raises:
-        UserError: the path exists and is not a result.
+        UserError: the path exists and is not a result, or its folder cannot be written to.
     """
     if not path.exists():
+        folder = next(one for one in path.absolute().parents if one.exists())
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise UserError(f"{path} cannot be written, since {folder} is no folder of yours; give another --output")
         return
     try:
         found = json.loads(path.read_bytes())

@@ -63,6 +63,11 @@ def test_scores_of_a_model_are_the_users_and_no_part_of_the_cache(
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("lambada.json")] == [
         "eval/some--model/lambada.json"
     ]
+    (tmp_path / "own").mkdir()
+    for name, content in (files | {"eval": b"of someone else"}).items():
+        (tmp_path / "own" / name).write_bytes(content)
+    done = run(hub, tmp_path, "evaluate", "lambada", "--model", "own", "--data", "cloze.jsonl")
+    assert done.returncode == 2 and "give another --output" in done.stderr and done.stdout == ""  # before the scoring
 
 
 def test_a_tokenizer_is_downloaded_without_the_weights(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
