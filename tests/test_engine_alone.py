@@ -116,7 +116,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("package")
     (root / "torch.txt").write_text(f"torch=={importlib.metadata.version('torch').partition('+')[0]}\n")
     command, pip = [ROOT / ".ci/package", root / "dist", root / "venv"], {"PIP_CONSTRAINT": str(root / "torch.txt")}
-    done = subprocess.run(command, env=environment(**pip), capture_output=True, text=True, check=False)
+    github = {"SERVER_URL": "https://host.example", "REPOSITORY": "a/b", "REF_NAME": "v1"}
+    env = environment(**pip, **{f"GITHUB_{name}": value for name, value in github.items()})
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == gpt2train.__version__
     return root
@@ -146,7 +148,12 @@ def test_sdist_and_wheel_have_the_files_of_the_packages(package: Path) -> None:
     [wheel], [sdist] = (package / "dist").glob("*.whl"), (package / "dist").glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        about = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert {name for name in names if ".dist-info/" not in name} == tracked
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]*)\)", about)  # the index shows them away from the files
+    assert len(links) > 20
+    for picture, link in links:
+        assert link.startswith(f"https://host.example/a/b/{'raw' if picture else 'blob'}/v1/"), link
     with tarfile.open(sdist) as archive:
         files = {one.name.partition("/")[2] for one in archive.getmembers() if one.isfile()}
     assert tracked | {"pyproject.toml", "README.md", "LICENSE"} <= files

@@ -191,6 +191,20 @@ def without_first_turn(messages: Sequence[Message]) -> list[Message]:
     return []
 
 
+def with_text(message: Message) -> Message:
+    """Message with one text in place of a list of its parts, `[{"type": "text", "text": …}, …]`, as the server has it.
+
+    Other parts, such as images, are left to the template.
+    """
+    parts = message.get("content")
+    if not isinstance(parts, list) or not parts:
+        return message
+    texts = [one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in parts]
+    if not all(isinstance(text, str) for text in texts):
+        return message
+    return {**message, "content": "".join(str(text) for text in texts)}
+
+
 def special_tokens(tokenizer: Tokenizer, named: Iterable[str]) -> dict[str, int]:
     """Return the special tokens by their names: those of the tokenizer, and named ones, as in transformers."""
     if isinstance(tokenizer, SentencePieceTokenizer):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt2train.data.chat import Chat, without_first_turn
+from gpt2train.data.chat import Chat, with_text, without_first_turn
 from gpt2train.data.chat_template import ChatTemplateError, Message
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
@@ -148,9 +148,10 @@ class Encoding:
         messages = row.values.get(name)
         if not isinstance(messages, list) or not messages:
             return Rejected("no_text", f"{name} is no list of messages")
+        if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages):
+            return Rejected("no_text", "a message has no role")
+        messages = [with_text(one) for one in messages]
         for message in messages:
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                return Rejected("no_text", "a message has no role")
             content = message.get("content")
             is_call = not content and bool(message.get("tool_calls"))
             if not (is_call or isinstance(content, list) or (isinstance(content, str) and content.strip())):

@@ -113,7 +113,7 @@ def samples(
     step = Step(
         root,
         "samples",
-        version=1,
+        version=2,
         parameters=parameters,
         inputs=inputs,
         folder=FOLDER,

@@ -139,6 +139,8 @@ def test_a_prompt_and_its_answer_are_a_conversation(chat: Chat, tokenizer: Token
     assert encoded(task("answers"), chat, row, length=60) == [expected]
     followed = [*messages, {"role": "user", "content": "the"}]  # nothing is learned from it
     assert encoded(task("answers", messages="m"), chat, {"m": messages}, {"m": followed}, length=60) == [expected] * 2
+    parts_of = [{**one, "content": [{"type": "text", "text": text} for text in one["content"]]} for one in messages]
+    assert encoded(task("answers", messages="m"), chat, {"m": parts_of}, length=60) == [expected]
     system = [{"role": "system", "content": "of"}, *messages, *messages]
     [cut] = encoded(task("answers", messages="m"), chat, {"m": system}, length=sum(map(len, parts)) + 4)
     assert isinstance(cut, Sample) and cut.truncated and len(cut.sequences) == 2
@@ -154,6 +156,8 @@ def test_a_prompt_and_its_answer_are_a_conversation(chat: Chat, tokenizer: Token
         ([{"role": "tool", "content": "a"}, {"role": "assistant", "content": "a"}], "template"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}], "template"),
         ([{"role": "user"}], "no_text"),
+        ([{"role": "user", "content": [{"type": "text", "text": " "}]}], "no_text"),
+        ([{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "a"}], "template"),
         ([{"content": "a"}], "no_text"),
         ([{"role": "user", "content": "\ud800"}], "invalid_utf8"),
     ],
