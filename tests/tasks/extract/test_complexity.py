@@ -94,6 +94,10 @@ HEAVY = {
     "list items": f"{PROSE}<ul>{'<li>item</li>' * 15_000}</ul>",
     "hidden items": f"{PROSE}<div>{'<p hidden>item</p>' * 30_000}</div>",
     "nested hidden parts": PROSE + "".join(f"<div hidden id=a{n}>" for n in range(1500)) + "<p>x y z</p>" * 9000,
+    "nested parts of scripts": "".join(
+        f"<a onclick=\"open('a{n}')\">x</a>{PROSE if n == 0 else ''}<div hidden id=a{n}><p>x y z</p>"
+        for n in range(900)
+    ),
     "nested": f"{'<div>' * 100_000}{PROSE}",
     "unclosed quotes": "<p a='" * 30_000 + '<p a="' * 30_000 + PROSE,
     "unclosed comments": "<!--" * 100_000 + PROSE,
