@@ -4,6 +4,7 @@ A buffer counts once per kernel: a reduction that passes over a row twice finds 
 of logits is 100 kB, the cache of an H100 50 MB). A lookup counts the rows that it reads, not the table.
 """
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -61,8 +62,8 @@ def kernels_of(graph: Any) -> Kernels:
 
 
 def peak_bytes(graph: Any) -> int:
-    """Return the most bytes that a graph holds at once beside parameters, by inductor's own account."""
-    from torch._inductor.memory import estimate_peak_memory, get_freeable_input_buf
+    """Return the most bytes that a graph holds at once beside parameters, by inductor's own account of its buffers."""
+    from torch._inductor.memory import compute_memory_timeline, get_freeable_input_buf
     from torch._inductor.virtualized import V
     from torch.utils._ordered_set import OrderedSet
 
@@ -70,7 +71,13 @@ def peak_bytes(graph: Any) -> int:
         nodes = graph.scheduler.nodes
         # The inputs of a backward are what the forward has saved; those of a forward are parameters, which stay.
         freed = get_freeable_input_buf(nodes, OrderedSet(graph.graph_inputs)) if graph.is_backward else {}
-        return int(estimate_peak_memory(nodes, freed, OrderedSet(graph.get_output_names()))[0])
+        buffers = compute_memory_timeline(nodes, freed, OrderedSet(graph.get_output_names()))[0]
+    changes = [0] * (len(nodes) + 1)
+    for one in buffers:
+        last = len(nodes) - 1 if one.end_step < 0 else one.end_step  # an output stays; inductor's own sum drops it
+        changes[one.start_step] += one.size_alloc
+        changes[last + 1] -= one.size_free
+    return max(itertools.accumulate(changes))
 
 
 def _generated(phase: str, node: Any) -> Kernel:

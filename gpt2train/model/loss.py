@@ -51,8 +51,10 @@ class _ChunkedCrossEntropy(GradientInForward):
         compiled_chunk: int,
         needs_grad: bool,
     ) -> Tensor:
-        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        squares = torch.zeros_like(loss)
+        # By row, to be summed at the end: compiled code fuses a sum of each chunk with that of the last one, and makes
+        # all chunks of logits before it uses the first: 8.2 GB at 64 x 1,024 tokens in place of 3.5.
+        lost: list[Tensor] = []
+        squared: list[Tensor] = []
         # Autocast does not cast the matrix products inside an autograd function.
         dtype = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
         matrix = weight if dtype is None else weight.to(dtype)
@@ -78,10 +80,10 @@ class _ChunkedCrossEntropy(GradientInForward):
                 picked = logits.gather(1, column)
             total = logits.sub_(top).exp_().sum(1, keepdim=True)
             log_z = total.log() + top
-            loss += ((log_z - picked) * valid).sum()
+            lost.append((log_z - picked) * valid)
             factor = valid / total
             if z_loss:
-                squares += (log_z.square() * valid).sum()
+                squared.append(log_z.square() * valid)
                 factor *= 1 + 2 * z_loss * log_z
             if grad_hidden is None or grad_weight is None:
                 continue
@@ -93,9 +95,10 @@ class _ChunkedCrossEntropy(GradientInForward):
             slope = None  # freed before the logits of the next chunk are made
             grad_hidden[start : start + size] = grad @ matrix
             add_product(grad_weight, grad, rows)
+        loss = torch.cat(lost).sum()
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
-        return torch.stack((loss, z_loss * squares)) if z_loss else compiled_result(loss)
+        return torch.stack((loss, z_loss * torch.cat(squared).sum())) if z_loss else compiled_result(loss)
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
