@@ -22,6 +22,8 @@ from gpt2train.model.rope_scaling import parse_rope_scaling, rope_scaling_of
 from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gpt2train.model.lazy_weights import LazyTensor
 
 OWN = "gpt2train_llama"  # model type of what transformers does not have
@@ -52,6 +54,10 @@ FIXED: dict[str, tuple[Any, ...]] = {
 PREFIX = "model."
 KV_HEADS = "num_key_value_heads"
 MISTRAL_WINDOW = 4096  # sliding window of a Mistral whose config.json does not have the field
+
+
+# Options that no class of `transformers` has. The norm of an embedding that is not tied is written into its rows.
+OWN_OPTIONS = ("logit_softcap", "embedding_norm", "value_embeddings")
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class Variant:
             and self.qk_norm == chosen.qk_norm
             and chosen.attention_bias in self.attention_bias
             and self.mlp_bias >= chosen.mlp_bias
-            and not (chosen.logit_softcap or chosen.value_embeddings)
+            and not _own_options(chosen)
             and not (self.divides and shape.hidden % shape.heads)
         )
 
@@ -100,6 +106,10 @@ VARIANTS = {
     # Read alone: llama comes first.
     "mistral": Variant("MistralForCausalLM", attention_bias=("none",), divides=True, kv_heads=8),
 }
+
+
+def _own_options(chosen: LlamaOptions) -> list[str]:
+    return [name for name in OWN_OPTIONS if getattr(chosen, name) and (name != "embedding_norm" or chosen.tied)]
 
 
 def model_type_of(shape: Shape) -> str | None:
@@ -126,7 +136,7 @@ class LlamaLayout(HFLayout):
         if model_type_of(shape) is not None:
             return None
         chosen, plain = options_of(shape), LlamaOptions()
-        if added := [name for name in ("logit_softcap", "value_embeddings") if getattr(chosen, name)]:
+        if added := _own_options(chosen):
             return ", ".join(f"{name} = {getattr(chosen, name):g}" for name in added)
         names = ("activation", "qk_norm", "attention_bias", "mlp_bias", "head_dim")
         odd = {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(plain, name)}
@@ -167,6 +177,14 @@ class LlamaLayout(HFLayout):
         if variant.mlp_bias:
             config["mlp_bias"] = chosen.mlp_bias
         return config | (AS_LLAMA if model_type == "qwen2" and is_written_as_llama(shape, tokenizer) else {})
+
+    def exported(self, name: str, tensor: "Tensor", shape: Shape) -> "Tensor":
+        """Convert one of our tensors as `HFLayout` does, the rows of an embedding with a norm to their norms."""
+        found, chosen = super().exported(name, tensor, shape), options_of(shape)
+        if name != EMBEDDING or not chosen.embedding_norm or model_type_of(shape) is None:
+            return found
+        rows = found.float()
+        return (rows * (rows.square().mean(-1, keepdim=True) + chosen.norm_eps).rsqrt()).to(found.dtype)
 
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
         """Read the shape from the fields of `config.json`.

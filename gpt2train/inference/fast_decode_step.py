@@ -151,7 +151,7 @@ class FastLlamaStep:
         new, head_dim, rows = NewTokens(self.cache, self.dtype), self.model.shape.head_dim, len(tokens)
         cos, sin = self.model.rotation(new.positions, new.longest, self.dtype)  # [rows, 1, head_dim]
         ids = torch.tensor(tokens, device=self.cache.device)
-        x, added = F.embedding(ids, self.model.wte.weight), self.model.lookups(ids)
+        x, added = self.model.embed(ids), self.model.lookups(ids)
         split, grouped = (rows, -1, head_dim), (rows, self.kv_heads, -1, head_dim)
         for layer, (block, stored) in enumerate(zip(self.blocks, self.cache.layers, strict=True)):
             query, key, value = block.qkv(torch.rms_norm(x, *block.ln_1))

@@ -3,7 +3,7 @@
 Sources: Touvron et al. 2023, "Llama 2"; Su et al. 2021, "RoFormer" (rotary positions); Ainslie et al. 2023, "GQA";
 Shazeer 2020, "GLU Variants Improve Transformer"; So et al. 2021, "Primer" (ReLU²); Yang et al. 2025, "Qwen3 Technical
 Report" (norm of queries and keys); Zhou et al. 2024, "Value Residual Learning", and Jordan et al. 2024,
-"modded-nanogpt" (value embeddings).
+"modded-nanogpt" (value embeddings, norm of the embedding).
 """
 
 from collections.abc import Mapping
@@ -105,6 +105,7 @@ class Llama(CausalLM):
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         chosen = options_of(shape)
         super().__init__(shape, chosen.logit_softcap)
+        self.embedding_norm, self.norm_eps = chosen.embedding_norm, chosen.norm_eps
         self.theta, self.scaling = chosen.rope_theta, parse_rope_scaling(chosen.rope_scaling)
         self.wte = nn.Embedding(shape.padded_vocab, shape.hidden)
         tables, width = range(chosen.value_embeddings), chosen.kv_heads * chosen.head_dim
@@ -113,6 +114,11 @@ class Llama(CausalLM):
         self.ln_f = RMSNorm(shape.hidden, eps=chosen.norm_eps)
         if not self.tied:
             self.lm_head = nn.Linear(shape.hidden, shape.padded_vocab, bias=False)
+
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Compute the input of the first block: the token embedding, or its norm."""
+        x = super().embed(tokens, positions)
+        return F.rms_norm(x, x.shape[-1:], eps=self.norm_eps) if self.embedding_norm else x
 
     def positions(self, positions: Tensor | None, length: int, like: Tensor) -> Rotation:
         """Compute the rotation of queries and keys, once for all blocks."""

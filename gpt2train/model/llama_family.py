@@ -50,6 +50,9 @@ class LlamaOptions(Settings):
     logit_softcap: float = Field(0.0, ge=0, le=1e4, exclude_if=not_)
     """Bound of the logits: cap * tanh(logit / cap), 30 in Gemma 2. `transformers` then does not load the merged model.
     0: none."""
+    embedding_norm: bool = Field(False, exclude_if=not_)
+    """RMSNorm without weights of the token embedding, before the first block (modded-nanogpt). A merged model has it in
+    the rows of the embedding; with `tied`, `transformers` does not load it."""
     value_embeddings: int = Field(0, ge=0, le=5_000, exclude_if=not_)
     """Number of further tables of the vocabulary whose rows are added to the values of attention: table i to those of
     block i and of block `layers - value_embeddings + i`. At most half of `layers`. `transformers` then does not load

@@ -153,6 +153,8 @@ def _between_blocks(settings: TrainSettings, shape: Shape, layout: Layout, piece
     )
     if piece.first and settings.model.dropout:
         streams += _mask_item(settings) / FP32 * _stream(settings, shape, layout, lengths[0])
+    if piece.first and dict(shape.options).get("embedding_norm"):
+        streams += _stream(settings, shape, layout, lengths[0])
     if len(lengths) == 1:
         return streams + _value_rows(settings, shape, layout, piece)
     decodes = kinds[starts[-1]] > 0

@@ -19,7 +19,7 @@ LLAMAS: dict[str, dict[str, Option]] = {
     "llama": {},
     "qwen3": {"kv_heads": 2, "qk_norm": True, "attention_bias": "all", "rope_scaling": YARN},
     "relu2": {"kv_heads": 1, "head_dim": 6, "activation": "relu2", "tied": True, "attention_bias": "qkv"},
-    "capped": {"kv_heads": 2, "mlp_bias": True, "logit_softcap": 2.0},
+    "capped": {"kv_heads": 2, "mlp_bias": True, "logit_softcap": 2.0, "embedding_norm": True},
     "values": {"kv_heads": 2, "value_embeddings": 1},
 }
 

@@ -30,7 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"kv_heads": 2, "inner": 48, "qk_norm": True, "attention_bias": "all", "mlp_bias": True},
     "relu2": {"kv_heads": 2, "head_dim": 12, "activation": "relu2", "tied": True, "attention_bias": "qkv"},
     "llama": {},
-    "capped": {"logit_softcap": 3.0, "rope_scaling": '{"rope_type": "linear", "factor": 2}'},
+    "capped": {"logit_softcap": 3.0, "embedding_norm": True, "rope_scaling": '{"rope_type": "linear", "factor": 2}'},
 }
 Z_LOSS = {"capped": 0.01}
 
@@ -94,6 +94,15 @@ def test_a_step_with_the_cache_has_the_logits_of_a_whole_pass(options: dict[str,
         texts, logits = [[*text, token] for text, token in zip(texts, new, strict=True)], decoder.step(new)
         whole = torch.stack([decoder.logits(text)[-1] for text in texts])
         assert torch.allclose(logits, whole, atol=1e-5), (logits - whole).abs().max()
+
+
+def test_the_norm_of_the_embedding_is_that_of_its_rows() -> None:
+    normed, plain = (build_model(settings({"embedding_norm": on}).shape(VOCAB)) for on in (True, False))
+    weights = initialise(normed, 3).state_dict()
+    rows = weights["wte.weight"]
+    plain.load_state_dict(weights | {"wte.weight": rows / (rows.square().mean(1, keepdim=True) + 1e-5).sqrt()})
+    ids = torch.arange(12)[None]
+    torch.testing.assert_close(normed(ids), plain(ids), atol=1e-6, rtol=0)
 
 
 def run_of(tokens: Path, output: Path, name: str, parallel: dict[str, Any], **changes: Any) -> RunConfig:

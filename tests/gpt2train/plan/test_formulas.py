@@ -27,7 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama, relu2, qk_norm": {
         "model": {"family": "llama", "options": {"activation": "relu2", "qk_norm": True, "tied": True}}
     },
-    "llama, soft cap": {"model": {"family": "llama", "options": {"logit_softcap": 30.0}}},
+    "llama, soft cap": {"model": {"family": "llama", "options": {"logit_softcap": 30.0, "embedding_norm": True}}},
     "llama, value embeddings": {"model": {"family": "llama", "options": {"value_embeddings": 4}}},
     "t5": {"model": {"family": "t5"}, "objective": SPANS},
     "t5, dropout": {"model": {"family": "t5", "dropout": 0.1}, "objective": SPANS},

@@ -26,7 +26,7 @@ def random_model(draw: random.Random) -> dict[str, Any]:
         kv_heads = draw.choice([number for number in range(1, heads + 1) if heads % number == 0])
         biases = draw.choice(["none", "qkv", "all"])
         options |= {"kv_heads": kv_heads, "attention_bias": biases, "qk_norm": draw.random() < 0.3}
-        options["value_embeddings"] = draw.choice([0, 0, 1])
+        options |= {"value_embeddings": draw.choice([0, 0, 1]), "embedding_norm": draw.random() < 0.3}
     if family == "t5":
         options |= {"activation": draw.choice(["relu", "gated-gelu"]), "decoder_context": draw.choice([32, 48])}
     model = {
