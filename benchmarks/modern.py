@@ -149,7 +149,7 @@ class Bench:
     def modern_model(self) -> Layer:
         """Settings of the model of the recipe."""
         width, heads, inner = self.size.modern
-        chosen = {"activation": "swiglu", "qk_norm": True, "inner": inner}
+        chosen = {"activation": "swiglu", "qk_norm": True, "embedding_norm": True, "inner": inner}
         return {"family": "llama", "heads": heads, "hidden": width, "options": chosen}
 
     def gpt2(self, rate: float, seed: int) -> "Arm":
@@ -185,6 +185,7 @@ class Bench:
             "half a cosine to 0 in place of the linear warm-down": {"schedule": {"kind": "cosine"}},
             "no warm-down": {"schedule": {"kind": "constant"}},
             "no norm of queries and keys": options(qk_norm=False),
+            "no norm of the embedding": options(embedding_norm=False),
             "ReLU² in place of SwiGLU": options(activation="relu2", inner=inner),
             "one matrix for embedding and output": options(tied=True),
             VALUES: options(value_embeddings=1),

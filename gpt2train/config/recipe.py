@@ -58,7 +58,7 @@ def model_of(depth: int) -> dict[str, Any]:
         "hidden": width,
         "context": 1024 if depth >= SMALL_DEPTH else 256,
         "dropout": 0.0,
-        "options": {"activation": "swiglu", "qk_norm": True},
+        "options": {"activation": "swiglu", "qk_norm": True, "embedding_norm": True},
     }
 
 
