@@ -1,10 +1,12 @@
 """The modern recipe: a complete training from one number, the depth of the model, by published rules.
 
-The model is a Qwen3 (family llama with QK-norm), which transformers loads, and Muon trains the matrices of its blocks.
+The model is merged to a Qwen3 (family llama with QK-norm), which transformers loads; Muon trains the matrices of its
+blocks.
 
 | setting | rule | source |
 |---|---|---|
 | width | 64 x depth | nanochat (Karpathy 2025); GPT-2's 12 x 768 too |
+| norm of the embedding | | nanochat; modded-nanogpt (Jordan et al. 2024) |
 | head size | 128 from a width of 768 on if it divides the width, else 64 | nanochat; GPT-2 |
 | tokens | 20 for each parameter of the blocks and the output projection | Hoffmann et al. 2022, "Chinchilla" |
 | batch | 0.58 tokens^0.571, in tokens, to the nearest power of two of samples | Li et al. 2025, "Step Law" |
