@@ -9,7 +9,7 @@ import pytest
 
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
-from gpt2train.launch.elastic_agent import report_failure
+from gpt2train.launch.elastic_agent import STOPPED, report_failure
 from gpt2train.launch.exit_codes import LOST_CONTACT, RESUMES
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
@@ -77,6 +77,15 @@ def test_the_line_of_a_killed_job_says_that_the_same_command_resumes(
     assert line.startswith("error: rank ") and line.endswith("; the same command resumes from the last checkpoint\n")
     report_failure(codes)  # of a job that saves nothing, such as a server
     assert "resumes" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("codes", "code"), [({0: -15, 1: -15}, STOPPED), ({0: -15, 1: 1}, 1)])
+def test_a_stop_before_the_training_is_told_from_a_failure(
+    codes: dict[int, int], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_failure(codes, stopped=True) == code
+    assert ("stopped before training started" in capsys.readouterr().err) == (code == STOPPED)
+    assert report_failure({0: -15}, lost=3) == 3 and "SIGTERM" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive
