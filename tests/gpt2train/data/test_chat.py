@@ -377,3 +377,24 @@ def test_the_first_turn_goes_with_the_answers_of_its_tools() -> None:
     assert [one["content"] for one in without_first_turn(messages)] == list("0567")
     assert [one["content"] for one in without_first_turn(without_first_turn(messages))] == list("07")
     assert without_first_turn(messages[:2]) == without_first_turn(messages[:5]) == []
+
+
+def test_the_template_for_ollama_writes_what_the_default_one_writes(tokenizer: Tokenizer) -> None:
+    """That of the guide is in Go's language, of which it has three words; run by Go itself it wrote the same."""
+    guide = Path(__file__).parents[3] / "docs/guides/chat.md"
+    theirs = guide.read_text(encoding="utf-8").partition('TEMPLATE """')[2].partition('"""')[0]
+    for go, jinja in (
+        ("{{ range .Messages }}", "{% for message in messages %}"),
+        ('{{ if eq .Role "assistant" }}', "{% if message.role == 'assistant' %}"),
+        ("{{ .Content }}", "{{ message.content }}"),
+        ("{{ else }}\n", "{% else %}{{ '\\n' }}"),  # Jinja leaves out a line's end after a block, Go does not
+        ("{{ end }}{{ end }}", "{% endif %}{% endfor %}"),
+    ):
+        assert go in theirs
+        theirs = theirs.replace(go, jinja)
+    ours, texts = default_template(tokenizer, "\n"), []
+    turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+    for template in (ours, ChatTemplate(theirs, ours.tokens)):
+        with Chat(template, tokenizer) as chat:
+            texts.append(chat.renderer.render(turns, [(len(turns), True)]))
+    assert texts[0] == texts[1]
