@@ -53,10 +53,12 @@ def _attention(
     return efficient_attention(query, key, value, bias, True, 0.0, is_causal, scale=scale)[0]
 
 
-def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None) -> Tensor:
+def _rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     """RMSNorm by one kernel; autocast on a GPU has it in float32."""
     if torch.is_autocast_enabled("cpu"):
-        x, weight = x.float(), weight.float()
+        x, weight = x.float(), None if weight is None else weight.float()
     normed: Tensor = _FusedRMSNorm.apply(x, weight)
     return normed
 
@@ -65,14 +67,14 @@ class _FusedRMSNorm(torch.autograd.Function):
     """Shapes of the fused kernel's results alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1)))
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight, _ = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight)
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

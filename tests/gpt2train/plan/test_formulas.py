@@ -112,11 +112,11 @@ def ratios(family: str, layout: str, device: str = "cuda", precision: str = "bf1
     ("family", "layout"),
     [
         ("t5", "pp 2, zero 1, full"),
+        ("llama, soft cap", "full"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("llama, relu2, qk_norm", "zero 3"),
-                ("llama, soft cap", "full"),
                 ("fp8", "one"),
                 ("fp8, llama", "tp 2, whole sequence"),
                 ("llama, value embeddings", "pp 2, zero 1, full"),
