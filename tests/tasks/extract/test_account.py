@@ -14,7 +14,7 @@ from tasks.download.settings import DownloadSettings
 from tasks.extract import account as account_module
 from tasks.extract.account import RULES, account, characters_by_rule
 from tasks.extract.decode import decode
-from tasks.extract.elements import SHOWN
+from tasks.extract.elements import shown_text
 from tasks.extract.main_content import parse
 from tests.tasks.extract.made_pages import PARAGRAPH, article, text_of
 from tests.tasks.web_server import running_site
@@ -36,7 +36,7 @@ def check_account(html: str) -> None:
     tree = parse(html)
     assert tree is not None
     body = tree.find("body")
-    shown = SHOWN(tree if body is None else body)
+    shown = [shown_text(tree if body is None else body)]
     text, parts = account(tree)
     assert text.strip() == text_of(html).strip()  # an account changes nothing
     assert "\n".join(part.text for part in parts if not part.rule) == text
