@@ -179,8 +179,8 @@ def _set_limits(schemas: dict[str, Any], service: Service) -> None:
     for name in ("ChatRequest", "CompletionRequest") if service.chat else ("CompletionRequest",):
         fields = schemas[name]["properties"]
         fields["model"]["anyOf"][0] = {"type": "string", "enum": service.names}
-        fields["max_tokens"]["anyOf"][0]["maximum"] = context - 1
         fields["n"]["anyOf"][0]["maximum"] = limits.max_sequences
+    fields["max_tokens"]["anyOf"][0]["maximum"] = context - 1  # of a conversation it is a bound, as large as one likes
     for kind in fields["prompt"]["anyOf"]:
         items = kind.get("items", {})
         if items.get("type") == "integer":

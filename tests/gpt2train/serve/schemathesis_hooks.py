@@ -55,8 +55,8 @@ def keeps_chat_rules(body: dict[str, Any]) -> bool:
         and bool(body.get("logprobs") or not body.get("top_logprobs"))
         and (not body.get("max_tokens") or body.get("max_completion_tokens") in (None, new))
         and n <= SEQUENCES
-        and length + (new or 1) <= CONTEXT
-        and (length + (new or 1)) * n <= TOKENS
+        and length < CONTEXT
+        and (length + 1) * n <= TOKENS
     )
 
 

@@ -198,7 +198,7 @@ def test_integers_may_be_written_with_a_point(server: Running) -> None:
 
 @pytest.mark.skipif(SCHEMATHESIS is None, reason="schemathesis is not installed: pip install 'gpt2train[peers]'")
 @pytest.mark.parametrize(  # about 700 requests each, half a minute on an idle machine
-    "with_key", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.exhaustive)]
+    "with_key", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.exhaustive)]
 )
 def test_schemathesis_finds_no_difference(with_key: bool, tmp_path: Path) -> None:
     """All checks of schemathesis; schemathesis_hooks.py leaves out requests that rules between fields refuse."""
