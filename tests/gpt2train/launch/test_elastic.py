@@ -80,7 +80,7 @@ def test_the_line_of_a_killed_job_says_that_the_same_command_resumes(
 
 
 @pytest.mark.parametrize(("codes", "code"), [({0: -15, 1: -15}, STOPPED), ({0: -15, 1: 1}, 1)])
-def test_a_stop_before_the_training_is_told_from_a_failure(
+def test_a_stop_before_the_training_is_no_failure(
     codes: dict[int, int], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report_failure(codes, stopped=True) == code
