@@ -178,11 +178,14 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
         UserError: a setting differs.
     """
     current, stored = _with_defaults(config.model_dump(mode="json")), _with_defaults(manifest.config)
-    for key in [key for key in current if f"{key}.".startswith(tuple(f"{name}." for name in keys))]:
-        if current[key] != stored.get(key):
-            same = key == "model.max_positions" and current[key] == current["model.context"]
+    for key in [key for key in {**current, **stored} if f"{key}.".startswith(tuple(f"{name}." for name in keys))]:
+        now, there = current.get(key), stored.get(key)
+        # Files leave out an option that is off.
+        if now != there and (now or there or (key in current and key in stored)):
+            same = key == "model.max_positions" and now == current["model.context"]
             name = "model.context" if same else key  # max_positions is not set, or has no effect
-            raise UserError(f"{holder} another {name} ({stored.get(key)} there, {current[key]} now); {remedy}")
+            shown = f"{stored.get(key, 'off')} there, {current.get(key, 'off')} now"
+            raise UserError(f"{holder} another {name} ({shown}); {remedy}")
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,10 @@ def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
         a, b = getattr(stored, key), getattr(current, key)
         if a != b and (key != "labels" or a):
             name = key if key == "vocab" else f"model.{key}"
+            if key == "options" and a and b:  # the first that differs; one that is off is left out
+                there, now = dict(a), dict(b)
+                option = next(one for one in {**now, **there} if there.get(one) != now.get(one))
+                name, a, b = f"{name}.{option}", there.get(option, "off"), now.get(option, "off")
             name = "model.max_positions" if key == "context" and config.model.max_positions else name
             raise UserError(f"{path} has another {name} ({a} there, {b} now); {REMEDY}")
     expected = config.tokenizer_hash

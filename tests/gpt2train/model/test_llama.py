@@ -120,6 +120,23 @@ def train_alone(config: RunConfig) -> None:
     torch.set_num_threads(threads)
 
 
+def test_a_run_with_an_option_is_not_continued_without_it(tokens: Path, tmp_path: Path) -> None:
+    """Files leave out what is off."""
+    whole = run_of(tokens, tmp_path / "whole", "capped", {}, steps=4)
+    train_alone(whole)
+    for name in MODELS["capped"]:
+        options = {key: value for key, value in whole.model.options.items() if key != name}
+        changes: dict[str, Any] = {
+            "model": whole.model.model_copy(update={"options": options}),
+            "checkpoints": whole.checkpoints.model_copy(update={"init_from": whole.output}),
+            "output": str(tmp_path / name),
+        }
+        for update in (changes, changes | {"output": whole.output}):
+            with pytest.raises(UserError, match=rf"another model\.options\.{name} \(.* there, off now\)"):
+                train_alone(whole.model_copy(update=update))
+            dist.destroy_process_group()
+
+
 @pytest.mark.exhaustive
 def test_the_z_loss_is_apart_from_the_loss(tokens: Path, tmp_path: Path) -> None:
     config = run_of(tokens, tmp_path / "with", "capped", {}, steps=4)
