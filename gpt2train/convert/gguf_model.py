@@ -13,7 +13,7 @@ from torch import Tensor
 from gpt2train.convert.gguf_rope import WITH_DIVISORS, Metadata, refused, rope_form
 from gpt2train.convert.hf_gpt2 import split_heads
 from gpt2train.convert.hf_layout import PADDED
-from gpt2train.convert.hf_llama import OWN_OPTIONS, model_type_of
+from gpt2train.convert.hf_llama import model_type_of, own_options
 from gpt2train.errors import UserError
 from gpt2train.model import gpt2_family, llama_family, t5_family
 from gpt2train.model.families import sizes
@@ -114,9 +114,8 @@ def _llama(weights: LazyWeights) -> GGUFModel:
     """Llama, Qwen2, Qwen3 or Arcee, by the options; biases of queries, keys and values exist in each."""
     shape = weights.shape
     chosen = llama_family.options_of(shape)
-    for option in OWN_OPTIONS:
-        if value := getattr(chosen, option):
-            raise refused(f"{option} = {value:g}", "none of its architectures of this kind has it")
+    for option in own_options(chosen):
+        raise refused(option, "none of its architectures of this kind has it")
     if chosen.activation == "relu2":
         if chosen.qk_norm:
             raise refused("activation = relu2 with qk_norm", "no architecture has both")

@@ -8,7 +8,7 @@ own. Matrices are stored alike in all layouts, as [out, in], with the halves of 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +56,6 @@ KV_HEADS = "num_key_value_heads"
 MISTRAL_WINDOW = 4096  # sliding window of a Mistral whose config.json does not have the field
 
 
-# Options that no class of `transformers` has. The norm of an embedding that is not tied is written into its rows.
-OWN_OPTIONS = ("logit_softcap", "embedding_norm", "value_embeddings")
-
-
 @dataclass(frozen=True)
 class Variant:
     """A model of `transformers`, and the options that it has.
@@ -93,7 +89,7 @@ class Variant:
             and self.qk_norm == chosen.qk_norm
             and chosen.attention_bias in self.attention_bias
             and self.mlp_bias >= chosen.mlp_bias
-            and not _own_options(chosen)
+            and not own_options(chosen)
             and not (self.divides and shape.hidden % shape.heads)
         )
 
@@ -108,8 +104,15 @@ VARIANTS = {
 }
 
 
-def _own_options(chosen: LlamaOptions) -> list[str]:
-    return [name for name in OWN_OPTIONS if getattr(chosen, name) and (name != "embedding_norm" or chosen.tied)]
+def own_options(chosen: LlamaOptions) -> list[str]:
+    """Options that no class of `transformers` has, with their values.
+
+    The norm of an embedding that is not tied is none of them: a folder has it in the rows.
+    """
+    found = [
+        f"{name} = {getattr(chosen, name):g}" for name in ("logit_softcap", "value_embeddings") if getattr(chosen, name)
+    ]
+    return [*found, "embedding_norm with tied"] if chosen.embedding_norm and chosen.tied else found
 
 
 def model_type_of(shape: Shape) -> str | None:
@@ -136,8 +139,8 @@ class LlamaLayout(HFLayout):
         if model_type_of(shape) is not None:
             return None
         chosen, plain = options_of(shape), LlamaOptions()
-        if added := _own_options(chosen):
-            return ", ".join(f"{name} = {getattr(chosen, name):g}" for name in added)
+        if added := own_options(chosen):
+            return ", ".join(added)
         names = ("activation", "qk_norm", "attention_bias", "mlp_bias", "head_dim")
         odd = {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(plain, name)}
         if not shape.hidden % shape.heads:
@@ -148,7 +151,8 @@ class LlamaLayout(HFLayout):
         """Return the fields of `config.json` that describe the architecture."""
         model_type, chosen = model_type_of(shape), options_of(shape)
         if model_type is None:
-            return {**super().config(shape, tokenizer), "model_type": OWN}
+            options = tuple(pair for pair in shape.options if pair[0] != "embedding_norm" or chosen.tied)
+            return {**super().config(replace(shape, options=options), tokenizer), "model_type": OWN}
         variant = VARIANTS[model_type]
         scaling = json.loads(chosen.rope_scaling or "{}")
         if scaling.get("rope_type") == "dynamic":  # transformers has it in `max_position_embeddings`
@@ -181,7 +185,7 @@ class LlamaLayout(HFLayout):
     def exported(self, name: str, tensor: "Tensor", shape: Shape) -> "Tensor":
         """Convert one of our tensors as `HFLayout` does, the rows of an embedding with a norm to their norms."""
         found, chosen = super().exported(name, tensor, shape), options_of(shape)
-        if name != EMBEDDING or not chosen.embedding_norm or model_type_of(shape) is None:
+        if name != EMBEDDING or not chosen.embedding_norm or chosen.tied:
             return found
         rows = found.float()
         return (rows * (rows.square().mean(-1, keepdim=True) + chosen.norm_eps).rsqrt()).to(found.dtype)

@@ -93,7 +93,7 @@ def test_the_missing_library_is_named(
         ("llama", {"qk_norm": True, "attention_bias": "all"}, "attention_bias = all"),
         ("llama", {"logit_softcap": 2.5}, "logit_softcap = 2.5"),
         ("llama", {"value_embeddings": 1}, "value_embeddings = 1"),
-        ("llama", {"embedding_norm": True, "tied": True}, "embedding_norm = 1"),
+        ("llama", {"embedding_norm": True, "tied": True}, "embedding_norm with tied"),
         ("t5", {"max_distance": 64}, "max_distance = 64"),
         ("t5", {"encoder_layers": 1}, "2 blocks in the decoder and 1 in the encoder"),
     ],

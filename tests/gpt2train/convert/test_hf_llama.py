@@ -208,18 +208,21 @@ def test_another_architecture_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert "\n" not in str(caught.value)
 
 
-def test_the_norm_of_the_embedding_is_in_the_rows_of_the_folder(tmp_path: Path) -> None:
-    options = {"embedding_norm": True, "qk_norm": True, "norm_eps": 1e-3}
+@pytest.mark.parametrize("more", [{}, {"mlp_bias": True}, {"tied": True}])  # of Qwen3, and of no class
+def test_the_norm_of_the_embedding_is_in_the_rows_of_the_folder(more: dict[str, Any], tmp_path: Path) -> None:
+    options = {"embedding_norm": True, "qk_norm": True, "norm_eps": 1e-3, **more}
     settings = ModelSettings(family="llama", layers=2, heads=4, hidden=32, context=16, options=options)
     model = initialise(build_model(settings.shape(VOCAB)), 1).eval()
     write_model(tmp_path / "m", dict(model.state_dict()), model.shape, write_tokenizer(tmp_path / "tokenizer", VOCAB))
-    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
-    assert type(peer).__name__ == "Qwen3ForCausalLM"
-    ids = torch.arange(16)[None]
+    ids, ours = torch.arange(16)[None], read_model(tmp_path / "m")
+    assert dict(ours.shape.options).get("embedding_norm", False) == ("tied" in more)
     with torch.no_grad():
         expected = model(ids)[..., :VOCAB]
-        torch.testing.assert_close(peer(ids).logits, expected, atol=1e-5, rtol=0)
-        torch.testing.assert_close(read_model(tmp_path / "m")(ids)[..., :VOCAB], expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ours(ids)[..., :VOCAB], expected, atol=1e-5, rtol=0)
+        if not more:
+            peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+            assert type(peer).__name__ == "Qwen3ForCausalLM"
+            torch.testing.assert_close(peer(ids).logits, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +232,7 @@ def test_the_norm_of_the_embedding_is_in_the_rows_of_the_folder(tmp_path: Path) 
         ({"qk_norm": True, "mlp_bias": True}, "qk_norm = true, mlp_bias = true"),
         ({"head_dim": 12}, "head_dim = 12"),
         ({"logit_softcap": 2.0}, "logit_softcap = 2"),
-        ({"embedding_norm": True, "tied": True}, "embedding_norm = 1"),
+        ({"embedding_norm": True, "tied": True}, "embedding_norm with tied"),
         ({"logit_softcap": 2.0, "value_embeddings": 1}, "logit_softcap = 2, value_embeddings = 1"),
     ],
 )
