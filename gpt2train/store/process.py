@@ -25,7 +25,7 @@ POLL_SECONDS = 0.5
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows ends a process at once on any signal
 
 MULTIPLEXERS = {"TMUX", "STY"}  # environment variables of tmux and screen, whose terminals outlive a connection
-FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}  # no room on the disk, or in the user's share of it
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}  # disk full, or quota exceeded
 CLOSING = "closing this terminal ends the run, which saves first; tmux or nohup keep it running"
 
 
@@ -95,8 +95,8 @@ def ends_with_terminal() -> bool:
     return sys.stdout.isatty() and bool(hangup_signals()) and not MULTIPLEXERS & os.environ.keys()
 
 
-class _Log(io.FileIO):
-    """Standard stream without what a full disk does not take: no run ends for a line of its log."""
+class _DroppingStream(io.FileIO):
+    """Standard stream that drops what a full disk refuses, since no run should end for a line of its log."""
 
     def write(self, data: Any, /) -> int:
         """Write bytes, or drop them."""
@@ -109,9 +109,9 @@ class _Log(io.FileIO):
 
 
 def prepare_streams(*logs: str) -> None:
-    """Open the standard streams that are closed, and let those of `logs`, such as `stderr`, outlive a full disk.
+    """Open the standard streams that are closed, and let those of `logs`, such as `stderr`, survive a full disk.
 
-    Without it a file that is opened later gets the number of a closed stream, and with it what libraries print.
+    Otherwise the next file that is opened gets the descriptor of a closed stream, and with it what libraries print.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -120,7 +120,7 @@ def prepare_streams(*logs: str) -> None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
     for name in logs:
         old = getattr(sys, name)
-        buffer = io.BufferedWriter(_Log(old.fileno(), "w", closefd=False))
+        buffer = io.BufferedWriter(_DroppingStream(old.fileno(), "w", closefd=False))
         new = io.TextIOWrapper(buffer, old.encoding, old.errors, line_buffering=old.line_buffering)
         setattr(sys, name, new)
 
