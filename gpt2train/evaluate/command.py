@@ -260,7 +260,7 @@ def _evaluate(
     device: Device,
 ) -> None:
     """Score each model, print a table of all, and write the results."""
-    sources = find_models(models, output, layout, tokenizer)
+    sources = find_models(models, output, [f"{kind}.json"], layout, tokenizer)
     from gpt2train.evaluate.eval_model import open_eval_model
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 

@@ -91,19 +91,20 @@ def check_run(run: Path) -> None:
 
 
 def find_models(
-    models: Sequence[Path], output: Path | None, layout: ServingLayout, tokenizer: Path | None
+    models: Sequence[Path], output: Path | None, files: Sequence[str], layout: ServingLayout, tokenizer: Path | None
 ) -> list[EvalSource]:
-    """Find the models of a command.
+    """Find the models of a command, and check that their results can be written.
 
     Args:
         models: folders, as `find_model`.
         output: file of the results, if the user gives one.
+        files: names of the results in the folder of each model otherwise.
         layout: parallel layout.
         tokenizer: tokenizer folder of a checkpoint; by default the one next to its training data.
 
     Raises:
         UserError: a model is given twice, or as `find_model`; one of several is distributed over processes; or a result
-            cannot be written to `output`.
+            cannot be written.
     """
     if layout.processes > 1 and len(models) > 1:
         raise UserError(ONE_MODEL)
@@ -113,7 +114,8 @@ def find_models(
         check_output(output)
     sources = [find_model(path, layout, tokenizer) for path in models]
     for source in sources if output is None else ():
-        check_output(source.scores / "scores")
+        for file in files:
+            check_output(source.scores / file)
     return sources
 
 

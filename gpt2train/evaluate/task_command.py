@@ -49,7 +49,7 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
         raise UserError("--fetch: fetch the data in one process first, without torchrun")
     fetched = functools.partial(print, flush=True) if options.fetch else None
     works = read_works(names, options.data, options.partial, options.limit, tuple(BUILT_IN), fetched)
-    sources = find_models(models, options.output, options.layout, options.tokenizer)
+    sources = find_models(models, options.output, [work.file for work in works], options.layout, options.tokenizer)
     from gpt2train.evaluate.eval_model import open_eval_model
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 

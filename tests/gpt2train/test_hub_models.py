@@ -68,6 +68,11 @@ def test_scores_of_a_model_are_the_users_and_no_part_of_the_cache(
         (tmp_path / "own" / name).write_bytes(content)
     done = run(hub, tmp_path, "evaluate", "lambada", "--model", "own", "--data", "cloze.jsonl")
     assert done.returncode == 2 and "give another --output" in done.stderr and done.stdout == ""  # before the scoring
+    (tmp_path / "own/eval").unlink()
+    (tmp_path / "own/eval").mkdir()
+    (tmp_path / "own/eval/lambada.json").write_text("[]")
+    done = run(hub, tmp_path, "evaluate", "lambada", "--model", "own", "--data", "cloze.jsonl")
+    assert done.returncode == 2 and "contains no scores; give another --output" in done.stderr and done.stdout == ""
 
 
 def test_a_tokenizer_is_downloaded_without_the_weights(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
