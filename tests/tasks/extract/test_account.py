@@ -5,6 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lxml.etree import XPath
 
 from benchmarks.gold_pages import documentation_pages, gold_pages
 from gpt2train.cli import app
@@ -28,6 +31,21 @@ PARTS = (
 )
 
 
+# Plain twin of `shown_text`.
+SHOWN = XPath(
+    "descendant-or-self::text()[not(ancestor::script or ancestor::style or ancestor::template or ancestor::noscript)]"
+)
+MARKUP = ("<div>", "</div>", "<b>", "</b>", "<template>", "</template>", "<noscript>", "</noscript>", "<p>", "a", " b ")
+MARKUP += ("<script>c</script>", "<style>d</style>", "<!-- e -->", "<?f g>", "<br>")
+
+
+@given(st.lists(st.sampled_from(MARKUP), max_size=25))
+def test_the_shown_text_is_that_outside_of_scripts_and_templates(pieces: list[str]) -> None:
+    tree = parse("<html><body>x" + "".join(pieces))
+    for element in () if tree is None else tree.iter("*"):
+        assert shown_text(element) == " ".join(SHOWN(element))
+
+
 def letters(texts: list[str]) -> Counter[str]:
     return Counter(character for text in texts for character in text if character.isalnum())
 
@@ -36,7 +54,7 @@ def check_account(html: str) -> None:
     tree = parse(html)
     assert tree is not None
     body = tree.find("body")
-    shown = [shown_text(tree if body is None else body)]
+    shown = SHOWN(tree if body is None else body)
     text, parts = account(tree)
     assert text.strip() == text_of(html).strip()  # an account changes nothing
     assert "\n".join(part.text for part in parts if not part.rule) == text
