@@ -156,7 +156,9 @@ def _detected(body: bytes) -> str:
     """Encoding that the non-ASCII bytes of a page speak for, windows-1252 if they speak for none."""
     from chardetng_py import detect  # for the few pages that are not UTF-8 and declare nothing
 
-    return codec_name(detect(body)) or "cp1252"
+    name = codec_name(detect(body)) or "cp1252"
+    # The detector names KOI8-U for both, the one with more letters; a text without them is in KOI8-R.
+    return "koi8-r" if name == "koi8-u" and body.decode(name) == body.decode("koi8-r") else name
 
 
 def _decoded(body: bytes, name: str) -> str:
