@@ -1,11 +1,12 @@
 """The whole data path, from WARC files to shuffled tokens: `flows.dataprep` against datatrove with the same steps.
 
     python -m benchmarks.datapath --peer /tmp/datatrove/bin/python
+    python -m benchmarks.datapath --peer /tmp/datatrove/bin/python --warcs FOLDER   of `benchmarks.archives --write`
 
 datatrove needs another release of trafilatura than ours, hence an environment of its own
 (`benchmarks/peers/datatrove_path.py` says how it is made). Both start from the same WARC files, use two worker
-processes, and are timed from the start of the program to its end. Needs the test data: the gold pages and the
-documentation pages.
+processes, and are timed from the start of the program to its end. Needs the test data: its pages, unless `--warcs`
+names others, its tokenizer and LAMBADA.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from warcio.archiveiterator import ArchiveIterator
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
@@ -60,12 +62,11 @@ def _pages() -> Iterator[tuple[str, bytes]]:
                     yield f"http://{archive.parent.name.replace('_', '-')}.example/{member.name}", file.read()
 
 
-def write_warcs(folder: Path, found: list[tuple[str, bytes]]) -> int:
-    """Write the pages as WARC files as Common Crawl does; returns how many files."""
+def write_warcs(folder: Path, found: list[tuple[str, bytes]]) -> None:
+    """Write the pages as WARC files as Common Crawl does."""
     files = -(-len(found) // PAGES_PER_FILE)
     for number in range(files):
         write_warc(folder / f"part-{number:05d}.warc.gz", found[number::files])
-    return files
 
 
 def write_warc(path: Path, found: Iterable[tuple[str, bytes]]) -> None:
@@ -77,6 +78,15 @@ def write_warc(path: Path, found: Iterable[tuple[str, bytes]]) -> None:
             fields = {"WARC-Date": "2026-01-01T00:00:00Z", "WARC-Identified-Payload-Type": "text/html"}
             given = {"payload": io.BytesIO(body), "length": len(body), "http_headers": headers}
             writer.write_record(writer.create_warc_record(url, "response", warc_headers_dict=fields, **given))
+
+
+def page_sizes(warcs: Path) -> tuple[int, int]:
+    """Number of the pages of WARC files, and the sum of their sizes in bytes."""
+    sizes = []
+    for path in warcs.glob("*.warc.gz"):
+        with path.open("rb") as file:
+            sizes += [len(record.content_stream().read()) for record in ArchiveIterator(file)]
+    return len(sizes), sum(sizes)
 
 
 def ours(warcs: Path, output: Path, workers: int, lambada: Path, engine: str) -> dict[str, int]:
@@ -124,7 +134,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", required=True, help="Python of datatrove's environment")
-    parser.add_argument("--pages", type=int, default=None, help="only so many pages (default: all, 3,679)")
+    parser.add_argument("--warcs", type=Path, help="folder of the archives, in place of those of the test data")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--engines", nargs="*", choices=ENGINES, default=ENGINES, help="of our extraction")
@@ -132,13 +142,12 @@ def main() -> None:
     adopt_orphans()
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        found = pages()[: options.pages]
-        (place / "warcs").mkdir()
-        files = write_warcs(place / "warcs", found)
-        size = sum(len(body) for _, body in found) / 1e6
-        print(
-            f"{len(found):,} pages, {size:.0f} MB of HTML in {files} WARC files; {options.workers} workers; {machine()}"
-        )
+        warcs = options.warcs or place / "warcs"
+        if warcs != options.warcs:
+            warcs.mkdir()
+            write_warcs(warcs, pages())
+        count, size = page_sizes(warcs)
+        print(f"{count:,} pages, {size / 1e6:.0f} MB of HTML; {options.workers} workers; {machine()}", flush=True)
         tokenizer = place / "tokenizer.json"
         tokenizer.write_text(build_tokenizer(*read_tables(DATA / "bpe")).to_str())
         lambada = DATA / "lambada" / "lambada_test.jsonl"
@@ -148,11 +157,11 @@ def main() -> None:
                 output = place / f"{name}-{number}"
                 started, used = time.perf_counter(), cpu_seconds()
                 if name in options.engines:
-                    result = ours(place / "warcs", output, options.workers, lambada, name)
+                    result = ours(warcs, output, options.workers, lambada, name)
                 else:
-                    result = theirs(options.peer, place / "warcs", output, options.workers, lambada, tokenizer)
+                    result = theirs(options.peer, warcs, output, options.workers, lambada, tokenizer)
                 taken.append(time.perf_counter() - started)
-                rate, used = len(found) / taken[-1] / options.workers, cpu_seconds() - used
+                rate, used = count / taken[-1] / options.workers, cpu_seconds() - used
                 spent = f"{taken[-1]:7.1f} s, {used:6.1f} CPU s"
                 print(f"  {name:<11} {spent}  {rate:6.1f} pages/s a core  {result}", flush=True)
         for name in options.engines:
