@@ -158,7 +158,7 @@ UNSEEN = re.compile(
     re.VERBOSE,
 )
 # Boilerplate that is prose: about the site, its authors and its other pages. A container of another name that holds
-# whole sentences alone, without a link, a control or a picture, is a part of the text.
+# whole sentences alone, with few words in links, without a control or a picture, is a part of the text.
 SITE_PROSE = re.compile(
     r"""
       cookie|newsletter|subscri|sign\ ?up|login|sponsor|advert|copyright|colophon|masthead|sidebar|side\ bar|popup
@@ -173,7 +173,7 @@ MARK_LINKS = re.compile("permalink|backlink")
 # Parts of tabs and accordions, which are closed at first.
 PANEL = re.compile(r"\b(?:tab\ ?pane|tab\ ?panel|tab\ content|collaps(?:e|ed|ible)|accordion|panel)\b")
 # Attributes of a button that opens and closes a part of the text.
-TOGGLE = re.compile(r"\b(?:accordion|collaps(?:e|ed|ible)|expander|toggle)\b")
+TOGGLE = re.compile(r"\b(?:accordion|collaps(?:e|ed|ible)|expander|faq|question|toggler?|trigger)\b")
 
 # Likely main content, the strongest first.
 LEVELS = (

@@ -155,10 +155,14 @@ class AttributeRules:
 
 # Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`).
 MODIFIERS = re.compile(
-    r"(?:\b|(?<=_))(?:has|with|without|no|label|allow|enable|disable|elementor)[-_]+[\w-]+", re.IGNORECASE
+    r"(?:\b|(?<=_))(?:(?:has|with|without|no|label|allow|enable|disable|elementor)[-_]+[\w-]+"
+    r"|comments?-(?:open|closed))",
+    re.IGNORECASE,
 )
 # What each of them has; a search for it takes a tenth of the time.
-MODIFIED = re.compile("(?:has|with|without|no|label|allow|enable|disable|elementor)[-_]")
+MODIFIED = re.compile("(?:has|with|without|no|label|allow|enable|disable|elementor|comments?)[-_]")
+# Topics of a post, in the classes that WordPress gives it (`category-newsletter tag-social`).
+TOPICS = re.compile(r"\b(?:[\w-]+_)?(?:category|cat|tag)-[\w-]+")
 SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`
 DISPLAYS = frozenset(["block", "flex", "grid", "inline", "inline-block", "inline-flex", "table", "table-cell"])
 HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -170,6 +174,8 @@ def words(value: str) -> str:
         return value
     if (":" in value or "(" in value) and " " in value:
         value = _without_variants(value)
+    if "hentry" in value or "status-publish" in value:
+        value = TOPICS.sub(" ", value)
     lower = value.islower()
     if "-" in value or "_" in value:
         text = value if lower else value.lower()

@@ -17,6 +17,7 @@ KEPT = ""
 LINKS, MARKED, COMMENT, TOC, HIDDEN = "links", "class", "comments", "contents", "hidden"
 TAG, FORM, FIGURE, TABLE, PERMALINK = "tag", "form", "figure", "table", "permalink"
 SENTENCE_ENDS = tuple('.!?…。！？।"”»’')  # last characters of a sentence or of a quotation
+MAX_LINKED = 0.3  # of the characters of a prose, in links
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 
 
@@ -89,12 +90,15 @@ def is_described(blocks: Sequence[Block]) -> bool:
 def is_sentence(blocks: Sequence[Block]) -> bool:
     """Return True for one paragraph of whole sentences with few words in links."""
     one = blocks[0]
-    return len(blocks) == 1 and one.running >= max(MIN_RUNNING, 0.7 * one.size) and one.text.endswith(SENTENCE_ENDS)
+    least = max(MIN_RUNNING, (1 - MAX_LINKED) * one.size)
+    return len(blocks) == 1 and one.running >= least and one.text.endswith(SENTENCE_ENDS)
 
 
 def is_prose(blocks: Sequence[Block]) -> bool:
-    """Return True for whole sentences without a link, and not under a picture."""
+    """Return True for whole sentences with few words in links, and not under a picture."""
     return sum(one.running for one in blocks) >= MIN_RUNNING and all(
-        one.dropped or one.kind == "h" or (one.text.endswith(SENTENCE_ENDS) and not (one.links or one.pictured))
+        one.dropped
+        or (one.kind == "h" and not one.links)
+        or (one.text.endswith(SENTENCE_ENDS) and one.links <= MAX_LINKED * one.size and not one.pictured)
         for one in blocks
     )

@@ -2,12 +2,13 @@
 
 import itertools
 import re
+from collections.abc import Iterable
 
 from lxml.etree import XPath, iterwalk
 from lxml.html import HtmlElement
 
 from tasks.extract.attribute_names import HIDDEN, TOGGLE
-from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MIN_RUNNING, Contents
+from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, Contents
 
 CELLS = frozenset(("td", "th"))
 QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
@@ -18,6 +19,7 @@ CONTROLLED = XPath(
 SCRIPTED = XPath("//@onclick | //a/@href[starts-with(., 'javascript:')]", smart_strings=False)
 HAS_SCRIPT = XPath("boolean(descendant::*/@onclick)")
 ARGUMENT = re.compile(r"""["']#?([\w:.-]{1,200})["']""")
+ICON = re.compile(r"icon|symbol|glyph|\bfa\b|emoji", re.IGNORECASE)  # of fonts whose names of signs are their text
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
 MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there to be copied
@@ -25,7 +27,7 @@ MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there
 SHOWN = XPath("descendant-or-self::text()[not(parent::script or parent::style)]", smart_strings=False)
 HOLDS_UNSHOWN = XPath("boolean(descendant-or-self::template | descendant-or-self::noscript)")
 IS_UNSHOWN = XPath("boolean(ancestor::script | ancestor::style | ancestor::template | ancestor::noscript)")
-NO_PROSE = ("a", "button", "form", "iframe", "img", "input", "picture", "select", "svg", "video")
+NO_PROSE = ("button", "iframe", "img", "input", "picture", "select", "textarea", "video")
 
 
 def described(element: HtmlElement) -> str:
@@ -88,6 +90,14 @@ def _is_hidden(element: HtmlElement) -> bool:
     return bool("hidden" in element.attrib or HIDDEN.search(element.get("style") or ""))
 
 
+def is_seen(element: HtmlElement, beside: Iterable[HtmlElement]) -> bool:
+    """Return True for words that are shown, but not read aloud: no name of an icon, and no copy of those `beside`."""
+    if element.get("aria-hidden") != "true" or _is_hidden(element) or ICON.search(element.get("class") or ""):
+        return False
+    text = "".join(element.text_content().split())
+    return any(map(str.isalnum, text)) and all("".join(one.text_content().split()) != text for one in beside)
+
+
 def holds_script_control(element: HtmlElement) -> bool:
     """Return True if a script runs at a click on a part of an element."""
     return bool(HAS_SCRIPT(element))
@@ -95,7 +105,7 @@ def holds_script_control(element: HtmlElement) -> bool:
 
 def holds_input(element: HtmlElement) -> bool:
     """Return True if a reader can enter something in an element."""
-    return next(element.iter("form", "input", "button", "select", "textarea"), None) is not None
+    return any(one.get("type") != "hidden" for one in element.iter("input", "button", "select", "textarea"))
 
 
 def is_of_series(element: HtmlElement) -> bool:
@@ -136,13 +146,18 @@ def is_short(element: HtmlElement, limit: int) -> bool:
 
 
 def is_plain(element: HtmlElement) -> bool:
-    """Return True for an element without links, controls and media; pictures without a text are decoration."""
-    return not any(
-        not (inner.tag == "a" and inner.get("href") is None)
-        and not (inner.tag == "input" and inner.get("type") == "hidden")
-        and not (inner.tag == "img" and inner.get("alt") == "")
-        for inner in element.iter(*NO_PROSE)
-    )
+    """Return True for an element of few links, without controls and media; pictures without a text are decoration."""
+    linked = 0
+    for inner in element.iter("a", *NO_PROSE):
+        if inner.tag != "a":
+            if inner.get("type") != "hidden" and inner.get("alt") != "":
+                return False
+        elif inner.get("href") is not None:
+            name = inner.get("class") or ""
+            if "button" in name or "btn" in name:
+                return False
+            linked += len(inner.text_content())
+    return not linked or linked <= MAX_LINKED * len(element.text_content())
 
 
 def is_text(element: HtmlElement) -> bool:
@@ -163,6 +178,18 @@ def is_question(button: HtmlElement) -> bool:
     return after is not None and after.tag in BLOCK_TAGS and is_text(after)
 
 
+def is_answer(element: HtmlElement) -> bool:
+    """Return True for a part of the text right after the question that opens it: a button, or a line that is one."""
+    before = element.getprevious()
+    if before is None or not is_text(element):
+        return False
+    button = before if before.tag == "button" else before.find(".//button")
+    control = before if button is None else button
+    is_toggle = "aria-expanded" in control.attrib or "onclick" in control.attrib
+    is_toggle = is_toggle or TOGGLE.search(control.get("class") or "") is not None
+    return is_toggle or (button is not None and before.tag in QUESTIONS)
+
+
 def is_attribution(element: HtmlElement) -> bool:
     """Return True for a `cite` in a quotation: a forum names there who wrote what it quotes."""
     return element.tag == "cite" and any(
@@ -179,6 +206,11 @@ def kind_of(tag: str, outer: str) -> str:
     if tag in ("p", "blockquote"):
         return outer if outer in ("li", "td") else "p"
     return "td" if tag in CELLS else outer
+
+
+def is_layout(cell: HtmlElement) -> bool:
+    """Return True for a cell of a table that lays out a page: it holds parts of a text with headings or tables."""
+    return len(cell) > 0 and next(cell.iter("h1", "h2", "h3", "table", "main", "article"), None) is not None
 
 
 def is_link_to_page(element: HtmlElement) -> bool:

@@ -6,6 +6,7 @@ A class that marks boilerplate is a statement on a container: an inline element 
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import attrgetter
 
 from lxml.html import HtmlElement
 
@@ -50,12 +51,15 @@ from tasks.extract.elements import (
     holds_input,
     holds_main,
     holds_script_control,
+    is_answer,
     is_attribution,
+    is_layout,
     is_link_to_page,
     is_mostly_links,
     is_of_series,
     is_plain,
     is_question,
+    is_seen,
     is_short,
     is_shown_code,
     is_text,
@@ -178,16 +182,26 @@ class Walk:
             for held in alike if len(alike) >= MIN_CARDS else ():
                 self._drop(held, LINKS)
         for reason in (COMMENT, HIDDEN, MARKED, FORM, FIGURE, TOC, LINKS):
-            total = self.running
+            weigh = attrgetter("running" if self.running else "size")
+            total = weigh(self)
             for held, found in self._doubtful:
                 if found == reason:
-                    live = sum(one.running for one in self.blocks[held.start : held.end] if not one.dropped)
-                    if reason != COMMENT and live >= MAX_DROPPED_SHARE * total:
+                    blocks = [one for one in self.blocks[held.start : held.end] if not one.dropped]
+                    live = sum(map(weigh, blocks))
+                    if live >= MAX_DROPPED_SHARE * total and (reason != COMMENT or self._is_page(held, titles)):
                         continue
-                    if reason == MARKED and live and holds_title(self.blocks[held.start : held.end], titles):
+                    if reason == MARKED and live > MAX_DROPPED and holds_title(blocks, titles):
                         self.dialog = (held.start, held.end)
                     else:
                         self._drop(held, reason)
+
+    def _is_page(self, held: Contents, titles: Sequence[str]) -> bool:
+        """Return True for a container of comments, by its name, that is the page: no text is before it, or its title.
+
+        Comments follow the text on which they are.
+        """
+        before = any(one.running and not one.dropped for one in self.blocks[: held.start])
+        return not before or holds_title(self.blocks[held.start : held.end], titles)
 
     def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
         if tag in BLOCK_TAGS:
@@ -245,6 +259,8 @@ class Walk:
             self._pieces.append(formula_text(formula))
         elif holds_block(element):
             self._container(element, element.tag, verdict, kind)
+        elif verdict.hidden and self._is_seen(element, verdict):
+            self._doubtful_words(element, kind, is_control=False)
         elif verdict.hidden and not self._is_opened(element, verdict):
             self._leave_out(element, HIDDEN)
         elif verdict.unseen or (is_attribution(element) and not has_letters(self._pieces)):
@@ -312,7 +328,7 @@ class Walk:
         outer = element.getparent()
         if outer not in self._alternatives:
             self._alternatives[outer] = holds_alternatives(outer)
-        if self._alternatives[outer]:
+        if self._alternatives[outer] or (is_answer(element) and not holds_input(element)):
             return True
         if element.tag == "tr":
             table = next(element.iterancestors("table"), element)
@@ -326,6 +342,12 @@ class Walk:
         return name in self._controlled or (
             name in self._ids_of_scripts() and not holds_input(element) and is_text(element)
         )
+
+    def _is_seen(self, element: HtmlElement, verdict: Verdict) -> bool:
+        """Return True for words that are hidden from programs that read aloud alone."""
+        beside = [one for one in (element.getprevious(), element.getnext()) if one is not None]
+        read = [one for one in beside if not self.rules.named(one.get("class") or "").unseen]
+        return verdict.closed and is_seen(element, read)
 
     def _ids_of_scripts(self) -> frozenset[str]:
         if self._scripted is None:
@@ -355,7 +377,7 @@ class Walk:
                 self._add(Block(text, "pre", 0))
         else:
             is_title = name == TITLE or (name in SUBTITLES and self.page == DOCUMENTATION)
-            own = "h" if is_title else kind_of(tag, kind)
+            own = "h" if is_title else "" if tag in CELLS and is_layout(element) else kind_of(tag, kind)
             if tag == "li":
                 self._marker = "- "
             self.read(element, own)
@@ -385,7 +407,7 @@ class Walk:
         if verdict.level == 0 or verdict.toc:
             return False
         if verdict.comments and self.page == ARTICLE:
-            return True
+            return self.running > 0 and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
         may_be_text = verdict.may_be_text and (
             element.tag == "p"
             or (element.tag in LISTS and element.text_content().rstrip().endswith(SENTENCE_ENDS))
@@ -406,7 +428,8 @@ class Walk:
         if reason and self.left_out is not None:
             self.causes.append((held.start, held.end, reason, described(element)))
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
-        if reason and (held.running > MAX_DROPPED or strong):
+        is_all = reason in (COMMENT, FORM, MARKED, TOC) and held.size == self.size  # of the text so far
+        if reason and (held.running > MAX_DROPPED or strong or is_all):
             self._doubtful.append((held, reason))
         elif reason:
             self._drop(held, reason)
@@ -424,9 +447,10 @@ class Walk:
         if verdict.toc and is_contents(self.blocks[held.start : held.end]):
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
-        if weighed and is_mostly_links(tag, held):
+        if weighed and is_mostly_links(tag, held) and not (tag == "div" and element.getparent().tag == "li"):
             return LINKS
-        if (tag == "form" and held.size < MAX_FORM) or (tag == "figure" and held.running <= MAX_DROPPED):
+        is_form = tag == "form" and held.size < MAX_FORM and holds_input(element)
+        if is_form or (tag == "figure" and held.running <= MAX_DROPPED):
             kinds = {one.kind for one in self.blocks[held.start : held.end]}
             if "pre" not in kinds and (tag == "form" or "td" not in kinds):
                 return FORM if tag == "form" else FIGURE

@@ -41,6 +41,20 @@ def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence
         assert between(f"<h2>The river<span class='{name}'> aside</span></h2><p>{WORDS}</p>").startswith("The river\n")
 
 
+def test_words_that_are_shown_are_read_once_though_programs_do_not_read_them_aloud() -> None:
+    for shown, expected in (
+        ("<span aria-hidden='true'>T</span>he fox costs 5 coins.", "The fox costs 5 coins."),
+        ("<span class='sr-only'>The</span><span aria-hidden='true'>The</span> fox.", "The fox."),
+        (
+            "The fox costs <s>5</s> <span>$4.50</span><span aria-hidden='true'>$<i>4.50</i></span>.",
+            "The fox costs 5 $4.50.",
+        ),
+        ("Go <i class='material-icons' aria-hidden='true'>home</i> <span aria-hidden='true'>→</span>now.", "Go now."),
+        ("Go <span aria-hidden='true' style='display:none'>far</span>now.", "Go now."),
+    ):
+        assert between(f"<p>{shown}</p>") == expected
+
+
 @pytest.mark.parametrize("name", ["hljs-meta", "token author", "cm-tags", "pl-ads", "hll print"])
 def test_code_keeps_the_words_of_any_class(name: str) -> None:
     code = f"<pre><code><span class='{name}'>#include</span> &lt;a&gt;\n<i class='linenos'>2</i>\tx = 1</code></pre>"

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lxml.etree import tostring
-from lxml.html import HtmlElement, document_fromstring, fragment_fromstring
+from lxml.etree import SubElement, tostring
+from lxml.html import Element, HtmlElement, document_fromstring, fragment_fromstring
 
 from tasks.extract.attribute_names import MARK_LINKS
 from tasks.extract.main_content import PARSER
@@ -93,6 +93,12 @@ def wrapped_in(tag: str, names: list[str] = CLASSES) -> Change:
             wrap_word(element, tag, **{"class": chance.choice(names)})
 
     return change
+
+
+def words_not_read_aloud(tree: HtmlElement, chance: random.Random) -> None:
+    for element in texts(tree):
+        if element.text.split()[2].isalnum():
+            wrap_word(element, "span", **{"aria-hidden": "true"})
 
 
 def named_paragraphs(tree: HtmlElement, chance: random.Random) -> None:
@@ -190,6 +196,29 @@ def enclosed(tag: str, attributes: dict[str, str], part: str = "p") -> Change:
             outer.append(element)
 
     return change
+
+
+def within_body(tag: str, attributes: dict[str, str]) -> Change:
+    """Enclose the whole page in an element; in the one cell of a table for `table`."""
+
+    def change(tree: HtmlElement, chance: random.Random) -> None:
+        body = tree.find("body")
+        outer = inner = Element(tag, attributes)
+        if tag == "table":
+            inner = SubElement(SubElement(outer, "tr"), "td")
+        inner.text, body.text = body.text, None
+        inner.extend(list(body))
+        body.append(outer)
+
+    return change
+
+
+def items_in_divs(tree: HtmlElement, chance: random.Random) -> None:
+    for item in list(tree.iter("li"))[::2]:
+        inner = Element("div")
+        inner.text, item.text = item.text, None
+        inner.extend(list(item))
+        item.append(inner)
 
 
 def renamed(old: str, new: str) -> Change:
@@ -294,6 +323,16 @@ TREES: dict[str, Change] = {
     "paragraph in accordion": enclosed("div", {"class": "accordion-collapse collapse"}),
     "paragraph in alert": enclosed("div", {"class": "alert alert-info", "role": "alert"}),
     "paragraph in custom element": enclosed("x-paragraph", {}),
+    "paragraph in a form of its own": enclosed("form", {"action": "/x"}),
+    "paragraph in post of WordPress": enclosed("div", {"class": "post hentry category-newsletter tag-social"}),
+    "page in form": within_body("form", {"action": "/page.aspx", "method": "post"}),
+    "page in table": within_body("table", {"width": "100%"}),
+    **{
+        f"page in {name}": within_body("div", {"class": name})
+        for name in ("comments-open", "comments", "nav-open", "newsletter-template", "content-sidebar-wrap", "toc")
+    },
+    "items in divs": items_in_divs,
+    "word not read aloud": words_not_read_aloud,
     "b for strong": renamed("strong", "b"),
     "i for em": renamed("em", "i"),
     "section for div": renamed("div", "section"),
