@@ -2,24 +2,16 @@
 
 import itertools
 import re
-from collections.abc import Iterable
 
 from lxml.etree import XPath, iterwalk
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_names import HIDDEN, TOGGLE
+from tasks.extract.attribute_names import TOGGLE
 from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, Contents
 
 CELLS = frozenset(("td", "th"))
 QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
 MAX_OUTER = 3  # elements between a question and its button
-CONTROLLED = XPath(
-    "//@aria-controls | //@data-target | //@data-bs-target | //a/@href[starts-with(., '#')]", smart_strings=False
-)
-SCRIPTED = XPath("//@onclick | //a/@href[starts-with(., 'javascript:')]", smart_strings=False)
-HAS_SCRIPT = XPath("boolean(descendant::*/@onclick)")
-ARGUMENT = re.compile(r"""["']#?([\w:.-]{1,200})["']""")
-ICON = re.compile(r"icon|symbol|glyph|\bfa\b|emoji", re.IGNORECASE)  # of fonts whose names of signs are their text
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
 MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there to be copied
@@ -67,40 +59,6 @@ def holds_block(element: HtmlElement, line_breaks: bool = False) -> bool:
     """Return True if an inline element has a block in it, or a line break if those count."""
     # `iter` with fifty tags takes ten times as long for the few elements inside.
     return any(inner.tag in BLOCK_TAGS or (line_breaks and inner.tag == "br") for inner in element.iter())
-
-
-def controlled_ids(tree: HtmlElement) -> frozenset[str]:
-    """Ids of the elements that a control or a link of the page opens."""
-    return frozenset(one.removeprefix("#") for value in CONTROLLED(tree) for one in value.split())
-
-
-def scripted_ids(tree: HtmlElement) -> frozenset[str]:
-    """Words that the controls of the page give to a script, among them ids of the elements that it opens."""
-    return frozenset(one for value in SCRIPTED(tree) for one in ARGUMENT.findall(value))
-
-
-def holds_alternatives(outer: HtmlElement) -> bool:
-    """Return True if all elements in one are hidden, and no text is beside them: a script shows the one that fits."""
-    texts = (outer.text, *(inner.tail for inner in outer))
-    parts = [inner for inner in outer.iterchildren("*") if inner.tag not in UNSHOWN]
-    return len(parts) > 1 and not any(text and text.strip() for text in texts) and all(map(_is_hidden, parts))
-
-
-def _is_hidden(element: HtmlElement) -> bool:
-    return bool("hidden" in element.attrib or HIDDEN.search(element.get("style") or ""))
-
-
-def is_seen(element: HtmlElement, beside: Iterable[HtmlElement]) -> bool:
-    """Return True for words that are shown, but not read aloud: no name of an icon, and no copy of those `beside`."""
-    if element.get("aria-hidden") != "true" or _is_hidden(element) or ICON.search(element.get("class") or ""):
-        return False
-    text = "".join(element.text_content().split())
-    return any(map(str.isalnum, text)) and all("".join(one.text_content().split()) != text for one in beside)
-
-
-def holds_script_control(element: HtmlElement) -> bool:
-    """Return True if a script runs at a click on a part of an element."""
-    return bool(HAS_SCRIPT(element))
 
 
 def holds_input(element: HtmlElement) -> bool:
@@ -176,18 +134,6 @@ def is_question(button: HtmlElement) -> bool:
             return False
     after = button.getnext()
     return after is not None and after.tag in BLOCK_TAGS and is_text(after)
-
-
-def is_answer(element: HtmlElement) -> bool:
-    """Return True for a part of the text right after the question that opens it: a button, or a line that is one."""
-    before = element.getprevious()
-    if before is None or not is_text(element):
-        return False
-    button = before if before.tag == "button" else before.find(".//button")
-    control = before if button is None else button
-    is_toggle = "aria-expanded" in control.attrib or "onclick" in control.attrib
-    is_toggle = is_toggle or TOGGLE.search(control.get("class") or "") is not None
-    return is_toggle or (button is not None and before.tag in QUESTIONS)
 
 
 def is_attribution(element: HtmlElement) -> bool:

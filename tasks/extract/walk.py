@@ -44,14 +44,10 @@ from tasks.extract.doubts import Doubt, has_letters, unsupported
 from tasks.extract.elements import (
     CELLS,
     QUESTIONS,
-    controlled_ids,
     described,
-    holds_alternatives,
     holds_block,
     holds_input,
     holds_main,
-    holds_script_control,
-    is_answer,
     is_attribution,
     is_layout,
     is_link_to_page,
@@ -59,15 +55,13 @@ from tasks.extract.elements import (
     is_of_series,
     is_plain,
     is_question,
-    is_seen,
     is_short,
     is_shown_code,
-    is_text,
     kind_of,
-    scripted_ids,
     shown_text,
 )
 from tasks.extract.formulas import formula_text, image_text, only_formula, script_marks, script_text, wrapped_text
+from tasks.extract.opened import Opened
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM
 
 TITLE = "headertitle"  # class of titles in Doxygen, which has elements of its own for them
@@ -110,7 +104,7 @@ class Walk:
     def __init__(
         self, tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True, account: bool = False
     ) -> None:
-        self.tree, self.rules, self.page, self.tables = tree, rules, page, tables
+        self.rules, self.page, self.tables = rules, page, tables
         self.blocks: list[Block] = []
         self.posts: list[tuple[int, int]] = []
         self.candidates: list[Candidate] = []
@@ -121,11 +115,8 @@ class Walk:
         self._marker = ""  # of the list item that begins
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
         self._in_doubt = self._pictured = False
-        self._controlled: frozenset[str] | None = None
-        self._scripted: frozenset[str] | None = None
+        self._opened = Opened(tree, rules)
         self._mains = 0  # main parts, as the page states them, that were read
-        self._alternatives: dict[HtmlElement, bool] = {}  # elements around hidden ones
-        self._unfolds: dict[HtmlElement, bool] = {}  # tables with hidden rows
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
         self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
@@ -259,9 +250,9 @@ class Walk:
             self._pieces.append(formula_text(formula))
         elif holds_block(element):
             self._container(element, element.tag, verdict, kind)
-        elif verdict.hidden and self._is_seen(element, verdict):
+        elif verdict.hidden and self._opened.is_seen(element, verdict):
             self._doubtful_words(element, kind, is_control=False)
-        elif verdict.hidden and not self._is_opened(element, verdict):
+        elif verdict.hidden and not self._opened.is_opened(element, verdict):
             self._leave_out(element, HIDDEN)
         elif verdict.unseen or (is_attribution(element) and not has_letters(self._pieces)):
             self._leave_out(element, MARKED)
@@ -317,42 +308,9 @@ class Walk:
         is_id = verdict.marked and element.get("id") and not self.rules.named(element.get("class", "")).boilerplate
         if is_id and is_of_series(element):  # a name
             verdict = verdict._replace(marked=False)
-        if verdict.hidden and self._is_opened(element, verdict):
+        if verdict.hidden and self._opened.is_opened(element, verdict):
             verdict = verdict._replace(hidden=False)
         return verdict
-
-    def _is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
-        """Return True for a hidden element that a control of the page opens: a tab, a folded row, a text."""
-        if not verdict.closed:
-            return False
-        outer = element.getparent()
-        if outer not in self._alternatives:
-            self._alternatives[outer] = holds_alternatives(outer)
-        if self._alternatives[outer] or (is_answer(element) and not holds_input(element)):
-            return True
-        if element.tag == "tr":
-            table = next(element.iterancestors("table"), element)
-            if table not in self._unfolds:
-                self._unfolds[table] = holds_script_control(table)
-            return self._unfolds[table]
-        if not (name := element.get("id")):
-            return False
-        if self._controlled is None:
-            self._controlled = controlled_ids(self.tree)
-        return name in self._controlled or (
-            name in self._ids_of_scripts() and not holds_input(element) and is_text(element)
-        )
-
-    def _is_seen(self, element: HtmlElement, verdict: Verdict) -> bool:
-        """Return True for words that are hidden from programs that read aloud alone."""
-        beside = [one for one in (element.getprevious(), element.getnext()) if one is not None]
-        read = [one for one in beside if not self.rules.named(one.get("class") or "").unseen]
-        return verdict.closed and is_seen(element, read)
-
-    def _ids_of_scripts(self) -> frozenset[str]:
-        if self._scripted is None:
-            self._scripted = scripted_ids(self.tree)
-        return self._scripted
 
     def _leave_out(self, element: HtmlElement, reason: str, text: str | None = None) -> None:
         """Note an element that is not read, or the text of it that is not."""
