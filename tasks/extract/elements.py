@@ -14,6 +14,7 @@ QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questio
 MAX_OUTER = 3  # elements between a question and its button
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
+MAX_LINK = 2000  # characters of a link, with a teaser in it
 MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there to be copied
 # Texts of an element that a browser shows or could show; within `UNSHOWN` elements, which may hold others, none.
 SHOWN = XPath("descendant-or-self::text()[not(parent::script or parent::style)]", smart_strings=False)
@@ -160,8 +161,8 @@ def is_layout(cell: HtmlElement) -> bool:
 
 
 def is_link_to_page(element: HtmlElement) -> bool:
-    """Return True for an `a` that is not the name of a whole paragraph, as one that is never closed."""
-    return element.get("href") is not None or is_short(element, MIN_RUNNING)
+    """Return True for an `a` that is not the name of a whole paragraph, or of many, as one that is never closed."""
+    return is_short(element, MIN_RUNNING if element.get("href") is None else MAX_LINK)
 
 
 def is_mostly_links(tag: str, held: Contents) -> bool:

@@ -26,6 +26,9 @@ PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, r
 PARSER.set_element_class_lookup(ElementDefaultClassLookup(element=HtmlElement))  # lxml.html's is a function in Python
 CONTROLS = bytes(code for code in range(32) if chr(code) not in "\t\n\f\r")  # libxml2 ends a text at some of them
 
+# After them libxml2 reads nothing, and a browser reads on: a page may be put together of several.
+ENDS = (b"</body>", b"</BODY>", b"</html>", b"</HTML>")
+
 RULES = {
     ARTICLE: AttributeRules(BOILERPLATE),
     DOCUMENTATION: AttributeRules(NAVIGATION),
@@ -54,6 +57,9 @@ def parse(html: str | bytes) -> HtmlElement | None:
         MemoryError: the page needs more memory than there is.
     """
     encoded = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
+    if b"<xmp" not in encoded:  # where they may be text
+        for tag in ENDS:
+            encoded = encoded.replace(tag, b"")
     try:
         return document_fromstring(encoded.translate(None, CONTROLS), parser=PARSER)
     except ParserError:

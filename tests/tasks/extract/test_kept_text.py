@@ -164,6 +164,18 @@ def test_the_text_in_a_head_inside_the_body_is_read() -> None:
     assert text_of(f"<head><title>A</title><td>{PARAGRAPH}<p>End.") == f"{PLAIN}\nEnd."
 
 
+@pytest.mark.parametrize(
+    "end", ["</body>", "</html>", "</BODY></HTML>", "</body></html><html><head><title>b</title></head><body>"]
+)
+def test_the_text_after_the_end_of_a_page_is_read(end: str) -> None:
+    """Of pages that are put together of others."""
+    assert between(f"<p>Take the boat.</p>{end}<p>Then rest.</p>") == "Take the boat.\nThen rest."
+
+
+def test_a_link_that_is_never_closed_is_no_link() -> None:
+    assert between(f"<a href='/x'>{PARAGRAPH * 8}") == "\n".join([PLAIN] * 8)
+
+
 def test_a_compound_is_no_label() -> None:
     """Of an index, in which several commands have the same option."""
     items = "".join(f"<li>--{name}-empty</li>" for name in ("print", "share", "tags") for _ in range(3))
