@@ -81,8 +81,6 @@ def compare(folder: Path, kind: str, run: int, chosen: dict[str, int], jobs: int
         lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
         write_atomic(work / f"{name}.jsonl", lines.encode())
     request = Request(
-        (work / "a.jsonl", work / "b.jsonl"),
-        work / "out",
         heldout=(work / "held.jsonl",),
         seeds=chosen["seeds"],
         tokens=chosen["tokens"],
@@ -91,7 +89,7 @@ def compare(folder: Path, kind: str, run: int, chosen: dict[str, int], jobs: int
         jobs=jobs,
     )
     started = time.perf_counter()
-    result = Comparison(request).run(lambda line: None)
+    result = Comparison((work / "a.jsonl", work / "b.jsonl"), work / "out", request).run(lambda line: None)
     found = result["sets"]["held"]
     shutil.rmtree(work)
     row = {key: found[key] for key in ("better", "mean", "half_width", "seed_deviation", "heldout_error", "values")}

@@ -16,6 +16,7 @@ import numpy as np
 
 from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, group_corpora, read_corpus, read_heldout
 from gpt2train.compare.proxy import PROXIES, Job, run_job
+from gpt2train.compare.request import Request
 from gpt2train.compare.statistics import Difference, detectable, paired_difference, seeds_needed, sentence
 from gpt2train.data.bpe_tables import tokenizer_files
 from gpt2train.data.bpe_training import train_bpe
@@ -32,26 +33,6 @@ PILOT_PAIRS, PILOT_SHARE = 3, 8  # pairs, at one of so many steps
 MIN_STEPS = 16
 TOKENIZER_CHARACTERS = 5_000_000  # of each corpus
 CHUNK = 256  # texts encoded at a time
-
-
-@dataclass(frozen=True)
-class Request:
-    """A comparison as it was asked for; the command's help describes the fields."""
-
-    corpora: tuple[Path, Path]
-    output: Path
-    names: tuple[str, str] = ARMS
-    heldout: tuple[Path, ...] = ()
-    tasks: tuple[str, ...] = ()
-    data: Path = Path()
-    limit: int = 500
-    seeds: int = 8
-    difference: float = 0.02
-    tokens: int | None = None
-    epochs: int = 3
-    proxy: str = "small"
-    json_key: str = "text"
-    jobs: int = 2
 
 
 @dataclass(frozen=True)
@@ -74,7 +55,7 @@ class Estimate:
 class Comparison:
     """Data and trainings of a request, in its output folder; what is finished there is not repeated."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, corpora: Sequence[Path], output: Path, request: Request) -> None:
         self.request = request
         self.proxy = PROXIES[request.proxy]
         if len({*request.names}) < len(ARMS):
@@ -82,7 +63,7 @@ class Comparison:
         if request.seeds < 2:
             raise UserError("--seeds 1: one seed gives no interval; give at least 2, better 8")
         self.corpora = [
-            read_corpus(path, request.json_key, name) for path, name in zip(request.corpora, request.names, strict=True)
+            read_corpus(path, request.json_key, name) for path, name in zip(corpora, request.names, strict=True)
         ]
         group_corpora(self.corpora)
         self.heldout = self._heldout()
@@ -91,7 +72,7 @@ class Comparison:
         for name in request.tasks:
             self.sizes[name], found = gold_sizes(name, request.data, request.limit)
             self.task_hashes.append(found)
-        self.folder = request.output / self._identity()
+        self.folder = output / self._identity()
         tokenizer = self._tokenizer()
         self.step_tokens = self.proxy.samples * self.proxy.context
         self.steps = self._write_tokens(tokenizer)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
-from cyclopts.validators import Number
 
 from gpt2train.command_line import HELP_DEBUG, ModelFolders, TokenizerFolder
 from gpt2train.convert.detect import find_source, find_tokenizer
@@ -31,7 +30,7 @@ from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
 from gpt2train.evaluate.tables import result_lines
-from gpt2train.evaluate.task_command import TaskOptions, score_tasks
+from gpt2train.evaluate.task_command import ONE_PROCESS, Layout, Positive, TaskOptions, score_tasks
 from gpt2train.evaluate.tasks.description import read_description
 from gpt2train.evaluate.tasks.suite import read_works
 from gpt2train.evaluate.wikitext import WikitextSettings
@@ -45,9 +44,7 @@ if TYPE_CHECKING:
 
 evaluate = App(name="evaluate", help="Score models and checkpoints.", help_epilogue=HELP_DEBUG)
 
-Positive = Annotated[int, Parameter(validator=Number(gte=1))]
-Layout = Annotated[ServingLayout, Parameter(name="*")]
-ONE_PROCESS = ServingLayout()
+DEFAULTS = TaskOptions()
 
 
 # Help of an evaluation's command. `{name}`, `{help}` and `{data}` are those of the evaluation.
@@ -112,16 +109,7 @@ for _name, _evaluation in EVALUATIONS.items():
 def tasks(
     *task: str,
     model: ModelFolders | None = None,
-    data: Path | None = None,
-    partial: Annotated[bool, Parameter(negative=())] = False,
-    fetch: Annotated[bool, Parameter(negative=())] = False,
-    limit: Positive | None = None,
-    log_samples: Annotated[bool, Parameter(negative=())] = False,
-    output: Path | None = None,
-    tokenizer: TokenizerFolder = None,
-    batch_tokens: Positive = BATCH_TOKENS,
-    layout: Layout = ONE_PROCESS,
-    device: Device = "auto",
+    options: Annotated[TaskOptions, Parameter(name="*")] = DEFAULTS,
 ) -> None:
     """Score models on tasks: multiple choice, schemas, greedy matches and perplexity.
 
@@ -132,35 +120,13 @@ def tasks(
     model
         Model folder, run folder (newest checkpoint, or best one by checkpoints.select) or
         RUN/checkpoints/step-…; several are compared in a table.
-    data
-        Folder of the tasks' data files, or the data file of one task.
-    partial
-        Leave out the tasks of a suite that have no data.
-    fetch
-        Fetch missing data into --data from the addresses of the descriptions; nothing is fetched without it.
-    limit
-        Score this many items of each task.
-    log_samples
-        Write log-probabilities and answer of every item to TASK.samples.jsonl beside the result.
-    output
-        Result file of all models and tasks. By default each model has its own: MODEL/eval/TASK.json,
-        eval/ORG--NAME/TASK.json for one of the hub, or RUN/scores/step-…/TASK.json.
-    tokenizer
-        Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens.
-    batch_tokens
-        Tokens per batch, including padding; bounds the memory.
-    device
-        auto uses a GPU if there is one.
     """
     if not task:
         evaluate.help_print()
         return
     for name in task:
         read_description(name, [*EVALUATIONS, "curve"])
-    if not model or data is None:
-        raise UserError(f"evaluate {task[0]}: give {'--data' if model else '--model'}")
-    options = TaskOptions(data, partial, fetch, limit, log_samples, output, tokenizer, batch_tokens, layout, device)
-    score_tasks(task, model, options)
+    score_tasks(task, model or (), options)
 
 
 @evaluate.command

@@ -6,8 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gpt2train.command_line import TokenizerFolder
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
@@ -15,27 +19,42 @@ from gpt2train.evaluate.files import DATA_HASH_KEY, ONE_MODEL, find_models, writ
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import BUILT_IN
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.evaluate.tasks.suite import Samples, read_works, score_work
 from gpt2train.evaluate.tasks.table import definitions, task_lines
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.store.files import write_atomic
 from gpt2train.store.hub import with_commit
 
+Positive = Annotated[int, Parameter(validator=Number(gte=1))]
+Layout = Annotated[ServingLayout, Parameter(name="*")]
+ONE_PROCESS = ServingLayout()
+
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """Options of the command, as its help describes them."""
+    """Options of the command."""
 
-    data: Path
-    partial: bool
-    fetch: bool
-    limit: int | None
-    log_samples: bool
-    output: Path | None
-    tokenizer: Path | None
-    batch_tokens: int
-    layout: ServingLayout
-    device: Device
+    data: Path | None = None
+    """Folder of the tasks' data files, or the data file of one task."""
+    partial: Annotated[bool, Parameter(negative=())] = False
+    """Leave out the tasks of a suite that have no data."""
+    fetch: Annotated[bool, Parameter(negative=())] = False
+    """Fetch missing data into --data from the addresses of the descriptions; nothing is fetched without it."""
+    limit: Positive | None = None
+    """Score this many items of each task."""
+    log_samples: Annotated[bool, Parameter(negative=())] = False
+    """Write log-probabilities and answer of every item to TASK.samples.jsonl beside the result."""
+    output: Path | None = None
+    """Result file of all models and tasks. By default each model has its own: MODEL/eval/TASK.json,
+    eval/ORG--NAME/TASK.json for one of the hub, or RUN/scores/step-…/TASK.json."""
+    tokenizer: TokenizerFolder = None
+    """Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens."""
+    batch_tokens: Positive = BATCH_TOKENS
+    """Tokens per batch, including padding; bounds the memory."""
+    layout: Layout = ONE_PROCESS
+    device: Device = "auto"
+    """auto uses a GPU if there is one."""
 
 
 def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptions) -> None:
@@ -45,6 +64,8 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
         UserError: a task, its data, a model or the output is not usable.
         RunError: a checkpoint is damaged, or the outputs of a model are not finite.
     """
+    if not models or options.data is None:
+        raise UserError(f"evaluate {names[0]}: give {'--data' if models else '--model'}")
     if options.fetch and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("--fetch: fetch the data in one process first, without torchrun")
     fetched = functools.partial(print, flush=True) if options.fetch else None

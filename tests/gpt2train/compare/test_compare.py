@@ -148,7 +148,7 @@ def test_bad_requests_are_one_line(tmp_path: Path, change: dict[str, object], me
     files = [write(tmp_path / f"{name}.jsonl", reviews(200, at)) for at, name in enumerate("ab")]
     request = {"seeds": 2, "proxy": "micro", "jobs": 1} | change
     with pytest.raises(UserError) as caught:
-        Comparison(Request((files[0], files[1]), tmp_path / "out", **request))  # type: ignore[arg-type]
+        Comparison(files, tmp_path / "out", Request(**request))  # type: ignore[arg-type]
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -156,7 +156,7 @@ def test_held_out_files_that_hold_a_whole_corpus_are_refused(tmp_path: Path) -> 
     """Nothing is left to train on."""
     file = write(tmp_path / "a.jsonl", reviews(50, 0))
     with pytest.raises(UserError, match="all of its documents are in the held-out files"):
-        Comparison(Request((file, file), tmp_path / "out", heldout=(file,), proxy="micro"))
+        Comparison([file, file], tmp_path / "out", Request(heldout=(file,), proxy="micro"))
 
 
 def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
