@@ -22,35 +22,9 @@ from gpt2train.model.llama_family import (
     more_saved,
     options_of,
 )
-from gpt2train.model.shape import Shape, Sizes, all_blocks
+from gpt2train.model.shape import Shape, Sizes
 from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
-
-__all__ = [
-    "EMBEDDING",
-    "HEAD",
-    "MODELS",
-    "SCORE",
-    "ModelFamily",
-    "Sizes",
-    "all_blocks",
-    "block_sizes",
-    "check_decoder_alone",
-    "check_language_model",
-    "context_length",
-    "initial_std",
-    "is_embedding",
-    "is_lookup",
-    "is_residual",
-    "is_tied",
-    "is_value_table",
-    "last_product",
-    "on_stage",
-    "parameter_count",
-    "shard_dim",
-    "sizes",
-    "used_beside",
-]
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
 SCORE = "score.weight"  # output layer of a sequence classifier, in place of the output projection
