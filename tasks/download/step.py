@@ -63,25 +63,28 @@ def download(
     if refresh and runner.is_dry_run:
         step.fingerprint, step.inputs = "", {}  # the dry run shows the step as one that will run
     earlier = read_manifest(step.folder) if refresh and not runner.is_dry_run else None
-    if earlier is not None and _is_refreshable(step, earlier):
-        return _refresh(step, earlier, urls, settings, runner, connect_to or {})
-    done = runner.finished(step)
-    if done:
+    if earlier is not None and not _is_refreshable(step, earlier):
+        earlier = None
+    done = None
+    if earlier is not None:
+        runner.prepare(step)
+    elif done := runner.finished(step):
         clear_journals(step.folder, "part-*")  # left by a run that was killed after the manifest; a retry's are kept
-    if done and not (retry_failed and done.outcome.facts.get("retryable")):
-        return done
+        if not (retry_failed and done.outcome.facts.get("retryable")):
+            return done
     from tasks.download.crawl import Crawler  # imports aiohttp (0.3 s), which workers that only read pages never need
+    from tasks.download.refresh import refresh as ask_again
+    from tasks.download.refresh import retry
 
-    forgotten = read_forgotten(root)
+    forgotten, at_once = read_forgotten(root), settings.shards_at_once
     with Crawler(settings, connect_to or {}, runner.stopping, runner.advance, forgotten) as crawler:
+        if earlier is not None:
+            return ask_again(step, earlier, urls, runner, crawler, at_once)
         if done:
-            from tasks.download.refresh import retry
-
-            return retry(step, done, runner, crawler, settings.shards_at_once)
+            return retry(step, done, runner, crawler, at_once)
         args = (root / urls.folder, crawler, step.fingerprint)
         names = [record.name for record in urls.outputs]
         rows = [record.rows or 0 for record in urls.outputs]
-        at_once = settings.shards_at_once
         batches = runner.batches(step, "part", names, download_shard, *args, where="thread", at_once=at_once, rows=rows)
     return finish(step, Outcome.total(batches))
 
@@ -94,23 +97,6 @@ def _is_refreshable(step: Step, done: Manifest) -> bool:
             "the settings or the rules of the download have changed since the last one: all pages are fetched again"
         )
     return same and step.has_files_of(done)
-
-
-def _refresh(
-    step: Step,
-    earlier: Manifest,
-    urls: Manifest,
-    settings: DownloadSettings,
-    runner: Runner,
-    connect_to: Mapping[str, str],
-) -> Manifest:
-    from tasks.download.crawl import Crawler
-    from tasks.download.refresh import refresh
-
-    runner.prepare(step)
-    forgotten = read_forgotten(step.root)
-    with Crawler(settings, connect_to, runner.stopping, runner.advance, forgotten) as crawler:
-        return refresh(step, earlier, urls, runner, crawler, settings.shards_at_once)
 
 
 def download_shard(folder: Folder, name: str, shard: str, urls: Folder, crawler: "Crawler", key: str) -> Outcome:
