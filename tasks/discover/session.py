@@ -12,16 +12,16 @@ from gpt2train.errors import RunError
 from tasks.core.forgotten import Forgotten
 from tasks.discover.xml_entries import MAX_FILE
 from tasks.download.consent.settings import ConsentSettings
-from tasks.download.fetch import NONE_FORGOTTEN, Fetcher
+from tasks.download.fetch import NONE_FORGOTTEN
+from tasks.download.fetch_loop import POLL_SECONDS, FetchLoop
 from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings
 
-POLL_SECONDS = 0.2
 MAX_THREADS = 64  # lookups of host names, and files that are parsed
 T = TypeVar("T")
 
 
-class Session:
+class Session(FetchLoop):
     """Polite fetching of sitemaps, feeds, pages and index answers; use as a context manager.
 
     Args:
@@ -49,25 +49,7 @@ class Session:
             "consent": ConsentSettings(enabled=False),  # what is read here is no training text
             "obey_robots": obey_robots and settings.obey_robots,
         }
-        self._settings, self._connect_to = settings.model_copy(update=changes), connect_to
-        self._stopping, self._forgotten = stopping, forgotten
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="discover", daemon=True)
-
-    def __enter__(self) -> "Session":
-        self._loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(MAX_THREADS))
-        self._thread.start()
-        self._fetcher = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a session cannot be pickled")
+        super().__init__("discover", MAX_THREADS, settings.model_copy(update=changes), connect_to, stopping, forgotten)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result.
@@ -93,13 +75,3 @@ class Session:
     async def read(self, parse: Callable[..., T], *args: Any) -> T:
         """Call a parser outside of the event loop."""
         return await asyncio.to_thread(parse, *args)
-
-    async def _begin(self) -> Fetcher:
-        return Fetcher(self._settings, self._connect_to, forgotten=self._forgotten)
-
-    async def _end(self) -> None:
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        await self._fetcher.close()

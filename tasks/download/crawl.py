@@ -11,19 +11,17 @@ import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from gpt2train.errors import RunError
 from tasks.core.forgotten import Forgotten
 from tasks.core.url_lists import host_of
-from tasks.download.fetch import Fetcher
+from tasks.download.fetch_loop import POLL_SECONDS, FetchLoop
 from tasks.download.journal import Journal
 from tasks.download.ledger import Fetched, Row
 from tasks.download.revisit import compared, keeps_earlier
 from tasks.download.settings import DownloadSettings
 from tasks.download.warc import Page, encode_record
 
-POLL_SECONDS = 0.2  # interval of progress reports and checks for a stop
 TASKS_PER_REQUEST = 16  # host tasks per concurrent request: most tasks wait for their host's next request slot
 MIN_THREAD_BYTES = 2**13  # pages from this size on are compressed in a thread: zlib releases the GIL
 
@@ -33,7 +31,7 @@ PendingPage = tuple[int, str, str]  # index in the shard, URL, source
 Earlier = Mapping[int, Row] | None  # ledger rows of an earlier download by index; None if it is not a refresh
 
 
-class Crawler:
+class Crawler(FetchLoop):
     """Fetches shards on behalf of waiting threads until `stopping` is set; use as a context manager.
 
     `on_progress` is called several times a second: name of the shard, URLs done, URLs to fetch.
@@ -47,30 +45,15 @@ class Crawler:
         on_progress: Callable[[str, int, int], None],
         forgotten: Forgotten,
     ) -> None:
-        self._settings, self._connect_to, self._forgotten = settings, connect_to, forgotten
-        self._stopping, self._report = stopping, on_progress
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="crawl", daemon=True)
         # A DNS lookup that hangs blocks a thread, so there are as many threads as requests.
-        self._resolvers = concurrent.futures.ThreadPoolExecutor(settings.concurrency, thread_name_prefix="names")
+        super().__init__("crawl", settings.concurrency, settings, connect_to, stopping, forgotten)
+        self._report = on_progress
         self._packers = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="pack")
-
-    def __enter__(self) -> "Crawler":
-        self._loop.set_default_executor(self._resolvers)
-        self._thread.start()
-        self._fetcher, self._tasks = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
-        return self
+        self._tasks = asyncio.Semaphore(settings.concurrency * TASKS_PER_REQUEST)
 
     def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        for executor in (self._resolvers, self._packers):
-            executor.shutdown(wait=False, cancel_futures=True)
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a crawler cannot be pickled")
+        super().__exit__(*exc)
+        self._packers.shutdown(wait=False, cancel_futures=True)
 
     def fetch(
         self,
@@ -98,17 +81,6 @@ class Crawler:
                 work.cancel()
                 ended.wait(POLL_SECONDS)  # the journal is closed next, so its tasks must have ended
                 raise RunError("the download was stopped; run again to go on")
-
-    async def _begin(self) -> tuple[Fetcher, asyncio.Semaphore]:
-        fetcher = Fetcher(self._settings, self._connect_to, forgotten=self._forgotten)
-        return fetcher, asyncio.Semaphore(self._settings.concurrency * TASKS_PER_REQUEST)
-
-    async def _end(self) -> None:
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        await self._fetcher.close()
 
     async def _shard(
         self, pending: Sequence[PendingPage], journal: Journal, earlier: Earlier, ended: threading.Event
