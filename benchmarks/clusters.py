@@ -22,9 +22,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.pairs import machine
 from gpt2train.store.folder import Folder
+from tasks.core.shards import write_numbers
 from tasks.dedup.clusters import Part, find_clusters
 from tasks.dedup.components import PAIRS, edge_parts, partition_edges
-from tasks.dedup.document_index import Group, write_numbers
+from tasks.dedup.document_index import Group
 from tasks.dedup.exact import EXACT
 
 SHARD, GROUP = 50_000, 20  # documents of a shard, shards of a group

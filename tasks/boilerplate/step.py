@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
@@ -30,6 +29,7 @@ from tasks.core.shards import (
     read_rows,
     read_table,
     rejected_row,
+    write_numbers,
     write_table,
 )
 from tasks.core.step import Step
@@ -95,8 +95,8 @@ def count_group(
     documents = pa.table({"host": sorted(hosts), "documents": [hosts[host] for host in sorted(hosts)]})
     return Outcome(
         outputs=(
-            _write(folder, f"counts/{number}.parquet", counts),
-            _write(folder, f"hosts/{number}.parquet", documents.cast(COUNT.remove(0))),
+            write_numbers(folder, f"counts/{number}.parquet", counts),
+            write_numbers(folder, f"hosts/{number}.parquet", documents.cast(COUNT.remove(0))),
         )
     )
 
@@ -121,7 +121,7 @@ def find_frequent(
     host = np.searchsorted(sizes["host"].to_numpy(), total["host"].to_numpy())
     share = total["documents_sum"].to_numpy() / sizes["documents_sum"].to_numpy()[host]
     lines = np.sort(total["line"].to_numpy()[share >= settings.min_share])
-    return Outcome(outputs=(_write(folder, f"frequent/{name}.parquet", pa.table({"line": lines})),))
+    return Outcome(outputs=(write_numbers(folder, f"frequent/{name}.parquet", pa.table({"line": lines})),))
 
 
 def remove_lines(
@@ -173,14 +173,6 @@ def add_lines(folder: Folder, name: str, removed: Sequence[str]) -> Outcome:
     order = [("documents", "descending"), ("host", "ascending"), ("line", "ascending")]
     record = write_table(folder, "lines/part-00000.parquet", table.sort_by(order).combine_chunks())
     return Outcome(outputs=(record,), facts={"distinct_lines": len(table)})
-
-
-def _write(folder: Folder, name: str, table: pa.Table) -> FileRecord:
-    with folder.writing(name) as draft:
-        pq.write_table(
-            table, draft, compression="zstd", compression_level=1, use_dictionary=False, row_group_size=1 << 16
-        )
-    return folder.record(name, rows=table.num_rows)
 
 
 def _range(folder: Folder, name: str, low: int, last: int) -> pa.Table:

@@ -50,6 +50,7 @@ REJECTED = pa.schema(
 )
 EXCERPT = 300  # characters
 ROW_GROUP = 1024  # rows
+NUMBERS_GROUP = 1 << 16  # rows of numbers and hashes
 
 
 def write_rows(folder: Folder, name: str, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> FileRecord:
@@ -68,6 +69,18 @@ def write_tables(folder: Folder, name: str, tables: Iterable[pa.Table]) -> FileR
     The bytes are those of one table if all but the last have a multiple of `ROW_GROUP` rows.
     """
     return write_parquet(folder, name, tables, ROW_GROUP, compression="zstd", compression_level=3)
+
+
+def write_numbers(folder: Folder, name: str, table: pa.Table) -> FileRecord:
+    """Write a table of numbers and hashes as one Parquet file, in large row groups and without dictionaries."""
+    return write_number_tables(folder, name, [table.combine_chunks()])
+
+
+def write_number_tables(folder: Folder, name: str, tables: Iterable[pa.Table]) -> FileRecord:
+    """Write tables as `write_numbers` does; the bytes are those of one if all but the last have whole row groups."""
+    return write_parquet(
+        folder, name, tables, NUMBERS_GROUP, compression="zstd", compression_level=1, use_dictionary=False
+    )
 
 
 def write_parquet(folder: Folder, name: str, tables: Iterable[pa.Table], row_group: int, **options: Any) -> FileRecord:

@@ -14,17 +14,8 @@ import pyarrow.compute as pc
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
-from tasks.core.shards import read_table, write_tables
-from tasks.dedup.document_index import (
-    Group,
-    Numbers,
-    first_previous,
-    group_of,
-    look_up,
-    ranks,
-    write_number_tables,
-    write_numbers,
-)
+from tasks.core.shards import read_table, write_number_tables, write_numbers, write_tables
+from tasks.dedup.document_index import Group, Numbers, first_previous, group_of, look_up, ranks
 from tasks.dedup.exact import EXACT
 from tasks.dedup.settings import Policy
 

@@ -8,7 +8,7 @@ The rank of documents decides which one is kept: documents of a previous crawl f
 lower id. The result does not depend on the distribution of the documents over shards.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.store.folder import FileRecord, Folder
-from tasks.core.shards import in_groups, read_table, write_parquet
+from tasks.core.shards import in_groups, read_table
 
 Numbers = npt.NDArray[np.int64]
 
@@ -25,7 +25,6 @@ ROW_MASK = (1 << 32) - 1
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 64 << 20  # of Parquet: some 170 MB of text
 MAX_GROUPS = 512  # above this groups grow instead: every verification reads a part of the file of every group
-ROW_GROUP = 1 << 16  # rows per Parquet row group
 
 
 @dataclass(frozen=True)
@@ -141,13 +140,3 @@ def ranks(groups: Sequence[Group], numbers: Numbers, documents: pa.Table) -> Num
 def first_previous(groups: Sequence[Group]) -> int:
     """First number of a document of a previous crawl; the end of all numbers if there is none."""
     return next((group.low for group in groups if group.previous is not None), groups[-1].high)
-
-
-def write_numbers(folder: Folder, name: str, table: pa.Table) -> FileRecord:
-    """Write a table of numbers and hashes as one Parquet file, in large row groups and without dictionaries."""
-    return write_number_tables(folder, name, [table.combine_chunks()])
-
-
-def write_number_tables(folder: Folder, name: str, tables: Iterable[pa.Table]) -> FileRecord:
-    """Write tables as `write_numbers` does; the bytes are those of one if all but the last have whole row groups."""
-    return write_parquet(folder, name, tables, ROW_GROUP, compression="zstd", compression_level=1, use_dictionary=False)

@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
-from tasks.dedup.document_index import Group, Numbers, first_previous, look_up, ranks, read_sketch, write_numbers
+from tasks.core.shards import write_numbers
+from tasks.dedup.document_index import Group, Numbers, first_previous, look_up, ranks, read_sketch
 from tasks.dedup.shingles import Hashes
 
 EXACT = pa.schema([("dropped", pa.int64()), ("kept", pa.int64())])

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
+from tasks.core.shards import write_numbers
 from tasks.dedup import datasketch_engine
-from tasks.dedup.document_index import Group, group_of, isin_sorted, look_up, read_range, write_numbers
+from tasks.dedup.document_index import Group, group_of, isin_sorted, look_up, read_range
 from tasks.dedup.lsh import distinct_pairs
 from tasks.dedup.settings import WORD_NGRAM, DedupSettings, word_shingles
 from tasks.dedup.shingle_exchange import MAX_HASHES, NumberedSets, read_sets, read_texts, write_sets

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
+from tasks.core.shards import write_numbers
 from tasks.dedup import datasketch_engine, shingles
-from tasks.dedup.document_index import Group, document_numbers, write_numbers
+from tasks.dedup.document_index import Group, document_numbers
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Offsets, Texts, content_hashes, folded
 from tasks.dedup.unicode_tables import build_tables

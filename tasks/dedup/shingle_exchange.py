@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Outcome
+from tasks.core.shards import write_numbers
 from tasks.dedup import datasketch_engine
-from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, read_range, write_numbers
+from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, read_range
 from tasks.dedup.lsh import CANDIDATE, Pairs, distinct_pairs
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Sets, shingle_sets

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
-from tasks.core.shards import read_table, write_table
-from tasks.dedup.document_index import Group, Numbers, group_of, isin_sorted, look_up, ranks, write_numbers
+from tasks.core.shards import read_table, write_numbers, write_table
+from tasks.dedup.document_index import Group, Numbers, group_of, isin_sorted, look_up, ranks
 from tasks.dedup.lsh import CANDIDATE, distinct_pairs
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import NumberedSets, read_sets

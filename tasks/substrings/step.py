@@ -20,7 +20,16 @@ from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
 from tasks.core.runner import Runner
-from tasks.core.shards import CLEAN, commit_rows, in_groups, read_rows, read_table, rejected_row, write_table
+from tasks.core.shards import (
+    CLEAN,
+    commit_rows,
+    in_groups,
+    read_rows,
+    read_table,
+    rejected_row,
+    write_numbers,
+    write_table,
+)
 from tasks.core.step import Step
 from tasks.dedup.document_index import isin_sorted
 from tasks.substrings.grams import anchors_of, cut_spans, grams_near, repeated, without
@@ -87,7 +96,9 @@ def find_anchors(
                 texts = pa.chunked_array([batch["text"]])
                 found += [hashes for _, hashes in anchors_of(texts, min_words)]
     hashes, counts = np.unique(np.concatenate(found), return_counts=True)
-    return Outcome(outputs=(_write(folder, f"anchors/{name}.parquet", pa.table([hashes, counts], schema=ANCHOR)),))
+    return Outcome(
+        outputs=(write_numbers(folder, f"anchors/{name}.parquet", pa.table([hashes, counts], schema=ANCHOR)),)
+    )
 
 
 def find_repeated(folder: Folder, name: str, part: int, ranges: int, anchors: Sequence[str]) -> Outcome:
@@ -95,7 +106,7 @@ def find_repeated(folder: Folder, name: str, part: int, ranges: int, anchors: Se
     table = pa.concat_tables([_range(folder, file, part, ranges) for file in anchors] or [ANCHOR.empty_table()])
     total = table.group_by("hash").aggregate([("count", "sum")])
     hashes = total.filter(pc.greater(total["count_sum"], 1)).sort_by("hash").select(["hash"])
-    return Outcome(outputs=(_write(folder, f"common/{name}.parquet", hashes),))
+    return Outcome(outputs=(write_numbers(folder, f"common/{name}.parquet", hashes),))
 
 
 def hash_grams(
@@ -123,7 +134,7 @@ def hash_grams(
                 row += batch.num_rows
     rows = np.concatenate(columns)
     rows = rows[np.lexsort(rows.T[::-1])]
-    return Outcome(outputs=(_write(folder, f"grams/{name}.parquet", pa.table([*rows.T], schema=GRAM)),))
+    return Outcome(outputs=(write_numbers(folder, f"grams/{name}.parquet", pa.table([*rows.T], schema=GRAM)),))
 
 
 def mark_repeated(folder: Folder, name: str, part: int, ranges: int, grams: Sequence[str]) -> Outcome:
@@ -133,7 +144,7 @@ def mark_repeated(folder: Folder, name: str, part: int, ranges: int, grams: Sequ
     later = repeated(np.column_stack([keys, low]), numbers, positions)
     marked = pa.table({"number": numbers[later], "position": positions[later]})
     marked = marked.sort_by([("number", "ascending"), ("position", "ascending")])
-    return Outcome(outputs=(_write(folder, f"marked/{name}.parquet", marked),))
+    return Outcome(outputs=(write_numbers(folder, f"marked/{name}.parquet", marked),))
 
 
 def cut_part(
@@ -196,19 +207,6 @@ def _range(folder: Folder, name: str, part: int, ranges: int) -> pa.Table:
     size = 2**64 // ranges
     low = part * size - 2**63
     return read_table(folder, name, filters=[("hash", ">=", low), ("hash", "<=", low + size - 1)])
-
-
-def _write(folder: Folder, name: str, table: pa.Table) -> FileRecord:
-    with folder.writing(name) as draft:
-        pq.write_table(
-            table.combine_chunks(),
-            draft,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=False,
-            row_group_size=1 << 16,
-        )
-    return folder.record(name, rows=table.num_rows)
 
 
 def _names(outcomes: Sequence[Outcome]) -> list[str]:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.store.folder import Folder
-from tasks.core.shards import read_table
+from tasks.core.shards import read_table, write_numbers
 from tasks.dedup.clusters import components_of
 from tasks.dedup.components import PAIRS, edge_parts, partition_edges
-from tasks.dedup.document_index import Group, write_numbers
+from tasks.dedup.document_index import Group
 from tasks.dedup.exact import EXACT
 from tasks.dedup.settings import DedupSettings
 from tests.tasks.corpus import rejected_of, row
