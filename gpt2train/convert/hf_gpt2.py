@@ -126,7 +126,7 @@ class GPT2Layout(HFLayout):
         )
         if shape.hidden % shape.heads:
             raise UserError(f"{file}: n_embd {shape.hidden} is not divisible by n_head {shape.heads}")
-        inner = 0 if config.get("n_inner") is None else size_of(file, config, "n_inner")
+        inner = size_of(file, config, "n_inner", default=0)
         options: dict[str, Option] = {"inner": inner, "activation": ACTIVATIONS[activation], "tied": tied}
         return drop_published(replace(shape, options=tuple(options.items())))
 

@@ -155,13 +155,15 @@ def checked_shape(fields: dict[str, Any], vocab: int, file: Path) -> Shape:
         raise UserError(explain(error, ModelSettings, str(file))) from error
 
 
-def size_of(file: Path, config: dict[str, Any], key: str, maximum: int = MAX_SIZE) -> int:
-    """Read a size from `config.json`, a whole number from 1 to `maximum`.
+def size_of(file: Path, config: dict[str, Any], key: str, maximum: int = MAX_SIZE, default: int | None = None) -> int:
+    """Read a size from `config.json`, a whole number from 1 to `maximum`; the default if it is missing or null.
 
     Raises:
-        UserError: it is missing or out of bounds.
+        UserError: it is missing, without a default, or out of bounds.
     """
     value = config.get(key)
+    if value is None and default is not None:
+        return default
     if type(value) is not int or not 1 <= value <= maximum:
         problem = "is missing" if key not in config else f"is {str(value)[:40]}"
         raise UserError(f"{file}: the size {key} {problem}; expected a whole number from 1 to {maximum:,}")

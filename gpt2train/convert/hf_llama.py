@@ -219,8 +219,8 @@ class LlamaLayout(HFLayout):
         if model_type == "mistral":
             _check_window(file, config, context)
         options = {
-            "kv_heads": _size_or(file, {KV_HEADS: variant.kv_heads, **config}, KV_HEADS, heads),
-            "head_dim": _size_or(file, config, "head_dim", variant.head_dim or hidden // heads),
+            "kv_heads": size_of(file, {KV_HEADS: variant.kv_heads, **config}, KV_HEADS, default=heads),
+            "head_dim": size_of(file, config, "head_dim", default=variant.head_dim or hidden // heads),
             "inner": size_of(file, config, "intermediate_size"),
             "activation": variant.activation,
             "qk_norm": variant.qk_norm,
@@ -340,10 +340,6 @@ def _check_window(file: Path, config: dict[str, Any], context: int) -> None:
         f"{file}: sliding_window {stated}, but the context has {context} tokens, and only a window that contains it, "
         "or null, is supported; take a model without a sliding window, or lower max_position_embeddings"
     )
-
-
-def _size_or(file: Path, config: dict[str, Any], key: str, default: int) -> int:
-    return default if config.get(key) is None else size_of(file, config, key)
 
 
 def _check(file: Path, key: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -85,18 +85,18 @@ class T5Layout(HFLayout):
                 f"{file}: feed_forward_proj is {str(activation)[:40]!r}, but only 'relu' and 'gated-gelu' are supported"
             )
         encoder = size_of(file, config, "num_layers", MAX_LAYERS)
-        decoder = _size_or(file, config, "num_decoder_layers", encoder)
-        context = _size_or(file, config, "n_positions", 512)
+        decoder = size_of(file, config, "num_decoder_layers", default=encoder)
+        context = size_of(file, config, "n_positions", default=512)
         options = {
             "encoder_layers": encoder,
-            "decoder_context": _size_or(file, config, "decoder_context", context),
+            "decoder_context": size_of(file, config, "decoder_context", default=context),
             "head_dim": size_of(file, config, "d_kv"),
             "inner": size_of(file, config, "d_ff"),
             "activation": activation,
             "tied": bool(config.get("tie_word_embeddings", True) and config.get("scale_decoder_outputs", True)),
             "start_id": _start_id(config, file),
-            "buckets": _size_or(file, config, "relative_attention_num_buckets", 32),
-            "max_distance": _size_or(file, config, "relative_attention_max_distance", 128),
+            "buckets": size_of(file, config, "relative_attention_num_buckets", default=32),
+            "max_distance": size_of(file, config, "relative_attention_max_distance", default=128),
             "norm_eps": config.get("layer_norm_epsilon", 1e-6),
         }
         fields = {
@@ -165,7 +165,3 @@ def _start_id(config: dict[str, Any], file: Path) -> int:
     if type(value) is not int or value < 0:
         raise UserError(f"{file}: decoder_start_token_id is {str(value)[:40]}; expected a token id")
     return value
-
-
-def _size_or(file: Path, config: dict[str, Any], key: str, default: int) -> int:
-    return default if config.get(key) is None else size_of(file, config, key)
