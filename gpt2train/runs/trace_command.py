@@ -14,6 +14,7 @@ from gpt2train.store.counts import count_of
 
 if TYPE_CHECKING:
     from gpt2train.runs.text_trace import PlaceDetails, TextTrace, TextTracer
+    from gpt2train.runs.trace import Trace
 
 MAX_SHOWN = 10  # steps or values on one line
 
@@ -69,7 +70,9 @@ def trace(
     if (sample is None) == (text is None):
         raise UserError("give --sample N or --text TEXT")
     if sample is not None:
-        _trace_sample(data, sample, split, run, seq_length, seed, excerpt, json_)
+        from gpt2train.runs.trace import trace as trace_sample
+
+        _show_sample(trace_sample(data, sample, split=split, run=run, context=seq_length, seed=seed), excerpt, json_)
         return
     if seq_length is not None or seed is not None:
         raise UserError("--seq-length and --seed belong to --sample; leave them out with --text")
@@ -83,26 +86,14 @@ def trace(
     show(tracer, tracer.trace_text(text, min_tokens, places), excerpt, json_)
 
 
-def _trace_sample(
-    data: Path | None,
-    sample: int,
-    split: Literal["train", "valid", "test"],
-    run: Path | None,
-    seq_length: int | None,
-    seed: int | None,
-    excerpt: int,
-    as_json: bool,
-) -> None:
-    from gpt2train.runs.trace import trace as trace_sample
-
-    found = trace_sample(data, sample, split=split, run=run, context=seq_length, seed=seed)
+def _show_sample(found: "Trace", excerpt: int, as_json: bool) -> None:
+    """Print a sample and its documents."""
     if as_json:
         print(json.dumps(asdict(found), ensure_ascii=False, indent=1))
         return
     order = "order of the file" if found.seed is None else f"epoch {found.epoch}, seed {found.seed}"
-    print(
-        f"{split} sample {sample:,} ({order}): {found.context} + 1 tokens of {count_of(len(found.parts), 'document')}"
-    )
+    documents = count_of(len(found.parts), "document")
+    print(f"{found.split} sample {found.sample:,} ({order}): {found.context} + 1 tokens of {documents}")
     for part in found.parts:
         print(f"\n{printable(part.url, keep='')}")
         print(f"  id {part.doc_id}, its tokens {part.start:,}-{part.end:,} of {part.tokens:,}")
