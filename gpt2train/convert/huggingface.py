@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpt2train.convert.hf_config import check_free, read_label_names, read_shape, write_config
-from gpt2train.convert.hf_gpt2 import join_heads, split_heads
+from gpt2train.convert.hf_gpt2 import join_heads, split_heads  # noqa: F401 - others take them from here
 from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
@@ -32,19 +32,6 @@ from gpt2train.model.families import EMBEDDING, check_language_model, sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory
 from gpt2train.model.shape import Shape
 from gpt2train.store.files import atomic_folder
-
-__all__ = [
-    "fill_folder",
-    "from_huggingface",
-    "join_heads",
-    "open_model",
-    "read_model",
-    "read_shape",
-    "save_model",
-    "split_heads",
-    "to_huggingface",
-    "write_model",
-]
 
 
 def to_huggingface(weights: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
@@ -96,22 +83,20 @@ def save_model(
     """
     check_free(folder)
     with atomic_folder(folder) as draft:
-        fill_folder(draft, weights, tokenizer, dtype, facts)
+        card = card_text(weights.shape, dtype, fill_folder(draft, weights, tokenizer, dtype), facts)
+        (draft / CARD).write_text(card, encoding="utf-8")
 
 
-def fill_folder(
-    folder: Path, weights: LazyWeights, tokenizer: Path, dtype: Dtype = "float32", facts: CardFacts = NO_FACTS
-) -> None:
-    """Write the files of a model into an empty folder; the bytes depend on the arguments only.
+def fill_folder(folder: Path, weights: LazyWeights, tokenizer: Path, dtype: Dtype) -> Tokenizer:
+    """Write the files of a model, but for its card, into an empty folder; the bytes depend on the arguments only.
 
-    One tensor is in memory at a time: as stored, in `dtype`, and, if transposed, once more.
+    Returns the tokenizer. One tensor is in memory at a time: as stored, in `dtype`, and, if transposed, once more.
 
     Args:
         folder: empty folder.
         weights: weights of the model.
         tokenizer: tokenizer folder of the model.
         dtype: data type of the stored weights.
-        facts: facts for the model card.
     """
     shape, tensors, target = weights.shape, weights.tensors, DTYPES[dtype]
     opened = load_model_tokenizer(tokenizer, shape.vocab)
@@ -131,7 +116,7 @@ def fill_folder(
     with chat or contextlib.nullcontext():
         write_config(folder, shape, opened, dtype, weights.labels, chat)
     copy_tokenizer(tokenizer, folder, shape.vocab)
-    (folder / CARD).write_text(card_text(shape, dtype, opened, facts), encoding="utf-8")
+    return opened
 
 
 def card_text(shape: Shape, dtype: Dtype, tokenizer: Tokenizer, facts: CardFacts) -> str:

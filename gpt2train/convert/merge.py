@@ -47,25 +47,19 @@ def merge(
     source, target = find_source(Path(run_or_checkpoint)), Path(output)
     check_free(target)  # before minutes of hashing
     with atomic_folder(target) as draft:
-        fill(draft, source.checkpoint, Path(tokenizer) if tokenizer is not None else None, dtype, license)
+        fill(draft, source.checkpoint, Path(tokenizer) if tokenizer is not None else None, dtype)
+        (draft / CARD).write_text(merged_card(draft, source.checkpoint, dtype, license), encoding="utf-8")
     return source.checkpoint
 
 
-def fill(
-    folder: Path,
-    run_or_checkpoint: Path,
-    tokenizer: Path | None,
-    dtype: Dtype,
-    license: str | None = None,
-) -> int:
-    """Write the files of a merged model into an empty folder.
+def fill(folder: Path, run_or_checkpoint: Path, tokenizer: Path | None, dtype: Dtype) -> int:
+    """Write the files of a merged model, but for its card, into an empty folder.
 
     Args:
         folder: empty folder.
         run_or_checkpoint: run folder (for the checkpoint that its settings select), or a checkpoint.
         tokenizer: tokenizer folder of the training; by default the one next to the run's data.
         dtype: data type of the stored weights.
-        license: licence of the weights, for the model card.
 
     Returns:
         The number of parameters.
@@ -74,7 +68,6 @@ def fill(
     found = find_tokenizer(source, tokenizer)
     weights = open_weights(source.checkpoint)
     fill_folder(folder, weights, found, dtype)
-    (folder / CARD).write_text(merged_card(folder, source.checkpoint, dtype, license), encoding="utf-8")
     return sum(math.prod(stored.size) for stored in weights.tensors.values())
 
 

@@ -124,8 +124,8 @@ def merge_part(
     draft.mkdir(parents=True)
     try:
         tokenizer_folder = None if tokenizer is None else Path(tokenizer)
-        parameters = fill(draft, Path(checkpoint), tokenizer_folder, settings.dtype, settings.license)
-        names = sorted(file.name for file in draft.iterdir() if file.name != CARD)
+        parameters = fill(draft, Path(checkpoint), tokenizer_folder, settings.dtype)
+        names = sorted(file.name for file in draft.iterdir())
         for file in names:
             with folder.writing(file) as target:
                 (draft / file).replace(target)
