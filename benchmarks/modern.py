@@ -32,7 +32,7 @@ from benchmarks.pairs import machine
 from gpt2train.config import RunConfig
 from gpt2train.config.recipe import WARMDOWN, training_of
 from gpt2train.data.bpe_training import train_bpe
-from gpt2train.data.tokenize_files import tokenize_files
+from gpt2train.data.tokenize_files import TokenizeOptions, tokenize_files
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import flops_per_token, read_metrics
 from gpt2train.parallel.mesh import DistContext, join
@@ -220,7 +220,7 @@ class Bench:
         for name, part in (("train", found[held:]), ("valid", found[:held])):
             source = self.data / f"{name}.jsonl"
             write_atomic(source, "".join(json.dumps({"text": text}) + "\n" for text in part).encode())
-            tokenize_files([source], self.data / name, files, "benchmark", "text", True, 1)
+            tokenize_files([source], self.data / name, files, TokenizeOptions(append_eod=True))
 
     def finished(self) -> dict[str, Layer]:
         """Results so far, by the key of the arm."""

@@ -33,7 +33,7 @@ from benchmarks.corpora import DATA, texts
 from gpt2train.config import RunConfig
 from gpt2train.convert.merge import merge
 from gpt2train.data.bpe_training import train_bpe
-from gpt2train.data.tokenize_files import tokenize_files
+from gpt2train.data.tokenize_files import TokenizeOptions, tokenize_files
 from gpt2train.parallel.mesh import join
 from gpt2train.settings import build
 from gpt2train.store.files import write_atomic
@@ -208,7 +208,7 @@ class Bench:
             files = {"vocab.json": json.dumps(vocab).encode(), "merges.txt": f"#version: 0.2\n{lines}".encode()}
             source = self.folder / "texts.jsonl"
             write_atomic(source, "".join(json.dumps({"text": text}) + "\n" for text in whole).encode())
-            tokenize_files([source], self.folder / "tokens", files, "benchmark", "text", True, 1)
+            tokenize_files([source], self.folder / "tokens", files, TokenizeOptions(append_eod=True))
             pairs = Editor(editor.words, seed=6)
             sizes = [VALID_ROWS + round(share * count) for count in (COPIES, OVERLAPS)]
             made_of = {"copies": pairs.copies(found, sizes[0]), "overlaps": pairs.overlaps(found, sizes[1])}

@@ -5,6 +5,7 @@ torch is imported only by the commands that need it.
 
 import importlib.metadata
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from gpt2train.compare.command import compare_data
 from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
+from gpt2train.data.tokenize_options import TokenizeOptions
 from gpt2train.errors import UserError
 from gpt2train.extras import PIPELINE, is_installed, needs_extra
 from gpt2train.inference.chat_command import chat
@@ -34,7 +36,7 @@ from gpt2train.store.counts import count_of
 from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 from gpt2train.store.process import prepare_streams
 
-DEFAULT_MERGE = MergeSettings()
+DEFAULT_MERGE, DEFAULT_TOKENIZE = MergeSettings(), TokenizeOptions()
 
 
 class _App(App):
@@ -235,12 +237,7 @@ def tokenize_data(
     /,
     *,
     output: Path,
-    json_key: str = "text",
-    tokenizer: str = "gpt2",
-    append_eod: Annotated[bool, Parameter(negative=())] = False,
-    prepend_bos: Annotated[bool, Parameter(negative=())] = False,
-    separator: str = "",
-    workers: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    options: Annotated[TokenizeOptions, Parameter(name="*")] = DEFAULT_TOKENIZE,
 ) -> None:
     """Encode loose texts to one MMIDIDX pair, in their order and unfiltered, as Megatron-LM's preprocess_data.py.
 
@@ -250,35 +247,21 @@ def tokenize_data(
         JSON lines, .txt files, tar archives of them, packed by gzip, bzip2, xz or zstd, or not; Parquet files; folders.
     output
         Prefix of the pair to write. An interrupted run continues if it is started again.
-    json_key
-        Key of the text in JSON lines, column of the texts in Parquet; metadata.text is the key in a nested object.
-    tokenizer
-        gpt2, which is downloaded, or a folder with tokenizer.json, vocab.json and merges.txt, tokenizer.model or
-        vocab.txt, or one of these files; hf://ORG/NAME is that of a model of the hub.
-    append_eod
-        Append the end-of-text token to each document.
-    prepend_bos
-        Begin each document with what the tokenizer's template puts before a text, as <s> of Llama 2.
-    separator
-        String between the documents of a .txt file, such as '<|endoftext|>'; without one a file is a document.
-    workers
-        Processes, by default one per core; the bytes do not depend on it.
     """
     from gpt2train.data.documents import END_OF_TEXT
     from gpt2train.data.published_gpt2 import published_files
     from gpt2train.data.tokenize_files import check_inputs, tokenize_files
     from gpt2train.data.tokenizer_reader import read_files
 
-    check_inputs(inputs, json_key, separator)  # before a download
-    if tokenizer == "gpt2" and not Path(tokenizer).exists():
+    check_inputs(inputs, options)  # before a download
+    if options.tokenizer == "gpt2" and not Path("gpt2").exists():
         files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
     else:
-        files = read_files(local_copy(tokenizer, TOKENIZER_FILES))
+        files = read_files(local_copy(options.tokenizer, TOKENIZER_FILES))
     if find_spec("gigatoken") is None:
         print(f"warning: {needs_extra('encoding at many times this speed', PIPELINE)}", file=sys.stderr)
-    made = tokenize_files(
-        inputs, output, files, tokenizer, json_key, append_eod, workers or usable_cores(), prepend_bos, separator
-    )
+    options = replace(options, workers=options.workers or usable_cores())
+    made = tokenize_files(inputs, output, files, options)
     print(f"{count_of(made.documents, 'document')}, {count_of(made.tokens, 'token')}")
     if made.reasons:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(made.reasons.items()))

@@ -12,6 +12,7 @@ import numpy as np
 from gpt2train.data.documents import END_OF_TEXT, Rejected, Row, read_text, rejected
 from gpt2train.data.encoder import Encoded, Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
 from gpt2train.data.template import prefix_ids
+from gpt2train.data.tokenize_options import TokenizeOptions
 from gpt2train.data.tokenizer import end_of_text_id, open_tokenizer
 from gpt2train.store.process import die_after_parent
 
@@ -35,26 +36,15 @@ class BlockEncoder:
 
     Args:
         files: files of the tokenizer.
-        source: their place, for error messages.
-        json_key: key of the text in JSON lines.
-        append_end: append the end-of-text token to each document.
-        prepend_bos: begin each document with the tokens that the tokenizer's template puts before a text.
+        options: options of the command; the tokenizer's name is for error messages.
         dtype: dtype of the token file.
     """
 
-    def __init__(
-        self,
-        files: Mapping[str, bytes],
-        source: str,
-        json_key: str,
-        append_end: bool,
-        prepend_bos: bool,
-        dtype: str,
-    ) -> None:
-        tokenizer = open_tokenizer(files, source)
-        self._key, self._dtype = json_key, np.dtype(dtype)
-        self._end = end_of_text_id(tokenizer) if append_end else None
-        self._prefix = prefix_ids(tokenizer) if prepend_bos else []
+    def __init__(self, files: Mapping[str, bytes], options: TokenizeOptions, dtype: str) -> None:
+        tokenizer = open_tokenizer(files, options.tokenizer)
+        self._key, self._dtype = options.json_key, np.dtype(dtype)
+        self._end = end_of_text_id(tokenizer) if options.append_eod else None
+        self._prefix = prefix_ids(tokenizer) if options.prepend_bos else []
         self._tokenizer = tokenizer
         self._plain: Encoder = PlainEncoder(tokenizer)
 

@@ -27,6 +27,7 @@ from gpt2train.data.documents import Rejected, Row, expand, read_rows, read_text
 from gpt2train.data.indexed import bin_path, idx_path, token_dtype, write_index
 from gpt2train.data.template import prefix_ids
 from gpt2train.data.tokenize_block import BlockEncoder, EncodedBlock, encode_in_worker, start_worker
+from gpt2train.data.tokenize_options import TokenizeOptions
 from gpt2train.data.tokenizer import canonical_files, end_of_text_id, open_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.extras import version_of
@@ -56,17 +57,7 @@ class Progress:
     """Documents with tokens that may not be what was meant: see `EncodedBlock.notes`."""
 
 
-def tokenize_files(
-    inputs: list[Path],
-    output: Path,
-    files: dict[str, bytes],
-    source: str,
-    json_key: str,
-    append_end: bool,
-    workers: int,
-    prepend_bos: bool = False,
-    separator: str = "",
-) -> Progress:
+def tokenize_files(inputs: list[Path], output: Path, files: dict[str, bytes], options: TokenizeOptions) -> Progress:
     """Encode all documents of the inputs, in their order, to `<output>.bin` and `<output>.idx`.
 
     The tokenizer is written to `tokenizer/` beside them, where training, merge and trace look for it, and rejected
@@ -76,12 +67,7 @@ def tokenize_files(
         inputs: files and folders.
         output: prefix of the pair.
         files: files of the tokenizer; see `tokenizer_reader.read_files`.
-        source: their place, for error messages.
-        json_key: key of the text in JSON lines, column of the texts in Parquet.
-        append_end: append the end-of-text token to each document.
-        workers: processes; the bytes do not depend on it.
-        prepend_bos: begin each document with the tokens that the tokenizer's template puts before a text.
-        separator: string between the documents of a .txt file.
+        options: options of the command; the tokenizer's name is for error messages.
 
     Returns:
         Numbers of documents, tokens and rejected documents.
@@ -98,28 +84,20 @@ def tokenize_files(
     for path in (bin_path(output), idx_path(output)):
         if path.exists():
             raise UserError(f"{path} exists already; remove it or give another --output")
-    documents = check_inputs(inputs, json_key, separator)
+    documents, source = check_inputs(inputs, options), options.tokenizer
     canonical = canonical_files(files, source)
     tokenizer = open_tokenizer(canonical, source)
     dtype = token_dtype(vocab_size(tokenizer))
-    if append_end:
+    if options.append_eod:
         end_of_text_id(tokenizer)  # before any work
-    if prepend_bos and not prefix_ids(tokenizer):
+    if options.prepend_bos and not prefix_ids(tokenizer):
         raise UserError(f"the tokenizer {source} puts no token before a text; leave out --prepend-bos")
     try:
         make_folder(output.parent)
         _put_tokenizer(output.parent / "tokenizer", canonical)
         make_folder(partial)
         with filelock.FileLock(partial / "lock", timeout=0):
-            identity = _identity(documents, canonical, json_key, append_end, prepend_bos, separator)
-            progress = _encode_all(
-                partial,
-                documents,
-                (canonical, source, json_key, append_end, prepend_bos, dtype.name),
-                identity,
-                workers,
-                separator,
-            )
+            progress = _encode_all(partial, documents, (canonical, options, dtype.name))
             if not progress.documents:
                 raise UserError(_nothing(progress, partial))
             _finish(partial, output, dtype)
@@ -131,27 +109,22 @@ def tokenize_files(
     return progress
 
 
-def check_inputs(inputs: list[Path], json_key: str, separator: str = "") -> list[Path]:
+def check_inputs(inputs: list[Path], options: TokenizeOptions) -> list[Path]:
     """List the files of the inputs, and check that a document of the first block has the key.
 
     Without this a wrong key would cost a tokenizer, which takes a second of CPU in each process.
-
-    Args:
-        inputs: files and folders.
-        json_key: key of the text in JSON lines, column of the texts in Parquet.
-        separator: string between the documents of a .txt file.
 
     Raises:
         UserError: an input cannot be read, or no document of the first block has the key.
     """
     documents, detail = expand(inputs), None
-    for row in next(blocks_of(documents, json_key, separator), []):
-        text = read_text(row, json_key)
+    for row in next(blocks_of(documents, options), []):
+        text = read_text(row, options.json_key)
         if not isinstance(text, Rejected) or text.reason != "no_key":
             return documents
         detail = text.detail
     if detail is not None:
-        raise UserError(f"no document has the key {json_key!r} ({detail}); give --json-key")
+        raise UserError(f"no document has the key {options.json_key!r} ({detail}); give --json-key")
     return documents
 
 
@@ -160,12 +133,12 @@ def rejected_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.rejected.jsonl")
 
 
-def blocks_of(files: list[Path], key: str, separator: str = "") -> Iterator[list[Row]]:
-    """Cut the documents of files into blocks of about `BLOCK_BYTES`; `key` is the column of the texts in Parquet."""
+def blocks_of(files: list[Path], options: TokenizeOptions) -> Iterator[list[Row]]:
+    """Cut the documents of files into blocks of about `BLOCK_BYTES`."""
     block: list[Row] = []
     size = 0
     for file in files:
-        for row in read_rows(file, key, separator):
+        for row in read_rows(file, options.json_key, options.separator):
             block.append(row)
             size += len(row.content)
             if size >= BLOCK_BYTES:
@@ -175,19 +148,18 @@ def blocks_of(files: list[Path], key: str, separator: str = "") -> Iterator[list
         yield block
 
 
-def _encode_all(
-    partial: Path, files: list[Path], arguments: tuple[Any, ...], identity: str, workers: int, separator: str
-) -> Progress:
-    """Append the tokens of all blocks that are not yet on disk."""
-    progress, json_key = _restore(partial, identity, np.dtype(arguments[-1]).itemsize), arguments[2]
-    remaining = islice(blocks_of(files, json_key, separator), progress.blocks, None)
+def _encode_all(partial: Path, files: list[Path], arguments: tuple[dict[str, bytes], TokenizeOptions, str]) -> Progress:
+    """Append the tokens of all blocks that are not yet on disk; the arguments are those of `BlockEncoder`."""
+    tokenizer, options, dtype = arguments
+    progress = _restore(partial, _identity(files, tokenizer, options), np.dtype(dtype).itemsize)
+    remaining = islice(blocks_of(files, options), progress.blocks, None)
     saved = time.monotonic()
     with (
         (partial / "tokens").open("ab") as tokens,
         (partial / "lengths").open("ab") as lengths,
         (partial / "rejected").open("ab") as rejected,
     ):
-        for block in _encoded(remaining, arguments, workers):
+        for block in _encoded(remaining, arguments, options.workers or 1):
             tokens.write(block.ids.data)
             lengths.write(block.lengths.data)
             for one in block.rejected:
@@ -224,11 +196,12 @@ def _encoded(blocks: Iterator[list[Row]], arguments: tuple[Any, ...], workers: i
         pool.shutdown(cancel_futures=True)
 
 
-def _identity(files: list[Path], tokenizer: dict[str, bytes], *options: Any) -> str:
+def _identity(files: list[Path], tokenizer: dict[str, bytes], options: TokenizeOptions) -> str:
     """Hash of what the tokens depend on; of the inputs their names, sizes and times."""
     inputs = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     contents = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(tokenizer.items())}
-    parts = [FORMAT, BLOCK_BYTES, inputs, contents, options, [version_of(name) for name in LIBRARIES]]
+    chosen = [options.json_key, options.append_eod, options.prepend_bos, options.separator]
+    parts = [FORMAT, BLOCK_BYTES, inputs, contents, chosen, [version_of(name) for name in LIBRARIES]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from gpt2train.data.encoder import Encoded, with_end
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.template import encode_prompts, prefix_ids, start_ids
-from gpt2train.data.tokenize_files import tokenize_files
+from gpt2train.data.tokenize_files import TokenizeOptions, tokenize_files
 from gpt2train.data.tokenizer import (
     canonical_files,
     copy_tokenizer,
@@ -205,18 +205,20 @@ def test_documents_begin_with_the_template_on_request(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "ab c"}\n{"text": ""}\n{"text": "<s>"}\n')
     source = folder_of(tmp_path / "t", POST_PROCESSORS["two"][0])
     files = read_files(source)
-    made = tokenize_files([tmp_path / "in.jsonl"], tmp_path / "o/x", files, "t", "text", True, 1, prepend_bos=True)
+    made = tokenize_files(
+        [tmp_path / "in.jsonl"], tmp_path / "o/x", files, TokenizeOptions(append_eod=True, prepend_bos=True)
+    )
     tokenizer = load_tokenizer(source)
     expected = [[2, 0, *ids, 1] for ids in encode_ordinary(tokenizer, ["ab c", "<s>"])]
     found = IndexedDataset(tmp_path / "o/x")
     assert [found[number].tolist() for number in range(len(found))] == expected
     assert made.tokens == sum(map(len, expected))
-    tokenize_files([tmp_path / "in.jsonl"], tmp_path / "o/y", files, "t", "text", False, 1)
+    tokenize_files([tmp_path / "in.jsonl"], tmp_path / "o/y", files, TokenizeOptions())
     assert IndexedDataset(tmp_path / "o/y")[0].tolist() == expected[0][2:-1]
     shutil.rmtree(source)
     plain = read_files(folder_of(source, POST_PROCESSORS["eos"][0]))
     with pytest.raises(UserError, match="puts no token before a text; leave out --prepend-bos"):
-        tokenize_files([tmp_path / "in.jsonl"], tmp_path / "p/z", plain, "t", "text", False, 1, prepend_bos=True)
+        tokenize_files([tmp_path / "in.jsonl"], tmp_path / "p/z", plain, TokenizeOptions(prepend_bos=True))
 
 
 @given(

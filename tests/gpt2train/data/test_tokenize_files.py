@@ -178,7 +178,7 @@ def test_an_interrupted_run_continues(bpe: Path, tmp_path: Path, monkeypatch: py
     before, at = calls.copy(), None
     calls.clear()
     assert tokenize(bpe, tmp_path / "cut", source, "--workers", 1) == 0
-    whole = list(tokenize_files.blocks_of([source], "text"))
+    whole = list(tokenize_files.blocks_of([source], tokenize_files.TokenizeOptions()))
     assert [*before[: len(whole) - len(calls)], *calls] == whole and len(calls) < len(whole)  # none is encoded again
     for suffix in ("bin", "idx", "rejected.jsonl"):
         assert (tmp_path / f"cut.{suffix}").read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
