@@ -3,10 +3,9 @@
 Importing this module loads the plug-ins: each evaluation has a command.
 """
 
-from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
@@ -28,24 +27,19 @@ from gpt2train.evaluate.files import (
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
-from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.evaluate.tables import result_lines
 from gpt2train.evaluate.task_command import ONE_PROCESS, Layout, Positive, TaskOptions, score_tasks
 from gpt2train.evaluate.tasks.description import read_description
 from gpt2train.evaluate.tasks.suite import read_works
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.extras import PIPELINE, needs_extra
-from gpt2train.inference.settings import ServingLayout
 from gpt2train.store.files import write_atomic
 from gpt2train.store.hub import with_commit
-
-if TYPE_CHECKING:
-    from gpt2train.evaluate.eval_model import EvalModel
 
 evaluate = App(name="evaluate", help="Score models and checkpoints.", help_epilogue=HELP_DEBUG)
 
 DEFAULTS = TaskOptions()
-
 
 # Help of an evaluation's command. `{name}`, `{help}` and `{data}` are those of the evaluation.
 HELP = """{help}
@@ -70,7 +64,7 @@ HELP = """{help}
 
 
 def add_command(name: str, evaluation: Evaluation) -> None:
-    """Add the command of an evaluation to `evaluate`."""
+    """Add the command of an evaluation, which scores each model, prints a table of all, and writes the results."""
     kind = evaluation.settings
     defaults = kind()
 
@@ -86,16 +80,30 @@ def add_command(name: str, evaluation: Evaluation) -> None:
         device: Device = "auto",
     ) -> None:
         raw = read_input(data)
-        content = evaluation.read(raw, str(data))
+        content, facts = evaluation.read(raw, str(data)), data_fields(data.name, raw)
+        sources = find_models(model, output, [f"{name}.json"], layout, tokenizer)
+        from gpt2train.evaluate.eval_model import open_eval_model
+        from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
-        def score(subject: "EvalModel", report: Report | None) -> Result:
-            from gpt2train.evaluate.torchrun import group
-
-            scorer = Scorer(subject.model, subject.tokenizer, batch_tokens, report, group())
-            return evaluation.evaluate(scorer, content, settings)
-
-        facts = data_fields(data.name, raw)
-        _evaluate(model, name, evaluation, facts, score, output, tokenizer, layout, device)
+        if layout.processes > 1 and group():
+            raise UserError(ONE_MODEL)
+        results: dict[str, Result] = {}
+        files = {}
+        for path, source in zip(model, sources, strict=True):
+            with open_eval_model(source, layout, device) as subject, rank0_progress(name) as report:
+                scorer = Scorer(subject.model, subject.tokenizer, batch_tokens, report, group())
+                scores = evaluation.evaluate(scorer, content, settings)
+                results[str(path)] = {"model": with_commit(path), **facts, **scores}
+                files[str(path)] = subject.scores / f"{name}.json"
+        for line in result_lines(evaluation, results):
+            print_once(line)
+        if output is not None:
+            files = {"": output}
+            results = {"": {**facts, "models": list(results.values())} if len(model) > 1 else results[str(model[0])]}
+        for key, file in files.items():
+            if is_rank0():
+                write_result(file, results[key])
+            print_once(f"scores: {file}")
 
     command.__doc__ = HELP.format(name=name, help=evaluation.help, data=evaluation.data)
     evaluate.command(command, name=name)
@@ -212,39 +220,3 @@ def curve(
     if not pictured:
         print_once(f"warning: {needs_extra('curve.png', PIPELINE)}")
     print_once(f"curve: {folder / ('curve.png' if pictured else 'curve.json')}")
-
-
-def _evaluate(
-    models: list[Path],
-    kind: str,
-    evaluation: Evaluation,
-    facts: Mapping[str, str],
-    score: Callable[["EvalModel", Report | None], Result],
-    output: Path | None,
-    tokenizer: Path | None,
-    layout: ServingLayout,
-    device: Device,
-) -> None:
-    """Score each model, print a table of all, and write the results."""
-    sources = find_models(models, output, [f"{kind}.json"], layout, tokenizer)
-    from gpt2train.evaluate.eval_model import open_eval_model
-    from gpt2train.evaluate.torchrun import group, is_rank0, print_once
-
-    if layout.processes > 1 and group():
-        raise UserError(ONE_MODEL)
-
-    results: dict[str, Result] = {}
-    files = {}
-    for path, source in zip(models, sources, strict=True):
-        with open_eval_model(source, layout, device) as subject, rank0_progress(kind) as report:
-            results[str(path)] = {"model": with_commit(path), **facts, **score(subject, report)}
-            files[str(path)] = subject.scores / f"{kind}.json"
-    for line in result_lines(evaluation, results):
-        print_once(line)
-    if output is not None:
-        files = {"": output}
-        results = {"": {**facts, "models": list(results.values())} if len(models) > 1 else results[str(models[0])]}
-    for name, file in files.items():
-        if is_rank0():
-            write_result(file, results[name])
-        print_once(f"scores: {file}")
