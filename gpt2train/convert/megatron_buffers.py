@@ -12,6 +12,7 @@ The rules have changed between releases. A layout is taken only if each `param`,
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -158,7 +159,8 @@ def _state(
     groups = saved[0] if isinstance(saved, list) and saved else None
     place = progress({**common, "optimizer": groups} if isinstance(groups, Mapping) else common)
     state = {f"{n}.{kind}": t for kind in BUFFER_KEYS[1:] for n, t in found[kind].items()}
-    return place.state(state | {f"{name}.step": step_tensor(place.updates) for name in found["param"]})
+    steps = {f"{name}.step": step_tensor(place.updates) for name in found["param"]}
+    return replace(place, tensors=state | steps)
 
 
 Piece = tuple[str, int, int]  # key of a bucket without the kind, first number and number after the last one

@@ -15,7 +15,7 @@ format `dp_reshardable`, as flat buffers of each rank (`gpt2train.convert.megatr
 import argparse
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from gpt2train.convert.dist_tensors import DistTensors
 from gpt2train.convert.megatron_args import check_args, check_tensors, check_untied
 from gpt2train.convert.megatron_buffers import BUFFER_PREFIX, open_buffers
 from gpt2train.convert.megatron_names import FINAL, TOP, canonical, layer_names
-from gpt2train.convert.megatron_optimizer import NotConvertedError, Progress, progress
+from gpt2train.convert.megatron_optimizer import NotConvertedError, progress
 from gpt2train.convert.megatron_parts import padded
 from gpt2train.convert.optimizer_state import OptimizerState, step_tensor
 from gpt2train.errors import UserError
@@ -141,7 +141,7 @@ def open_state(
         return weights, None
     if any(found is None for found in moments.values()):
         raise NotConvertedError("it has only one of exp_avg and exp_avg_sq")
-    known: Progress = progress(common)
+    known = progress(common)
     state = {
         f"{name}.{kind}": lazy(tensors, found[name], name, shape, is_weight=False)
         for kind, found in moments.items()
@@ -149,4 +149,4 @@ def open_state(
         for name in stored
     }
     state |= {f"{name}.step": step_tensor(known.updates) for name in stored}
-    return weights, known.state(state)
+    return weights, replace(known, tensors=state)

@@ -10,14 +10,12 @@ parameter (torch's AdamW), in the groups (Apex, Transformer Engine), or in `comm
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpt2train.convert.optimizer_state import OptimizerState
-from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.training.adamw import STATE
 
 MASTER = "master"  # float32 copy of a weight
@@ -31,26 +29,8 @@ class NotConvertedError(Exception):
     """Reason why the optimizer's state of a checkpoint cannot be converted; its weights can."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Place of a training and hyperparameters of its optimizer."""
-
-    updates: int
-    iteration: int
-    samples: int
-    group: Mapping[str, Any]
-    weight_decay: float
-    schedule: Mapping[str, Any]
-
-    def state(self, tensors: Mapping[str, LazyTensor]) -> OptimizerState:
-        """Combine with the tensors of the state."""
-        return OptimizerState(
-            tensors, self.updates, self.iteration, self.samples, self.group, self.weight_decay, self.schedule
-        )
-
-
-def progress(saved: Mapping[str, Any], step: float | None = None) -> Progress:
-    """Read the place of a training from the content of a rank's file or of `common.pt`.
+def progress(saved: Mapping[str, Any], step: float | None = None) -> OptimizerState:
+    """Read the state of an optimizer, without tensors, from the content of a rank's file or of `common.pt`.
 
     Args:
         saved: content of the file.
@@ -71,7 +51,8 @@ def progress(saved: Mapping[str, Any], step: float | None = None) -> Progress:
     settings = vars(args) if isinstance(args, argparse.Namespace) else {}
     group = {key: groups[0][key] for key in ("lr", "betas", "eps") if groups and key in groups[0]}
     decay = max((_number(found.get("weight_decay")) or 0.0 for found in groups), default=0.0)
-    return Progress(
+    return OptimizerState(
+        {},
         updates=int(known[0]),
         iteration=int(_number(saved.get("iteration")) or known[0]),
         samples=int(_number(settings.get("consumed_train_samples")) or 0),

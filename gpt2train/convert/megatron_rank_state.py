@@ -5,6 +5,7 @@ The distributed optimizer has a file of its own, `distrib_optim.pt`, with flat b
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def open_optimizer(
     masters = found.pop(MASTER, {})
     tensors = {f"{name}.{kind}": tensor for kind, named in found.items() for name, tensor in named.items()}
     tensors |= {f"{name}.step": step_tensor(place.updates) for name in found[STATE[0]]}
-    return masters, place.state(tensors)
+    return masters, replace(place, tensors=tensors)
 
 
 def _chunk_moments(
