@@ -1,7 +1,8 @@
 """The command `gpt2train convert`, which writes a model in another format."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -10,6 +11,10 @@ from gpt2train.command_line import ModelFolder, TokenizerFolder
 from gpt2train.convert.settings import CoreFormat, Dtype, Format, Names, Spec, Version
 from gpt2train.errors import UserError
 from gpt2train.store.files import check_new
+
+if TYPE_CHECKING:
+    from gpt2train.convert.opened_source import OpenedSource
+    from gpt2train.convert.optimizer_state import OptimizerState
 
 ONE_OR_MORE = Parameter(validator=Number(gte=1))
 
@@ -93,7 +98,6 @@ def convert(
     from gpt2train.convert.megatron_write import write_megatron
     from gpt2train.convert.opened_source import open_source  # imports torch (1-2 s)
     from gpt2train.convert.tensor_files import DTYPES
-    from gpt2train.data.tokenizer import load_tokenizer, vocab_size
 
     opened = open_source(source, from_, tokenizer=tokenizer, vocab=vocab, heads=heads)
     tokenizer_folder = tokenizer or opened.tokenizer
@@ -122,22 +126,27 @@ def convert(
         f"{shape.layers} layers, {shape.heads} heads, width {shape.hidden}, context {shape.context}, "
         f"{shape.vocab:,} tokens"
     )
-    entries = None if tokenizer_folder is None else vocab_size(load_tokenizer(tokenizer_folder))
-    if entries is not None and entries < shape.vocab:
-        print(f"note: the tokenizer has {entries:,} tokens; the other {shape.vocab - entries:,} stand for no text")
-    for note in opened.notes:
+    for note in _notes(opened, optimizer, to, tokenizer_folder):
         print(f"note: {note}")
-    if optimizer is not None:
-        print(
-            f"note: with the optimizer's state after {optimizer.updates:,} updates; the order of the data begins anew"
-        )
-    elif opened.optimizer is not None or opened.is_run:
-        print("note: the optimizer's state and the training position are not converted")
-    if to == "gpt2train" and tokenizer_folder is None:
-        print(
-            "note: the source has no tokenizer, so it cannot be checked that the training data was made with the same"
-        )
     print(f"{to}: {target}")
+
+
+def _notes(
+    opened: "OpenedSource", optimizer: "OptimizerState | None", to: Format, tokenizer: Path | None
+) -> Iterator[str]:
+    """Yield what the user should know of the written model."""
+    from gpt2train.data.tokenizer import load_tokenizer, vocab_size
+
+    entries, vocab = None if tokenizer is None else vocab_size(load_tokenizer(tokenizer)), opened.weights.shape.vocab
+    if entries is not None and entries < vocab:
+        yield f"the tokenizer has {entries:,} tokens; the other {vocab - entries:,} stand for no text"
+    yield from opened.notes
+    if optimizer is not None:
+        yield f"with the optimizer's state after {optimizer.updates:,} updates; the order of the data begins anew"
+    elif opened.optimizer is not None or opened.is_run:
+        yield "the optimizer's state and the training position are not converted"
+    if to == "gpt2train" and tokenizer is None:
+        yield "the source has no tokenizer, so it cannot be checked that the training data was made with the same"
 
 
 def _check_flags(flags: dict[str, bool], to: Format, targets: tuple[Format, ...]) -> None:

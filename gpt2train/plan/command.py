@@ -13,7 +13,7 @@ from gpt2train.errors import UserError
 from gpt2train.plan.best_command import best_command
 from gpt2train.plan.budget import GOALS, cpu_rate, gpu_rate
 from gpt2train.plan.hardware import Hardware
-from gpt2train.plan.search import GivenLayout, search
+from gpt2train.plan.search import GivenLayout, Plan, search
 from gpt2train.plan.settings_file import read_settings
 from gpt2train.plan.show import goal_line, headline, largest_line, rank_table, reasons, summary, table
 from gpt2train.settings import MAX_COUNT, build, explain
@@ -76,10 +76,7 @@ def plan(
     """
     from rich.console import Console  # takes 0.1 s, which the other commands save
 
-    try:
-        hardware = Hardware.model_validate(hardware.model_dump() | {"memory": gigabytes(memory)})
-    except ValidationError as error:
-        raise UserError(explain(error, Hardware, "--memory")) from error
+    hardware = with_memory(hardware, memory)
     rate = gpu_rate(hardware) if cores is None else cpu_rate(cores)
     file = read_settings(config)
     names = {"preset": preset_name, "recipe": recipe, "depth": depth, "budget": budget}
@@ -116,15 +113,27 @@ def plan(
     for line in [*largest, *reasons(found)]:
         console.print(line, style="dim", highlight=False)
     if not found.fits:
-        given = layout.model_dump(exclude_none=True)
-        kind = f"layout with {', '.join(f'{name} {value}' for name, value in given.items())}" if given else "layout"
-        if not any(" GB" in reason for reason, _ in found.refused):
-            raise UserError(
-                f"no {kind} is possible on {count_of(hardware.gpus, 'GPU')}: {found.refused[0][0]}; change one of them"
-            )
-        raise UserError(f"no {kind} fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
+        raise no_layout(found, layout, hardware)
     command = best_command(found.fits[0].settings, file, options, (base, chosen), hardware)
     console.print(f"best: {command}", highlight=False, soft_wrap=True)
+
+
+def no_layout(found: Plan, layout: GivenLayout, hardware: Hardware) -> UserError:
+    """Return the error of a plan without a layout that fits."""
+    given = layout.model_dump(exclude_none=True)
+    kind = f"layout with {', '.join(f'{name} {value}' for name, value in given.items())}" if given else "layout"
+    if not any(" GB" in reason for reason, _ in found.refused):
+        gpus = count_of(hardware.gpus, "GPU")
+        return UserError(f"no {kind} is possible on {gpus}: {found.refused[0][0]}; change one of them")
+    return UserError(f"no {kind} fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
+
+
+def with_memory(hardware: Hardware, memory: str) -> Hardware:
+    """Return the hardware with this memory of a GPU, as `gigabytes` reads it."""
+    try:
+        return Hardware.model_validate(hardware.model_dump() | {"memory": gigabytes(memory)})
+    except ValidationError as error:
+        raise UserError(explain(error, Hardware, "--memory")) from error
 
 
 def gigabytes(text: str) -> float:

@@ -12,6 +12,7 @@ from gpt2train.config import TrainSettings, resolve_epochs
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.data.epoch import samples_in
 from gpt2train.model.families import parameter_count
+from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.activations import FP32
@@ -19,7 +20,7 @@ from gpt2train.plan.devices import Gpu, memory_of_cpu
 from gpt2train.plan.duration import step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import peak
-from gpt2train.plan.parameters import pieces
+from gpt2train.plan.parameters import Piece, pieces
 from gpt2train.plan.recomputation import slowdown
 from gpt2train.store.counts import count_of
 
@@ -104,28 +105,11 @@ def estimate_resources(
     steps = _steps(settings, batches, per_epoch)
     tokens = None if steps is None else batches.samples_after(steps) * settings.model.context
     if on_gpu:
-        used = gpus[:processes]
-        known = [gpu.tflops for gpu in used if gpu.tflops is not None]
-        hardware = Hardware(
-            gpus=layout.world,
-            gpus_per_node=processes,
-            memory=min(gpu.memory for gpu in used),
-            tflops=min(known) if len(known) == len(used) else DEFAULT_TFLOPS,
-        )
-        step = step_time(settings, shape, layout, parts, hardware).total
-        per_token = step / (layout.global_batch * settings.model.context)
-        available = hardware.memory * (1 - hardware.reserve)
-        guess = "" if len(known) == len(used) else ", a guess for this GPU"
-        speed = f"{hardware.tflops:g} TFLOP/s per GPU at {hardware.efficiency:.0%}"
-        basis = f"a roofline of {speed}{guess} (docs/train/plan.md)"
+        per_token, available, basis = _on_gpus(settings, shape, layout, parts, gpus[:processes])
     else:
         busy = min(processes * threads, cores) * nodes
-        factor = slowdown(settings, shape, layout.tp)
-        rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
-        per_token = factor * flops_per_token(shape, settings.model.context) / (busy * rate)
+        per_token, basis = _on_cores(settings, shape, layout, busy)
         available = memory_of_cpu() / processes
-        on = count_of(busy, "core")
-        basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {on} (docs/operate/budget.md)"
     count = parameter_count(shape)
     kept = settings.checkpoints.keep + settings.checkpoints.keep_best + 1  # + 1 for the one being written
     written = kept if steps is None else min(kept, math.ceil(steps / settings.checkpoints.interval))
@@ -144,6 +128,34 @@ def estimate_resources(
         checkpoints=written * STATE_BYTES * count,
         model=FP32 * count,
     )
+
+
+def _on_gpus(
+    settings: TrainSettings, shape: Shape, layout: Layout, parts: list[Piece], gpus: Sequence[Gpu]
+) -> tuple[float, float, str]:
+    """Seconds per token, GB that each of a machine's GPUs has for the run, and basis of the time."""
+    known = [gpu.tflops for gpu in gpus if gpu.tflops is not None]
+    hardware = Hardware(
+        gpus=layout.world,
+        gpus_per_node=len(gpus),
+        memory=min(gpu.memory for gpu in gpus),
+        tflops=min(known) if len(known) == len(gpus) else DEFAULT_TFLOPS,
+    )
+    step = step_time(settings, shape, layout, parts, hardware).total
+    guess = "" if len(known) == len(gpus) else ", a guess for this GPU"
+    speed = f"{hardware.tflops:g} TFLOP/s per GPU at {hardware.efficiency:.0%}"
+    per_token = step / (layout.global_batch * settings.model.context)
+    basis = f"a roofline of {speed}{guess} (docs/train/plan.md)"
+    return per_token, hardware.memory * (1 - hardware.reserve), basis
+
+
+def _on_cores(settings: TrainSettings, shape: Shape, layout: Layout, cores: int) -> tuple[float, str]:
+    """Seconds per token on so many cores, and basis of the time."""
+    rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
+    flops = slowdown(settings, shape, layout.tp) * flops_per_token(shape, settings.model.context)
+    on = count_of(cores, "core")
+    basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {on} (docs/operate/budget.md)"
+    return flops / (cores * rate), basis
 
 
 def missing_resources(fit: ResourceEstimate, settings: TrainSettings) -> list[str]:

@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
-from pydantic import ValidationError
 
 from gpt2train.config import TrainSettings
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.budget import this_machine
-from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, gigabytes
+from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, with_memory
 from gpt2train.plan.duration import Duration, step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import pieces
 from gpt2train.plan.search import GivenLayout
 from gpt2train.plan.settings_file import read_settings
 from gpt2train.plan.simulation import on_cpu, simulated
-from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, build, explain, layer
+from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, build, layer
 from gpt2train.store.counts import count_of
 
 if TYPE_CHECKING:
@@ -104,10 +103,7 @@ def simulate(
     if dp is not None:
         gpus = dp * settings.parallel.tp * settings.parallel.pp
         hardware = hardware.model_copy(update={"gpus": gpus})
-    try:
-        hardware = Hardware.model_validate(hardware.model_dump() | {"memory": gigabytes(memory)})
-    except ValidationError as error:
-        raise UserError(explain(error, Hardware, "--memory")) from error
+    hardware = with_memory(hardware, memory)
     ranks = Layout.of(settings, hardware.gpus)
     if rank is not None and rank >= ranks.world:
         raise UserError(f"--rank {rank}: the layout {ranks} has the ranks 0 to {ranks.world - 1}")
