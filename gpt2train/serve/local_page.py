@@ -36,7 +36,7 @@ FILES = {
     "script.js": ("script.js", "text/javascript; charset=utf-8"),
 }
 HEADERS = {
-    # No inline scripts: one in a document would not run even if it were inserted as HTML.
+    # No inline scripts: one in a document, or in generated text, would not run even if it were inserted as HTML.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

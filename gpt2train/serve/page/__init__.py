@@ -13,18 +13,9 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from jinja2 import Environment
 
-# script-src without 'unsafe-inline': a script in generated text would not run even if it were inserted as HTML.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # the next visit gets the files of a new release
-}
+from gpt2train.serve import local_page
+
+HEADERS = {**local_page.HEADERS, "Cache-Control": "no-cache"}  # the next visit gets the files of a new release
 FILES = {
     "/": ("index.html", "text/html"),
     "/index.html": ("index.html", "text/html"),
