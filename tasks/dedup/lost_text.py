@@ -18,7 +18,7 @@ from tasks.dedup.lsh import distinct_pairs
 from tasks.dedup.settings import WORD_NGRAM, DedupSettings, word_shingles
 from tasks.dedup.shingle_exchange import MAX_HASHES, NumberedSets, read_sets, read_texts, write_sets
 from tasks.dedup.shingles import shingle_sequences
-from tasks.dedup.verify import joined
+from tasks.dedup.verify import in_batches
 
 LOST = pa.schema(
     [
@@ -86,11 +86,5 @@ def _read_removed(folder: Folder, names: Sequence[str], column: str, group: Grou
 def _sequences(group: Group, wanted: np.ndarray, settings: DedupSettings) -> Iterator[NumberedSets]:
     """3-grams of these documents in the order of the text, some `MAX_HASHES` at a time."""
     of_texts = datasketch_engine.shingle_sequences if settings.engine == "datasketch" else shingle_sequences
-    held: list[NumberedSets] = []
-    for numbers, texts in read_texts(group, wanted):
-        held.append(NumberedSets(numbers, of_texts(texts, settings)))
-        if sum(len(some.sets.values) for some in held) >= MAX_HASHES:
-            yield joined(held)
-            held = []
-    if held:
-        yield joined(held)
+    texts = read_texts(group, wanted)
+    return in_batches((NumberedSets(numbers, of_texts(some, settings)) for numbers, some in texts), MAX_HASHES)

@@ -1,6 +1,6 @@
 """Verification of candidate pairs: exact similarity, and containment, by the shingle sets of the whole texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -122,7 +122,7 @@ def overlap_of(
     `sets` has the file of each group, as of `write_sets`.
     """
     overlap = Overlap(*np.zeros((3, len(first)), dtype=np.int64))
-    for some in _first_members(folder, sets[index], index):
+    for some in in_batches(read_sets(folder, sets[index], index), MAX_HASHES):
         here = np.flatnonzero(isin_sorted(first, some.numbers))
         for source in np.unique(group_of(groups, second[here])).tolist():
             for others in read_sets(folder, sets[source], index):
@@ -148,12 +148,12 @@ def similarities(overlap: Overlap, settings: DedupSettings) -> Similarities:
     return common / np.maximum(denominators[settings.jaccard], 1)
 
 
-def _first_members(folder: Folder, name: str, group: int) -> Iterator[NumberedSets]:
-    """Sets of the documents of a group, at most `MAX_HASHES` members at a time."""
+def in_batches(pieces: Iterable[NumberedSets], members: int) -> Iterator[NumberedSets]:
+    """Join consecutive sets, until they have so many members or more."""
     held: list[NumberedSets] = []
-    for piece in read_sets(folder, name, group):
+    for piece in pieces:
         held.append(piece)
-        if sum(len(some.sets.values) for some in held) >= MAX_HASHES:
+        if sum(len(some.sets.values) for some in held) >= members:
             yield joined(held)
             held = []
     if held:
