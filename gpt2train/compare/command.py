@@ -1,13 +1,17 @@
 """The command `gpt2train compare-data`."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from gpt2train.compare.request import Request
 from gpt2train.store.counts import count_of
+
+if TYPE_CHECKING:
+    from gpt2train.compare.documents import Corpus
 
 DEFAULTS = Request()
 
@@ -47,7 +51,6 @@ def compare_data(
         Print the result as JSON.
     """
     from gpt2train.compare.comparison import Comparison
-    from gpt2train.compare.documents import MAX_BYTES
     from gpt2train.compare.flow_arms import prepare_arms
     from gpt2train.compare.page import comparison_page
     from gpt2train.store.files import write_atomic
@@ -58,17 +61,8 @@ def compare_data(
 
     comparison = Comparison(prepare_arms((a, b), (a_set or (), b_set or ()), output, report), output, request)
     for corpus in comparison.corpora:
-        if corpus.over_limit:
-            report(
-                f"{corpus.name}: its texts have more than {MAX_BYTES >> 20} MiB in UTF-8; "
-                f"left out, chosen by a hash: {count_of(corpus.over_limit, 'document')}"
-            )
-        if corpus.skipped:
-            report(
-                f"{corpus.name}: left out: {count_of(corpus.skipped, 'row')} without a text under {request.json_key!r}"
-            )
-        if corpus.dropped:
-            report(f"{corpus.name}: left out: {count_of(corpus.dropped, 'document')} with text of a held-out file")
+        for line in _left_out(corpus, request.json_key):
+            report(f"{corpus.name}: {line}")
     found = comparison.pilot(lambda line: None)
     report(
         f"pilot: seeds differ by {found.deviation:.4f} bits per byte (standard deviation of the difference); "
@@ -81,3 +75,16 @@ def compare_data(
     write_atomic(output / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     write_atomic(output / "page.html", comparison_page(result).encode())
     print(json.dumps(result) if json_ else f"{result['verdict']}\npage: {output / 'page.html'}")
+
+
+def _left_out(corpus: "Corpus", json_key: str) -> Iterator[str]:
+    """Yield what a comparison does not read of a corpus."""
+    from gpt2train.compare.documents import MAX_BYTES
+
+    if corpus.over_limit:
+        documents = count_of(corpus.over_limit, "document")
+        yield f"its texts have more than {MAX_BYTES >> 20} MiB in UTF-8; left out, chosen by a hash: {documents}"
+    if corpus.skipped:
+        yield f"left out: {count_of(corpus.skipped, 'row')} without a text under {json_key!r}"
+    if corpus.dropped:
+        yield f"left out: {count_of(corpus.dropped, 'document')} with text of a held-out file"

@@ -71,20 +71,11 @@ def model_card(
         facts: further contents.
         model_type: `model_type` of the folder's `config.json`; by default that of the shape.
     """
-    front = [f"license: {facts.license or 'unknown'}"]
-    if facts.languages:
-        front += ["language:", *(f"- {code}" for code in facts.languages)]
-    if named := repository_of(facts.base or ""):
-        front.append(f"base_model: {named[0].removeprefix(HUB)}")
     layout = layout_of(shape.family)
-    front += ["library_name: transformers"] if layout.in_transformers(shape) else []
     encodes = len(MODELS[shape.family].lengths(shape)) > 1
     purpose = "text2text-generation" if encodes else "text-classification" if shape.labels else "text-generation"
-    front += [f"pipeline_tag: {purpose}", "tags:"]
     kind = model_type or str(layout.config(shape)["model_type"])
-    front += [f"- {tag}" for tag in (kind, purpose, "gpt2train")]
     title = f"{TITLES.get(kind.removeprefix('gpt2train_'), kind)} trained with gpt2train"
-    front += _model_index(title, purpose, facts.scores)
     sizes = [
         ("parameters", f"{parameters:,}"),
         ("layers", f"{shape.layers}"),
@@ -101,7 +92,7 @@ def model_card(
         licence = f"The weights are published under the licence `{facts.license}`."
     task = "which writes a text after it has read another" if encodes else "trained to predict the next token"
     parts = [
-        "---\n" + "\n".join(front) + "\n---",
+        "---\n" + "\n".join(_front_matter(facts, title, kind, purpose, layout.in_transformers(shape))) + "\n---",
         f"# {title}",
         f"A classifier of texts: {layout.description}, whose output layer reads the last token."
         if shape.labels
@@ -139,6 +130,18 @@ def model_card(
     limits = f"{about} It reads at most {shape.context:,} tokens at a time."
     parts.append(f"## Limits\n\n{limits} {licence}")
     return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(facts: CardFacts, title: str, kind: str, purpose: str, in_transformers: bool) -> list[str]:
+    """Return the lines of the front matter."""
+    front = [f"license: {facts.license or 'unknown'}"]
+    if facts.languages:
+        front += ["language:", *(f"- {code}" for code in facts.languages)]
+    if named := repository_of(facts.base or ""):
+        front.append(f"base_model: {named[0].removeprefix(HUB)}")
+    front += ["library_name: transformers"] if in_transformers else []
+    front += [f"pipeline_tag: {purpose}", "tags:", *(f"- {tag}" for tag in (kind, purpose, "gpt2train"))]
+    return front + _model_index(title, purpose, facts.scores)
 
 
 def _model_index(name: str, task: str, scores: tuple[Score, ...]) -> list[str]:

@@ -95,8 +95,7 @@ def estimate_resources(
     Raises:
         UserError: the layout does not fit the processes, the model or the batch.
     """
-    shape = settings.model.shape(vocab)
-    layout = Layout.of(settings, processes * nodes)
+    shape, layout = settings.model.shape(vocab), Layout.of(settings, processes * nodes)
     on_gpu = settings.device != "cpu" and len(gpus) >= processes
     parts = pieces(settings, shape)
     where = settings if on_gpu else settings.model_copy(update={"device": "cpu"})
