@@ -45,9 +45,7 @@ class Difference:
         return "B" if self.mean > 0 else "A"
 
 
-def paired_difference(
-    first: npt.ArrayLike, second: npt.ArrayLike, sizes: npt.ArrayLike, sets: int = 1, seed: int = 0
-) -> Difference:
+def paired_difference(first: npt.ArrayLike, second: npt.ArrayLike, sizes: npt.ArrayLike, sets: int = 1) -> Difference:
     """Compute the difference of two arms on one set.
 
     Args:
@@ -55,14 +53,13 @@ def paired_difference(
         second: the same of B.
         sizes: bytes of each document, [documents].
         sets: sets that the error rate is shared among.
-        seed: seed of the bootstrap.
     """
     bits = np.asarray(first, np.float64) - np.asarray(second, np.float64)
     lengths = np.asarray(sizes, np.float64)
     seeds, documents = bits.shape
     values = bits.sum(axis=1) / lengths.sum()
     deviation = float(values.std(ddof=1))
-    drawn = np.random.default_rng(seed).integers(0, documents, (RESAMPLES, documents))
+    drawn = np.random.default_rng(0).integers(0, documents, (RESAMPLES, documents))
     error = float((bits.mean(axis=0)[drawn].sum(axis=1) / lengths[drawn].sum(axis=1)).std(ddof=1))
     tail = 1 - ERROR_RATE / sets / 2
     quantile, of_documents = student_t(tail, seeds - 1), student_t(tail, max(documents - 1, 1))

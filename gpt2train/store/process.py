@@ -131,13 +131,12 @@ class Heartbeat:
     Args:
         beat: function to call, first after one interval. It handles its own errors.
         seconds: interval.
-        name: name of the thread.
     """
 
-    def __init__(self, beat: Callable[[], bool], seconds: float, name: str = "heartbeat") -> None:
+    def __init__(self, beat: Callable[[], bool], seconds: float) -> None:
         self._beat, self._seconds = beat, seconds
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self, seconds: float | None = None) -> None:
