@@ -14,9 +14,8 @@ from gpt2train.errors import UserError
 from gpt2train.store.manifest import Folder, Manifest
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, duplicate_positions
 from tasks.blacklist.step import BlacklistSettings, blacklist
-from tasks.core.shards import read_rows
 from tasks.core.url_lists import find_url_lists, without_credentials
-from tests.tasks.corpus import Inline, rejected_of
+from tests.tasks.corpus import Inline, rejected_of, rows_of
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.sampled_from([1, 4]))
@@ -52,7 +51,7 @@ def run(root: Folder, places: list[str], **settings: object) -> Manifest:
 
 
 def urls_of(root: Folder, manifest: Manifest) -> list[str]:
-    return [str(row["url"]) for record in manifest.outputs for row in read_rows(root / manifest.folder, record.name)]
+    return [row["url"] for row in rows_of(root, manifest)]
 
 
 SECRETS = ("hunter2", "s3cret", "tok3n")
@@ -104,9 +103,7 @@ POOL = [f"http://good.example/{n}" for n in range(9)] + ["http://x.com/a.pdf", "
 
 @pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None)
-@given(
-    lists=st.lists(st.lists(st.sampled_from(POOL), min_size=1, max_size=20), min_size=1, max_size=3), many=st.booleans()
-)
+@given(st.lists(st.lists(st.sampled_from(POOL), min_size=1, max_size=20), min_size=1, max_size=3), st.booleans())
 def test_order_is_kept_and_shards_are_full(
     tmp_path_factory: pytest.TempPathFactory, lists: list[list[str]], many: bool
 ) -> None:
@@ -136,21 +133,15 @@ def test_order_is_kept_and_shards_are_full(
 def test_a_trial_reads_the_first_rows_of_each_list(tmp_path: Path) -> None:
     names = [write(tmp_path / f"{n}.txt", [f"http://a{n}.example/{i}" for i in range(5)]) for n in range(2)]
     trial = run(Folder(tmp_path / "trial"), names, head=2)
-    assert urls_of(Folder(tmp_path / "trial"), trial) == [
-        f"http://a{n}.example/{i}" for n in range(2) for i in range(2)
-    ]
+    begins = [f"http://a{n}.example/{i}" for n in range(2) for i in range(2)]
+    assert urls_of(Folder(tmp_path / "trial"), trial) == begins
     whole = run(Folder(tmp_path / "whole"), names)
     assert whole.outcome.kept == 10 and "head" not in whole.parameters  # the fingerprint is that of earlier releases
 
 
 def test_rejected_rows_have_reason_and_source_line(tmp_path: Path) -> None:
-    lines = [
-        "http://a.example/1",
-        "# comment",
-        "http://a.example/1#x",
-        "http://a.example:x/",
-        "http://a.example/" + "x" * 9000,
-    ]
+    lines = ["http://a.example/1", "# comment", "http://a.example/1#x", "http://a.example:x/"]
+    lines += ["http://a.example/" + "x" * 9000]
     pq.write_table(pa.table({"n": [1, 2], "url": ["http://b.example/", None]}), tmp_path / "b.parquet")
     root = Folder(tmp_path / "out")
     manifest = run(root, [write(tmp_path / "a.txt", lines), str(tmp_path / "b.parquet")])
