@@ -21,9 +21,8 @@ from tasks.finetune.rows import Row, read_rows
 from tasks.finetune.settings import TaskSettings, read_task
 
 # Text of a value that a line can hold.
-VALUE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\t\ufeff"), min_size=1).filter(
-    str.strip
-)
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\t\ufeff")
+VALUE = st.text(LETTERS, min_size=1).filter(str.strip)
 
 
 def task(kind: str = "classification", **data: Any) -> TaskSettings:
@@ -73,33 +72,21 @@ def test_columns_may_be_named_in_the_task(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_read_have_a_reason(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"text\tlabel\none\t1\nshort\n\n\xff\t1\nlong\t1\t2\n")
-    assert [row.reason for row in rows_of(tmp_path / "a.tsv", task())] == [
-        "",
-        "wrong_columns",
-        "invalid_utf8",
-        "wrong_columns",
-    ]
+    reasons = [row.reason for row in rows_of(tmp_path / "a.tsv", task())]
+    assert reasons == ["", "wrong_columns", "invalid_utf8", "wrong_columns"]
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "one", "label": 1}\n[1]\n{"text"\n\xff\n\n{"text": "b"}\n')
-    found = rows_of(tmp_path / "a.jsonl", task())
-    assert [(row.number, row.reason) for row in found] == [
-        (1, ""),
-        (2, "invalid_json"),
-        (3, "invalid_json"),
-        (4, "invalid_json"),
-        (6, ""),
-    ]
+    found = {row.number: row.reason for row in rows_of(tmp_path / "a.jsonl", task())}
+    assert found == {1: "", 2: "invalid_json", 3: "invalid_json", 4: "invalid_json", 6: ""}
+
+
+HEAD = "it has 'text', 'label'; name it in data."
 
 
 @pytest.mark.parametrize(
     ("name", "content", "data", "said"),
     [
-        ("a.tsv", b"text\tlabel\na\tb\n", {"text": "sentence"}, "no column 'sentence'; it has 'text', 'label'; name"),
-        (
-            "a.tsv",
-            b"text\tlabel\na\tb\n",
-            {"pair": "two"},
-            "no column 'two'; it has 'text', 'label'; name it in data.p",
-        ),
+        ("a.tsv", b"text\tlabel\na\tb\n", {"text": "sentence"}, f"no column 'sentence'; {HEAD}"),
+        ("a.tsv", b"text\tlabel\na\tb\n", {"pair": "two"}, f"no column 'two'; {HEAD}p"),
         ("a.tsv", b"text\tlabel\n", {}, "has no rows that can be read as tsv"),
         ("a.tsv", b"", {}, "has no rows that can be read as tsv"),
         ("a.json", b"[]", {}, "has no rows that can be read as json"),
@@ -111,13 +98,14 @@ def test_rows_that_cannot_be_read_have_a_reason(tmp_path: Path) -> None:
         ("a.tsv.gz", b"no gzip", {}, "is not a complete .gz file"),
     ],
 )
-def test_wrong_files_are_refused_in_one_line(
-    tmp_path: Path, name: str, content: bytes, data: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_file_is_one_line(tmp_path: Path, name: str, content: bytes, data: dict[str, Any], said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as refused:
         rows_of(tmp_path / name, task(**data))
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+TEXT, LABELS = "kind = 'text'\n[data]\ntrain = 'a'\n", "kind = 'classification'\n[data]\ntrain = 'a'\nlabels = "
 
 
 @pytest.mark.parametrize(
@@ -126,11 +114,11 @@ def test_wrong_files_are_refused_in_one_line(
         ("kind = 'x'\n[data]\ntrain = 'a'", "kind: input should be 'classification', 'answers' or 'text'"),
         ("[data]\ntrain = 'a'", "is not a task file: it has no kind"),
         ("kind = 'text'", "is not a task file: it has no [data]"),
-        ("kind = 'text'\n[data]\ntrain = 'a'\nlabels = ['a', 'b']", "are for classification, not for text"),
-        ("kind = 'text'\n[data]\ntrain = 'a'\nmessages = 'm'", "data.messages is for answers"),
-        ("kind = 'classification'\n[data]\ntrain = 'a'\nlabels = ['a']", "1 labels; a classification has from 2"),
-        ("kind = 'classification'\n[data]\ntrain = 'a'\nlabels = ['a', 'a']", "a label is given twice"),
-        ("kind = 'text'\n[data]\ntrain = 'a'\nvalid = 'b'\nholdout = 0.1", "valid and holdout both give"),
+        (f"{TEXT}labels = ['a', 'b']", "are for classification, not for text"),
+        (f"{TEXT}messages = 'm'", "data.messages is for answers"),
+        (f"{LABELS}['a']", "1 labels; a classification has from 2"),
+        (f"{LABELS}['a', 'a']", "a label is given twice"),
+        (f"{TEXT}valid = 'b'\nholdout = 0.1", "valid and holdout both give"),
         ("kind = 'text'\n[data]\ntrian = 'a'", "data.train"),
         ("kind = ", "is not valid TOML"),
     ],
