@@ -4,7 +4,6 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from tasks.clean.token_counts import count_tokens, tokenizer_file
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, read_rows, write_rows
 from tasks.core.step import Step
-from tests.tasks.corpus import Inline
+from tests.tasks.corpus import Inline, rejected_of, rows_of
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time. " * 8
 GERMAN = "Die Bibliothek wartet auf die Antwort des Servers und gibt auf, wenn sie nicht rechtzeitig eintrifft. " * 12
@@ -40,17 +39,12 @@ def documents(root: Folder, *parts: list[str]) -> Manifest:
     return step.commit(Outcome(outputs=tuple(records), seen=count, kept=count))
 
 
-def rows_of(root: Folder, manifest: Manifest, which: str = "outputs") -> list[dict[str, Any]]:
-    records = getattr(manifest.outcome, which)
-    return [row for record in records for row in read_rows(root / manifest.folder, record.name)]
-
-
 def test_each_reject_reason_is_given(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     mojibake = ENGLISH.replace("library", "café").encode().decode("cp1252")
     digits = "12 34 , " * 100
     manifest = clean(root, documents(root, [ENGLISH, GERMAN], ["too short", digits, mojibake]), CleanSettings(), runner)
-    kept, rejected = rows_of(root, manifest), rows_of(root, manifest, "rejected")
+    kept, rejected = rows_of(root, manifest), rejected_of(root, manifest)
     assert [row["id"] for row in kept] == ["0-0", "1-2"]
     assert "café" in kept[1]["text"]
     assert [(row["language"], row["split"] in ("train", "valid", "test")) for row in kept] == [("en", True)] * 2
@@ -111,7 +105,7 @@ def test_foreign_parts_are_cut_and_counted(tmp_path: Path, runner: Runner) -> No
     assert cut["text"].count("Bibliothek") <= 2 and cut["text"].count("library") >= 47
     assert [cut["tokens"]] == count_tokens([cut["text"]])
     assert abs(manifest.outcome.facts["foreign_characters"] - (len(mixed) - len(cut["text"]))) < 10  # spaces at ends
-    [row] = rows_of(root, manifest, "rejected")
+    [row] = rejected_of(root, manifest)
     assert row["reason"] == "wrong_language" and "found de, " in row["detail"] and "% en, expected en" in row["detail"]
 
 
@@ -119,10 +113,8 @@ def test_nothing_is_foreign_where_any_language_is_kept(tmp_path: Path, runner: R
     """Also if a filter asks for the language."""
     root = Folder(tmp_path)
     mixed = "\n".join([ENGLISH.strip()] * 3 + [GERMAN.strip()] * 3)
-    changes = {"keep": ["any"], "cut_foreign": True}
-    settings = build(
-        CleanSettings, {"language": changes, "filters": {"cleanup": {"tasks": ["remove_512_non_english"]}}}
-    )
+    language, filters = {"keep": ["any"], "cut_foreign": True}, {"cleanup": {"tasks": ["remove_512_non_english"]}}
+    settings = build(CleanSettings, {"language": language, "filters": filters})
     [row] = rows_of(root, clean(root, documents(root, [mixed]), settings, runner))
     assert row["text"] == mixed
     assert row["language"] in ("en", "de") and row["language_share"] is None
@@ -134,11 +126,8 @@ def test_filters_count_by_reason_and_tokens_are_counted_after_filtering(tmp_path
     prose = "\n".join(sentences * 2)
     menu = "\n".join(["home", "shop", "about us and the rest"] * 30)
     short = "\n".join([*sentences[:6], *(f"no end {a} {b} {c}" for a, b, c in NAMES)])
-    filters = {
-        "c4": {"enabled": True},
-        "fineweb": {"enabled": True, "max_repeated_characters": 1},
-        "pii": {"emails": True},
-    }
+    fineweb = {"enabled": True, "max_repeated_characters": 1}
+    filters = {"c4": {"enabled": True}, "fineweb": fineweb, "pii": {"emails": True}}
     settings = build(CleanSettings, {"filters": filters, "language": {"keep": ["any"]}})
     texts = [prose + "\nWrite to tom@there.org for more.\nlast line", menu, short]
     manifest = clean(root, documents(root, texts), settings, runner)

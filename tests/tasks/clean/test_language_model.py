@@ -63,9 +63,8 @@ def decide_all(documents: list[str], monkeypatch: pytest.MonkeyPatch) -> list[ob
     reading_all = LanguageSettings(cut_foreign=True)
 
     def decisions() -> list[object]:
-        return [
-            (detect(text, SETTINGS[0]), detect(text, reading_all), cut_foreign(text, reading_all)) for text in documents
-        ]
+        by = (SETTINGS[0], reading_all)
+        return [(*(detect(text, settings) for settings in by), cut_foreign(text, reading_all)) for text in documents]
 
     fast = decisions()
     with monkeypatch.context() as patch:

@@ -81,10 +81,8 @@ def test_any_change_gives_the_bytes_of_a_run_from_scratch(tmp_path: Path, cleane
     known = {text for shard in first for _, text in shard}
     assert len(cleaned) == sum(text not in known for shard in new for _, text in shard)
     assert found == run(Folder(tmp_path / "scratch"), new)
-    assert (
-        "foreign_characters"
-        in json.loads(run(Folder(tmp_path / "all"), [[("u", t) for t in TEXTS]])[MANIFEST])["outcome"]["facts"]
-    )
+    manifest = json.loads(run(Folder(tmp_path / "all"), [[("u", text) for text in TEXTS]])[MANIFEST])
+    assert "foreign_characters" in manifest["outcome"]["facts"]
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ from gpt2train.errors import UserError
 from gpt2train.settings import build
 from gpt2train.store.folder import Folder
 from tasks.clean.filters.fasttext_model import score_of
-from tasks.clean.filters.filter_chain import filter_files, not_in_fingerprint
+from tasks.clean.filters.filter_chain import filter_files
 from tasks.clean.filters.registry import LocalModel
 from tasks.clean.step import CleanSettings, clean
 from tasks.outputs.verify.command import verify_output
-from tests.tasks.clean.test_clean import ENGLISH, GERMAN, documents, rows_of
-from tests.tasks.corpus import Inline
+from tests.tasks.clean.test_clean import ENGLISH, GERMAN, documents
+from tests.tasks.corpus import Inline, rejected_of, rows_of
 
 
 @pytest.fixture
@@ -26,9 +26,8 @@ def model(tmp_path: Path) -> Path:
 
 def settings_with(model: Path, **more: object) -> CleanSettings:
     options = {"label": "__label__en", "threshold": 0.3, **more}
-    return build(
-        CleanSettings, {"language": {"keep": ["any"]}, "filters": {"fasttext": {"model": str(model), **options}}}
-    )
+    filters = {"fasttext": {"model": str(model), **options}}
+    return build(CleanSettings, {"language": {"keep": ["any"]}, "filters": filters})
 
 
 def test_texts_whose_label_is_improbable_are_rejected(
@@ -39,7 +38,7 @@ def test_texts_whose_label_is_improbable_are_rejected(
     with Inline(workers=1) as runner:
         made = clean(root, source, settings_with(model), runner)
         assert [row["id"] for row in rows_of(root, made)] == ["0-0"]
-        [rejected] = rows_of(root, made, "rejected")
+        [rejected] = rejected_of(root, made)
         assert rejected["reason"] == "fasttext_low" and rejected["detail"].endswith(", at least 0.3 expected")
         model = model.rename(tmp_path / "moved.ftz")  # the content counts, not the name
         assert clean(root, source, settings_with(model), runner) == made and runner.skipped == {"clean"}
@@ -55,10 +54,6 @@ def test_scores_are_those_of_fasttext(model: Path) -> None:
         expected = dict(zip(*opened.predict(line, -1), strict=True))
         for label in ("__label__en", "__label__de"):
             assert score_of(text, label, LocalModel(str(model), "1")) == pytest.approx(expected[label], rel=1e-3)
-
-
-def test_a_filter_that_is_off_leaves_the_fingerprint() -> None:
-    assert not_in_fingerprint(CleanSettings().filters)["fasttext"] is True
 
 
 def test_another_file_or_label_is_named(tmp_path: Path, model: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 from gpt2train.errors import UserError
 from gpt2train.settings import build
 from gpt2train.store.folder import Folder
-from tasks.clean.filters.filter_chain import filter_files, not_in_fingerprint
+from tasks.clean.filters.filter_chain import filter_files
 from tasks.clean.filters.fineweb_edu import score_of
 from tasks.clean.filters.registry import LocalModel
 from tasks.clean.step import CleanSettings, clean
-from tests.tasks.clean.test_clean import ENGLISH, GERMAN, documents, rows_of
-from tests.tasks.corpus import Inline
+from tests.tasks.clean.test_clean import ENGLISH, GERMAN, documents
+from tests.tasks.corpus import Inline, rejected_of, rows_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -30,10 +30,8 @@ def saved(folder: Path, labels: int = 1, **config: Any) -> Path:
     (folder / "vocab.txt").write_text("\n".join(pieces))
     transformers.BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, **config}
-    shape = transformers.BertConfig(
-        vocab_size=len(pieces), num_labels=labels, max_position_embeddings=64, initializer_range=1.0, **sizes
-    )
-    transformers.BertForSequenceClassification(shape).save_pretrained(folder)
+    sizes |= {"vocab_size": len(pieces), "num_labels": labels, "max_position_embeddings": 64, "initializer_range": 1.0}
+    transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)).save_pretrained(folder)
     return folder
 
 
@@ -43,9 +41,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def settings_with(model: Path, **more: object) -> CleanSettings:
-    return build(
-        CleanSettings, {"language": {"keep": ["any"]}, "filters": {"fineweb_edu": {"model": str(model), **more}}}
-    )
+    filters = {"fineweb_edu": {"model": str(model), **more}}
+    return build(CleanSettings, {"language": {"keep": ["any"]}, "filters": filters})
 
 
 def expected_score(text: str, folder: Path) -> float:
@@ -68,7 +65,7 @@ def test_texts_with_a_low_score_are_rejected(tmp_path: Path, model: Path) -> Non
     with Inline(workers=1) as runner:
         made = clean(root, source, settings_with(model, threshold=between), runner)
         assert [row["id"] for row in rows_of(root, made)] == ["0-1"] and "transformers" in made.versions
-        [rejected] = rows_of(root, made, "rejected")
+        [rejected] = rejected_of(root, made)
         assert rejected["reason"] == "fineweb_edu_low"
         assert rejected["detail"].startswith(f"{expected_score(low, model):.3f}, at least ")
         model = model.rename(tmp_path / "moved")  # the content counts, not the name
@@ -94,37 +91,28 @@ def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert re.search(r"^5 words: \d+ ms\n50 words: \d+ ms$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_filter_that_is_off_leaves_the_fingerprint() -> None:
-    assert not_in_fingerprint(CleanSettings().filters)["fineweb_edu"] is True
-
-
 def test_what_is_no_such_model_is_named(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    with pytest.raises(UserError, match=r"none is no folder .* --clean\.filters\.fineweb_edu\.model"):
-        filter_files(settings_with(tmp_path / "none").filters)
-    with pytest.raises(UserError, match=r"no file in .* ends in .json, .model, .safetensors, .txt; .*fineweb_edu"):
-        (tmp_path / "empty").mkdir()
-        filter_files(settings_with(tmp_path / "empty").filters)
-    with pytest.raises(UserError, match=r"three has 3 labels; give a classifier with one score"):
-        filter_files(settings_with(saved(tmp_path / "three", labels=3)).filters)
+    def refused(message: str, folder: Path = model) -> None:
+        with pytest.raises(UserError, match=message):
+            filter_files(settings_with(folder).filters)
+
+    refused(r"none is no folder .* --clean\.filters\.fineweb_edu\.model", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    refused(r"no file in .* ends in .json, .model, .safetensors, .txt; .*fineweb_edu", tmp_path / "empty")
+    refused("three has 3 labels; give a classifier with one score", saved(tmp_path / "three", labels=3))
     weights = model / "model.safetensors"
     content, tensors = weights.read_bytes(), load_file(weights)
-    save_file(
-        {name: value for name, value in tensors.items() if name != "classifier.weight"}, weights, {"format": "pt"}
-    )
-    with pytest.raises(UserError, match=r"model has no weights classifier\.weight"):
-        filter_files(settings_with(model).filters)
+    others = {name: value for name, value in tensors.items() if name != "classifier.weight"}
+    save_file(others, weights, {"format": "pt"})
+    refused(r"model has no weights classifier\.weight")
     save_file(tensors | {"classifier.weight": torch.zeros(1, 5)}, weights)
-    with pytest.raises(UserError, match=r"model cannot be read as a model of transformers: "):
-        filter_files(settings_with(model).filters)
+    refused("model cannot be read as a model of transformers: ")
     weights.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"model cannot be read as a model of transformers: "):
-        filter_files(settings_with(model).filters)
+    refused("model cannot be read as a model of transformers: ")
     weights.rename(model / "pytorch_model.bin")  # a pickle
-    with pytest.raises(UserError, match=r"cannot be read .* safetensors"):
-        filter_files(settings_with(model).filters)
+    refused("cannot be read .* safetensors")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs the extra .edu.: pip install 'gpt2train\[edu\]'"):
-        filter_files(settings_with(model).filters)
+    refused(r"needs the extra .edu.: pip install 'gpt2train\[edu\]'")

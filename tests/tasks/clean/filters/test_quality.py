@@ -11,8 +11,8 @@ from gpt2train.settings import build
 from gpt2train.store.folder import Folder
 from tasks.clean.step import CleanSettings, clean
 from tests.gpt2train.quality.labelled_texts import planted, votes_on
-from tests.tasks.clean.test_clean import documents, rows_of
-from tests.tasks.corpus import Inline
+from tests.tasks.clean.test_clean import documents
+from tests.tasks.corpus import Inline, rejected_of, rows_of
 
 
 def settings_with(model: Path, **more: float) -> CleanSettings:
@@ -30,7 +30,7 @@ def test_texts_below_the_threshold_are_rejected(open_data: Path, tmp_path: Path)
     with Inline(workers=1) as runner:
         made = clean(root, source, settings_with(path), runner)
         kept = {row["id"] for row in rows_of(root, made)}
-        rejected = rows_of(root, made, "rejected")
+        rejected = rejected_of(root, made)
         low = [row for row in rejected if row["reason"] == "quality_low"]
         good = {f"0-{number}" for number, (_, is_good) in enumerate(texts[200:]) if is_good}
         assert len(kept & good) >= 0.9 * len(kept) and len(low) >= 20

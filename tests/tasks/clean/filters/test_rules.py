@@ -9,7 +9,7 @@ from gpt2train.errors import UserError
 from gpt2train.settings import build
 from tasks.clean.filters.c4 import C4Settings, c4
 from tasks.clean.filters.cleanup import CleanupSettings, cleanup
-from tasks.clean.filters.filter_chain import FilterSettings, apply
+from tasks.clean.filters.filter_chain import FilterSettings, apply, not_in_fingerprint
 from tasks.clean.filters.fineweb import FineWebSettings, fineweb
 from tasks.clean.filters.gopher import GopherSettings, gopher
 from tasks.clean.filters.registry import Replacement
@@ -39,14 +39,9 @@ GOPHER = GopherSettings(enabled=True)
         (words(50, "a" * 10), words(50, "a" * 11), "gopher_long_words"),
         (words(50) + "#" * 5, words(50) + "#" * 6, "gopher_hashes"),
         (words(50) + "…" * 5 + " x", words(50) + "…" * 4 + "...... x", "gopher_ellipses"),
+        (*("\n".join(["- " + words(10)] * n + [words(10)]) for n in (9, 19)), "gopher_bullet_lines"),
         (
-            "\n".join(["- " + words(10)] * 9 + [words(10)]),
-            "\n".join(["- " + words(10)] * 19 + [words(10)]),
-            "gopher_bullet_lines",
-        ),
-        (
-            "\n".join([words(50) + "..."] * 3 + [words(50)] * 7),
-            "\n".join([words(50) + "…"] * 4 + [words(50)] * 6),
+            *("\n".join([words(50) + end] * n + [words(50)] * (10 - n)) for n, end in ((3, "..."), (4, "…"))),
             "gopher_ellipsis_lines",
         ),
         (words(80) + " 1234" * 20, words(79) + " 1234" * 21, "gopher_words_without_letters"),
@@ -70,21 +65,12 @@ def test_texts_without_spaces_are_measured_in_characters() -> None:
     assert reason(gopher("春眠不觉晓，处处闻啼鸟。" * 6, stops)) == "gopher_few_stop_words"
     assert reason(gopher(CHINESE + words(50), GOPHER)) is None
     assert reason(gopher(CHINESE + words(50, "ab"), GOPHER)) == "gopher_short_words"
-    assert (
-        reason(fineweb("\n".join([CHINESE * 3 + "？", CHINESE * 4, CHINESE * 5]), FineWebSettings(enabled=True)))
-        is None
-    )
+    lines = [CHINESE * 3 + "？", CHINESE * 4, CHINESE * 5]
+    assert reason(fineweb("\n".join(lines), FineWebSettings(enabled=True))) is None
     assert top_characters(units_of("天气天气天气"), 2) == 6
-    chinese = C4Settings(enabled=True)
-    lines = [
-        "他说：“走吧！我们去公园。”",
-        "今天天气很好。",
-        "好。",
-        "首页 | 关于我们",
-        "春眠不觉晓，处处闻啼鸟。夜来风雨声，花落知多少？",
-    ]
-    kept = c4("\n".join(lines), chinese)
-    assert isinstance(kept, Replacement) and kept.text.split("\n") == [lines[0], lines[1], lines[4]]
+    good = ["他说：“走吧！我们去公园。”", "今天天气很好。", "春眠不觉晓，处处闻啼鸟。夜来风雨声，花落知多少？"]
+    text = "\n".join([*good[:2], "好。", "首页 | 关于我们", good[2]])
+    assert c4(text, C4Settings(enabled=True)) == Replacement("\n".join(good))
 
 
 def test_gopher_accepts_texts_without_words_or_letters_if_allowed() -> None:
@@ -103,13 +89,8 @@ OFF = {"lines": 1, "paragraphs": 1, "line_characters": 1, "paragraph_characters"
     ("setting", "limit", "passes", "fails", "code"),
     [
         ("lines", 0.3, lines(7, 3), lines(6, 4), "gopher_repeated_lines"),
-        (
-            "paragraphs",
-            0.3,
-            lines(7, 3).replace("\n", "\n\n"),
-            lines(6, 4).replace("\n", "\n\n\n"),
-            "gopher_repeated_paragraphs",
-        ),
+        ("paragraphs", 0.3, lines(7, 3).replace("\n", "\n\n"), lines(6, 4).replace("\n", "\n\n\n"),
+         "gopher_repeated_paragraphs"),
         # 10 and 11 characters again, of 50 in all.
         ("line_characters", 0.2, "a" * 10 + "\n" + "a" * 10 + "\n" + "b" * 28,
          "a" * 11 + "\n" + "a" * 11 + "\n" + "b" * 26,
@@ -131,9 +112,9 @@ def test_each_repetition_rule_has_its_threshold(
     assert reason(repetition(fails, settings)) == code
 
 
-def test_text_without_repetition_passes() -> None:
-    assert repetition("one two", RepetitionSettings()) is None
-    assert repetition("", RepetitionSettings()) is None
+def test_a_text_without_repetition_or_words_passes() -> None:
+    assert repetition("one two", RepetitionSettings()) is repetition("", RepetitionSettings()) is None
+    assert fineweb("", FineWebSettings()) is None
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "c", "dd"]), max_size=30), st.integers(1, 5))
@@ -175,24 +156,13 @@ def test_each_c4_rule_has_its_threshold(passes: str, fails: str, code: str) -> N
     assert reason(c4(fails, C4Settings(enabled=True))) == code
 
 
-@pytest.mark.parametrize(
-    ("line", "stays"),
-    [
-        ("Three words stay.", True),
-        ("Two words.", False),
-        ("There is no end to it", False),
-        ("It ends with dots...", False),
-        ('He said "it is so"', True),
-        ("One word is " + "a" * 999 + ".", True),
-        ("One word is " + "a" * 1000 + ".", False),
-        ("Please enable JavaScript to read this.", False),
-        ("Read our Privacy Policy before you go.", False),
-        ("We know cookies well here.", True),
-    ],
-)
-def test_c4_keeps_or_drops_each_line(line: str, stays: bool) -> None:
-    found = c4(f"{SENTENCES}\n{line}", C4Settings(enabled=True))
-    assert found == Replacement(f"{SENTENCES}\n{line}" if stays else SENTENCES)
+def test_c4_keeps_or_drops_each_line() -> None:
+    stay = ("Three words stay.", 'He said "it is so"', f"One word is {'a' * 999}.", "We know cookies well here.")
+    go = ("Two words.", "There is no end to it", "It ends with dots...", f"One word is {'a' * 1000}.")
+    legal = ("Please enable JavaScript to read this.", "Read our Privacy Policy before you go.")
+    for line in (*stay, *go, *legal):
+        found = c4(f"{SENTENCES}\n{line}", C4Settings(enabled=True))
+        assert found == Replacement(f"{SENTENCES}\n{line}" if line in stay else SENTENCES), line
 
 
 def test_each_c4_rule_can_be_switched_off() -> None:
@@ -211,11 +181,9 @@ def prose(count: int, end: str, start: int = 0) -> list[str]:
     ("passes", "fails", "code"),
     [
         (prose(12, ".") + prose(88, "", 12), prose(11, ".") + prose(89, "", 11), "fineweb_few_ended_lines"),
-        (
-            [f"a b c d e f g h i {n:011d}." for n in range(67)] + prose(33, "."),  # of 30 characters
-            [f"a b c d e f g h i {n:011d}." for n in range(68)] + prose(32, "."),
-            "fineweb_short_lines",
-        ),
+        # Of 30 characters.
+        (*([f"a b c d e f g h i {n:011d}." for n in range(short)] + prose(100 - short, ".") for short in (67, 68)),
+         "fineweb_short_lines"),
         # A line of 40 characters again, in 4,000 characters and in 3,999.
         (["a b c d " + "a" * 31 + "."] * 2 + ["a b c d " + "b" * n + "." for n in (3911,)],
          ["a b c d " + "a" * 31 + "."] * 2 + ["a b c d " + "b" * n + "." for n in (3910,)], "fineweb_repeated_lines"),
@@ -229,28 +197,28 @@ def test_each_fineweb_rule_has_its_threshold(passes: list[str], fails: list[str]
     assert reason(fineweb("\n".join(fails), FineWebSettings(enabled=True))) == code
 
 
-def test_fineweb_accepts_an_empty_text() -> None:
-    assert fineweb("", FineWebSettings()) is None
-
-
 @pytest.mark.parametrize(
-    ("tasks", "text", "language", "code"),
+    ("task", "code", "drops", "passes"),
     [
-        (["remove_512"], "a" * 511, "en", "short_text"),
-        (["remove_512"], "a" * 512, "en", None),
-        (["remove_256_javascript"], "JavaScript".ljust(255, "x"), "en", "short_javascript"),
-        (["remove_256_javascript"], "JavaScript".ljust(256, "x"), "en", None),
-        (["remove_256_javascript"], "x" * 20, "en", None),
-        (["remove_512_non_english"], "a" * 511, "de", "short_not_english"),
-        (["remove_512_non_english"], "a" * 511, None, "short_not_english"),
-        (["remove_512_non_english"], "a" * 511, "en", None),
-        (["remove_512_non_english"], "a" * 512, "de", None),
-        ([], "a", None, None),
+        ("remove_512", "short_text", [("a" * 511, "en")], [("a" * 512, "en")]),
+        (
+            *("remove_256_javascript", "short_javascript", [("JavaScript".ljust(255, "x"), "en")]),
+            [("JavaScript".ljust(256, "x"), "en"), ("x" * 20, "en")],
+        ),
+        (
+            *("remove_512_non_english", "short_not_english", [("a" * 511, "de"), ("a" * 511, None)]),
+            [("a" * 511, "en"), ("a" * 512, "de")],
+        ),
     ],
 )
-def test_each_cleanup_task_drops_its_texts(tasks: list[str], text: str, language: str | None, code: str | None) -> None:
-    found = cleanup(text, build(CleanupSettings, {"tasks": tasks}), language)
-    assert (found is None, reason(found)) == (code is None, code)
+def test_each_cleanup_task_drops_its_texts(
+    task: str, code: str, drops: list[tuple[str, str | None]], passes: list[tuple[str, str | None]]
+) -> None:
+    settings = build(CleanupSettings, {"tasks": [task]})
+    for text, language in drops:
+        assert reason(cleanup(text, settings, language)) == code, (text, language)
+    for text, language in passes:
+        assert cleanup(text, settings, language) is None, (text, language)
 
 
 def test_every_task_of_the_cleanup_applies_in_turn() -> None:
@@ -268,8 +236,10 @@ def test_unknown_tasks_are_refused() -> None:
 
 
 def test_all_rules_are_off_by_default() -> None:
-    for text in ("", "{ # … lorem ipsum", "a b\n" * 50, "mail me@example.org at 8.8.8.8"):
+    for text in ("", "a", "{ # … lorem ipsum", "a b\n" * 50, "mail me@example.org at 8.8.8.8"):
         assert apply(text, None, FilterSettings()) == (text, None, {})
+        assert cleanup(text, CleanupSettings(), None) is None
+    assert all(not_in_fingerprint(FilterSettings())[name] is True for name in ("fasttext", "fineweb_edu"))
 
 
 def test_rules_run_in_order_and_the_first_one_ends() -> None:
@@ -278,10 +248,7 @@ def test_rules_run_in_order_and_the_first_one_ends() -> None:
     assert reason(apply("a b c d e\n" * 30 + "{", "en", settings).found) == "gopher_repeated_lines"
     assert reason(apply("nothing but {", "en", settings).found) == "gopher_few_words"
     assert reason(apply(" ".join(prose(20, ".")), "en", settings).found) == "gopher_top_3_gram"
-    good = " ".join(
-        f"The {a} and the {b} went to town, and that was well with them."
-        for a, b in zip("ABCDEF", "uvwxyz", strict=True)
-    )
+    good = " ".join(f"The {a} and the {a.lower()} went to town, and that was well with them." for a in "ABCDEF")
     assert reason(apply(good, "en", build(FilterSettings, {"c4": {"enabled": True}})).found) is None
     left = apply(good + " Ask me@there.example.", "en", build(FilterSettings, {"pii": {"emails": True}}))
     assert left == (good + " Ask email@example.com.", None, {"masked": 1, "masked_emails": 1})
