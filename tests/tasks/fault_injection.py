@@ -1,15 +1,9 @@
-"""A process that runs the data recipe in forked children, and kills one at a given instant of a given write.
-
-`main` reads one order per line from standard input and answers each with a line. It only imports and forks: every order
-is a process of its own that dies by a real SIGKILL, and none repeats the imports.
-"""
+"""Runs of the data recipe that are killed at a given instant of a given write, as orders of `forked_orders`."""
 
 import concurrent.futures
 import contextlib
 import functools
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,7 +70,7 @@ class LossyRunner(Runner):
                 return super().batches(step, stage, items, work, *args, **options)
 
 
-def run(order: dict[str, Any]) -> None:
+def serve(order: dict[str, Any]) -> None:
     """Run the recipe as ordered: with real workers or none, killed at an instant or not."""
     settings = DataprepSettings.model_validate(order["settings"])
     root = Folder(settings.output)
@@ -127,22 +121,3 @@ def recording(path: Path) -> Iterator[None]:
     Path.replace = noted  # type: ignore[method-assign]
     yield
     path.write_text(json.dumps(targets))
-
-
-def main() -> None:
-    """Fork for each order; answer with its number and the exit status, negative for a signal."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                run(order)
-                status = 0
-            except BaseException:  # noqa: BLE001 - the child must not continue as the server
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        print(order["number"], os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -3,12 +3,9 @@
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,12 @@ import pytest
 
 from tests.flows.mini_pipeline import hashes
 from tests.tasks.cloze.test_step import story
+from tests.tasks.forked_orders import order_server
 from tests.tasks.kill_points import FOLDERS, INSTANTS
+from tests.tasks.outputs.forget.corpus import NAMES, SETTINGS, html, page
 from tests.tasks.sources.archives import members, response
-from tests.tasks.web_server import Handler, Site, running_site
+from tests.tasks.web_server import Site, running_site
 
-NAMES = ("Anna", "Bert", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans", "Ines", "Jens", "Kira", "Lars", "Mona", "Nils")
 STEPS = (*FOLDERS, "warcs", "webpages", "texts")  # one recipe from every kind of source
 # Fast is a step that writes for memory maps; one that reads the network and the dedup, which has many phases, are slow;
 # the others share their code.
@@ -31,14 +29,6 @@ MARKED = [
     pytest.param(step, marks=[] if step in FAST else pytest.mark.slow if step in SLOW else pytest.mark.exhaustive)
     for step in STEPS
 ]
-SETTINGS: dict[str, Any] = {
-    "workers": 1,
-    "blacklist": {"shard_rows": 8},
-    "download": {"delay": 0, "per_host": 8, "backoff": 0, "allow_private": ["127.0.0.0/8"]},
-    "clean": {"split": {"test": 0.3}},
-    "shuffle": {"rows_per_cell": 8},
-    "tokenizer": {"name": "train", "vocab_size": 300},
-}
 
 
 @dataclass
@@ -46,27 +36,18 @@ class Matrix:
     """A served URL list, an undisturbed run of it, and the process that executes orders."""
 
     settings: dict[str, Any]
-    driver: "subprocess.Popen[str]"
+    send: Callable[..., dict[str, Any]]
     errors: Path
     output: Path
     """Output of every run: the report contains the path."""
     undisturbed: Path
     """Copy of the output of the undisturbed run."""
-    orders: int = 0
     writes: dict[str, list[str]] = field(default_factory=dict)
 
     def order(self, **more: Any) -> int:
         """Run the recipe; the exit status, -9 if it was killed."""
-        assert self.driver.stdin and self.driver.stdout
-        self.orders += 1
-        order = {"number": self.orders, "settings": {**self.settings, "output": str(self.output)}, **more}
-        self.driver.stdin.write(json.dumps(order) + "\n")
-        self.driver.stdin.flush()
-        for line in self.driver.stdout:
-            number, status = map(int, line.split())
-            if number == self.orders:  # not the late answer to an order that a test gave up
-                return status
-        raise AssertionError(self.errors.read_text())
+        settings = {**self.settings, "output": str(self.output)}
+        return int(self.send(settings=settings, **more)["status"])
 
     def clear(self) -> None:
         """Remove the output."""
@@ -87,25 +68,12 @@ def bytes_of(output: Path) -> dict[str, str]:
     return {name: value for name, value in hashes(output).items() if name != "timings.jsonl"}
 
 
-def html(text: str) -> bytes:
-    return f"<html><head><title>A tale</title></head><body><article><p>{text}</p></article></body></html>".encode()
-
-
-def article(text: str) -> Any:
-    body = html(text)
-
-    def answer(h: Handler) -> None:
-        h.answer(body, "text/html; charset=utf-8")
-
-    return answer
-
-
 def make_list(site: Site, path: Path) -> None:
     """Write a list of three shards: stories, a copy, one that quotes the others, a short one, and failing URLs."""
     tales = [story(name) for name in NAMES]
     texts = [*tales, tales[0], " ".join(tale[:420] for tale in tales) + story("Tom", 30), "too short"]
     for number, text in enumerate(texts):
-        site.handlers[f"/{number}"] = article(text)
+        site.handlers[f"/{number}"] = page(text)
     urls = [f"http://a.test/{number}" for number in range(len(texts))]
     path.write_text("\n".join([*urls[:5], "http://a.test/gone", "http://a.test/x.pdf", *urls[5:], urls[0]]) + "\n")
 
@@ -124,32 +92,21 @@ def make_files(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def started(log: Path, **environment: str) -> "Iterator[subprocess.Popen[str]]":
-    """Start the process that executes orders."""
-    with log.open("w") as errors:
-        driver = subprocess.Popen(
-            [sys.executable, "-c", "from tests.tasks.fault_injection import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "PYTHONHASHSEED": "0", **environment},
-        )
-        yield driver
-        assert driver.stdin
-        driver.stdin.close()
-        driver.wait(30)
+def started(log: Path, seed: str = "0") -> Iterator[Callable[..., dict[str, Any]]]:
+    """Start the process that runs the recipe."""
+    with log.open("w") as errors, order_server("tests.tasks.fault_injection", errors, PYTHONHASHSEED=seed) as send:
+        yield send
 
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
     folder = tmp_path_factory.mktemp("kills")
-    with running_site() as site, started(folder / "errors.log") as driver:
+    with running_site() as site, started(folder / "errors.log") as send:
         make_list(site, folder / "list.txt")
-        settings = {**SETTINGS, **make_files(folder), "urls": [str(folder / "list.txt")]}
+        settings = {**SETTINGS, "clean": {"split": {"test": 0.3}}, **make_files(folder)}
+        settings["urls"] = [str(folder / "list.txt")]
         settings["connect_to"] = {"*.test": site.address}
-        matrix = Matrix(settings, driver, folder / "errors.log", folder / "out", folder / "undisturbed")
+        matrix = Matrix(settings, send, folder / "errors.log", folder / "out", folder / "undisturbed")
         record = folder / "record.json"
         assert matrix.order(record=str(record)) == 0, matrix.errors.read_text()
         shutil.copytree(matrix.output, matrix.undisturbed)
@@ -193,8 +150,8 @@ def test_workers_killed_at_each_instant_leave_the_same_bytes(matrix: Matrix, tmp
 @pytest.mark.parametrize(("workers", "seed"), [(4, "4242")])
 def test_workers_and_hash_seed_change_no_byte(matrix: Matrix, tmp_path: Path, workers: int, seed: str) -> None:
     matrix.clear()
-    with started(tmp_path / "errors.log", PYTHONHASHSEED=seed) as driver:
-        other = dataclasses.replace(matrix, driver=driver, errors=tmp_path / "errors.log")
+    with started(tmp_path / "errors.log", seed) as send:
+        other = dataclasses.replace(matrix, send=send, errors=tmp_path / "errors.log")
         assert other.order(workers=workers) == 0, other.errors.read_text()
     assert bytes_of(matrix.output) == bytes_of(matrix.undisturbed)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,16 @@ def html(text: str) -> bytes:
     return f"<html><head><title>A tale</title></head><body><article><p>{text}</p></article></body></html>".encode()
 
 
+def page(text: str) -> Callable[[Handler], None]:
+    return lambda handler: handler.answer(html(text), "text/html; charset=utf-8")
+
+
 def serve(site: Site, folder: Path) -> dict[str, Any]:
     """Serve pages and write files of all kinds; return the settings that name them.
 
     `a.test/0` … `13` are stories, `14` is a copy of 0, `b.test/15` too short, `b.test/16` redirects to `a.test/1`,
     `b.test/17` mentions the address of `a.test/2`. The archive and the texts have stories of other pages.
     """
-
-    def page(text: str) -> Any:
-        def answer(handler: Handler) -> None:
-            handler.answer(html(text), "text/html; charset=utf-8")
-
-        return answer
 
     texts = [*(story(name) for name in NAMES), f"{story(NAMES[0])} At last.", "too short"]
     for number, text in enumerate(texts):

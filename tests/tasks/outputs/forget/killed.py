@@ -1,19 +1,14 @@
-"""A process that removes pages in forked children, and kills one at a given change of a file.
+"""Removals of pages that are killed at a given change of a file, as orders of `tests.tasks.forked_orders`.
 
 The instants follow Python's audit events, so that no code under test is replaced: before each file is opened for
 writing, renamed or removed, before each folder is made or removed, and before each fsync, where a draft is whole; once
 more there with the draft cut in half, as a kill amid its writing leaves it.
 """
 
-import contextlib
-import io
-import json
 import os
 import signal
 import stat
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,47 +98,6 @@ def serve(order: dict[str, Any]) -> dict[str, Any]:
         return {"skipped": sorted(run_flow(order["output"], order["settings"]))}
     last = order.get("last", -1)
     instants = StoreInstants(last) if "store" in order else Instants(last, root.path())
-    with contextlib.redirect_stdout(io.StringIO()):
-        options = {"delete_checkpoints": True} if order.get("delete") else {}
-        forget(tuple(order["targets"]), output=order["output"], yes=True, **options)
+    options = {"delete_checkpoints": True} if order.get("delete") else {}
+    forget(tuple(order["targets"]), output=order["output"], yes=True, **options)
     return {"instants": instants.count, "kinds": instants.kinds}
-
-
-@contextlib.contextmanager
-def server_of_orders() -> Iterator[Callable[..., dict[str, Any]]]:
-    """Start the process; yield a function that sends it an order and returns the answer."""
-    command = [sys.executable, "-c", "from tests.tasks.outputs.forget.killed import main; main()"]
-    root = Path(__file__).parents[4]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
-
-        def order(**more: Any) -> dict[str, Any]:
-            assert process.stdin and process.stdout
-            process.stdin.write(json.dumps(more) + "\n")
-            process.stdin.flush()
-            found: dict[str, Any] = json.loads(process.stdout.readline())
-            return found
-
-        yield order
-        assert process.stdin
-        process.stdin.close()
-
-
-def main() -> None:
-    """Fork for each order; answer with the exit status, negative for a signal, and what the order returned."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                os.write(write, json.dumps(serve(order)).encode())
-                status = 0
-            except BaseException as error:  # noqa: BLE001 - the child must not continue as the server
-                os.write(write, json.dumps({"error": f"{type(error).__name__}: {error}"[:2000]}).encode())
-            finally:
-                os._exit(status)
-        os.close(write)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(json.dumps({"status": status, **json.loads(os.read(read, 2**16) or b"{}")}), flush=True)
-        os.close(read)

@@ -26,8 +26,8 @@ from tasks.outputs.passport.write import write_passport
 from tasks.outputs.verify.command import verify_output
 from tests.flows.mini_pipeline import hashes
 from tests.object_stores import store_server
+from tests.tasks.forked_orders import order_server
 from tests.tasks.outputs.forget.corpus import PAGES, complete, words_in
-from tests.tasks.outputs.forget.killed import server_of_orders
 
 GONE = ("Bert", "Dora", "Sven", "Olga")  # in the stories of the pages
 
@@ -101,7 +101,7 @@ class Killed:
 
 @pytest.fixture(scope="module")
 def killed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
-    with server_of_orders() as order:
+    with order_server("tests.tasks.outputs.forget.killed") as order:
         yield Killed(corpus, tmp_path_factory.mktemp("killed"), order)
 
 
@@ -198,7 +198,7 @@ def test_a_removal_in_an_object_store_killed_in_the_middle_is_completed(
             paths = [path for path in store.find(f"bucket/{name}") if not path.endswith("/.lock")]
             return {path.partition(f"{name}/")[2]: store.cat_file(path) for path in paths}
 
-        with server_of_orders() as order:
+        with order_server("tests.tasks.outputs.forget.killed") as order:
             store.put(f"{corpus}/", "bucket/straight/", recursive=True)
             done = order(output="s3://bucket/straight", targets=PAGES, store=True)
             assert done["status"] == 0, done
