@@ -155,10 +155,6 @@ HANDLERS: dict[str, Callable[[Handler], None]] = {
     "/no-type-image": lambda h: h.answer(b"\x89PNG\r\n\x1a\n" + bytes(100), ""),
     "/no-type-text": lambda h: h.answer(b"not a page, and no tag in it", ""),
     "/octets": lambda h: h.answer(PAGE, "application/octet-stream"),
-    "/bad-length": lambda h: raw(h, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi"),
-    "/bad-chunk": lambda h: raw(
-        h, b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhi\r\n0\r\n\r\n"
-    ),
     "/cut-chunk": lambda h: raw(
         h, b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhi"
     ),

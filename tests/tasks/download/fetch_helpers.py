@@ -3,14 +3,17 @@
 import asyncio
 from typing import Any
 
-from gpt2train.store.manifest import Folder, Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest, Outcome, need_manifest
 from tasks.blacklist.step import URLS
 from tasks.core.runner import Runner
-from tasks.core.shards import write_rows
+from tasks.core.shards import read_rows, write_rows
 from tasks.core.step import Step
 from tasks.download.fetch import Fetcher
-from tasks.download.ledger import Fetched
+from tasks.download.ledger import Fetched, ledgers_of
 from tasks.download.step import DownloadSettings, download
+from tasks.download.warc import Page
+from tasks.sources.index import read_pages
+from tests.tasks.corpus import Inline
 from tests.tasks.web_server import Site
 
 # The request for tdmrep.json is left to the tests of the consent signals: others count requests.
@@ -50,3 +53,25 @@ def run(root: Folder, site: Site, shards: list[list[str]], workers: int = 1, **c
     with Runner(workers) as runner:
         settings = make_settings(**changes)
         return download(root, make_urls(root, shards), settings, runner, {"*.test": site.address})
+
+
+def run_again(
+    root: Folder,
+    address: str,
+    runner: Runner | None = None,
+    retry_failed: bool = False,
+    refresh: bool = False,
+    **changes: Any,
+) -> Manifest:
+    """Download the list that stands in the output once more."""
+    urls, settings = need_manifest(root / "urls"), make_settings(**changes)
+    how = {"retry_failed": retry_failed, "refresh": refresh}
+    return download(root, urls, settings, runner or Inline(1), {"*.test": address}, **how)
+
+
+def pages_of(root: Folder, made: Manifest) -> list[Page]:
+    return [page for record in made.outputs for page in read_pages(root / "pages", record.name)]
+
+
+def ledger_of(root: Folder, made: Manifest) -> list[dict[str, Any]]:
+    return [row for record in ledgers_of(made.outcome.audit) for row in read_rows(root / "pages", record.name)]

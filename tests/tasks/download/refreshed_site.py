@@ -7,14 +7,11 @@ from typing import Any
 
 from warcio.archiveiterator import ArchiveIterator
 
-from gpt2train.store.manifest import Folder, Manifest, need_manifest
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.shards import read_rows
-from tasks.download.ledger import ledgers_of
-from tasks.download.step import download
 from tasks.download.warc import Page
-from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline
-from tests.tasks.download.fetch_helpers import make_settings
+from tests.tasks.download.fetch_helpers import run_again
 from tests.tasks.web_server import Handler, Site
 
 DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
@@ -67,25 +64,13 @@ def urls(*paths: str, host: str = "a") -> list[str]:
 
 def refresh(root: Folder, server: Server, **options: Any) -> Manifest:
     server.asked.clear()
-    settings = make_settings(**options)
-    address = {"*.test": server.site.address}
-    return download(root, need_manifest(root / "urls"), settings, Inline(2), address, refresh=True)
-
-
-def pages(root: Folder, made: Manifest) -> list[Page]:
-    return [page for record in made.outputs for page in read_pages(root / "pages", record.name)]
+    return run_again(root, server.site.address, Inline(2), refresh=True, **options)
 
 
 def listed(root: Folder, made: Manifest) -> dict[str, dict[str, Any]]:
-    names = [
-        one.name for one in made.outcome.audit if one.name.startswith("refresh/") and one.name.endswith(".parquet")
-    ]
+    names = [one.name for one in made.outcome.audit if one.name.startswith("refresh/") and "parquet" in one.name]
     rows = [row for name in names for row in read_rows(root / "pages", name)]
     return {row["url"].partition(".test")[2]: row for row in rows}
-
-
-def ledger(root: Folder, made: Manifest) -> list[dict[str, Any]]:
-    return [row for record in ledgers_of(made.outcome.audit) for row in read_rows(root / "pages", record.name)]
 
 
 def plain(found: list[Page]) -> list[Page]:

@@ -42,57 +42,44 @@ def names_by_robots(text: str, url: str = PAGE) -> list[str]:
     return [signal.name for signal in by_robots(text, url).signals]
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("noai", "noai"),
-        ("NoAI, NoImageAI", "noai"),
-        ("noindex, noimageai", "noimageai"),
-        ("gptbot: noindex, noai", "noai"),
-        ("GPT2train: noai", "noai"),
-        ("*: noai", "noai"),
-        ("otherbot: noai", ""),
-        ("otherbot: noai, claudebot: noai", "noai"),
-        ("unavailable_after: Wednesday, 25-Jun-10 15:00:00 GMT", ""),
-        ("unavailable_after: 25 Jun 2010 15:00:00 PST, noai", "noai"),
-        ("otherbot: unavailable_after: 25 Jun 2010 15:00:00 PST, noai", ""),
-        ("max-snippet: 50, noai", "noai"),
-        ("max-snippet: 50 noai", "noai"),
-        ("unavailable_after: Friday, 25-Jun-10 15:00:00 GMT, noai", "noai"),
-        ("unavailable_after: Fri, 25 Jun 2010 15:00:00 GMT, noai", "noai"),
-        ("otherbot: unavailable_after: Fri, 25 Jun 2010 15:00:00 GMT, noai", ""),
-        ("noindex; noai", "noai"),
-        ("gptbot/1.2: noai", "noai"),
-        ("10 20: noai", ""),
-        ("noairplanes, all", ""),
-        ("", ""),
-    ],
-)
-def test_x_robots_tag(value: str, expected: str) -> None:
-    assert reason(("X-Robots-Tag", value)) == expected
-    assert reason(("x-robots-tag", "all"), ("X-ROBOTS-TAG", value)) == expected
+FRIDAY = "unavailable_after: Fri, 25 Jun 2010 15:00:00 GMT"
+DATED = [FRIDAY, FRIDAY.replace("Fri,", "Friday,"), "unavailable_after: 25 Jun 2010 15:00:00 PST"]
 
 
 @pytest.mark.parametrize(
-    ("tag", "expected"),
+    ("expected", "values"),
     [
-        ('<meta name="robots" content="noai, noimageai">', "noai"),
-        ("<META CONTENT=NOIMAGEAI NAME=Robots>", "noimageai"),
-        ('<meta name="GPTBot" content="noai">', "noai"),
-        ('<meta name="gpt2train" content="noai">', "noai"),
-        ('<meta name="otherbot" content="noai">', ""),
-        ('<meta name="description" content="noai">', ""),
-        ('<!-- <meta name="robots" content="noai"> -->', ""),
-        ("<script>'<meta name=robots content=noai>'</script>", ""),
-        ('<meta name="tdm-reservation" content="1">', "tdm_reservation"),
-        ('<meta name="tdm-reservation" content="0">', ""),
-        ('<meta name="tdm-reservation" content="yes">', ""),
+        ("noai", ["noai", "NoAI, NoImageAI", "gptbot: noindex, noai", "GPT2train: noai", "*: noai", "noindex; noai"]),
+        ("noai", ["max-snippet: 50, noai", "max-snippet: 50 noai", "gptbot/1.2: noai"]),
+        ("noai", ["otherbot: noai, claudebot: noai", *(f"{date}, noai" for date in DATED)]),
+        ("noimageai", ["noindex, noimageai"]),
+        ("", ["otherbot: noai", "10 20: noai", "noairplanes, all", ""]),
+        ("", ["unavailable_after: Wednesday, 25-Jun-10 15:00:00 GMT", *(f"otherbot: {date}, noai" for date in DATED)]),
     ],
 )
-def test_meta_tags(tag: str, expected: str) -> None:
-    page = f"<html><head><title>t</title>{tag}</head><body><p>text"
-    assert reason(body=page.encode()) == expected
-    assert reason(body=page.encode("utf-16")) == expected
+def test_x_robots_tag(expected: str, values: list[str]) -> None:
+    for value in values:
+        assert reason(("X-Robots-Tag", value)) == expected, value
+        assert reason(("x-robots-tag", "all"), ("X-ROBOTS-TAG", value)) == expected, value
+
+
+@pytest.mark.parametrize(
+    ("expected", "tags"),
+    [
+        ("noai", [f'<meta name="{name}" content="noai">' for name in ("GPTBot", "gpt2train", "robots")]),
+        ("noai", ['<meta name="robots" content="noai, noimageai">']),
+        ("noimageai", ["<META CONTENT=NOIMAGEAI NAME=Robots>"]),
+        ("", [f'<meta name="{name}" content="noai">' for name in ("otherbot", "description")]),
+        ("", ['<!-- <meta name="robots" content="noai"> -->', "<script>'<meta name=robots content=noai>'</script>"]),
+        ("tdm_reservation", ['<meta name="tdm-reservation" content="1">']),
+        ("", [f'<meta name="tdm-reservation" content="{value}">' for value in ("0", "yes")]),
+    ],
+)
+def test_meta_tags(expected: str, tags: list[str]) -> None:
+    for tag in tags:
+        page = f"<html><head><title>t</title>{tag}</head><body><p>text"
+        for encoding in ("utf-8", "utf-16"):
+            assert reason(body=page.encode(encoding)) == expected, (tag, encoding)
 
 
 def test_the_tag_overrides_the_header_and_the_header_the_file() -> None:
@@ -135,67 +122,50 @@ def test_agents_with_a_version_or_in_one_line() -> None:
 
 
 def test_content_signals() -> None:
-    cloudflare = "# text\nUser-Agent: *\nContent-Signal: search=yes,ai-train=no\nAllow: /\n"
-    assert names_by_robots(cloudflare) == ["content_signal"]
-    assert names_by_robots("User-agent: *\ncontent-signal: ai-train = NO , search=yes\n") == ["content_signal"]
-    assert names_by_robots("User-agent: *\nContent-Signal: search=no, ai-train=yes\n") == []
-    assert names_by_robots("User-agent: *\nContent-Signal: search=yes, ai-input=no\n") == []
+    for text in (
+        "# text\nUser-Agent: *\nContent-Signal: search=yes,ai-train=no\nAllow: /\n",
+        "User-agent: *\ncontent-signal: ai-train = NO , search=yes\n",
+        "User-agent: GPTBot\nContent-Signal: ai-train=no\n",
+        "Content-Signal: ai-train=no\nUser-agent: *\nAllow: /\n",
+        "User-agent: *\nContent-Signal: /news\tai-train=no\n",
+    ):
+        assert names_by_robots(text) == ["content_signal"], text
+    for signal in ("*\nContent-Signal: search=no, ai-train=yes", "*\nContent-Signal: search=yes, ai-input=no"):
+        assert names_by_robots(f"User-agent: {signal}\n") == [], signal
     assert names_by_robots("User-agent: other\nContent-Signal: ai-train=no\n") == []
-    assert names_by_robots("User-agent: GPTBot\nContent-Signal: ai-train=no\n") == ["content_signal"]
-    assert names_by_robots("Content-Signal: ai-train=no\nUser-agent: *\nAllow: /\n") == ["content_signal"]
     own = "User-agent: gpt2train\nContent-Signal: ai-train=yes\n\nUser-agent: *\nContent-Signal: ai-train=no\n"
     assert names_by_robots(own) == []
     paths = "User-agent: *\nContent-Signal: /news/*?x=$ ai-train=no\nContent-Signal: /blog ai-train=no\nDisallow: /x\n"
     assert names_by_robots(paths) == []
     assert names_by_robots(paths, "http://a.example/blog/2") == ["content_signal"]
-    assert names_by_robots("User-agent: *\nContent-Signal: /news\tai-train=no\n") == ["content_signal"]
     assert reason(("Content-Signal", "ai-train=no, search=yes")) == "content_signal"
     assert reason(("Content-Signal", "ai-train=yes")) == ""
 
 
 def test_tdm_files() -> None:
-    rules = TdmRules(
-        json.dumps(
-            [
-                {"location": "/", "tdm-reservation": 0},
-                {"location": "/news/*.html$", "tdm-reservation": 1, "tdm-policy": "https://a.example/p.json"},
-                {"location": "/é", "tdm-reservation": "1"},
-                {"location": "/bad", "tdm-reservation": True},
-                {"location": 3, "tdm-reservation": 1},
-                "text",
-            ]
-        )
-    )
+    policy = {"location": "/news/*.html$", "tdm-reservation": 1, "tdm-policy": "https://a.example/p.json"}
+    values = {"/": 0, "/é": "1", "/bad": True, 3: 1}
+    rows = [{"location": location, "tdm-reservation": value} for location, value in values.items()]
+    rules = TdmRules(json.dumps([*rows, policy, "text"]))
     assert rules.reserves("/news/a.html") and rules.reserves("/%C3%A9/x")
     assert rules.reserves("/news/a.html?q") is False and rules.reserves("/bad") is False
     assert TdmRules('[{"location": "/a", "tdm-reservation": 1}]').reserves("/b") is None
 
 
-@pytest.mark.parametrize(
-    ("location", "url"),
-    [
-        ("/%c3%a4", "/ä"),
-        ("/%7Ejoe", "/~joe"),
-        ("/%66oo?%62=%2f", "/foo?b=/"),
-        ("/a%3Db", "/a=b"),
-        ("/a%2Ab$", "/a*b"),
-        ("/a%24", "/a$b"),
-        ("/a$b", "/a$b"),
-        ("/?a%3Db", "/?a%3db"),
-    ],
-)
-def test_patterns_are_compared_in_one_encoding(location: str, url: str) -> None:
-    rules = TdmRules(json.dumps([{"location": location, "tdm-reservation": 1}]))
-    assert rules.reserves(URL(f"http://a.example{url}").raw_path_qs) is True
-    assert rules.reserves("/axb") is None and rules.reserves("/?a=b") is None
+def test_patterns_are_compared_in_one_encoding() -> None:
+    for location, url in {
+        **{"/%c3%a4": "/ä", "/%7Ejoe": "/~joe", "/%66oo?%62=%2f": "/foo?b=/", "/a%3Db": "/a=b", "/?a%3Db": "/?a%3db"},
+        **{"/a%2Ab$": "/a*b", "/a%24": "/a$b", "/a$b": "/a$b"},
+    }.items():
+        rules = TdmRules(json.dumps([{"location": location, "tdm-reservation": 1}]))
+        assert rules.reserves(URL(f"http://a.example{url}").raw_path_qs) is True, location
+        assert rules.reserves("/axb") is None and rules.reserves("/?a=b") is None, location
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "<html>", "{}", "[", '[{"location": "/", "tdm-reservation": 1}', "[" * 200_000, "[" + "9" * 400_000 + "]"],
-)
-def test_files_that_break_the_protocol_reserve_nothing(text: str) -> None:
-    assert not TdmRules(text)
+def test_files_that_break_the_protocol_reserve_nothing() -> None:
+    rule = '[{"location": "/", "tdm-reservation": 1}'
+    for text in ("", "<html>", "{}", "[", rule, "[" * 200_000, "[" + "9" * 400_000 + "]"):
+        assert not TdmRules(text), text[:50]
 
 
 def test_licenses_are_recorded_and_drop_nothing() -> None:
@@ -205,10 +175,9 @@ def test_licenses_are_recorded_and_drop_nothing() -> None:
     found = decide(("Link", '<https://l.example/1>; rel="license", </x>; rel=next, </y>; rel=license'), body=body)
     expected = ["http://a.example/license", "http://cc.example/by/4.0/", "https://l.example/1", "http://a.example/y"]
     assert found.licenses == (*expected,) and found.refusal is None
-    rsl = by_robots(
-        "License: https://a.example/rsl.xml\nUser-agent: *\nAllow: /\nLicense: https://a.example/2.xml # x\n"
-    )
-    assert rsl.licenses == ("https://a.example/rsl.xml", "https://a.example/2.xml") and rsl.signals == ()
+    files = ("https://a.example/rsl.xml", "https://a.example/2.xml")
+    rsl = by_robots("License: {}\nUser-agent: *\nAllow: /\nLicense: {} # x\n".format(*files))
+    assert (rsl.licenses, rsl.signals) == (files, ())
     assert decide(site=rsl).licenses == rsl.licenses
 
 

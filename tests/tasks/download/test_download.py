@@ -1,6 +1,5 @@
 """The download step against a server on loopback: order, reproducible content, kills, constant memory."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -13,15 +12,14 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
-from gpt2train.store.manifest import Folder, need_manifest
+from gpt2train.store.manifest import Folder
 from tasks.core.runner import Runner, Stage
 from tasks.core.shards import read_rows
 from tasks.download.host_stats import tally_hosts
 from tasks.download.ledger import ledgers_of
-from tasks.download.step import download
-from tasks.sources.index import read_pages
-from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
-from tests.tasks.web_server import Site
+from tests.tasks.corpus import rejected_of
+from tests.tasks.download.fetch_helpers import ledger_of, make_urls, pages_of, run, run_again
+from tests.tasks.web_server import Site, drip
 
 
 def test_pages_are_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
@@ -33,15 +31,14 @@ def test_pages_are_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
     root = Folder(tmp_path)
     shards = [["http://a.test/slow", "http://a.test/gone", "http://a.test/2"], ["http://a.test/image"]]
     manifest = run(root, site, shards)
-    pages = [page for record in manifest.outputs for page in read_pages(root / "pages", record.name)]
+    pages = pages_of(root, manifest)
     assert [page.url for page in pages] == ["http://a.test/slow", "http://a.test/2"]
     assert {page.source for page in pages} == {"list.txt"}
-    ledger = [row for record in ledgers_of(manifest.outcome.audit) for row in read_rows(root / "pages", record.name)]
+    ledger = ledger_of(root, manifest)
     assert [row["url"] for row in ledger] == [url for shard in shards for url in shard]
     assert [row["status"] for row in ledger] == ["ok", "failed", "ok", "failed"]
     assert [row["sha256"] for row in ledger if row["sha256"]] == [page.sha256 for page in pages]
-    rejected = [row for record in manifest.outcome.rejected for row in read_rows(root / "pages", record.name)]
-    assert [row["reason"] for row in rejected] == ["not_found", "content_type"]
+    assert [row["reason"] for row in rejected_of(root, manifest)] == ["not_found", "content_type"]
     assert manifest.outcome.reasons == {"content_type": 1, "not_found": 1}
     assert (manifest.outcome.seen, manifest.outcome.kept) == (4, 2)
     assert site.hits["a.test", "/robots.txt"] == 1  # once for both shards
@@ -70,14 +67,13 @@ def test_a_shard_reports_its_progress(site: Site, tmp_path: Path) -> None:
 
     site.handlers["/slow"] = slow
     root = Folder(tmp_path)
-    urls = make_urls(root, [["http://a.test/1", "http://b.test/slow"], ["http://a.test/2"]])
+    make_urls(root, [["http://a.test/1", "http://b.test/slow"], ["http://a.test/2"]])
     with ProgressRunner() as runner:
-        ask = functools.partial(download, root, urls, make_settings(attempts=1), runner, {"*.test": site.address})
-        ask()
+        run_again(root, site.address, runner, attempts=1)
         assert runner.stages == [{"part-00000": 2, "part-00001": 1}]
         assert (1, 2) in runner.advances["part-00000"] and runner.advances["part-00000"][-1] == (2, 2)
         assert runner.advances["part-00001"][-1] == (1, 1)
-        ask(retry_failed=True)
+        run_again(root, site.address, runner, retry_failed=True, attempts=1)
         assert runner.stages[1:] == [{"retry-00000": 1}] and runner.advances["retry-00000"][-1] == (1, 1)
 
 
@@ -106,11 +102,11 @@ def test_a_download_without_any_page_is_an_error_and_not_cached(site: Site, tmp_
 
 def test_a_stopped_download_ends_soon(site: Site, tmp_path: Path) -> None:
     runner = Runner(1)
-    threading.Timer(0.5, runner.stopping.set).start()
-    urls = make_urls(Folder(tmp_path), [["http://a.test/drip"]])
+    site.handlers["/stops"] = lambda h: (runner.stopping.set(), drip(h))[1]
+    make_urls(Folder(tmp_path), [["http://a.test/stops"]])
     begin = time.monotonic()
     with pytest.raises(RunError, match="run again"):
-        download(Folder(tmp_path), urls, make_settings(deadline=60), runner, {"*.test": site.address})
+        run_again(Folder(tmp_path), site.address, runner, deadline=60)
     assert time.monotonic() - begin < 30  # the page takes 50 s
 
 
@@ -124,8 +120,7 @@ print(crawl(sys.argv[1], sys.argv[2]))
 def crawl(root: str, address: str) -> str:
     """Download as a command does; the identity of what was fetched."""
     with Runner(1) as runner:
-        urls = need_manifest(Folder(root) / "urls")
-        return str(download(Folder(root), urls, make_settings(delay=0.05), runner, {"*.test": address}).identity)
+        return str(run_again(Folder(root), address, runner, delay=0.05).identity)
 
 
 def test_a_killed_download_resumes(site: Site, tmp_path: Path) -> None:
@@ -155,11 +150,8 @@ def test_a_killed_download_resumes(site: Site, tmp_path: Path) -> None:
 
 
 def test_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
-    shards = [
-        ["http://a.test/1", "http://a.test/gone", "http://b.test/broken"],
-        ["http://A.test/2", "http://b.test/gone"],
-    ]
-    manifest = run(Folder(tmp_path), site, shards, attempts=1)
+    one = ["http://a.test/1", "http://a.test/gone", "http://b.test/broken"]
+    manifest = run(Folder(tmp_path), site, [one, ["http://A.test/2", "http://b.test/gone"]], attempts=1)
     folder = Folder(tmp_path) / "pages"
     (record,) = [record for record in manifest.outcome.audit if record.name == "hosts.parquet"]
     rows = list(read_rows(folder, record.name))
@@ -173,15 +165,9 @@ def test_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
 
 HEAVY = """
 import resource, sys
-from tasks.download.settings import DownloadSettings
-from tasks.download.step import download
-from gpt2train.store.manifest import need_manifest
 from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import need_manifest
-from tests.tasks.corpus import Inline
-root, address = Folder(sys.argv[1]), sys.argv[2]
-settings = DownloadSettings(delay=0, per_host=4, allow_private=("127.0.0.0/8",))
-manifest = download(root, need_manifest(root / "urls"), settings, Inline(1), {"*.test": address})
+from tests.tasks.download.fetch_helpers import run_again
+manifest = run_again(Folder(sys.argv[1]), sys.argv[2], per_host=4, max_wire_bytes=2**20)
 print(manifest.outcome.kept, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 

@@ -4,14 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.store.manifest import Folder, need_manifest
+from gpt2train.store.manifest import Folder
 from tasks.core.forgotten import FORGOTTEN, Forgotten, domain_hash, encode_forgotten, name_of, read_forgotten, url_hash
-from tasks.core.shards import read_rows
-from tasks.download.ledger import ledgers_of
-from tasks.download.step import download
 from tasks.outputs.forget.scan import scan
-from tests.tasks.corpus import Inline
-from tests.tasks.download.fetch_helpers import make_settings, run
+from tests.tasks.download.fetch_helpers import ledger_of, run, run_again
 from tests.tasks.web_server import Site
 
 TARGET = "http://a.test/secret"
@@ -37,7 +33,7 @@ def test_a_redirect_to_a_forgotten_page_is_refused(redirecting: Site, tmp_path: 
     assert not [path for path in asked if path[1].startswith("/secret")]
     assert not [host for host, _ in asked if host.endswith("gone.test")]  # not even for robots.txt
     assert manifest.outcome.reasons == {"forgotten": 3} and manifest.outcome.kept == 1
-    ledger = [row for record in ledgers_of(manifest.outcome.audit) for row in read_rows(root / "pages", record.name)]
+    ledger = ledger_of(root, manifest)
     assert [row["url"] for row in ledger[:3]] == [name_of(TARGET), name_of("http://www.gone.test/1"), name_of(TARGET)]
     assert not any(row["final_url"] or row["detail"] or row["http_status"] for row in ledger[:3])
     assert scan(root, LISTED, LISTED, ["secret " * 9], ()).traces == []
@@ -50,7 +46,6 @@ def test_a_page_that_is_moved_to_a_forgotten_one_is_gone(redirecting: Site, tmp_
     assert run(root, redirecting, [[moved, "http://a.test/2"]]).outcome.kept == 2
     (tmp_path / FORGOTTEN).write_bytes(encode_forgotten(LISTED))
     redirecting.handlers["/moved"] = redirecting.handlers["/to-page"]
-    urls, address = need_manifest(root / "urls"), {"*.test": redirecting.address}
-    manifest = download(root, urls, make_settings(), Inline(1), address, refresh=True)
+    manifest = run_again(root, redirecting.address, refresh=True)
     assert redirecting.hits["a.test", "/secret"] == 0 and manifest.outcome.reasons == {"forgotten": 1}
     assert read_forgotten(root) == LISTED and scan(root, LISTED, LISTED, ["secret " * 9], ()).traces == []

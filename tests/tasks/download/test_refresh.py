@@ -9,22 +9,18 @@ import pyarrow as pa
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
-from gpt2train.store.manifest import Folder, need_manifest
+from gpt2train.store.manifest import Folder
 from tasks.download.ledger import CONTENT, LEDGER, content_of, ledgers_of
 from tasks.download.revisit import checked_validator
 from tasks.download.shard_writer import changes
-from tasks.download.step import download
-from tests.tasks.corpus import Inline
-from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
+from tests.tasks.download.fetch_helpers import ledger_of, make_urls, pages_of, run, run_again
 from tests.tasks.download.refreshed_site import (
     CONSENT,
     DATE,
     Server,
     change,
     fill,
-    ledger,
     listed,
-    pages,
     plain,
     refresh,
     revisits,
@@ -36,7 +32,7 @@ def test_pages_stay_change_come_and_go(server: Server, tmp_path: Path) -> None:
     """A refresh equals a first run over the same pages, and asks for no page that stands."""
     root, shards = Folder(tmp_path / "out"), fill(server)
     first = run(root, server.site, shards)
-    before = {page.url: page for page in pages(root, first)}
+    before = {page.url: page for page in pages_of(root, first)}
     change(server)
     second = refresh(root, server)
     answered = {path: (status, conditional) for path, status, conditional in server.asked}
@@ -57,14 +53,13 @@ def test_pages_stay_change_come_and_go(server: Server, tmp_path: Path) -> None:
     fresh_root = Folder(tmp_path / "fresh")
     fresh = run(fresh_root, server.site, shards)
     assert (second.content, second.fingerprint) == (fresh.content, fresh.fingerprint) != (first.content, "")
-    assert plain(pages(root, second)) == plain(pages(fresh_root, fresh))
+    assert plain(pages_of(root, second)) == plain(pages_of(fresh_root, fresh))
     names = [name for name in LEDGER.names if name not in ("fetched_at", "elapsed_ms", "ip")]
-    rows = [
-        [{name: row[name] for name in names} for row in ledger(*one)] for one in ((root, second), (fresh_root, fresh))
-    ]
-    assert rows[0] == rows[1]
+    both = ((root, second), (fresh_root, fresh))
+    rows, others = ([{name: row[name] for name in names} for row in ledger_of(*made)] for made in both)
+    assert rows == others
     assert second.outcome.reasons == fresh.outcome.reasons
-    standing = [page for page in pages(root, second) if before.get(page.url) == page]  # with the time of their fetch
+    standing = [page for page in pages_of(root, second) if before.get(page.url) == page]  # with the time of their fetch
     assert len(standing) == 5
     assert set((root / "pages").files()) == {"_manifest.json", *(record.name for record in second.outcome.files)}
 
@@ -72,7 +67,7 @@ def test_pages_stay_change_come_and_go(server: Server, tmp_path: Path) -> None:
 def test_revisit_records_refer_to_the_pages(server: Server, tmp_path: Path) -> None:
     root = Folder(tmp_path)
     first = run(root, server.site, fill(server))
-    rows = {row["url"]: row for row in ledger(root, first)}
+    rows = {row["url"]: row for row in ledger_of(root, first)}
     ids = {}
     for record in first.outputs:
         for one in ArchiveIterator(io.BytesIO((root / "pages").read_bytes(record.name))):
@@ -109,7 +104,7 @@ def test_temporary_failures_keep_the_page(server: Server, tmp_path: Path) -> Non
     server.put("/robots", "A page.")
     quick: dict[str, Any] = {"attempts": 1, "deadline": 1.5, "max_host_failures": 10}
     first = run(root, server.site, [urls(*paths), urls("/robots", host="b")], **quick)
-    before = {page.url: page for page in pages(root, first)}
+    before = {page.url: page for page in pages_of(root, first)}
     handlers, site = dict(server.site.handlers), server.site
     site.handlers |= {
         "/503": lambda h: h.answer(b"", status=503),
@@ -126,15 +121,15 @@ def test_temporary_failures_keep_the_page(server: Server, tmp_path: Path) -> Non
         "/403": "gone",
     }
     assert found["/robots"]["reason"] == "robots_unavailable" and found["/slow"]["reason"] == "deadline"
-    assert pages(root, second) == [page for url, page in before.items() if not url.endswith("/403")]
-    notes = {row["url"]: row["detail"] for row in ledger(root, second) if row["status"] == "ok"}
+    assert pages_of(root, second) == [page for url, page in before.items() if not url.endswith("/403")]
+    notes = {row["url"]: row["detail"] for row in ledger_of(root, second) if row["status"] == "ok"}
     assert "http_error: status 503" in notes["http://a.test/503"] and all(notes.values())
     assert not second.outcome.facts["retryable"] and second.outcome.reasons == {"http_error": 1}
     site.handlers.update(handlers)
     site.robots.clear()
     third = refresh(root, server, **quick)
     assert changes(third) == {"new": 1, "changed": 0, "gone": 0, "unchanged": 5, "kept": 0, "missing": 0}
-    assert third.content == first.content and not any(row["detail"] for row in ledger(root, third))
+    assert third.content == first.content and not any(row["detail"] for row in ledger_of(root, third))
 
 
 def test_nothing_changed_keeps_the_files(server: Server, tmp_path: Path) -> None:
@@ -164,7 +159,7 @@ def test_a_longer_list_is_refreshed_by_url(server: Server, tmp_path: Path) -> No
     assert changes(second) == {"new": 3, "changed": 1, "gone": 0, "unchanged": 3, "kept": 0, "missing": 0}
     fresh = run(Folder(tmp_path / "fresh"), server.site, new)
     assert second.identity == fresh.identity
-    assert plain(pages(root, second)) == plain(pages(Folder(tmp_path / "fresh"), fresh))
+    assert plain(pages_of(root, second)) == plain(pages_of(Folder(tmp_path / "fresh"), fresh))
     server.asked.clear()
     assert run(root, server.site, new) == second and not server.asked
 
@@ -175,7 +170,7 @@ def test_an_object_store(server: Server) -> None:
     change(server)
     second = refresh(root, server)
     assert changes(second)["unchanged"] == 5 and second.content != first.content
-    assert len(pages(root, second)) == second.outcome.kept
+    assert len(pages_of(root, second)) == second.outcome.kept
 
 
 def test_a_corpus_without_validators_is_compared_by_its_pages(server: Server, tmp_path: Path) -> None:
@@ -187,7 +182,7 @@ def test_a_corpus_without_validators_is_compared_by_its_pages(server: Server, tm
             old = [one for one in LEDGER if one.name not in ("content_language", "etag", "last_modified")]
             patch.setattr(f"tasks.download.{name}.schema_of", lambda rows, old=old: pa.schema(old))
         first = run(root, server.site, shards)
-    assert "etag" not in ledger(root, first)[0]
+    assert "etag" not in ledger_of(root, first)[0]
     change(server)
     second = refresh(root, server)
     assert not any(conditional for _, _, conditional in server.asked)
@@ -208,7 +203,7 @@ def test_another_language_of_a_page_is_another_content(server: Server, tmp_path:
     assert content_of(root / "pages", ledgers_of(first.outcome.audit), has_languages=False) != first.content
     server.put("/1", "The page.", "none", **{"Content-Language": "de"})
     second = refresh(root, server)
-    assert [page.content_language for page in pages(root, second)] == ["de"]
+    assert [page.content_language for page in pages_of(root, second)] == ["de"]
     assert second.identity != first.identity
     assert second.identity == run(Folder(tmp_path / "fresh"), server.site, [urls("/1")]).identity
 
@@ -262,7 +257,7 @@ def test_a_redirect_is_followed_before_the_condition(server: Server, tmp_path: P
     server.site.handlers["/move"] = lambda h: h.redirect("/2")
     second = refresh(root, server)
     assert server.asked == [("/2", 200, False)]
-    assert [page.final_url for page in pages(root, second)] == ["http://a.test/2"]
+    assert [page.final_url for page in pages_of(root, second)] == ["http://a.test/2"]
     assert CONTENT[1] == "final_url" and changes(second)["unchanged"] == 1
 
 
@@ -273,22 +268,18 @@ def test_the_pages_of_a_retry_are_refreshed_and_the_other_way_round(server: Serv
     stands = server.site.handlers["/2"]
     server.site.handlers["/2"] = server.site.handlers["/broken"]
     run(root, server.site, [urls("/1", "/2")])
-    manifest, address = need_manifest(root / "urls"), {"*.test": server.site.address}
     server.put("/1", "Page 1 has changed.")
     second = refresh(root, server)
     assert changes(second) == {"new": 0, "changed": 1, "gone": 0, "unchanged": 0, "kept": 0, "missing": 1}
     server.site.handlers["/2"] = stands
-    third = download(root, manifest, make_settings(), Inline(1), address, retry_failed=True)
+    third = run_again(root, server.site.address, retry_failed=True)
     assert third.outcome.kept == 2 and listed(root, third)["/1"]["change"] == "changed"
     fourth = refresh(root, server)
-    assert changes(fourth)["unchanged"] == 2 and len(pages(root, fourth)) == 2
+    assert changes(fourth)["unchanged"] == 2 and len(pages_of(root, fourth)) == 2
 
 
-@pytest.mark.parametrize("value", ['"a"', 'W/"b c"', DATE])
-def test_validators_that_can_be_sent_back(value: str) -> None:
-    assert checked_validator(f" {value} ") == value
-
-
-@pytest.mark.parametrize("value", [None, "", '"\x85"', "a\r\nb", '"é"', '"' + "x" * 600 + '"', "\udc80"])
-def test_validators_that_cannot_be_sent_back(value: str | None) -> None:
-    assert checked_validator(value) == ""
+def test_validators_that_can_be_sent_back() -> None:
+    for value in ('"a"', 'W/"b c"', DATE):
+        assert checked_validator(f" {value} ") == value
+    for value in (None, "", '"\x85"', "a\r\nb", '"é"', '"' + "x" * 600 + '"', "\udc80"):
+        assert checked_validator(value) == "", value

@@ -7,8 +7,8 @@ import pytest
 
 from gpt2train.store.manifest import Folder, need_manifest
 from tasks.download.shard_writer import changes
-from tests.tasks.download.fetch_helpers import run
-from tests.tasks.download.refreshed_site import CONSENT, Server, ledger, listed, pages, refresh, urls
+from tests.tasks.download.fetch_helpers import ledger_of, pages_of, run
+from tests.tasks.download.refreshed_site import CONSENT, Server, listed, refresh, urls
 
 
 def test_fresh_pages_are_not_requested_if_asked(server: Server, tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_fresh_pages_are_not_requested_if_asked(server: Server, tmp_path: Path) 
     server.site.handlers["/moved"] = lambda h: h.redirect("/moved/target")
     shards = [urls("/fresh", "/forbidden", "/moved", "/stale", "/plain"), urls("/reserved", host="b")]
     first = run(root, server.site, shards, **CONSENT)
-    stands = {page.url: page for page in pages(root, first)}
+    stands = {page.url: page for page in pages_of(root, first)}
     for path in ("/fresh", "/stale", "/plain"):
         server.put(path, f"The page {path} has changed.", **server.extra[path])
     server.site.robots["a.test"] = (200, "User-agent: *\nDisallow: /forbidden\n")
@@ -38,9 +38,9 @@ def test_fresh_pages_are_not_requested_if_asked(server: Server, tmp_path: Path) 
         "/reserved": "gone",
     }
     assert changes(second) == {"new": 0, "changed": 2, "gone": 2, "unchanged": 1, "fresh": 1, "kept": 0, "missing": 0}
-    (page,) = (page for page in pages(root, second) if page.url.endswith("/fresh"))
+    (page,) = (page for page in pages_of(root, second) if page.url.endswith("/fresh"))
     assert page == stands[page.url]
-    rows = {row["url"]: row for row in ledger(root, second)}
+    rows = {row["url"]: row for row in ledger_of(root, second)}
     assert rows[page.url]["fresh_until"] and rows[page.url]["etag"] and not rows["http://a.test/plain"]["fresh_until"]
 
     shutil.rmtree(tmp_path / "pages")
@@ -58,11 +58,11 @@ def test_a_confirmed_page_is_fresh_again(server: Server, tmp_path: Path, monkeyp
     assert refresh(root, server).outputs == first.outputs
     with monkeypatch.context() as patch:
         patch.setattr("tasks.download.fetch.is_fresh", lambda until, now: False)  # an hour later
-        before = ledger(root, need_manifest(root / "pages"))[0]["fresh_until"]
+        before = ledger_of(root, need_manifest(root / "pages"))[0]["fresh_until"]
         second = refresh(root, server, skip_fresh=True)
-    assert changes(second)["unchanged"] == 1 and ledger(root, second)[0]["fresh_until"] > before
+    assert changes(second)["unchanged"] == 1 and ledger_of(root, second)[0]["fresh_until"] > before
     assert changes(refresh(root, server, skip_fresh=True))["fresh"] == 1 and not server.asked
     server.extra["/1"] = {"Cache_Control": "no-cache"}
     with monkeypatch.context() as patch:
         patch.setattr("tasks.download.fetch.is_fresh", lambda until, now: False)
-        assert not ledger(root, refresh(root, server, skip_fresh=True))[0]["fresh_until"]
+        assert not ledger_of(root, refresh(root, server, skip_fresh=True))[0]["fresh_until"]

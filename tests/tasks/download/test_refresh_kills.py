@@ -13,12 +13,10 @@ from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.step import Step
 from tasks.download.journal import Journal
 from tasks.download.shard_writer import changes
-from tasks.download.step import download
 from tasks.download.warc import MEMBER
-from tests.tasks.corpus import Inline
-from tests.tasks.download.fetch_helpers import make_settings, run
-from tests.tasks.download.killed_downloads import killed_downloads
-from tests.tasks.download.refreshed_site import Server, change, fill, pages, plain, refresh, urls
+from tests.tasks.download.fetch_helpers import pages_of, run, run_again
+from tests.tasks.download.refreshed_site import Server, change, fill, plain, refresh, urls
+from tests.tasks.forked_orders import order_server
 
 
 def test_a_damaged_archive_is_not_copied(server: Server, tmp_path: Path) -> None:
@@ -46,10 +44,10 @@ def test_a_page_with_the_first_bytes_of_a_record_is_copied(server: Server, tmp_p
     server.site.handlers["/2"] = lambda h: h.answer(body, "text/html")
     first = run(root, server.site, [urls("/1", "/2")])
     assert first.outcome.kept == 2 and (root / "pages").read_bytes(first.outputs[0].name).count(MEMBER) == 4
-    before = pages(root, first)
+    before = pages_of(root, first)
     server.put("/1", "Page 1 has changed.")
     second = refresh(root, server)
-    assert changes(second)["unchanged"] == 1 and pages(root, second)[1] == before[1]
+    assert changes(second)["unchanged"] == 1 and pages_of(root, second)[1] == before[1]
 
 
 AT_PAGE = pytest.param((Journal, "add"), marks=pytest.mark.slow, id="page")
@@ -93,13 +91,13 @@ def test_a_refresh_killed_at_any_instant_goes_on(server: Server, tmp_path: Path,
     change(server)
     shutil.copytree(tmp_path / "out", kept)
     straight = refresh(root, server)
-    expected, wanted = set((root / "pages").files()), plain(pages(root, straight))
-    with killed_downloads() as start:
+    expected, wanted = set((root / "pages").files()), plain(pages_of(root, straight))
+    with order_server("tests.tasks.download.killed_downloads") as send:
 
         def order(**more: Any) -> int:
             shutil.rmtree(tmp_path / "out")
             shutil.copytree(kept, tmp_path / "out")
-            return start(root, server.site.address, "refresh", **more)
+            return int(send(root=root.url, address=server.site.address, again="refresh", **more)["status"])
 
         assert order(record=str(tmp_path / "record")) == 0
         counts = json.loads((tmp_path / "record").read_text())
@@ -112,12 +110,10 @@ def test_a_refresh_killed_at_any_instant_goes_on(server: Server, tmp_path: Path,
         ]
         for kill in [*kills, *({"removal": number} for number in removals)]:
             assert order(**kill) == -9, kill
-            stands = download(
-                root, need_manifest(root / "urls"), make_settings(), Inline(1), {"*.test": server.site.address}
-            )
+            stands = run_again(root, server.site.address)
             assert stands == first or stands.content == straight.content, kill
             again = refresh(root, server)
             if stands == first:  # else this was one more refresh, of pages that stand
                 assert again.content == straight.content and changes(again) == changes(straight), kill
                 assert set((root / "pages").files()) == expected, kill
-            assert plain(pages(root, again)) == wanted, kill
+            assert plain(pages_of(root, again)) == wanted, kill

@@ -32,20 +32,17 @@ def test_many_rules_take_bounded_time_for_any_url() -> None:
     assert time.process_time() - began < 0.1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_the_product_of_agents_and_rules_is_bounded() -> None:
+    """The first of these asked for 2 x 10^8 rules from 360 kB."""
+    for text in (
         "".join(f"User-agent: a{n}\n" for n in range(10_000)) + "Disallow: /x\n" * 20_000,
         "".join(f"user agent a{n}\n" for n in range(4_000)) + "".join(f"Allow: /{n}\n" for n in range(4_000)),
         "".join(f"User-agent: a{n}\n" for n in range(MAX_AGENTS + 1)) * 2,
-    ],
-)
-def test_the_product_of_agents_and_rules_is_bounded(text: str) -> None:
-    """The first of these asked for 2 x 10^8 rules from 360 kB."""
-    began = time.process_time()
-    with pytest.raises(FetchRejectedError, match="too many rules"):
-        RobotsRules(text)
-    assert time.process_time() - began < 2
+    ):
+        began = time.process_time()
+        with pytest.raises(FetchRejectedError, match="too many rules"):
+            RobotsRules(text)
+        assert time.process_time() - began < 2, text[:50]
 
 
 def test_long_lists_of_bots_are_read() -> None:

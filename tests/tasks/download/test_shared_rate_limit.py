@@ -11,7 +11,6 @@ import pytest
 
 from gpt2train.errors import UserError
 from tasks.download import shared_rate_limit
-from tasks.download.fetch import Fetcher
 from tasks.download.shared_rate_limit import FILE, SharedRateLimiter, open_rate_limiter, record_index
 from tests.processes import wait_for
 from tests.tasks.download.fetch_helpers import fetch, make_settings
@@ -36,11 +35,9 @@ def crawl(site: Site, urls: list[str], **changes: Any) -> "subprocess.Popen[str]
     """A process that fetches as soon as it reads a line of input."""
     settings = make_settings(per_host=1, obey_robots=False, **changes).model_dump_json()
     arguments = [settings, f'"{site.address}"', str(urls).replace("'", '"')]
-    process = subprocess.Popen(
-        [sys.executable, "-c", CRAWLS, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    command = [sys.executable, "-c", CRAWLS, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
 
 
@@ -94,23 +91,25 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedRateLimi
     return ours, theirs
 
 
+def take(limiter: SharedRateLimiter, host: str = "a") -> Any:
+    slot = limiter.acquire(host, 1)
+    assert slot is not None
+    return slot
+
+
 def test_a_waiting_process_goes_first(two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace) -> None:
     ours, theirs = two
-    slot = ours.acquire("a", 1)
-    assert slot is not None
+    slot = take(ours)
     assert theirs.acquire("a", 1) is None
     ours.release(slot)
     clock.now += 0.4
     assert ours.acquire("a", 1) is None  # though it is free
-    assert ours.acquire("b", 1) is not None
-    taken = theirs.acquire("a", 1)
-    assert taken is not None
-    theirs.release(taken)
-    again = ours.acquire("a", 1)
-    assert again is not None
+    take(ours, "b")
+    theirs.release(take(theirs))
+    again = take(ours)
     assert ours.acquire("a", 1) is None  # the one slot is ours: no process waits
     ours.release(again)
-    assert theirs.acquire("a", 1) is not None
+    take(theirs)
 
 
 def test_a_waiting_process_goes_first_at_any_clock_value(
@@ -122,17 +121,14 @@ def test_a_waiting_process_goes_first_at_any_clock_value(
     for n in range(200):
         tried = (1_800_000_000.0, begins_anew - 0.5)[n % 2] + n / 199
         clock.now = tried
-        slot = ours.acquire("a", 1)
-        assert slot is not None
+        slot = take(ours)
         assert theirs.acquire("a", 1) is None
         ours.release(slot)
         for later in 0.0, -0.05, 0.4:
             clock.now = tried + later
             assert ours.acquire("a", 1) is None
         clock.now = tried + 1.0
-        slot = ours.acquire("a", 1)
-        assert slot is not None
-        ours.release(slot)
+        ours.release(take(ours))
 
 
 @pytest.mark.usefixtures("clock")
@@ -167,16 +163,6 @@ def test_the_folder_is_found_or_refused(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "cache").write_text("no folder")
     with pytest.raises(UserError, match=r"set download\.shared_rate_limit_dir to another folder"):
-        fetch_nothing(shared_rate_limit_dir=str(tmp_path / "cache" / "mine"))
-    fetch_nothing(shared_rate_limit_dir="auto")  # continues without sharing
+        fetch(Site(), [], shared_rate_limit_dir=str(tmp_path / "cache" / "mine"))
+    fetch(Site(), [], shared_rate_limit_dir="auto")  # continues without sharing
     assert "each download has its own rate limit" in caplog.text
-
-
-def fetch_nothing(**changes: Any) -> None:
-    import asyncio
-
-    async def run() -> None:
-        async with Fetcher(make_settings(**changes), {}):
-            pass
-
-    asyncio.run(run())

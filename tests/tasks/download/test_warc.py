@@ -1,9 +1,7 @@
 """WARC files: round trip, archives of other programs, damage."""
 
 import contextlib
-import dataclasses
 import gzip
-import hashlib
 import io
 import itertools
 import random
@@ -19,11 +17,9 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from gpt2train.store.folder import Folder
-from tasks.download.mime import parse_content_type
 from tasks.download.warc import (
     EMPTY,
     MEMBER,
-    Page,
     encode,
     encode_head,
     encode_record,
@@ -32,28 +28,15 @@ from tasks.download.warc import (
     record_spans,
 )
 from tasks.sources.index import read_members, read_pages
-from tests.tasks.warc_pages import write_pages
+from tests.tasks.warc_pages import make_page, write_pages
 
 Http = tuple[str, list[tuple[str, str]]] | None
-
-
-def make_page(body: bytes, number: int = 0) -> Page:
-    return Page(
-        url=f"http://a.example/{number}",
-        final_url=f"http://b.example/{number}?q=ä",
-        content_type="text/html",
-        charset="utf-8",
-        body=body,
-        fetched_at="2026-01-02T03:04:05Z",
-        sha256=hashlib.sha256(body).hexdigest(),
-        source="list.txt",
-    )
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5))
 def test_pages_round_trip(tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("warc")
-    pages = [make_page(body, number) for number, body in enumerate(bodies)]
+    pages = [make_page(body, url=f"http://a.example/{number}") for number, body in enumerate(bodies)]
     assert write_pages(folder / "p.warc.gz", pages) == len(pages)
     assert list(read_pages(Folder(folder), "p.warc.gz")) == pages
 
@@ -104,7 +87,7 @@ def test_members_are_read_as_pages(
     folder = tmp_path_factory.mktemp("warc")
     noise = random.Random(1).randbytes(40_000)  # stored as it is
     bodies = [noise + MEMBER + body if number % 2 else body for number, body in enumerate(bodies)]
-    write_pages(folder / "p.warc.gz", [make_page(body, number) for number, body in enumerate(bodies)])
+    write_pages(folder / "p.warc.gz", [make_page(body, url=f"http://a.example/{n}") for n, body in enumerate(bodies)])
     root, nothing = Folder(folder), dict[bytes, int]()
     whole = list(read_members(root, "p.warc.gz", nothing.get))
     assert [page for _, page in whole] == list(read_pages(root, "p.warc.gz"))
@@ -143,15 +126,8 @@ def test_spans_are_those_of_warcio_and_show_damage(bodies: list[bytes], at: int)
         spans(gzip.compress(gzip.decompress(data)))
 
 
-def test_warcio_reads_the_archive_and_its_digests_match(tmp_path: Path) -> None:
-    write_pages(tmp_path / "p.warc.gz", [make_page(b"<p>one"), make_page(b"<p>two", 1)])
-    with (tmp_path / "p.warc.gz").open("rb") as file:
-        records = ArchiveIterator(file, check_digests="raise")
-        assert [record.content_stream().read() for record in records] == [b"<p>one", b"<p>two"]
-
-
 def test_records_have_the_fields_of_the_standard(tmp_path: Path) -> None:
-    page = dataclasses.replace(make_page(b"<p>x"), ip="192.0.2.7", content_language="de, en")
+    page = make_page(b"<p>x", ip="192.0.2.7", content_language="de, en")
     data = encode_head("p.warc.gz", page.fetched_at) + encode_record(page)
     (tmp_path / "p.warc.gz").write_bytes(data)
     assert list(read_pages(Folder(tmp_path), "p.warc.gz")) == [page]
@@ -162,14 +138,15 @@ def test_records_have_the_fields_of_the_standard(tmp_path: Path) -> None:
             fields.append({name: record.rec_headers.get_header(name) for name, _ in record.rec_headers.headers})
     head, response = fields
     assert (head["WARC-Type"], head["WARC-Filename"]) == ("warcinfo", "p.warc.gz")
-    assert response["WARC-Type"] == "response"
-    assert response["WARC-Target-URI"] == page.final_url
-    assert response["X-List-URL"] == page.url
-    assert response["WARC-IP-Address"] == "192.0.2.7"
-    assert response["WARC-Date"] == page.fetched_at
-    assert response["WARC-Payload-Digest"] == f"sha256:{page.sha256}"
     assert response["WARC-Block-Digest"].startswith("sha1:")
-    assert response["Content-Type"] == "application/http; msgtype=response"
+    assert (
+        response.items()
+        >= {
+            **{"WARC-Type": "response", "Content-Type": "application/http; msgtype=response"},
+            **{"WARC-Target-URI": page.final_url, "X-List-URL": page.url, "WARC-IP-Address": "192.0.2.7"},
+            **{"WARC-Date": page.fetched_at, "WARC-Payload-Digest": f"sha256:{page.sha256}"},
+        }.items()
+    )
     for found in fields:  # ids are of the content, not drawn
         assert re.fullmatch(r"<urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f-]{21}>", found["WARC-Record-ID"])
     assert encode_head("p.warc.gz", page.fetched_at) == data[: len(encode_head("p.warc.gz", page.fetched_at))]
@@ -179,38 +156,18 @@ def test_an_archive_of_another_program_is_read(tmp_path: Path) -> None:
     """As Common Crawl writes them: a request beside the response, compressed bodies, other types."""
     with (tmp_path / "cc.warc.gz").open("wb") as file:
         writer = WARCWriter(file, gzip=True)
-        for number, (status, kind, body) in enumerate(
-            [
-                ("200 OK", "text/html; charset=ISO-8859-1", gzip.compress("<p>é".encode("latin-1"))),
-                ("404 Not Found", "text/html", gzip.compress(b"gone")),
-                ("200 OK", "image/png", gzip.compress(b"\x89PNG")),
-            ]
-        ):
-            headers = StatusAndHeaders(
-                status, [("Content-Type", kind), ("Content-Encoding", "gzip")], protocol="HTTP/1.1"
-            )
-            for record_type in ("request", "response"):
-                payload = io.BytesIO(
-                    body if record_type == "response" else b"GET / HTTP/1.1\r\nHost: c.example\r\n\r\n"
-                )
-                uri = f"http://c.example/{number}"
-                http = headers if record_type == "response" else None
-                writer.write_record(writer.create_warc_record(uri, record_type, payload, http_headers=http))
+        answers = (
+            ("200 OK", "text/html; charset=ISO-8859-1", "<p>é".encode("latin-1")),
+            ("404 Not Found", "text/html", b"gone"),
+            ("200 OK", "image/png", b"\x89PNG"),
+        )
+        for number, (status, kind, body) in enumerate(answers):
+            uri, fields = f"http://c.example/{number}", [("Content-Type", kind), ("Content-Encoding", "gzip")]
+            head = StatusAndHeaders(status, fields, protocol="HTTP/1.1")
+            request = io.BytesIO(b"GET / HTTP/1.1\r\nHost: c.example\r\n\r\n")
+            writer.write_record(writer.create_warc_record(uri, "request", request))
+            payload = io.BytesIO(gzip.compress(body))
+            writer.write_record(writer.create_warc_record(uri, "response", payload, http_headers=head))
     (page,) = read_pages(Folder(tmp_path), "cc.warc.gz")
     assert (page.url, page.final_url, page.source) == ("http://c.example/0", "http://c.example/0", "cc.warc.gz")
     assert (page.body, page.content_type, page.charset) == (b"<p>\xe9", "text/html", "iso-8859-1")
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("text/html", ("text/html", None)),
-        ("Text/HTML; Charset=UTF-8", ("text/html", "utf-8")),
-        ('text/html;charset="latin-1"', ("text/html", "latin-1")),
-        ("", ("", None)),
-        (None, ("", None)),
-        ("nonsense", ("", None)),
-    ],
-)
-def test_content_types_are_parsed(value: str | None, expected: tuple[str, str | None]) -> None:
-    assert parse_content_type(value) == expected
