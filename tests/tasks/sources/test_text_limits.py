@@ -104,9 +104,8 @@ def test_a_repeated_text_in_a_parquet_file_takes_little_memory(tmp_path: Path) -
     """One text of 16 MiB that a thousand rows repeat: 1 kB of file, 16 GB of texts."""
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 2**24]))
     bomb, limit = tmp_path / "bomb.parquet", 2**30
-    pq.write_table(
-        pa.table({"text": column}), bomb, compression="zstd", dictionary_pagesize_limit=limit, store_schema=False
-    )
+    options = {"compression": "zstd", "dictionary_pagesize_limit": limit, "store_schema": False}
+    pq.write_table(pa.table({"text": column}), bomb, **options)
     said, grown = unpacked(bomb)
     assert said == "1000 ['too_large']"
     assert grown < 600

@@ -35,6 +35,17 @@ from tests.tasks.sources.archives import (
     zstd,
 )
 
+LARGE = 15 * 2**20
+
+
+def coded(encoding: str, body: bytes) -> bytes:
+    return response(1, body, f"Content-Encoding: {encoding}")
+
+
+def chunks(body: bytes) -> bytes:
+    return response(1, body, "Transfer-Encoding: chunked")
+
+
 REFUSED = {
     "a picture": (response(1, b"\x89PNG", content_type="image/png"), "content_type", "image/png"),
     "no type": (response(1, b"words and no page", content_type=""), "content_type", "none"),
@@ -43,32 +54,16 @@ REFUSED = {
     "nothing": (response(1, b""), "empty", "no bytes"),
     "not HTTP": (record("response", 1, b"\x00\x01\x02"), "broken_record", "no HTTP head"),
     "endless HTTP head": (record("response", 1, b"HTTP/1.1 200 OK\r\n" + b"x" * 10**5), "broken_record", "no HTTP"),
-    "cut gzip": (response(1, gzip.compress(BODY)[:-20], "Content-Encoding: gzip"), "content_encoding", "end too soon"),
-    "cut brotli": (response(1, brotli.compress(BODY)[:-9], "Content-Encoding: br"), "content_encoding", "too soon"),
-    "no brotli": (response(1, b"\xff" * 99, "Content-Encoding: br"), "content_encoding", "not the brotli"),
-    "an encoding of the future": (response(1, BODY, "Content-Encoding: zstd"), "content_encoding", "'zstd'"),
-    "cut chunks": (response(1, chunked(BODY)[:-700], "Transfer-Encoding: chunked"), "transfer_encoding", "longer"),
-    "odd chunks": (
-        response(1, b"5\r\nabcde\r\nhello", "Transfer-Encoding: chunked"),
-        "transfer_encoding",
-        "no chunk begins at byte 10",
-    ),
-    "negative chunk": (
-        response(1, b"3\r\nabc\r\n-5\r\nab", "Transfer-Encoding: chunked"),
-        "transfer_encoding",
-        "byte 8",
-    ),
-    "gzip bomb": (response(1, zeros(15 * 2**20), "Content-Encoding: gzip"), "compression_ratio", "100 times"),
-    "deflate bomb": (
-        response(1, zeros(15 * 2**20, -15), "Content-Encoding: deflate"),
-        "compression_ratio",
-        "100 times",
-    ),
-    "brotli bomb": (
-        response(1, brotli.compress(bytes(15 * 2**20), quality=5), "Content-Encoding: br"),
-        "compression_ratio",
-        "100 times",
-    ),
+    "cut gzip": (coded("gzip", gzip.compress(BODY)[:-20]), "content_encoding", "end too soon"),
+    "cut brotli": (coded("br", brotli.compress(BODY)[:-9]), "content_encoding", "too soon"),
+    "no brotli": (coded("br", b"\xff" * 99), "content_encoding", "not the brotli"),
+    "an encoding of the future": (coded("zstd", BODY), "content_encoding", "'zstd'"),
+    "cut chunks": (chunks(chunked(BODY)[:-700]), "transfer_encoding", "longer"),
+    "odd chunks": (chunks(b"5\r\nabcde\r\nhello"), "transfer_encoding", "no chunk begins at byte 10"),
+    "negative chunk": (chunks(b"3\r\nabc\r\n-5\r\nab"), "transfer_encoding", "byte 8"),
+    "gzip bomb": (coded("gzip", zeros(LARGE)), "compression_ratio", "100 times"),
+    "deflate bomb": (coded("deflate", zeros(LARGE, -15)), "compression_ratio", "100 times"),
+    "brotli bomb": (coded("br", brotli.compress(bytes(LARGE), quality=5)), "compression_ratio", "100 times"),
     "too large": (response(1, b"<p>" + os.urandom(2**16)), "too_large", "longer than the bound"),
     "a length that is none": (record("response", 1, BODY).replace(b"Length: ", b"Length: x"), "broken_record", "'x"),
     "a negative length": (response(1, BODY, length=-5), "broken_record", "'-5'"),
@@ -171,11 +166,8 @@ def test_a_page_that_holds_an_archive_adds_no_pages(tmp_path: Path) -> None:
 
 def test_records_without_empty_lines_between_them_are_read(tmp_path: Path) -> None:
     """The last of several Content-Type fields counts, and a PDF is no page."""
-    records = [
-        response(1, BODY),
-        response(2, BODY, "Content-Type: text/html; charset=koi8-r", content_type="text/plain"),
-    ]
-    records += [response(3, b"%PDF-1.4 (Text) Tj"), response(4, BODY)]
+    twice = response(2, BODY, "Content-Type: text/html; charset=koi8-r", content_type="text/plain")
+    records = [response(1, BODY), twice, response(3, b"%PDF-1.4 (Text) Tj"), response(4, BODY)]
     path = archive(tmp_path, b"".join(one.removesuffix(b"\r\n\r\n") for one in records), "glued.warc")
     manifest = index(tmp_path / "out", path)
     pages = pages_of(tmp_path / "out", manifest)
@@ -237,9 +229,8 @@ BOMBS = {
 def test_reading_time_is_proportional_to_the_decompressed_size(tmp_path: Path, kind: str, pack: Any) -> None:
     """CPU time: with quadratic cost 4 MiB took 7 s (line feeds) to 100 s (records in one member)."""
     begin, piece = BOMBS[kind]
-    path = archive(
-        tmp_path, pack(begin + piece * (2**22 // len(piece))), f"a.warc.{'gz' if pack is not zstd else 'zst'}"
-    )
+    data = pack(begin + piece * (2**22 // len(piece)))
+    path = archive(tmp_path, data, "a.warc.zst" if pack is zstd else "a.warc.gz")
     began = time.process_time()
     with open_archive(str(path)) as stream:
         found = list(read_records(stream, ("response",), 2**23))
@@ -260,10 +251,10 @@ def test_many_broken_records_cost_only_their_gzip_member(tmp_path: Path) -> None
     assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_record": 3000})
 
 
-@given(
-    st.lists(st.sampled_from([b"\n", b"\r\n", b"WARC/", b"x", b"\r", b"WAR", b"y" * 70_000]), max_size=30),
-    st.booleans(),
-)
+PIECES = [b"\n", b"\r\n", b"WARC/", b"x", b"\r", b"WAR", b"y" * 70_000]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30), st.booleans())
 def test_the_search_for_the_next_record_equals_a_search_by_lines(pieces: list[bytes], zipped: bool) -> None:
     data = b"x\n" + b"".join(pieces)
     stream = ArchiveStream(io.BytesIO(gzip.compress(data) if zipped else data), zipped)
