@@ -116,30 +116,23 @@ def test_text_of_another_user_is_shown_as_one_short_line(tmp_path: Path) -> None
     assert gpu_queue._holders(tmp_path, "cores", 1) == []
 
 
-def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("mine")
-    (tmp_path / "cores.0").symlink_to(tmp_path / "precious")
-    with (
-        pytest.raises(RunError, match=gpu_queue.FOLDER_VARIABLE),
-        gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path),
-    ):
+def check_refused(reason: str, *place: Path) -> None:
+    with pytest.raises(RunError, match=reason), gpu_queue.gpu_slot(["cores"], 1, "me", print, *place):
         pass
-    assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_hard_link_to_an_own_file_is_not_written_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_a_link_to_an_own_file_is_not_followed(tmp_path: Path, link: str) -> None:
     (tmp_path / "precious").write_text("mine")
-    (tmp_path / "cores.0").hardlink_to(tmp_path / "precious")
-    with pytest.raises(RunError, match="not a regular file"), gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path):
-        pass
+    getattr(tmp_path / "cores.0", link)(tmp_path / "precious")
+    check_refused(gpu_queue.FOLDER_VARIABLE if link == "symlink_to" else "not a regular file", tmp_path)
     assert (tmp_path / "precious").read_text() == "mine"
     assert gpu_queue._holders(tmp_path, "cores", 1) == []
 
 
 def test_a_pipe_in_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "cores.0")
-    with pytest.raises(RunError, match="not a regular file"), gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path):
-        pass
+    check_refused("not a regular file", tmp_path)
 
 
 def test_a_symbolic_link_instead_of_the_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +140,7 @@ def test_a_symbolic_link_instead_of_the_folder_is_not_followed(tmp_path: Path, m
     (tmp_path / "gpt2train-gpu-queue").symlink_to(tmp_path / "mine")
     monkeypatch.delenv(gpu_queue.FOLDER_VARIABLE)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with (
-        pytest.raises(RunError, match=r"it is a link.*set GPT2TRAIN_GPU_QUEUE"),
-        gpu_queue.gpu_slot(["cores"], 1, "me", print),
-    ):
-        pass
+    check_refused("it is a link.*set GPT2TRAIN_GPU_QUEUE")
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o700
     assert list((tmp_path / "mine").iterdir()) == []
 
@@ -162,8 +151,7 @@ def test_an_existing_folder_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.M
     with gpu_queue.gpu_slot(["cores"], 1, "me", print):
         assert stat.S_IMODE((tmp_path / "turns").stat().st_mode) == 0o700
     (tmp_path / "turns").chmod(0o777)
-    with pytest.raises(RunError, match=r"chmod \+t"), gpu_queue.gpu_slot(["cores"], 1, "me", print):
-        pass
+    check_refused(r"chmod \+t")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
@@ -197,8 +185,4 @@ def test_the_folder_is_writable_for_all_users(tmp_path: Path, monkeypatch: pytes
     finally:
         os.umask(umask)
     monkeypatch.setenv(gpu_queue.FOLDER_VARIABLE, "/proc/none")
-    with (
-        pytest.raises(RunError, match="set GPT2TRAIN_GPU_QUEUE to another folder"),
-        gpu_queue.gpu_slot(["cores"], 1, "me", print),
-    ):
-        pass
+    check_refused("set GPT2TRAIN_GPU_QUEUE to another folder")

@@ -1,10 +1,8 @@
 """Input files of the user: patterns, identity of a file, and reading in bounded memory."""
 
-import bz2
 import errno
 import gzip
 import io
-import lzma
 import os
 import random
 import re
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,19 +21,7 @@ from gpt2train.data.documents import read_lines
 from gpt2train.errors import DamagedFileError, TransientError, UserError
 from tasks.core.input_files import BLOCK, ErrorTranslatingFile, base_name, find_inputs, kind_of, open_input
 from tasks.sources.archive_stream import ArchiveStream, DamageError
-
-
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, codec="zstd", asbytes=True))
-
-
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": zstd,
-}
+from tests.tasks.sources.text_files import COMPRESSORS
 
 
 def names(patterns: list[str], *suffixes: str) -> list[str]:
@@ -49,13 +34,8 @@ def test_files_globs_and_folders_are_found(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     assert names([f"{tmp_path}/c.lst", f"{tmp_path}/*.txt"]) == ["c.lst", "b.txt", "odd[1].txt"]
     assert names([f"{tmp_path}/odd[1].txt"]) == ["odd[1].txt"]  # a file that is there is no pattern
-    assert names([str(tmp_path)], ".txt", ".parquet") == [
-        "a.TXT",
-        "b.txt",
-        "odd[1].txt",
-        "sub/d.txt.gz",
-        "sub/deep/e.parquet",
-    ]
+    below = ["a.TXT", "b.txt", "odd[1].txt", "sub/d.txt.gz", "sub/deep/e.parquet"]
+    assert names([str(tmp_path)], ".txt", ".parquet") == below
     assert names([f"{tmp_path}/b.txt", f"{tmp_path}/?.txt"]) == ["b.txt"]  # each file once
 
 
@@ -63,10 +43,7 @@ def test_any_fsspec_file_system_is_read() -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe({"/lists/b.txt": b"b", "/lists/a.txt": b"a"})
     found = find_inputs(["memory://lists"], "--urls", [".txt"])
-    assert [(file.location, file.bytes) for file in found] == [
-        ("memory:///lists/a.txt", 1),
-        ("memory:///lists/b.txt", 1),
-    ]
+    assert [(file.location, file.bytes) for file in found] == [(f"memory:///lists/{name}.txt", 1) for name in "ab"]
     with open_input(found[1].location) as stream:
         assert stream.read() == b"b"
 
@@ -89,22 +66,16 @@ def test_identity_depends_on_the_content_and_not_on_the_path(tmp_path: Path) -> 
         ("empty", "no file in .*empty ends in .txt, .parquet; check the folder given with --urls"),
     ],
 )
-def test_a_missing_file_is_reported_with_the_option(tmp_path: Path, pattern: str, message: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=message) as error:
-        find_inputs([f"{tmp_path}/{pattern}"], "--urls", [".txt", ".parquet"])
-    assert "\n" not in str(error.value)
-    assert "relative to" not in str(error.value)
-
-
-@pytest.mark.parametrize("pattern", ["lists/*.txt", "lists/one.txt", "empty"])
-def test_an_error_for_a_relative_path_names_the_working_folder(
-    tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_file_is_reported_with_the_option(
+    tmp_path: Path, pattern: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One line; for a relative path it names the working folder too."""
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"given with --urls, relative to {re.escape(str(tmp_path))}$"):
-        find_inputs([pattern], "--urls", [".txt"])
+    for place, end in ((f"{tmp_path}/{pattern}", ""), (pattern, f", relative to {re.escape(str(tmp_path))}$")):
+        with pytest.raises(UserError, match=message + end) as error:
+            find_inputs([place], "--urls", [".txt", ".parquet"])
+        assert "\n" not in str(error.value) and ("relative to" in str(error.value)) == bool(end)
 
 
 def test_a_name_that_is_not_utf_8_is_named_in_readable_form(tmp_path: Path) -> None:
@@ -204,13 +175,11 @@ class Failing(io.RawIOBase):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (EOFError("ended"), DamagedFileError),
-        (zlib.error("invalid block"), DamagedFileError),
+        *((error, DamagedFileError) for error in (EOFError("ended"), zlib.error("invalid block"))),
         (OSError("Invalid data stream"), DamagedFileError),  # of bz2
         (OSError(errno.EIO, "Input/output error"), UserError),
-        (ConnectionResetError("reset by peer"), TransientError),
-        (TimeoutError("no answer"), TransientError),
         (ValueError("any"), UserError),
+        *((error, TransientError) for error in (ConnectionResetError("reset by peer"), TimeoutError("no answer"))),
     ],
 )
 def test_a_disk_or_connection_that_fails_is_no_damage_of_the_file(error: Exception, expected: type[Exception]) -> None:
@@ -249,10 +218,5 @@ def test_a_long_line_is_never_held_in_memory(tmp_path: Path) -> None:
 
 def test_names_and_kinds_are_derived_from_paths() -> None:
     assert base_name("http://h.example/a/urls.txt.gz?x=1/2") == "urls.txt.gz"
-    assert [kind_of(n) for n in ("a.TXT.gz", "b.parquet", "c", "d.gz", "e.warc.gz")] == [
-        ".txt",
-        ".parquet",
-        "",
-        "",
-        ".warc",
-    ]
+    kinds = {"a.TXT.gz": ".txt", "b.parquet": ".parquet", "c": "", "d.gz": "", "e.warc.gz": ".warc"}
+    assert {name: kind_of(name) for name in kinds} == kinds

@@ -45,21 +45,14 @@ def test_the_defaults_stop_at_their_limits(step: str, seen: int, rejected: int, 
         check_reject_rate(LimitSettings(), step, "out/x", total.seen, total.reasons)
 
 
-def test_a_limit_of_one_lets_everything_pass() -> None:
-    every = (5000, {"too_short": 5000})
-    with pytest.raises(RunError):
-        check_reject_rate(LimitSettings(clean=0.99), "clean", "out/clean", *every)
-    check_reject_rate(LimitSettings(clean=1), "clean", "out/clean", *every)
-
-
 def test_the_error_names_the_most_frequent_reasons() -> None:
     reasons = {f"reason_{n}": n for n in range(1, 10)} | {"too_short": 2000}
     with pytest.raises(RunError) as raised:
         check_reject_rate(LimitSettings(), "clean", "out/clean", 2045, reasons)
     assert "2,045 of 2,045 rows, 100.0%" in str(raised.value)
-    assert "(too_short 2,000, reason_9 9, reason_8 8, reason_7 7, reason_6 6, reason_5 5, others 10)" in str(
-        raised.value
-    )
+    most = "(too_short 2,000, reason_9 9, reason_8 8, reason_7 7, reason_6 6, reason_5 5, others 10)"
+    assert most in str(raised.value)
+    check_reject_rate(LimitSettings(clean=1), "clean", "out/clean", 2045, reasons)  # everything may be rejected
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=8), st.randoms(use_true_random=False))
@@ -84,11 +77,8 @@ def test_stopping_does_not_depend_on_the_order_of_batches(counts: list[tuple[int
 
 def corpus(root: Folder) -> Manifest:
     """Eight shards of 200 documents: from the third on hardly one of them is long enough."""
-    rows = [
-        row(WORDS * (12 if n < 400 or n % 100 == 0 else 2) + f"number {n}", f"http://a.example/{n}")
-        for n in range(1600)
-    ]
-    return documents_of(root, rows, per_shard=200)
+    texts = [WORDS * (12 if n < 400 or n % 100 == 0 else 2) + f"number {n}" for n in range(1600)]
+    return documents_of(root, [row(text) for text in texts], per_shard=200)
 
 
 def run(root: Folder, documents: Manifest, **limits: Any) -> tuple[Manifest, list[str]]:

@@ -1,6 +1,6 @@
 """Runner of batches: groups, threads or processes by the kind of work, each batch once."""
 
-import functools
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -106,35 +106,25 @@ def test_each_batch_runs_in_a_thread_or_process_as_requested(tmp_path: Path) -> 
 
 
 def test_a_process_without_a_runner_gets_a_pool_of_one() -> None:
-    pool = local_pool()
-    try:
+    with contextlib.closing(local_pool()) as pool:
         assert pool is local_pool() and pool.workers == 1
         assert pool.call(_pool_in_a_worker) == 1  # a worker's child may have children of its own
-    finally:
-        pool.close()
-    other = local_pool()
-    assert other is not pool
-    other.close()
+        with contextlib.closing(WorkerPool(1)):
+            pass
+        assert local_pool() is pool  # the end of another pool is not its own
+    with contextlib.closing(local_pool()) as other:
+        assert other is not pool
 
 
 def _pool_in_a_worker() -> int:
-    pool = local_pool()
-    try:
+    with contextlib.closing(local_pool()) as pool:
         return pool.workers
-    finally:
-        pool.close()
-
-
-def _refused() -> str:
-    try:
-        local_pool()
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def _send_refusal(sender: Any) -> None:
-    sender.send(_refused())
+    with pytest.raises(UserError) as refusal:
+        local_pool()
+    sender.send(str(refusal.value))
 
 
 def test_a_daemonic_worker_is_refused_with_the_setting() -> None:
@@ -144,13 +134,6 @@ def test_a_daemonic_worker_is_refused_with_the_setting() -> None:
     child.start()
     assert "DASK_DISTRIBUTED__WORKER__DAEMON=False" in receiver.recv()
     child.join()
-
-
-def test_closing_another_pool_keeps_the_local_one() -> None:
-    first, second = WorkerPool(1), local_pool()
-    first.close()
-    assert local_pool() is second
-    second.close()
 
 
 def is_imported(module: str) -> bool:
@@ -174,19 +157,13 @@ def test_a_batch_on_a_full_disk_is_one_error_line(tmp_path: Path, where: Where) 
 
 
 def test_a_lost_worker_is_reported_with_its_end_and_what_resumes() -> None:
-    pool = WorkerPool(1)
-    try:
-        for end, said in (
-            (functools.partial(signal.raise_signal, signal.SIGKILL), r"was killed by SIGKILL \(out of memory\?\)"),
-            (functools.partial(signal.raise_signal, signal.SIGTERM), "was ended by SIGTERM"),
-            (functools.partial(os._exit, 3), r"died \(exit code 3\)"),
-        ):
-            with (
-                pytest.raises(
-                    RunError, match=f"clean: a worker process {said}; .* the same command, or Retry, resumes"
-                ),
-                explained_loss("clean"),
-            ):
-                pool.call(end)
-    finally:
-        pool.close()
+    ends = (
+        (signal.raise_signal, signal.SIGKILL, r"was killed by SIGKILL \(out of memory\?\)"),
+        (signal.raise_signal, signal.SIGTERM, "was ended by SIGTERM"),
+        (os._exit, 3, r"died \(exit code 3\)"),
+    )
+    with contextlib.closing(WorkerPool(1)) as pool:
+        for end, argument, said in ends:
+            message = f"clean: a worker process {said}; .* the same command, or Retry, resumes"
+            with pytest.raises(RunError, match=message), explained_loss("clean"):
+                pool.call(end, argument)

@@ -2,6 +2,7 @@
 
 import gzip
 import http.server
+import io
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -85,45 +86,39 @@ def test_mistakes_are_one_line(tmp_path: Path, name: str, content: bytes | None,
     assert "\n" not in str(error.value)
 
 
+def parquet(**columns: list[object]) -> bytes:
+    stream = io.BytesIO()
+    pq.write_table(pa.table(columns), stream)
+    return stream.getvalue()
+
+
 WARC = b"WARC/1.0\r\nWARC-Type: response\r\n\r\n"
 WET = b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "option"),
+    ("option", "files"),
     [
-        ("a.warc", WARC, "--warcs"),
-        ("a.warc.gz", gzip.compress(WARC, mtime=0), "--warcs"),
-        ("a.txt", WARC, "--warcs"),
-        ("a.txt.gz", gzip.compress(WARC, mtime=0), "--warcs"),
-        ("a.warc.wet.gz", gzip.compress(WET, mtime=0), "--documents"),
-        ("a.wet", WET, "--documents"),
-        ("a.lst", WET, "--documents"),
-        ("a.jsonl", b'{"text": "words"}\n', "--documents"),
-        ("a.jsonl.zst", b"", "--documents"),
-        ("a.txt", b'\xef\xbb\xbf {"text": "words"}\n', "--documents"),
-        ("a.html", b"<p>words", "--documents"),
-        ("a", b"<!DOCTYPE html><p>words", "--documents"),
-        ("warc.paths.txt", b"crawl-data/CC-MAIN-2026-01/a.warc.gz\n", "--warcs"),
-        ("a.parquet", None, "--documents"),
-        ("a.txt", b"\x7fELF\0\0\0", "is not text"),
+        ("--warcs", {"a.warc": WARC, "a.warc.gz": gzip.compress(WARC), "a.txt": WARC, "a.txt.gz": gzip.compress(WARC)}),
+        ("--warcs", {"warc.paths.txt": b"crawl-data/CC-MAIN-2026-01/a.warc.gz\n"}),
+        ("--documents", {"a.warc.wet.gz": gzip.compress(WET), "a.wet": WET, "a.lst": WET, "a.html": b"<p>words"}),
+        ("--documents", {"a.jsonl": b'{"text": "words"}\n', "a.jsonl.zst": b"", "a": b"<!DOCTYPE html><p>words"}),
+        ("--documents", {"a.txt": b'\xef\xbb\xbf {"text": "words"}\n', "a.parquet": parquet(text=["words"], id=[1])}),
+        ("is not text", {"a.txt": b"\x7fELF\0\0\0"}),
     ],
+    ids=["archives", "paths", "texts and a page", "JSON and a page", "JSON and Parquet", "a program"],
 )
 def test_a_file_that_is_no_list_is_refused_with_the_right_option(
-    tmp_path: Path, name: str, content: bytes | None, option: str
+    tmp_path: Path, option: str, files: dict[str, bytes]
 ) -> None:
-    path = tmp_path / name
-    if content is None:
-        pq.write_table(pa.table({"text": ["words"], "id": [1]}), path)
-    else:
+    (tmp_path / "list.txt").write_bytes(LINES)
+    for name, content in files.items():
+        path = tmp_path / name
         path.write_bytes(content)
-    with pytest.raises(UserError, match=option) as error:
-        find_url_lists([str(path)])
-    assert "\n" not in str(error.value) and name in str(error.value)
-    if content:
-        path.with_name("list.txt").write_bytes(LINES)
-        with pytest.raises(UserError, match=option):
-            find_url_lists([str(path.with_name("list.txt")), f"{tmp_path}/a*"] if name[0] == "a" else [str(path)])
+        for places in ([str(path)], [str(tmp_path / "list.txt"), str(path)]):
+            with pytest.raises(UserError, match=option) as error:
+                find_url_lists(places)
+            assert "\n" not in str(error.value) and name in str(error.value)
 
 
 def test_a_large_archive_is_refused_before_it_is_read(tmp_path: Path) -> None:

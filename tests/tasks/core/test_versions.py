@@ -31,12 +31,8 @@ MODULES = {
     "discover": ["tasks/discover/*.py"],
     "commoncrawl": ["tasks/commoncrawl/*.py"],
     "warcs": [
-        "tasks/sources/warcs.py",
-        "tasks/sources/warc_records.py",
-        "tasks/sources/http_payload.py",
-        "tasks/blacklist/rules.py",
-        "tasks/sources/archived_consent.py",
-        "tasks/download/consent/page_tags.py",
+        *(f"tasks/sources/{name}.py" for name in ("warcs", "warc_records", "http_payload", "archived_consent")),
+        *("tasks/blacklist/rules.py", "tasks/download/consent/page_tags.py"),
     ],
     "webpages": ["tasks/sources/webpages.py"],
     "texts": ["tasks/sources/texts.py", "tasks/sources/text_records.py"],
@@ -173,17 +169,8 @@ def test_every_step_and_every_module_is_checked() -> None:
     shared = [path for path in others if path.parent.name not in RUNS_AND_STORES and path.name != "__init__.py"]
     assert [str(path) for path in shared] == []
     # What only runs, reads or stores needs no library that shapes bytes.
-    allowed = {
-        *NOT_SHAPING,
-        "aiohttp",
-        "cyclopts",
-        "filelock",
-        "huggingface_hub",
-        "model_signing",
-        "psutil",
-        "warcio",
-        "yaml",
-    }
+    tools = {"aiohttp", "cyclopts", "filelock", "huggingface_hub", "model_signing", "psutil", "warcio", "yaml"}
+    allowed = {*NOT_SHAPING, *tools}
     for path in set(others) - {ROOT / "tasks" / "core" / "manifest.py"}:
         assert imports_of(path) <= allowed, path
 
@@ -239,22 +226,6 @@ def changed(make: Callable[..., Step], *arguments: Any, packages: tuple[str, ...
     return make(*arguments, packages=(*packages, "pytest"), **options)
 
 
-def test_a_batch_of_an_older_version_is_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def work() -> tuple[Step, Outcome | None]:
-        step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
-        return step, step.batch("part-00000")
-
-    with monkeypatch.context() as patch:
-        upgrade(patch, "ftfy", "6.0")
-        step, _ = work()
-        step.begin()
-        step.commit_batch("part-00000", Outcome(seen=1))
-        assert work()[1] == Outcome(seen=1)
-    step, found = work()
-    assert found is None
-    assert step.commit(Outcome()).versions == {"ftfy": importlib.metadata.version("ftfy")}
-
-
 def test_outputs_of_another_environment_are_redone_refused_or_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,12 +267,16 @@ def test_outputs_of_a_release_that_recorded_no_packages_are_kept(
         clean(root, documents(root), settings, runner)
 
 
+def step_with(root: Path, *packages: str) -> Step:
+    return Step(Folder(root), "s", version=1, parameters={}, inputs={}, packages=packages)
+
+
 @pytest.mark.parametrize("environment", ["redo", "accept", "refuse"])
 def test_batches_of_two_environments_never_make_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: Any
 ) -> None:
     def work() -> Outcome | None:
-        step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+        step = step_with(tmp_path, "ftfy")
         step.environment = environment
         found = step.batch("part-00000")
         assert [*step.batches(["part-00000"]).values()] == ([] if found is None else [found])
@@ -309,19 +284,20 @@ def test_batches_of_two_environments_never_make_one_step(
 
     with monkeypatch.context() as patch:
         upgrade(patch, "ftfy", "6.0")
-        step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
-        step.commit_batch("part-00000", Outcome(seen=1))
+        step_with(tmp_path, "ftfy").commit_batch("part-00000", Outcome(seen=1))
         assert work() == Outcome(seen=1)
     if environment == "refuse":
         with pytest.raises(UserError, match=r"made with ftfy 6\.0 \(here "):
             work()
     else:
         assert work() is None
+        versions = step_with(tmp_path, "ftfy").commit(Outcome()).versions
+        assert versions == {"ftfy": importlib.metadata.version("ftfy")}
 
 
 def test_a_worker_with_another_library_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster's worker gets the step as the flow made it."""
-    step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy", "unicodedata"))
+    step = step_with(tmp_path, "ftfy", "unicodedata")
     step.check_versions()
     upgrade(monkeypatch, "ftfy", "6.0")
     with pytest.raises(RunError, match=r"s: a worker has ftfy 6\.0, the flow has .* install the same"):
@@ -332,10 +308,10 @@ def test_a_distribution_before_the_installed_one_is_the_version_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `pip install --target` puts it on the path: the real look-up, nothing replaced."""
-    before = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+    before = step_with(tmp_path, "ftfy")
     folder = tmp_path / "site/ftfy-99.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ftfy\nVersion: 99.0\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    after = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+    after = step_with(tmp_path, "ftfy")
     assert after.versions == {"ftfy": "99.0"} and after.fingerprint != before.fingerprint
