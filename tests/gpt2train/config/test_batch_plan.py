@@ -31,22 +31,17 @@ def test_three_contradicting_sizes_are_refused(micro: int, processes: int, turns
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"micro_batch": 4, "global_batch": 16}, "not a multiple of micro_batch 4 x 3 .* = 12; set it to 12 or 24, or"),
-        ({"micro_batch": 4, "global_batch": 8}, "set it to 12, or change micro_batch"),
-        (
-            {"micro_batch": 0, "global_batch": 16, "gradient_accumulation_steps": 4},
-            "gradient_accumulation_steps 4 x 3 .* = 12; set it to 12 or 24",
-        ),
-        (
-            {"micro_batch": 2, "global_batch": 12, "gradient_accumulation_steps": 3},
-            "gradient_accumulation_steps 3 = 18; set one of the three to 0",
-        ),
-        ({"micro_batch": 2, "global_batch": 0}, "at least two of"),
+        ((4, 16, 0), "not a multiple of micro_batch 4 x 3 .* = 12; set it to 12 or 24, or"),
+        ((4, 8, 0), "set it to 12, or change micro_batch"),
+        ((0, 16, 4), "gradient_accumulation_steps 4 x 3 .* = 12; set it to 12 or 24"),
+        ((2, 12, 3), "gradient_accumulation_steps 3 = 18; set one of the three to 0"),
+        ((2, 0, 0), "at least two of"),
     ],
 )
-def test_a_refusal_shows_the_calculation_and_the_nearest_size(batch: dict[str, int], message: str) -> None:
+def test_a_refusal_shows_the_calculation_and_the_nearest_size(batch: tuple[int, int, int], message: str) -> None:
+    micro, whole, turns = batch
     with pytest.raises(UserError, match=message):
-        BatchSettings(**batch).sizes(3)
+        BatchSettings(micro_batch=micro, global_batch=whole, gradient_accumulation_steps=turns).sizes(3)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +55,9 @@ def test_a_refusal_shows_the_calculation_and_the_nearest_size(batch: dict[str, i
 )
 def test_a_ramp_up_that_does_not_fit_is_refused(ramp: tuple[int, int, int], message: str) -> None:
     start, increment, samples = ramp
-    settings = BatchSettings(
-        micro_batch=2, global_batch=30, ramp_up=RampUp(start=start, increment=increment, samples=samples)
-    )
+    ramp_up = RampUp(start=start, increment=increment, samples=samples)
     with pytest.raises(UserError, match=message):
-        settings.sizes(3)
+        BatchSettings(micro_batch=2, global_batch=30, ramp_up=ramp_up).sizes(3)
 
 
 def megatron(plan: BatchPlan, samples: int) -> int:

@@ -72,10 +72,7 @@ def test_changes_lie_above_the_file_and_the_preset(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ('data.train=[{prefix="a",weight=-1}]', r"data.train.0.weight: input should be greater .* \(got -1\)"),
-        (
-            'data.train=[{prefix="a",weights=1}]',
-            r"unknown setting 'data.train.0.weights'; did you mean 'data.train.0.weight'\?",
-        ),
+        ('data.train=[{prefix="a",weights=1}]', r"unknown setting '.*0.weights'; did you mean 'data.train.0.weight'\?"),
         ("data.train=5", r"data.train: input should be a valid string or a valid tuple \(got 5\)"),
         ("model.options.inner={a=1}", "model.options.inner: input should be a valid boolean, .* or a valid string"),
         ("output=", r"output: string should have at least 1 character \(got ''\)"),
@@ -103,5 +100,4 @@ def test_a_wrong_flag_is_one_line(flags: list[str], message: str, capsys: pytest
     with pytest.raises(SystemExit) as ended:
         main(flags)
     error = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert ended.value.code == 2 and error.startswith(f"error: {message}") and error.count("\n") == 1

@@ -8,77 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
-import yaml
 
 from gpt2train.config import BatchSettings, RunConfig, preset
 from gpt2train.config.foreign_run import convert, nested
 from gpt2train.foreign.read import read_foreign
 from gpt2train.settings import build, flatten
-from tests.gpt2train.config.foreign_scripts import BASE, DEEPSPEED, MEGATRON, as_line, settings_of, words
+from tests.gpt2train.config.foreign_scripts import BASE, DEEPSPEED, MEGATRON, as_line, options, settings_of, words
 
 PAGES = Path(__file__).parents[3] / "docs/coming-from"
-ONEFLOW = {
-    "num-layers": 24,
-    "hidden-size": 1024,
-    "num-attention-heads": 16,
-    "micro-batch-size": 8,
-    "global-batch-size": 8,
-    "num-gpus-per-node": 1,
-    "num-nodes": 1,
-    "train-iters": 500000,
-    "seq-length": 1024,
-    "learning-rate": 0.00015,
-    "min-lr": "1.0e-5",
-    "lr-decay-style": "cosine",
-    "lr-decay-iters": 320000,
-    "lr-warmup-fraction": 0.01,
-    "optimizer": "adamw",
-    "initial-loss-scale": 4294967296,
-    "weight-decay": "1e-2",
-    "clip-grad": 1.0,
-    "save-interval": 10000,
-    "log-interval": 100,
-    "checkpoint-activations": None,
-    "multihead-attention-fusion": None,
-    "fp16": None,
-}
-CPM = {
-    "pipe-parallel-size": 2,
-    "model-parallel-size": 2,
-    "num-layers": 2,
-    "hidden-size": 256,
-    "num-attention-heads": 16,
-    "kv-hidden-size": 16,
-    "ff-hidden-size": 1024,
-    "max-position-embeddings": 1024,
-    "seq-length": 1024,
-    "batch-size": 4,
-    "gas": 16,
-    "train-iters": 320000,
-    "lr-decay-iters": 320000,
-    "lr": 1.5e-4,
-    "lr-decay-style": "cosine",
-    "min-lr": 1e-5,
-    "weight-decay": 1e-2,
-    "clip-grad": 1.0,
-    "warmup": 0.01,
-    "log-interval": 1,
-    "save-interval": 500,
-    "eval-interval": 100,
-    "eval-iters": 10,
-    "fp16": None,
-    "deepspeed": None,
-    "deepspeed_config": "work/ds_config.json",
-}
-CPM_T5 = CPM | {
-    "pipe-parallel-size": 1,
-    "hidden-size": 128,
-    "ff-hidden-size": 256,
-    "num-attention-heads": 8,
-    "enc-seq-length": 1024,
-    "dec-seq-length": 384,
-}
+ONEFLOW = options(
+    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --micro-batch-size 8 --global-batch-size 8 "
+    "--num-gpus-per-node 1 --num-nodes 1 --train-iters 500000 --seq-length 1024 --learning-rate 0.00015 "
+    "--min-lr 1.0e-5 --lr-decay-style cosine --lr-decay-iters 320000 --lr-warmup-fraction 0.01 --optimizer adamw "
+    "--initial-loss-scale 4294967296 --weight-decay 1e-2 --clip-grad 1.0 --save-interval 10000 --log-interval 100 "
+    "--checkpoint-activations --multihead-attention-fusion --fp16"
+)
+CPM = options(
+    "--pipe-parallel-size 2 --model-parallel-size 2 --num-layers 2 --hidden-size 256 --num-attention-heads 16 "
+    "--kv-hidden-size 16 --ff-hidden-size 1024 --max-position-embeddings 1024 --seq-length 1024 --batch-size 4 "
+    "--gas 16 --train-iters 320000 --lr-decay-iters 320000 --lr 1.5e-4 --lr-decay-style cosine --min-lr 1e-5 "
+    "--weight-decay 1e-2 --clip-grad 1.0 --warmup 0.01 --log-interval 1 --save-interval 500 --eval-interval 100 "
+    "--eval-iters 10 --fp16 --deepspeed --deepspeed_config work/ds_config.json"
+)
+CPM_T5 = CPM | options(
+    "--pipe-parallel-size 1 --hidden-size 128 --ff-hidden-size 256 --num-attention-heads 8 --enc-seq-length 1024 "
+    "--dec-seq-length 384"
+)
 
 
 def differences(found: Mapping[str, Any], name: str, *without: str) -> dict[str, Any]:
@@ -91,35 +46,33 @@ def differences(found: Mapping[str, Any], name: str, *without: str) -> dict[str,
     }
 
 
-def as_equals(program: str, options: Mapping[str, Any]) -> str:
-    parts = [f"--{name.replace('-', '_')}" + ("" if value is None else f"={value}") for name, value in options.items()]
+def as_equals(program: str, given: Mapping[str, Any]) -> str:
+    parts = [f"--{name.replace('-', '_')}" + ("" if value is None else f"={value}") for name, value in given.items()]
     return f"{program} {' '.join(reversed(parts))}"
 
 
-def as_variables(program: str, options: Mapping[str, Any]) -> str:
-    lines = [f'V_{at}=${{GIVEN_{at}:-"{value}"}}' for at, value in enumerate(options.values())]
+def as_variables(program: str, given: Mapping[str, Any]) -> str:
+    lines = [f'V_{at}=${{GIVEN_{at}:-"{value}"}}' for at, value in enumerate(given.values())]
     parts = [
         f"    --{name}" + ("" if value is None else f" $V_{at}") + " \\"
-        for at, (name, value) in enumerate(options.items())
+        for at, (name, value) in enumerate(given.items())
     ]
     return "\n".join(["#!/bin/bash", *lines, 'ARGS=" \\', *parts, '"', f"{program} $ARGS"])
 
 
-def as_array(program: str, options: Mapping[str, Any]) -> str:
+def as_array(program: str, given: Mapping[str, Any]) -> str:
     lines = [
         f"    --{name}" + ("" if value is None else f" {value}  # {at}")
-        for at, (name, value) in enumerate(options.items())
+        for at, (name, value) in enumerate(given.items())
     ]
     return "\n".join(["ARGS=(", *lines, ")", f'{program} "${{ARGS[@]}}"', "echo done"])
 
 
-def as_growing_text(program: str, options: Mapping[str, Any]) -> str:
+def as_growing_text(program: str, given: Mapping[str, Any]) -> str:
     lines = [
-        f'if [[ ! -z "{value}" ]]; then\n  cmd+=" --{name} {value or ""}"\nfi'
-        for name, value in options.items()
-        if value
+        f'if [[ ! -z "{value}" ]]; then\n  cmd+=" --{name} {value or ""}"\nfi' for name, value in given.items() if value
     ]
-    flags = [f'cmd+=" --{name}"' for name, value in options.items() if value is None]
+    flags = [f'cmd+=" --{name}"' for name, value in given.items() if value is None]
     return "\n".join([f'cmd="{program}"', *lines, *flags, "${cmd}"])
 
 
@@ -133,53 +86,32 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("program", "options", "name", "without"), SCRIPTS, ids=[script[2] for script in SCRIPTS])
-def test_the_tutorials_scripts_are_the_presets(
-    program: str,
-    options: Mapping[str, Any],
-    name: str,
-    without: tuple[str, ...],
-    style: Callable[[str, Mapping[str, Any]], str],
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("script", SCRIPTS, ids=[script[2] for script in SCRIPTS])
+def test_the_tutorials_scripts_are_the_presets(script: Any, style: Callable[..., str], tmp_path: Path) -> None:
+    program, given, name, without = script
     (tmp_path / "ds_config.json").write_text(json.dumps(DEEPSPEED))
-    (tmp_path / "run.sh").write_text(style(program, options))
+    (tmp_path / "run.sh").write_text(style(program, given))
     assert differences(settings_of(tmp_path / "run.sh"), name, *without) == {}
 
 
 @pytest.mark.parametrize(
     ("preset_name", "changes"),
     [
-        ("oneflow-117m", {"num-layers": 12, "hidden-size": 768, "num-attention-heads": 12}),
+        ("oneflow-117m", "--num-layers 12 --hidden-size 768 --num-attention-heads 12"),
         (
             "oneflow-1x8",
-            {
-                "num-layers": 16,
-                "hidden-size": 1536,
-                "seq-length": 2048,
-                "global-batch-size": 16,
-                "tensor-model-parallel-size": 4,
-                "pipeline-model-parallel-size": 1,
-                "num-gpus-per-node": 8,
-            },
+            "--num-layers 16 --hidden-size 1536 --seq-length 2048 --global-batch-size 16 --num-gpus-per-node 8 "
+            "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 1",
         ),
         (
             "oneflow-4x8",
-            {
-                "hidden-size": 2304,
-                "num-attention-heads": 24,
-                "seq-length": 2048,
-                "global-batch-size": 512,
-                "tensor-model-parallel-size": 4,
-                "pipeline-model-parallel-size": 4,
-                "num-gpus-per-node": 8,
-                "num-nodes": 4,
-            },
+            "--hidden-size 2304 --num-attention-heads 24 --seq-length 2048 --global-batch-size 512 --num-nodes 4 "
+            "--num-gpus-per-node 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4",
         ),
     ],
 )
-def test_sizes_of_oneflow(preset_name: str, changes: dict[str, Any]) -> None:
-    line = as_line("python3 -m oneflow_gpt.training", ONEFLOW | changes)
+def test_sizes_of_oneflow(preset_name: str, changes: str) -> None:
+    line = as_line("python3 -m oneflow_gpt.training", ONEFLOW | options(changes))
     assert differences(settings_of(line), preset_name, "seed", "validation.samples") == {}
 
 
@@ -215,10 +147,8 @@ def _tasks(page: str) -> list[str]:
 
 
 def test_other_forms_of_colossalai(tmp_path: Path) -> None:
-    text = (
-        "zero = dict(model_config=dict(offload_config=dict(device='cpu')), optimizer_config=dict(cpu_offload=True))\n"
-    )
-    (tmp_path / "a.py").write_text(f"BATCH_SIZE = 2\nSEQ_LEN = 1024\n{text}")
+    zero = "dict(model_config=dict(offload_config=dict(device='cpu')), optimizer_config=dict(cpu_offload=True))"
+    (tmp_path / "a.py").write_text(f"BATCH_SIZE = 2\nSEQ_LEN = 1024\nzero = {zero}\n")
     found = settings_of(tmp_path / "a.py")
     assert (found["parallel.zero"], found["parallel.cpu_offload"], found["precision"]) == (3, True, "fp16")
     assert found.get("parallel.offload_placement", "all") == "all"
@@ -243,9 +173,8 @@ def test_nanogpt(tmp_path: Path) -> None:
     assert (found["batch.global_batch"], found["batch.gradient_accumulation_steps"]) == (480, 0)
     assert (found["validation.samples"], found["logging.wandb"], found["optimizer.max_grad_norm"]) == (2400, "owt", 1e9)
     assert (found["optimizer.lr"], found["schedule.warmup"], found["model.options.bias"]) == (6e-4, 2000, False)
-    (tmp_path / "run.sh").write_text(
-        "torchrun train.py config/small.py --batch_size=6 --compile=False --decay_lr=False\n"
-    )
+    line = "torchrun train.py config/small.py --batch_size=6 --compile=False --decay_lr=False\n"
+    (tmp_path / "run.sh").write_text(line)
     found = settings_of(tmp_path / "run.sh")
     assert (found["batch.global_batch"], found["performance.compile"]) == (240, "off")
     assert (found["schedule.kind"], found["schedule.warmup"]) == ("constant", 0)
@@ -253,52 +182,33 @@ def test_nanogpt(tmp_path: Path) -> None:
 
 def test_configs_in_other_formats(tmp_path: Path) -> None:
     (tmp_path / "litgpt.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "out_dir": "out/x",
-                "precision": "bf16-mixed",
-                "train": {"global_batch_size": 64, "micro_batch_size": 4, "max_tokens": 10**9, "max_seq_length": 512},
-                "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": "6e-4", "betas": [0.9, 0.95]}},
-                "devices": "auto",
-            }
-        )
+        "out_dir: out/x\nprecision: bf16-mixed\ndevices: auto\n"
+        "train: {global_batch_size: 64, micro_batch_size: 4, max_tokens: 1000000000, max_seq_length: 512}\n"
+        "optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 6e-4, betas: [0.9, 0.95]}}\n"
     )
     found = settings_of(tmp_path / "litgpt.yaml")
     assert (found["steps"], found["optimizer.lr"], found["optimizer.beta2"]) == (-(-(10**9) // (64 * 512)), 6e-4, 0.95)
     (tmp_path / "titan.toml").write_text(
-        tomli_w.dumps(
-            {
-                "training": {"local_batch_size": 2, "global_batch_size": -1, "seq_len": 4096, "steps": 1000},
-                "optimizer": {"lr": 3e-4},
-                "lr_scheduler": {"warmup_steps": 50, "decay_ratio": 0.1, "min_lr_factor": 0.1},
-                "parallelism": {"data_parallel_shard_degree": -1, "tensor_parallel_degree": 2},
-            }
-        )
+        "training = {local_batch_size = 2, global_batch_size = -1, seq_len = 4096, steps = 1000}\n"
+        "optimizer = {lr = 3e-4}\nlr_scheduler = {warmup_steps = 50, decay_ratio = 0.1, min_lr_factor = 0.1}\n"
+        "parallelism = {data_parallel_shard_degree = -1, tensor_parallel_degree = 2}\n"
     )
     found = settings_of(tmp_path / "titan.toml")
     assert (found["model.context"], found["parallel.tp"], found["parallel.zero"]) == (4096, 2, 3)
     assert found["schedule.min_lr"] == pytest.approx(3e-5)
     assert (found["schedule.kind"], found["schedule.decay_fraction"]) == ("wsd", 0.1)
     (tmp_path / "trainer.json").write_text(
-        json.dumps(
-            {
-                "output_dir": "o",
-                "per_device_train_batch_size": 4,
-                "gradient_accumulation_steps": 8,
-                "max_steps": -1,
-                "num_train_epochs": 2,
-                "learning_rate": 1e-4,
-                "warmup_steps": 0.05,
-                "lr_scheduler_type": "cosine",
-                "bf16": True,
-                "save_total_limit": 2,
-            }
-        )
+        '{"output_dir": "o", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "max_steps": -1, '
+        '"num_train_epochs": 2, "learning_rate": 1e-4, "warmup_steps": 0.05, "lr_scheduler_type": "cosine", '
+        '"bf16": true, "save_total_limit": 2}'
     )
     found = settings_of(tmp_path / "trainer.json")
     assert (found["batch.micro_batch"], found["batch.gradient_accumulation_steps"], found["epochs"]) == (4, 8, 2.0)
     assert (found["schedule.warmup_fraction"], found["schedule.warmup"], found["precision"]) == (0.05, 0, "bf16")
     assert read_foreign(str(tmp_path / "trainer.json")).system.key == "transformers"
+
+
+VIRTUAL_STAGES = "parallel.virtual_pipeline_stages"
 
 
 @pytest.mark.parametrize(
@@ -311,10 +221,7 @@ def test_configs_in_other_formats(tmp_path: Path) -> None:
         ("--rampup-batch-size 4 4 400 --train-samples 800", {"steps": 150, "batch.ramp_up.start": 4}),
         ("--clip-grad 0", {"optimizer.max_grad_norm": 1e9}),
         ("--loss-scale 1024", {"scaler.initial": 1024.0, "scaler.static": True}),
-        (
-            "--num-layers-per-virtual-pipeline-stage 3 --pipeline-model-parallel-size 4",
-            {"parallel.virtual_pipeline_stages": 2},
-        ),
+        ("--num-layers-per-virtual-pipeline-stage 3 --pipeline-model-parallel-size 4", {VIRTUAL_STAGES: 2}),
         ("--eval-iters 7", {"validation.samples": 56}),
         ("--data-path 0.3 a 0.7 b", {"data.train": [{"prefix": "a", "weight": 0.3}, {"prefix": "b", "weight": 0.7}]}),
         ("--use-distributed-optimizer --recompute-granularity selective", {"parallel.zero": 1}),
