@@ -24,26 +24,13 @@ __all__ = ["installed", "installed_for_all_processes"]
 PAGE = "add-a-model.md"
 TRAIN_RUNS = ROOT / "tests/gpt2train/parity/train_runs.py"
 FAMILY = '\nfamily = "rotary"\noptions = { kv_heads = 2, inner = 48 }\n'
+WHOLE = {"tp": 2, "sequence_parallel": False, "activation_checkpointing": "selective"}
+PP_ZERO, HYBRID = {"pp": 2, "zero": 1}, {"zero": 3, "dp_shard_degree": 2, "cpu_offload": True}
 # Each row is one job: processes, and the layouts that it trains one after the other.
 LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "model": (2, {"tp": {"tp": 2}, "pp": {"pp": 2}}),
-    "two": (
-        2,
-        {
-            "tp-whole-sequences": {"tp": 2, "sequence_parallel": False, "activation_checkpointing": "selective"},
-            "pp": {"pp": 2},
-            "zero": {"zero": 3, "activation_checkpointing": "full"},
-        },
-    ),
-    "four": (
-        4,
-        {
-            "tp-pp": {"tp": 2, "pp": 2},
-            "tp-zero": {"tp": 2, "zero": 3},
-            "pp-zero": {"pp": 2, "zero": 1},
-            "hybrid": {"zero": 3, "dp_shard_degree": 2, "cpu_offload": True},
-        },
-    ),
+    "two": (2, {"tp-whole-sequences": WHOLE, "pp": {"pp": 2}, "zero": {"zero": 3, "activation_checkpointing": "full"}}),
+    "four": (4, {"tp-pp": {"tp": 2, "pp": 2}, "tp-zero": {"tp": 2, "zero": 3}, "pp-zero": PP_ZERO, "hybrid": HYBRID}),
 }
 # transformers' Qwen3 has the same architecture. Prints the largest difference of a logit and the logits' deviation, and
 # checks that a decoding step with the cache gives the logits of a whole forward pass.

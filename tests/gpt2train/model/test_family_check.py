@@ -124,14 +124,8 @@ def test_a_model_that_differs_from_its_specification_is_refused(
         ({"sizes": lambda shape: gpt2_sizes(dataclasses.replace(shape, layers=1))}, "or not `layers` = 2: block 0 nam"),
         ({"residual": ("attn.proj", "dwn")}, r"no parameter of a block belongs to 'dwn' of residual = \('attn.proj', "),
         ({"residual": "down,"}, r"'d' of residual = 'down,'"),
-        (
-            {"model": f"{__name__}:Missing"},
-            r"cannot import .*:Missing, which a model family .* names \(AttributeError: ",
-        ),
-        (
-            {"model": "no_such_module:Model"},
-            r"names \(ModuleNotFoundError: No module named 'no_such_module'\); correct",
-        ),
+        ({"model": f"{__name__}:Missing"}, r"cannot import .*:Missing, which a model .* names \(AttributeError: "),
+        ({"model": "no_such_module:Model"}, r"names \(ModuleNotFoundError: No module named 'no_such_module'\); cor"),
         ({"model": f"{__name__}:Plain"}, r"test_family_check:Plain is not a subclass of CausalLM"),
         ({"model": f"{__name__}:WithBuffer"}, r"WithBuffer has the buffer mask, which nothing would fill; compute it"),
     ],
@@ -147,10 +141,7 @@ def test_a_wrong_specification_is_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ListOptions,
-            r"option widths of the model family refused is \[1, 2\]: a number, a string or a boolean",
-        ),
+        (ListOptions, r"option widths of the model family refused is \[1, 2\]: a number, a string or a boolean"),
         (NoneOptions, r"option inner of the model family refused is None: a number"),
     ],
 )

@@ -1,78 +1,15 @@
-"""The model, its loss and its initial weights, against transformers."""
+"""The loss in chunks against the plain one, and the initial weights."""
 
 import pytest
 import torch
-from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initial_value, initialise
 from gpt2train.model.loss import IGNORE, chunked_cross_entropy, plain_cross_entropy
 from gpt2train.model.shape import Shape
+from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=128, layers=3, heads=4, hidden=32, context=24)
-
-
-def as_transformers(model: GPT2) -> GPT2LMHeadModel:
-    """The same weights in Hugging Face's class."""
-    shape = model.shape
-    config = GPT2Config(
-        vocab_size=shape.vocab,
-        n_positions=shape.context,
-        n_embd=shape.hidden,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-        attn_implementation="sdpa",
-    )
-    peer = GPT2LMHeadModel(config).eval()
-    source, target = dict(model.named_parameters()), peer.transformer
-
-    def copy(module: nn.Module, name: str, split_heads: bool = False) -> None:
-        weight, bias = source[f"{name}.weight"].detach(), source[f"{name}.bias"].detach()
-        if split_heads:  # rows [head, (q, k, v), size] -> [(q, k, v), head, size]
-            order = torch.arange(3 * shape.hidden).view(shape.heads, 3, shape.head_dim).transpose(0, 1).flatten()
-            weight, bias = weight[order], bias[order]
-        linear = weight.dim() == 2
-        module.weight.data.copy_(weight.t() if linear else weight)  # theirs are Conv1D: transposed
-        module.bias.data.copy_(bias)
-
-    target.wte.weight.data.copy_(source["wte.weight"].detach()[: shape.vocab])
-    target.wpe.weight.data.copy_(source["wpe.weight"].detach())
-    copy(target.ln_f, "ln_f")
-    for i, block in enumerate(target.h):
-        copy(block.ln_1, f"blocks.{i}.ln_1")
-        copy(block.ln_2, f"blocks.{i}.ln_2")
-        copy(block.attn.c_attn, f"blocks.{i}.attn.qkv", split_heads=True)
-        copy(block.attn.c_proj, f"blocks.{i}.attn.proj")
-        copy(block.mlp.c_fc, f"blocks.{i}.up")
-        copy(block.mlp.c_proj, f"blocks.{i}.down")
-    return peer
-
-
-def noisy_model() -> GPT2:
-    """Biases and scales away from 0 and 1, so that a mix-up shows."""
-    model = initialise(GPT2(SHAPE), 5)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
-
-
-def test_logits_loss_and_gradient_equal_transformers() -> None:
-    model = noisy_model()
-    peer = as_transformers(model)
-    tokens = torch.randint(0, SHAPE.vocab, (3, SHAPE.context), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(model(tokens), peer(tokens).logits, rtol=1e-5, atol=1e-5)
-    expected = peer(tokens, labels=tokens).loss
-    count = tokens[:, 1:].numel()
-    loss = model(tokens[:, :-1], tokens[:, 1:]) / count
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
-    loss.backward()
-    expected.backward()
-    torch.testing.assert_close(model.wte.weight.grad, peer.transformer.wte.weight.grad, rtol=1e-4, atol=1e-6)
-    theirs = peer.transformer.h[0].mlp.c_fc.weight.grad.t()
-    torch.testing.assert_close(model.blocks["0"].up.weight.grad, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("terms", [{}, {"softcap": 2.0}, {"z_loss": 0.01}, {"softcap": 3.0, "z_loss": 0.1}])
@@ -105,7 +42,7 @@ def test_chunked_loss_refuses_a_second_backward() -> None:
 
 
 def test_chunked_loss_under_autocast_is_close_to_fp32() -> None:
-    model = noisy_model()
+    model = lively(SHAPE, noise=0.1).requires_grad_()
     tokens = torch.randint(0, SHAPE.vocab, (2, SHAPE.context), generator=torch.Generator().manual_seed(2))
     exact = model(tokens, tokens)
     with torch.autocast("cpu", torch.bfloat16):

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from torch import Tensor
 
 from gpt2train.config import RunConfig, TrainSettings, to_toml
 from gpt2train.config.model import ModelSettings
@@ -19,17 +17,14 @@ from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.convert.megatron_write import write_megatron
 from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
-from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.model.causal_lm import CausalLM, build_model
 from gpt2train.model.families import HEAD, is_tied, sizes
 from gpt2train.model.gpt2_family import drop_published
-from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import LazyWeights, empty_model, in_memory
 from gpt2train.model.shape import Shape
-from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import join
-from gpt2train.train import train
+from tests.gpt2train.convert.test_huggingface import weights_of
 from tests.gpt2train.jobs import VOCAB, make
+from tests.gpt2train.model.test_llama import check_steps, train_alone
+from tests.gpt2train.models import lively
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
 from tests.tasks.plugin_page import run as run_code
 
@@ -45,33 +40,13 @@ PEERS: dict[str, dict[str, Any]] = {
 }
 # Without ReLU: rounding, which differs between layouts, can move a number across its kink.
 ODD: dict[str, Any] = {"head_dim": 12, "inner": 40, "activation": "gelu", "bias": False, "tied": False}
-OPTIONS = st.fixed_dictionaries(
-    {},
-    optional={
-        "head_dim": st.integers(0, 12),
-        "inner": st.integers(0, 70),
-        "activation": st.sampled_from(["gelu_new", "gelu", "relu"]),
-        "bias": st.booleans(),
-        "tied": st.booleans(),
-    },
-)
+ACTIVATIONS = st.sampled_from(["gelu_new", "gelu", "relu"])
+VALUES = {"head_dim": st.integers(0, 12), "inner": st.integers(0, 70), "activation": ACTIVATIONS}
+OPTIONS = st.fixed_dictionaries({}, optional=VALUES | {"bias": st.booleans(), "tied": st.booleans()})
 
 
 def shape_of(options: dict[str, Any]) -> Shape:
     return drop_published(replace(PUBLISHED, options=tuple(options.items())))
-
-
-def lively(shape: Shape) -> CausalLM:
-    """A model whose biases and norms are not the neutral 0 and 1 of a fresh one."""
-    model, generator = initialise(build_model(shape), 3), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model.eval()
-
-
-def weights_of(model: CausalLM) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 @given(OPTIONS)
@@ -110,17 +85,11 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], changes: d
     assert ModelSettings.model_validate({"heads": 5, "hidden": 32, "options": {"head_dim": 7}}).shape(9).head_dim == 7
 
 
-def test_a_width_that_tensor_parallelism_cannot_split_is_refused(tmp_path: Path) -> None:
-    config = run_of(tmp_path, tmp_path / "run", {"inner": 47}, {"tp": 2})
-    with pytest.raises(UserError, match=r"parallel.tp 2 does not divide the size 47 of blocks.0.up.weight"):
-        Layout.of(config, 2)
-
-
 @pytest.mark.parametrize("options", PEERS.values(), ids=PEERS)
 def test_transformers_has_equal_logits_loss_and_gradients(options: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
     shape = shape_of(options)
-    ours, activation = lively(shape), options.get("activation", "gelu_new")
+    ours, activation = lively(shape, noise=0.1).requires_grad_(), options.get("activation", "gelu_new")
     config = transformers.GPT2Config(
         vocab_size=shape.vocab, n_positions=16, n_embd=32, n_layer=2, n_head=4, n_inner=options.get("inner"),
         activation_function=activation, tie_word_embeddings=options.get("tied", True),
@@ -147,7 +116,7 @@ def test_transformers_has_equal_logits_loss_and_gradients(options: dict[str, Any
 def test_a_folder_is_read_back_and_transformers_loads_what_it_has(options: dict[str, Any], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     shape, known = shape_of(options), options.get("bias", True)
-    model = lively(shape)
+    model = lively(shape, noise=0.1)
     write_tokenizer(tmp_path / "tokenizer", VOCAB)
     write_model(tmp_path / "model", weights_of(model), shape, tmp_path / "tokenizer")
     assert read_shape(tmp_path / "model") == shape
@@ -173,43 +142,27 @@ def test_formats_without_the_options_are_refused(tmp_path: Path) -> None:
         shape, folder = shape_of(options), tmp_path / refused.split()[0]
         folder.mkdir()
         write_tokenizer(folder / "tokenizer", VOCAB)
-        write_model(folder / "model", weights_of(lively(shape)), shape, folder / "tokenizer")
+        write_model(folder / "model", weights_of(lively(shape, noise=0.1)), shape, folder / "tokenizer")
         words = ["convert", str(folder / "model"), str(folder / "out"), "--to", "huggingface"]
         done = run_code(MAIN, *words)
         assert done.returncode == 2 and f"has {refused}, which no class of transformers has" in done.stderr
         assert done.stderr.count("\n") == 1 and not (folder / "out").exists()
     shape = shape_of({"inner": 40})
     with pytest.raises(UserError, match="GPT-2 as published, not with inner = 40"):
-        write_megatron(tmp_path / "megatron", LazyWeights(shape, in_memory(weights_of(lively(shape)))))
+        write_megatron(tmp_path / "megatron", LazyWeights(shape, in_memory(weights_of(lively(shape, noise=0.1)))))
 
 
 @settings(max_examples=15, deadline=None)
 @given(OPTIONS)
 def test_a_step_with_the_cache_has_the_logits_of_a_whole_pass(options: dict[str, Any]) -> None:
-    model = lively(shape_of(options | ({"head_dim": 12} if options.get("head_dim", 0) > 9 else {})))
-    decoder, texts = LocalDecoder(model, rows=2), [[5, 6, 7], [9]]
-    logits = decoder.add(texts)
-    for _ in range(4):
-        new = logits.argmax(1).tolist()
-        texts, logits = [[*text, token] for text, token in zip(texts, new, strict=True)], decoder.step(new)
-        whole = torch.stack([decoder.logits(text)[-1] for text in texts])
-        assert torch.allclose(logits, whole, atol=1e-5), (logits - whole).abs().max()
+    shape = shape_of(options | ({"head_dim": 12} if options.get("head_dim", 0) > 9 else {}))
+    check_steps(lively(shape, noise=0.1), 4)
 
 
 def run_of(tokens: Path, output: Path, options: dict[str, Any], parallel: dict[str, Any], **changes: Any) -> RunConfig:
     model = {"layers": 4, "heads": 4, "options": options}
     batch = {"micro_batch": 1, "global_batch": 16}
     return make(tokens, output, model=model, batch=batch, parallel=parallel, **changes)
-
-
-def train_alone(config: RunConfig) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        train(config, join("cpu"))
-    finally:
-        dist.destroy_process_group()
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +187,7 @@ def test_a_run_of_other_options_is_refused(tokens: Path, reference: Path) -> Non
 
 def test_a_run_starts_from_a_folder_of_the_same_options(tokens: Path, tmp_path: Path) -> None:
     shape = shape_of(ODD)
-    model = lively(replace(shape, layers=4))
+    model = lively(replace(shape, layers=4), noise=0.1)
     write_tokenizer(tmp_path / "tokenizer", VOCAB)
     write_model(tmp_path / "model", weights_of(model), model.shape, tmp_path / "tokenizer")
     start_from = {"checkpoints": {"init_from": str(tmp_path / "model")}, "steps": 1, "schedule": {"warmup": 0}}

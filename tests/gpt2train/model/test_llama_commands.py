@@ -16,8 +16,7 @@ from gpt2train.config.model import ModelSettings
 from gpt2train.convert.huggingface import read_model, write_model
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.model.causal_lm import build_model
-from gpt2train.model.init import initialise
+from tests.gpt2train.models import lively
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
 from tests.gpt2train.serve.local_server import running
 
@@ -37,11 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = write_tokenizer(root / "tokenizer", VOCAB)
     for name, options in MODELS.items():
         settings = ModelSettings(family="llama", layers=2, heads=4, hidden=32, context=64, options=options)
-        model = initialise(build_model(settings.shape(VOCAB)), 3)
-        generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        model = lively(settings.shape(VOCAB))
         write_model(root / name, dict(model.state_dict()), model.shape, tokenizer)
     return root
 
@@ -95,26 +90,16 @@ def test_generated_and_served_tokens_are_the_most_likely_ones(
         assert found.json()["choices"][0]["text"] == answer["text"]
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        pytest.param("qwen3", ("--tp", "2"), marks=pytest.mark.exhaustive),
-        pytest.param("own", ("--pp", "2"), marks=pytest.mark.exhaustive),
-        pytest.param("own", ("--tp", "2"), marks=pytest.mark.exhaustive),
-        pytest.param("qwen3", ("--pp", "2"), marks=pytest.mark.exhaustive),
-        pytest.param("values", ("--pp", "2"), marks=pytest.mark.exhaustive),
-        pytest.param("values", ("--tp", "2"), marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_model_over_two_processes_generates_the_same(name: str, flags: tuple[str, str], folders: Path) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("flag", ["--tp", "--pp"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_over_two_processes_generates_the_same(name: str, flag: str, folders: Path) -> None:
     # In processes of their own, since with --tp or --pp the command replaces its process by the launcher.
     generate = [sys.executable, "-m", "gpt2train", "generate", "--model", str(folders / name), "--prompt", "the tin"]
     generate += ["--temperature", "0", "--max-new-tokens", "8", "--json"]
-    whole, split = (
-        subprocess.run([*generate, *more], capture_output=True, text=True, timeout=300) for more in ((), flags)
-    )
-    assert (split.returncode, split.stdout) == (0, whole.stdout), split.stderr
-    assert whole.stdout
+    runs = ([*generate, *more] for more in ((), (flag, "2")))
+    whole, split = (subprocess.run(command, capture_output=True, text=True, timeout=300) for command in runs)
+    assert (split.returncode, split.stdout) == (0, whole.stdout) and whole.stdout, split.stderr
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -23,18 +23,14 @@ from gpt2train.settings import build
 
 
 def make_shape(layers: int = 5, vocab: int = 100, **options: object) -> Shape:
-    fields = {"encoder_layers": 2, "decoder_context": 12, **options}
-    return build(
-        ModelSettings, {"family": "t5", "layers": layers, "heads": 4, "hidden": 32, "context": 24, "options": fields}
-    ).shape(vocab)
+    fields = {"family": "t5", "layers": layers, "heads": 4, "hidden": 32, "context": 24}
+    fields["options"] = {"encoder_layers": 2, "decoder_context": 12, **options}
+    return build(ModelSettings, fields).shape(vocab)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    quarter=st.integers(1, 40),
-    more=st.integers(1, 4000),
-    bidirectional=st.booleans(),
-    start=st.integers(-5000, 4000),
+    quarter=st.integers(1, 40), more=st.integers(1, 4000), bidirectional=st.booleans(), start=st.integers(-5000, 4000)
 )
 def test_buckets_are_those_of_transformers(quarter: int, more: int, bidirectional: bool, start: int) -> None:
     modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
@@ -64,11 +60,9 @@ def test_every_split_of_the_layers_computes_what_the_model_does(cuts: tuple[int,
     x = tokens
     for start, stop in zip((0, *cuts), (*cuts, 5), strict=True):
         stage = build_model(shape).keep_layers(range(start, stop)).eval()
-        assert {name for name, _ in stage.named_parameters() if not name.startswith("blocks.")} == {
-            name
-            for name in sizes(shape)
-            if not name.startswith("blocks.") and on_stage(name, shape, range(start, stop))
-        }
+        outside = {name for name in sizes(shape) if not name.startswith("blocks.")}
+        expected_names = {name for name in outside if on_stage(name, shape, range(start, stop))}
+        assert {name for name, _ in stage.named_parameters() if not name.startswith("blocks.")} == expected_names
         initialise(stage, 3)
         x = stage(x, decoder_tokens=inputs)
         if stop < 5:
@@ -82,9 +76,8 @@ def test_padding_of_the_encoder_changes_nothing() -> None:
     tokens, inputs = torch.arange(20)[None], torch.arange(7)[None]
     padded = torch.cat((tokens, torch.full((1, 4), 99)), 1)
     expected = model(tokens, decoder_tokens=inputs)
-    torch.testing.assert_close(
-        model(padded, decoder_tokens=inputs, lengths=torch.tensor([20])), expected, rtol=0, atol=1e-6
-    )
+    found = model(padded, decoder_tokens=inputs, lengths=torch.tensor([20]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_tables_of_biases_are_split_by_heads() -> None:
@@ -119,9 +112,8 @@ def test_published_sizes_and_the_parameters_of_each_stage() -> None:
     shape = settings.model.shape(32_128)
     assert parameter_count(shape) == 222_903_552
     for piece, layers in zip(pieces(settings, shape), stage_layers(shape, 3), strict=True):
-        assert parameters(piece, shape, 1) == sum(
-            p.numel() for p in empty_model(shape).keep_layers(layers).parameters()
-        )
+        stage = empty_model(shape).keep_layers(layers)
+        assert parameters(piece, shape, 1) == sum(p.numel() for p in stage.parameters())
 
 
 def test_flops_are_those_of_the_matrix_products() -> None:

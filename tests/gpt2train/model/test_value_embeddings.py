@@ -173,12 +173,7 @@ def test_a_stage_has_the_tables_of_its_blocks() -> None:
         found[start] = [name for name, _ in part.named_parameters() if name.startswith("values.")]
         assert part.reads_ids == bool(found[start])
         assert all(on_stage(name, shape, part.layers) for name in found[start])
-    assert found == {
-        0: ["values.0.weight", "values.1.weight"],
-        2: [],
-        3: ["values.0.weight"],
-        4: ["values.1.weight"],
-    }
+    assert found == {0: ["values.0.weight", "values.1.weight"], 2: [], 3: ["values.0.weight"], 4: ["values.1.weight"]}
 
 
 def test_stages_one_after_the_other_are_the_model(model: CausalLM) -> None:
