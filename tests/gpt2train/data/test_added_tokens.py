@@ -27,6 +27,7 @@ from gpt2train.data.wordpiece import build_wordpiece
 from gpt2train.errors import UserError
 from tests.gpt2train.convert.test_hf_tokenizer import KINDS as PIECES
 from tests.gpt2train.convert.test_hf_tokenizer import model_folder, trained
+from tests.gpt2train.data.test_tokenizer import small_tables
 
 WORDS = ("the", "river", "is", "wide", "one", "two", "naïve", "北京")
 NAMES = ("<speaker1>", "<|im_end|>", "[CITE]", "<sep> ", "user_7")
@@ -34,10 +35,7 @@ CONFIG, ADDED, MAP = "tokenizer_config.json", "added_tokens.json", "special_toke
 
 
 def bpe(folder: Path) -> str:
-    letters = [*map(chr, range(33, 127)), *map(chr, range(161, 173)), *map(chr, range(174, 324))]
-    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("r", "i"), ("o", "n"), ("on", "e")]
-    tokens = [*dict.fromkeys([*letters, *(left + right for left, right in merges)]), "<|endoftext|>"]
-    save_tokenizer(folder, {token: number for number, token in enumerate(tokens)}, merges)
+    save_tokenizer(folder, *small_tables())
     (folder / "tokenizer.json").unlink()
     return "GPT2Tokenizer"
 
@@ -93,25 +91,14 @@ def random_folder(folder: Path, kind: str, form: str, chosen: dict[str, bool], e
         write(folder / MAP, {"additional_special_tokens": special, "pad_token": special[0]} if special else {})
     write(folder / CONFIG, config)
     if form == "json":  # as transformers 4 saved both kinds of files
-        text = {"bpe": _bpe_json, "wordpiece": _wordpiece_json}[kind](folder)
-        (folder / "tokenizer.json").write_text(text)
-
-
-def _bpe_json(folder: Path) -> str:
-    from gpt2train.data.tokenizer import read_tables
-
-    return build_tokenizer(*read_tables(folder)).to_str()
-
-
-def _wordpiece_json(folder: Path) -> str:
-    return build_wordpiece((folder / "vocab.txt").read_text()).to_str()
+        words = folder / "vocab.txt"
+        made = build_tokenizer(*small_tables()) if kind == "bpe" else build_wordpiece(words.read_text())
+        made.save(str(folder / "tokenizer.json"))
 
 
 FORMS = ("decoder", "added", "map", "json")
-OTHERS = {
-    ("unigram", "map"),  # T5's class of transformers 5 loses them, that of 4 took them
-    ("unigram", "json"),
-}
+# T5's class of transformers 5 loses those of a map, that of 4 took them.
+OTHERS = {("unigram", "map"), ("unigram", "json")}
 CASES = st.tuples(
     st.sampled_from([(kind, form) for kind in KINDS for form in FORMS if (kind, form) not in OTHERS]),
     st.dictionaries(st.sampled_from(NAMES), st.booleans(), min_size=1, max_size=3),
@@ -120,31 +107,27 @@ CASES = st.tuples(
 )
 
 
-Case = tuple[tuple[str, str], dict[str, bool], int, int]
+SOME = {
+    ("bpe", "added"): ({"<speaker1>": False, "<|im_end|>": True}, 0, 1),
+    ("bpe", "map"): ({"[CITE]": True}, 0, 2),
+    ("wordpiece", "decoder"): ({"user_7": False}, 0, 3),
+    ("unigram", "added"): ({"<speaker1>": False}, 2, 4),
+}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        (("bpe", "added"), {"<speaker1>": False, "<|im_end|>": True}, 0, 1),
-        (("bpe", "map"), {"[CITE]": True}, 0, 2),
-        (("wordpiece", "decoder"), {"user_7": False}, 0, 3),
-        (("unigram", "added"), {"<speaker1>": False}, 2, 4),
-    ],
-    ids=lambda case: "-".join(case[0]),
-)
-def test_ids_are_those_of_transformers(tmp_path: Path, case: Case) -> None:
-    check_against_transformers(tmp_path, case)
+@pytest.mark.parametrize("form", SOME, ids="-".join)
+def test_ids_are_those_of_transformers(tmp_path: Path, form: tuple[str, str]) -> None:
+    check_against_transformers(tmp_path, (form, *SOME[form]))
 
 
 @pytest.mark.exhaustive
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CASES)
-def test_ids_of_any_folder_are_those_of_transformers(tmp_path: Path, case: Case) -> None:
+def test_ids_of_any_folder_are_those_of_transformers(tmp_path: Path, case: Any) -> None:
     check_against_transformers(tmp_path, case)
 
 
-def check_against_transformers(tmp_path: Path, case: Case) -> None:
+def check_against_transformers(tmp_path: Path, case: Any) -> None:
     """Compare the ids of a folder with those of transformers, also after a copy and a conversion."""
     transformers = pytest.importorskip("transformers", minversion="5")
     (kind, form), chosen, extra, seed = case
@@ -229,18 +212,15 @@ def test_a_llama_with_added_tokens_has_a_space_where_transformers_has_it(tmp_pat
 def test_a_file_that_gives_other_ids_is_refused_by_name(tmp_path: Path) -> None:
     bpe(tmp_path)
     size = vocab_size(load_tokenizer(tmp_path))
-    write(tmp_path / ADDED, {"<a>": size + 1})
-    with pytest.raises(
-        UserError, match=rf"added_tokens\.json gives the token '<a>' the id {size + 1}, but .* is {size}"
+    for name, content, message in (
+        (ADDED, {"<a>": size + 1}, rf"added_tokens\.json gives the token '<a>' the id {size + 1}, but .* is {size}"),
+        (ADDED, ["<a>"], r"added_tokens\.json is no JSON object"),
+        (CONFIG, {"added_tokens_decoder": {"x": {"content": "<a>"}}}, r"tokenizer_config\.json, .* is damaged"),
     ):
-        load_tokenizer(tmp_path)
-    write(tmp_path / ADDED, ["<a>"])
-    with pytest.raises(UserError, match=r"added_tokens\.json is no JSON object"):
-        load_tokenizer(tmp_path)
-    (tmp_path / ADDED).unlink()
-    write(tmp_path / CONFIG, {"added_tokens_decoder": {"x": {"content": "<a>"}}})
-    with pytest.raises(UserError, match=r"tokenizer_config\.json, .* is damaged"):
-        load_tokenizer(tmp_path)
+        write(tmp_path / name, content)
+        with pytest.raises(UserError, match=message):
+            load_tokenizer(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_the_token_that_ends_a_text_may_be_an_added_one(tmp_path: Path) -> None:

@@ -93,11 +93,6 @@ TEMPLATES = {
 {%- elif message['role'] == 'assistant' %}{{ message['content'] + eos_token + ' ' }}
 {%- endif %}{% endfor %}""",
     ),
-    "phi": (
-        "<|end|>",
-        """{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}
-{%- endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}""",
-    ),
     "alpaca": (
         "</s>",
         """{% for message in messages %}
@@ -129,25 +124,8 @@ TEMPLATES = {
     ),
 }
 PIECES = (
-    "the",
-    " cat",
-    "a",
-    " ",
-    "  ",
-    "\n",
-    "\n\n",
-    "\t",
-    "é",
-    "中文",
-    "🙂",
-    "'s",
-    "12",
-    '"',
-    "{{ x }}",
-    "[INST]",
-    "<b>",
-    ".",
-    "\\",
+    *("the", " cat", "a", " ", "  ", "\n", "\n\n", "\t", "é", "中文", "🙂", "'s", "12"),
+    *('"', "{{ x }}", "[INST]", "<b>", ".", "\\"),
 )
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "default": None}}}
 
@@ -313,14 +291,12 @@ def test_a_hostile_template_ends_in_one_line(template: str, error: str, monkeypa
 def test_the_process_of_a_template_is_started_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 0.3)
     template = "{{ 10 ** (10 ** (8 + messages | length)) if messages[0].content == 'loop' }}{{ messages[0].content }}"
+    a, loop, b = ([{"role": "user", "content": said}] for said in ("a", "loop", "b"))
     with Chat(ChatTemplate(template, {}), tokenizer) as chat:
-        for said in ("a", "loop", "b"):
-            if said == "loop":
-                with pytest.raises(RunError, match="processor time"):
-                    chat.prompt([{"role": "user", "content": said}])
-            else:
-                assert tokenizer.decode(chat.prompt([{"role": "user", "content": said}])) == said
-        assert chat.end is None
+        assert tokenizer.decode(chat.prompt(a)) == "a"
+        with pytest.raises(RunError, match="processor time"):
+            chat.prompt(loop)
+        assert tokenizer.decode(chat.prompt(b)) == "b" and chat.end is None
 
 
 @pytest.mark.parametrize(
@@ -350,12 +326,7 @@ def test_the_template_of_a_folder(tmp_path: Path, folder: Path, tokenizer: Token
     with pytest.raises(UserError, match=r"has no chat template \(chat_template\.jinja, .*; fine-tune the model"):
         open_chat(tmp_path, tokenizer, needed=True)
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    config: dict[str, Any] = {
-        "chat_template": named,
-        "bos_token": None,
-        "eos_token": {"content": "</s>"},
-        "pad_token": "[none]",
-    }
+    config = {"chat_template": named, "bos_token": None, "eos_token": {"content": "</s>"}, "pad_token": "[none]"}
     (tmp_path / CONFIG).write_text(json.dumps(config))
     assert read_chat_template(tmp_path, tokenizer) == ChatTemplate("d", {"eos_token": "</s>"})
     (tmp_path / FILE).write_text("file")

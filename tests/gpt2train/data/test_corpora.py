@@ -16,7 +16,7 @@ from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import document_mask
 from gpt2train.model.loss import IGNORE
-from tests.gpt2train.indexed_writer import IndexedWriter
+from tests.gpt2train.data.token_files import write_documents
 
 END = 99
 ALL = DocumentSettings(reset_positions=True, mask_documents=True, eod_mask_loss=True)
@@ -33,10 +33,10 @@ def tensors(batch: Batch) -> dict[str, torch.Tensor]:
 def corpus(folder: Path, lengths: Sequence[int], context: int, first: int = 0, seed: int | None = 5) -> Samples:
     """Documents that end with END, of tokens below it."""
     folder.mkdir(exist_ok=True)
-    with IndexedWriter(folder / "t", "<u2") as writer:
-        for number, length in enumerate(lengths):
-            writer.add([(first + number + place) % END for place in range(length)] + [END])
-    return Samples(folder / "t", context, END + 1, seed)
+    documents = [
+        [*((number + place) % END for place in range(length)), END] for number, length in enumerate(lengths, first)
+    ]
+    return Samples(write_documents(folder / "t", documents), context, END + 1, seed)
 
 
 def megatron_marks(tokens: list[int]) -> tuple[list[list[bool]], list[int], list[bool]]:
@@ -82,29 +82,22 @@ def test_nothing_is_masked_by_default_as_in_the_paper(tmp_path: Path) -> None:
 
 
 @settings(max_examples=25)
-@given(CORPUS, CORPUS, st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(0, 400), st.integers(1, 60))
+@given(st.tuples(CORPUS, CORPUS), st.tuples(*[st.integers(1, 5)] * 2), st.integers(0, 400), st.integers(1, 60))
 def test_a_global_batch_does_not_depend_on_its_division(
-    tmp_path_factory: pytest.TempPathFactory,
-    first: list[int],
-    second: list[int],
-    weights: tuple[int, int],
-    start: int,
-    size: int,
+    tmp_path_factory: pytest.TempPathFactory, lengths: tuple, weights: tuple[int, int], start: int, size: int
 ) -> None:
     # Corpora of a few samples: a batch of sixty crosses several epochs of both.
-    folder = tmp_path_factory.mktemp("b")
-    parts = [corpus(folder / "one", first, 4), corpus(folder / "two", second, 4, first=50)]
-    data = TrainingData(parts, weights, ALL)
-    whole = data.batch(range(start, start + size))
-    pieces = [
-        TrainingData(parts, weights, ALL).batch([index]) for index in range(start, start + size)
-    ]  # as after a restart before each sample
+    folder, indices = tmp_path_factory.mktemp("b"), range(start, start + size)
+    corpora = [corpus(folder / str(first), part, 4, first) for first, part in zip((0, 50), lengths, strict=True)]
+    data = TrainingData(corpora, weights, ALL)
+    whole = data.batch(indices)
+    pieces = [TrainingData(corpora, weights, ALL).batch([index]) for index in indices]  # a restart before each sample
     assert set(whole.extra) == {"positions", "documents"}
     for name in ("tokens", "targets", *whole.extra):
         assert torch.equal(tensors(whole)[name], torch.cat([tensors(piece)[name] for piece in pieces]))
-    counts = [data.counted([index]) for index in range(start, start + size)]
-    assert data.counted(range(start, start + size)) == max(1, int((whole.targets != IGNORE).sum()))
-    assert [max(1, int((row != IGNORE).sum())) for row in whole.targets] == counts
+    assert data.counted(indices) == max(1, int((whole.targets != IGNORE).sum()))
+    for index, row in zip(indices, whole.targets, strict=True):
+        assert data.counted([index]) == max(1, int((row != IGNORE).sum()))
 
 
 def test_each_corpus_has_its_own_epochs(tmp_path: Path) -> None:

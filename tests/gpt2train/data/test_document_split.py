@@ -1,7 +1,6 @@
 """Split of token files by documents: Megatron-LM's rule, and a part of a file as if it were a file of its own."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +22,33 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.settings import build
 from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
-from tests.gpt2train.indexed_writer import IndexedWriter
+from tests.gpt2train.data.token_files import sequences, write_documents
 from tests.gpt2train.jobs import VOCAB, curve, make, weights
 
 SPLIT = "700,200,100"
 DATA: dict[str, Any] = {"valid": None, "split": SPLIT}
 
 
-def lengths(documents: int, weights: Sequence[float]) -> list[int]:
-    return [len(part) for part in split_documents(documents, weights)]
-
-
 def test_the_split_equals_that_of_the_tutorial() -> None:
-    assert lengths(2456, [700, 200, 100]) == [1719, 491, 246]
-    assert lengths(10, [969, 30, 1]) == [10, 0, 0]
+    for documents, parts, lengths in (
+        (2456, [700, 200, 100], [1719, 491, 246]),
+        (10, [969, 30, 1], [10, 0, 0]),
+    ):
+        assert list(map(len, split_documents(documents, parts))) == lengths
+    assert build(DataSettings, {"train": "t", "split": 1}).weights == (1.0, 0.0, 0.0)
 
 
 def megatron_split(split: str, size: int) -> list[int]:
     """The bounds by `get_train_valid_test_split_` (Megatron-LM, megatron/data/dataset_utils.py of 2023)."""
-    splits = [float(part) for part in split.split(",")]
-    while len(splits) < 3:
-        splits.append(0.0)
-    whole = sum(splits)
+    splits = [*map(float, split.split(",")), 0.0, 0.0][:3]
     index = [0]
-    for number, part in enumerate(part / whole for part in splits):
-        index.append(index[number] + round(part * float(size)))
+    for part in splits:
+        index.append(index[-1] + round(part / sum(splits) * float(size)))
     excess = index[-1] - size
-    for number in range(1, 4):
-        index[number] -= excess
-    return index
+    return [0, *(bound - excess for bound in index[1:])]
 
 
-WEIGHTS = st.lists(st.integers(1, 999), min_size=1, max_size=3)
-
-
-@given(st.integers(0, 100_000), WEIGHTS)
+@given(st.integers(0, 100_000), st.lists(st.integers(1, 999), min_size=1, max_size=3))
 def test_the_bounds_equal_those_of_megatron(documents: int, numbers: list[int]) -> None:
     split = ",".join(map(str, numbers))
     theirs = megatron_split(split, documents)
@@ -66,9 +57,7 @@ def test_the_bounds_equal_those_of_megatron(documents: int, numbers: list[int]) 
         assert [parts[0].start, *(part.stop for part in parts)] == theirs
 
 
-@given(
-    st.integers(0, 100_000), st.lists(st.floats(0, 1e6), min_size=3, max_size=3).filter(lambda found: sum(found) > 0)
-)
+@given(st.integers(0, 100_000), st.lists(st.floats(0, 1e6), min_size=3, max_size=3).filter(any))
 def test_the_parts_are_all_documents_once_and_in_order(documents: int, numbers: list[float]) -> None:
     parts = split_documents(documents, numbers)
     assert [number for part in parts for number in part] == list(range(documents))
@@ -85,22 +74,11 @@ def test_a_wrong_split_is_refused_in_one_line(split: str) -> None:
         build(DataSettings, {"train": "t", "valid": "v", "split": SPLIT})
 
 
-def test_a_number_alone_is_a_split() -> None:
-    assert build(DataSettings, {"train": "t", "split": 1}).weights == (1.0, 0.0, 0.0)
-
-
 def test_an_unset_split_changes_no_file(tmp_path: Path) -> None:
     """Checkpoints and fingerprints of runs without one stay the same."""
     assert "split" not in DataSettings(train="t").model_dump()
     config = make(tmp_path, tmp_path / "run")
     assert "split = " not in to_toml(config)
-
-
-def write(prefix: Path, documents: Sequence[Sequence[int]]) -> Path:
-    with IndexedWriter(prefix, "<u2") as writer:
-        for document in documents:
-            writer.add(document)
-    return prefix
 
 
 DOCUMENTS = [[number % VOCAB] * (number % 7) for number in range(40)]  # some are empty
@@ -111,9 +89,9 @@ DOCUMENTS = [[number % VOCAB] * (number % 7) for number in range(40)]  # some ar
 def test_a_part_is_like_a_file_of_its_documents(tmp_path: Path, shards: int, part: Part) -> None:
     cuts = np.linspace(0, len(DOCUMENTS), shards + 1, dtype=int).tolist()
     for number in range(shards):
-        write(tmp_path / shard_name("t", number, shards), DOCUMENTS[cuts[number] : cuts[number + 1]])
+        write_documents(tmp_path / shard_name("t", number, shards), DOCUMENTS[cuts[number] : cuts[number + 1]])
     documents = split_documents(len(DOCUMENTS), [7, 2, 1])[PARTS.index(part)]
-    alone = IndexedDataset(write(tmp_path / "alone", DOCUMENTS[documents.start : documents.stop]))
+    alone = IndexedDataset(write_documents(tmp_path / "alone", DOCUMENTS[documents.start : documents.stop]))
     found = open_tokens(tmp_path / "t", [7, 2, 1], part)
     assert isinstance(found, DatasetPart) and len(found) == len(alone) == len(documents)
     assert found.dtype == alone.dtype
@@ -121,13 +99,13 @@ def test_a_part_is_like_a_file_of_its_documents(tmp_path: Path, shards: int, par
     assert len(found.tokens) == len(alone.tokens)
     everything = np.arange(len(alone.tokens))
     assert np.array_equal(found.tokens[everything], alone.tokens) and np.array_equal(found.tokens[:], alone.tokens)
-    assert [found[number].tolist() for number in range(len(found))] == [alone[n].tolist() for n in range(len(alone))]
+    assert sequences(found) == sequences(alone)
     assert found[-1].tolist() == alone[-1].tolist()
 
 
 def test_documents_of_several_sequences_stay_whole(tmp_path: Path) -> None:
     """As Megatron's tool writes them with --split-sentences."""
-    write(tmp_path / "t", [[1], [2, 2], [3], [4, 4], [5]])
+    write_documents(tmp_path / "t", [[1], [2, 2], [3], [4, 4], [5]])
     write_index(tmp_path / "t.idx", [1, 2, 1, 2, 1], "<u2", documents=[0, 2, 3, 5])
     found = open_tokens(tmp_path / "t", [2, 1], "train")
     assert found.tokens.tolist() == [1, 2, 2, 3] and found.documents.tolist() == [0, 2, 3]  # type: ignore[union-attr]
@@ -146,7 +124,7 @@ def pair_run(tokens: Path, output: Path, folder: Path, **changes: Any) -> RunCon
     """The same run on files that were split before."""
     data, parts = IndexedDataset(tokens / "train"), split_documents(60, split_weights(SPLIT))
     for name, part in zip(PARTS, parts, strict=True):
-        write(folder / name, [data[number].tolist() for number in part])
+        write_documents(folder / name, map(data.__getitem__, part))
     return make(tokens, output, data={"train": str(folder / "train"), "valid": str(folder / "valid")}, **changes)
 
 
@@ -206,7 +184,7 @@ SHARES = (("train", 0.75), ("valid", 0.25))
 
 
 def test_a_split_without_a_training_sample_is_refused(tmp_path: Path, alone: DistContext) -> None:
-    write(tmp_path / "train", [[1, 2, 3], [4] * 50])
+    write_documents(tmp_path / "train", [[1, 2, 3], [4] * 50])
     config = make(tmp_path, tmp_path / "run", data=DATA | {"split": "1,1"})
     with pytest.raises(UserError, match=r"leaves 1 document of .*train to train, 3 tokens, fewer than one"):
         train(config, alone)
@@ -215,7 +193,7 @@ def test_a_split_without_a_training_sample_is_refused(tmp_path: Path, alone: Dis
 def test_too_few_documents_for_validation_are_logged(
     tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path / "train", [[1] * 30, [4] * 50])
+    write_documents(tmp_path / "train", [[1] * 30, [4] * 50])
     config = make(tmp_path, tmp_path / "run", data=DATA | {"split": "949,50,1"}, steps=4)
     train(config, alone)
     assert "no validation: data.split = 949,50,1 leaves no sample for it" in caplog.text

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gpt2train.data.training_data import positions_within
-from gpt2train.model.causal_lm import document_mask
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE
@@ -50,10 +49,3 @@ def test_gradients_do_not_cross_documents(model: GPT2) -> None:
     assert gradient is not None and gradient[0, 8:].abs().min() > 0
     assert not gradient[0, :8].any() and not gradient[1].any()
     model.zero_grad()
-
-
-def test_one_document_is_plain_causal_attention(model: GPT2) -> None:
-    tokens, _ = sample()
-    one = torch.zeros_like(tokens)
-    assert document_mask(one)[0, 0].tolist() == torch.ones(24, 24).tril().bool().tolist()
-    assert torch.allclose(model(tokens, documents=one), model(tokens), atol=1e-5)

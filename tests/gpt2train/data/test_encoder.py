@@ -1,6 +1,5 @@
 """The fast encoder against the reference: equal ids for any text and any trained tokenizer."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +19,10 @@ from gpt2train.data.tokenizer import (
     parse_tokenizer,
 )
 from gpt2train.errors import UserError
+from tests.gpt2train.data.test_tokenizer import HARD
 from tests.tasks.corpus import texts_of
 
 LICENSE = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
-HARD = {
-    "empty": "",
-    "nul": "\x00a\x00\x00 b\x00",
-    "controls": "".join(map(chr, range(32))) * 3 + "\x7f\x1b[0m",
-    "emoji": "👩‍👩‍👧‍👦🇩🇪 e\u0301 🏳️‍🌈" * 50,
-    "right to left": "\u202eשלום\u202c مرحبا بالعالم ١٢٣",
-    "spaces": "\r\n \t\u00a0\u2028\ufeff\ufffd\U0010ffff\u0085\u180e\u200b\u3000  x   ",
-    "apostrophes": "it's I'LL don’t 'S 's's we'd'VE '",
-    "numbers": "½ ² ٣ 12345 Ⅷ 1,000.50",
-    "special": f"a{END_OF_TEXT}{END_OF_TEXT} b <|endoftext |>",
-    "unassigned": "\u0378\ue000\U000e0001\U0001fbff\u0600",
-}
 # 10 MB without a space. Both encoders are fast, since the time depends on merges, and there are few.
 LONG = {"one word": "aXq9" * 2_500_000, "no words": "=-" * 5_000_000}
 
@@ -55,20 +43,19 @@ def differing(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
     return disagreement(FastEncoder(tokenizer), PlainEncoder(tokenizer), Texts.of(texts))
 
 
-@pytest.mark.parametrize("name", HARD)
-def test_difficult_texts_have_equal_ids_with_a_trained_vocabulary(trained: Tokenizer, name: str) -> None:
-    assert differing(trained, [HARD[name], f"x{HARD[name]}y", LICENSE]) == []
+def test_difficult_texts_have_equal_ids_with_a_trained_vocabulary(trained: Tokenizer) -> None:
+    assert differing(trained, [*HARD, *(f"x{text}y" for text in HARD), LICENSE]) == []
 
 
 def test_difficult_texts_have_equal_ids_with_the_published_vocabulary(published: Tokenizer) -> None:
-    assert differing(published, list(HARD.values())) == []
+    assert differing(published, HARD) == []
     encoded = FastEncoder(published)(Texts.of([END_OF_TEXT]))
     assert encoded.ids.tolist() == encode_ordinary(published, [END_OF_TEXT])[0]
     assert end_of_text_id(published) not in encoded.ids
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["one word", "no words"])
+@pytest.mark.parametrize("name", LONG)
 def test_ten_megabytes_without_a_space_have_equal_ids(published: Tokenizer, name: str) -> None:
     assert differing(published, [LONG[name]]) == []
 
@@ -113,16 +100,6 @@ def test_long_texts_are_cut_at_spaces() -> None:
     assert list(pieces("a  b\n c \u00a0d" * 9, 2)) == ["a  b\n c \u00a0d" * 9]  # no space stands alone
 
 
-@pytest.mark.parametrize("make", [FastEncoder, PlainEncoder])
-def test_empty_columns_and_empty_texts_are_encoded(
-    trained: Tokenizer, make: Callable[[Tokenizer], PlainEncoder]
-) -> None:
-    for texts in ([], [""], ["", "a", ""]):
-        encoded = make(trained)(Texts.of(texts))
-        assert encoded.lengths.tolist() == [len(text) for text in texts]
-        assert len(encoded.ids) == sum(map(len, texts))
-
-
 def test_a_wrong_encoder_is_detected(trained: Tokenizer) -> None:
     plain = PlainEncoder(trained)
 
@@ -135,16 +112,8 @@ def test_a_wrong_encoder_is_detected(trained: Tokenizer) -> None:
     assert disagreement(wrong, plain, Texts.of(["one", "two", "three"])) == [1]
 
 
-def test_the_end_token_follows_each_text() -> None:
-    encoded = Encoded(np.array([1, 2, 3], dtype=np.uint32), np.array([2, 0, 1]))
-    ended = with_end(encoded, 9, np.dtype("<u2"))
-    assert ended.ids.tolist() == [1, 2, 9, 9, 3, 9] and ended.ids.dtype == np.dtype("<u2")
-    assert ended.lengths.tolist() == [3, 1, 2]
-    assert with_end(encoded, None, np.dtype("<i4")).ids.tolist() == [1, 2, 3]
-    with pytest.raises(UserError, match="70000"):
-        with_end(Encoded(np.array([70000]), np.array([1])), None, np.dtype("<u2"))
-
-
-def test_a_lone_surrogate_is_refused_by_name(trained: Tokenizer) -> None:
+def test_what_cannot_be_stored_is_refused_by_name(trained: Tokenizer) -> None:
     with pytest.raises(UserError, match="lone surrogate"):
         encode_ordinary(trained, ["good", "\ud800"])
+    with pytest.raises(UserError, match="70000"):
+        with_end(Encoded(np.array([70000]), np.array([1])), None, np.dtype("<u2"))

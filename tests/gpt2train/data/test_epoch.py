@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpt2train.data import epoch as module
@@ -15,10 +15,6 @@ def epoch_of(lengths: list[int], context: int, seed: int | None, number: int) ->
     return Epoch.build(np.cumsum([0, *lengths]), context, seed, number)
 
 
-def all_places(epoch: Epoch) -> np.ndarray:
-    return epoch.locate(np.arange(len(epoch.order)))[0]
-
-
 @given(st.integers(0, 300), st.integers(0, 2**40), st.integers(0, 9))
 def test_a_permutation_is_complete_and_depends_on_the_seed(count: int, seed: int, epoch: int) -> None:
     order = permutation(count, seed, epoch, 0)
@@ -29,6 +25,15 @@ def test_a_permutation_is_complete_and_depends_on_the_seed(count: int, seed: int
 
 def test_permutations_do_not_change_between_versions() -> None:
     assert permutation(8, 1234, 0, 0).tolist() == [1, 6, 2, 0, 3, 5, 7, 4]
+
+
+@given(st.integers(0, 200), st.integers(1, 20))
+@example(463_508, 1024)  # tokens of Megatron-LM's tutorial, whose log has 452 samples an epoch
+@example(463_511, 1024)
+def test_samples_are_counted_as_in_an_explicit_stream(tokens: int, context: int) -> None:
+    """Of Megatron-LM's rule: a sample needs `context` tokens and one more."""
+    assert samples_in(tokens, context) == sum(start + context < tokens for start in range(0, tokens, context))
+    assert tokens < 463_508 or samples_in(tokens, context) == 452
 
 
 @given(LENGTHS, st.integers(1, 8), st.integers(0, 99), st.integers(0, 3))
@@ -52,14 +57,11 @@ def test_each_token_of_an_epoch_is_a_target_once_but_the_tail(
     assert ((np.diff(holders) != 0) == (np.diff(numbers) != 0)).all()
 
 
-def test_epochs_are_shuffled_anew() -> None:
-    first, second = (all_places(epoch_of([10] * 30, 4, 7, number)) for number in (0, 1))
-    assert (first != second).any()
-
-
-def test_without_a_seed_the_order_is_that_of_the_file() -> None:
-    epoch = epoch_of([5, 0, 7], 3, None, 0)
-    assert all_places(epoch).tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+def test_epochs_are_shuffled_anew_and_only_with_a_seed() -> None:
+    first, second = (epoch_of([10] * 30, 4, 7, number) for number in (0, 1))
+    assert (first.locate(np.arange(70))[0] != second.locate(np.arange(70))[0]).any()
+    places = epoch_of([5, 0, 7], 3, None, 0).locate(np.arange(3))[0]
+    assert places.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
 
 
 def test_equal_sort_keys_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 from gpt2train.data import samples
 from gpt2train.data.epoch import HEADER, Epoch, cached_epoch, corpus_identity, read_epoch
 from gpt2train.data.samples import Samples
+from tests.gpt2train.data.token_files import write_documents
 from tests.gpt2train.forked_ranks import SERVER
-from tests.gpt2train.indexed_writer import IndexedWriter
 
 BOUNDS = np.cumsum([0, *np.random.default_rng(1).integers(0, 50, 500)])
 
@@ -44,14 +44,11 @@ def test_a_cached_epoch_equals_the_built_one_and_is_memory_mapped(
 
 
 def test_the_cache_file_name_depends_on_all_inputs_of_an_epoch(tmp_path: Path) -> None:
-    get(tmp_path)
     others = BOUNDS.copy()
     others[1] += 1  # as many tokens, another first document
-    assert same(get(tmp_path, bounds=others), Epoch.build(others, 8, 7, 0))
-    assert same(get(tmp_path, context=9), Epoch.build(BOUNDS, 9, 7, 0))
-    assert same(get(tmp_path, seed=8), Epoch.build(BOUNDS, 8, 8, 0))
-    assert same(get(tmp_path, seed=None), Epoch.build(BOUNDS, 8, None, 0))
-    assert same(get(tmp_path, number=1), Epoch.build(BOUNDS, 8, 7, 1))
+    inputs = [(BOUNDS, 8, 7, 0), (others, 8, 7, 0), (BOUNDS, 9, 7, 0), (BOUNDS, 8, 8, 0), (BOUNDS, 8, None, 0)]
+    for one in [*inputs, (BOUNDS, 8, 7, 1)]:
+        assert same(get(tmp_path, *one), Epoch.build(*one)), one[1:]
     assert len(files(tmp_path)) == 6
 
 
@@ -102,9 +99,7 @@ def test_a_kill_during_the_write_is_harmless(tmp_path: Path) -> None:
 
 
 def test_only_a_large_corpus_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with IndexedWriter(tmp_path / "t", "<u2") as writer:
-        for document in [[1, 2, 3]] * 20:
-            writer.add(document)
+    write_documents(tmp_path / "t", [[1, 2, 3]] * 20)
     small = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")
     expected = small.read(range(30))[0]  # three epochs
     assert not (tmp_path / "cache").exists()

@@ -10,31 +10,22 @@ from hypothesis import strategies as st
 
 from gpt2train.data.indexed import IndexedDataset, token_dtype, write_index
 from gpt2train.errors import RunError, UserError
-from tests.gpt2train.indexed_writer import IndexedWriter
+from tests.gpt2train.data.token_files import sequences, write_documents
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 65499), max_size=20), max_size=12)
 
 
 def plain_pair(documents: list[list[int]], letter: str, code: int) -> tuple[bytes, bytes]:
     """The same two files written with struct alone, straight from the table of the format."""
-    size = struct.calcsize("<" + letter)
-    data = b"".join(struct.pack(f"<{len(d)}{letter}", *d) for d in documents)
-    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(documents), len(documents) + 1)
-    index += b"".join(struct.pack("<i", len(d)) for d in documents)
-    offset = 0
-    for document in documents:
-        index += struct.pack("<q", offset)
-        offset += size * len(document)
-    index += b"".join(struct.pack("<q", i) for i in range(len(documents) + 1))
-    return data, index
+    lengths, count = [len(document) for document in documents], len(documents)
+    data = b"".join(struct.pack(f"<{len(document)}{letter}", *document) for document in documents)
+    offsets = [struct.calcsize(letter) * sum(lengths[:number]) for number in range(count)]
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, count, count + 1)
+    return data, index + struct.pack(f"<{count}i{2 * count + 1}q", *lengths, *offsets, *range(count + 1))
 
 
-def write(folder: Path, documents: list[list[int]], dtype: object = "uint16") -> Path:
-    prefix = folder / "tokens.v1"
-    with IndexedWriter(prefix, np.dtype(dtype)) as writer:
-        for document in documents:
-            writer.add(document)
-    return prefix
+def write(folder: Path, documents: list[list[int]], dtype: str = "uint16") -> Path:
+    return write_documents(folder / "tokens.v1", documents, dtype)
 
 
 @pytest.mark.parametrize(("dtype", "letter", "code"), [("uint16", "H", 8), ("int32", "i", 4)])
@@ -48,7 +39,7 @@ def test_files_equal_the_reference_implementation_and_are_read_back(
     assert Path(f"{prefix}.bin").read_bytes() == data
     assert Path(f"{prefix}.idx").read_bytes() == index
     dataset = IndexedDataset(prefix)
-    assert [dataset[i].tolist() for i in range(len(dataset))] == documents
+    assert sequences(dataset) == documents
     assert dataset.tokens.tolist() == [token for d in documents for token in d]
     assert dataset.dtype == np.dtype(dtype)
     assert dataset.lengths.dtype == np.int32
@@ -56,27 +47,8 @@ def test_files_equal_the_reference_implementation_and_are_read_back(
     assert dataset.documents.tolist() == list(range(len(documents) + 1))
 
 
-def test_an_empty_dataset_is_written_and_read(tmp_path: Path) -> None:
-    dataset = IndexedDataset(write(tmp_path, []))
-    assert len(dataset) == 0
-    assert dataset.tokens.shape == (0,)
-    assert dataset.documents.tolist() == [0]
-    with pytest.raises(IndexError):
-        dataset[0]
-
-
 def test_the_dtype_depends_on_the_vocabulary_size() -> None:
-    assert token_dtype(50257) == np.uint16
-    assert token_dtype(65499) == np.uint16
-    assert token_dtype(65500) == np.int32
-
-
-def test_an_id_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    writer = IndexedWriter(tmp_path / "t", "uint16")
-    with pytest.raises(ValueError, match="do not fit"):
-        writer.add([65536])
-    with pytest.raises(ValueError, match="do not fit"):
-        writer.add([-1])
+    assert [token_dtype(size) for size in (50257, 65499, 65500)] == [np.uint16, np.uint16, np.int32]
 
 
 def test_documents_of_several_sequences_and_modes_are_read(tmp_path: Path) -> None:
@@ -88,18 +60,6 @@ def test_documents_of_several_sequences_and_modes_are_read(tmp_path: Path) -> No
     dataset = IndexedDataset(tmp_path / "t")
     assert dataset.documents.tolist() == [0, 2, 3]
     assert dataset[-1].tolist() == [3, 4, 5]
-
-
-def test_tokens_are_read_only(tmp_path: Path) -> None:
-    dataset = IndexedDataset(write(tmp_path, [[1, 2]]))
-    with pytest.raises(ValueError, match="read-only"):
-        dataset.tokens[0] = 7
-
-
-def patch(path: Path, offset: int, value: bytes) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset : offset + len(value)] = value
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +75,21 @@ def patch(path: Path, offset: int, value: bytes) -> None:
         ("idx", 34, struct.pack("<ii", 3, 1), RunError, "offsets do not follow"),
         ("idx", 34 + 8, struct.pack("<q", 2), RunError, "offsets do not follow"),
         ("idx", 34 + 24, struct.pack("<q", 1), RunError, "documents are not in the order"),
+        ("bin", 8, b"\0\0", RunError, "does not belong"),  # of another index
     ],
 )
 def test_damage_is_named(
     tmp_path: Path, name: str, offset: int, value: bytes, error: type[Exception], message: str
 ) -> None:
     prefix = write(tmp_path, [[1], [2, 3, 4]])
-    patch(Path(f"{prefix}.{name}"), offset, value)
+    path = Path(f"{prefix}.{name}")
+    data = path.read_bytes()
+    path.write_bytes(data[:offset] + value + data[offset + len(value) :])
     with pytest.raises(error, match=message) as caught:
         IndexedDataset(prefix)
-    assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"none\.idx is missing"):
+        IndexedDataset(tmp_path / "none")
 
 
 @given(cut=st.integers(1, 200))
@@ -139,19 +103,10 @@ def test_every_truncation_is_found(tmp_path_factory: pytest.TempPathFactory, cut
             IndexedDataset(prefix)
 
 
-def test_a_bin_file_of_another_index_is_refused(tmp_path: Path) -> None:
-    prefix = write(tmp_path, [[1], [2, 3]])
-    with Path(f"{prefix}.bin").open("ab") as file:
-        file.write(b"\x00\x00")
-    with pytest.raises(RunError, match="does not belong"):
-        IndexedDataset(prefix)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"t\.idx is missing"):
-        IndexedDataset(tmp_path / "t")
-
-
-def test_numpy_scalars_and_negative_indices_are_accepted(tmp_path: Path) -> None:
+def test_indices_are_those_of_a_list_and_tokens_are_read_only(tmp_path: Path) -> None:
     dataset = IndexedDataset(write(tmp_path, [[1], [2, 3]]))
     assert dataset[np.int64(1)].tolist() == dataset[-1].tolist() == [2, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.tokens[0] = 7
+    with pytest.raises(IndexError):
+        IndexedDataset(write(tmp_path, []))[0]

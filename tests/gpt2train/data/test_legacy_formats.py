@@ -1,8 +1,6 @@
 """Megatron's older token format, written here by its byte table, read and converted."""
 
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,53 +8,52 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2train.cli import app, run_command
 from gpt2train.data.indexed import IndexedDataset, write_index
 from gpt2train.data.legacy_formats import LegacyDataset, convert, open_any
 from gpt2train.errors import RunError, UserError
-from tests.gpt2train.indexed_writer import IndexedWriter
+from tests.gpt2train.data.token_files import sequences, write_documents
 
 SEQUENCES = [[5, 6, 7], [], [8], [9, 50256], [1]]
 DOCUMENTS = [0, 2, 4, 5]
 
 
-def write(prefix: Path, sequences: list[list[int]], documents: list[int], code: int = 4, form: str = "i") -> Path:
-    """The byte table of the TNTIDX format, field by field."""
-    sizes = [len(ids) for ids in sequences]
+def write(prefix: Path, tokens: list[list[int]], documents: list[int] | None, magic: bytes = b"TNTIDX\0\0") -> Path:
+    """The byte table of a format, field by field; without documents as fairseq writes it, which has no such index."""
+    sizes, flat = [len(ids) for ids in tokens], [token for ids in tokens for token in ids]
     starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
-    head = b"TNTIDX\0\0" + struct.pack("<QQQ", 1, code, struct.calcsize(form))
-    head += struct.pack("<QQQ", len(sequences), len(sizes), len(documents))
-    numbers = [*range(len(sequences) + 1), *starts, *sizes, *documents]
-    prefix.with_suffix(".idx").write_bytes(head + struct.pack(f"<{len(numbers)}q", *numbers))
-    flat = [token for ids in sequences for token in ids]
-    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(flat)}{form}", *flat))
+    if magic == b"TNTIDX\0\0":
+        counts = (len(sizes), len(sizes), *(() if documents is None else (len(documents),)))
+        numbers = [*range(len(sizes) + 1), *starts, *sizes, *(documents or ())]
+        content = struct.pack(f"<3Q{len(counts)}Q{len(numbers)}q", 1, 4, 4, *counts, *numbers)
+    else:
+        content = struct.pack(f"<QBQ{len(sizes)}i", 1, 4, len(sizes), *sizes)
+        content += struct.pack(f"<{len(sizes)}q", *(4 * start for start in starts[:-1]))
+    prefix.with_suffix(".idx").write_bytes(magic + content)
+    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(flat)}i", *flat))
     return prefix
 
 
-def test_the_legacy_format_is_read(tmp_path: Path) -> None:
-    found = LegacyDataset(write(tmp_path / "old", SEQUENCES, DOCUMENTS))
-    assert found.lengths.tolist() == [len(ids) for ids in SEQUENCES]
-    assert found.tokens.tolist() == [token for ids in SEQUENCES for token in ids]
-    assert found.documents.tolist() == DOCUMENTS
-    assert isinstance(open_any(tmp_path / "old"), LegacyDataset)
-
-
 @settings(max_examples=60, deadline=None)
-@given(sequences=st.lists(st.lists(st.integers(0, 65_499), max_size=6), max_size=6), data=st.data())
-def test_conversion_keeps_everything(tmp_path_factory: pytest.TempPathFactory, sequences: list, data: st.DataObject):
-    marks = data.draw(st.lists(st.integers(0, len(sequences)), max_size=4))
-    folder = tmp_path_factory.mktemp("legacy")
-    documents = [0, *sorted(marks), len(sequences)]
-    made = convert(write(folder / "old", sequences, documents), folder / "new/tokens", np.dtype("<u2"))
-    assert [ids.tolist() for ids in made] == sequences
-    assert made.documents.tolist() == documents
-    assert made.dtype == np.dtype("<u2")
+@given(tokens=st.lists(st.lists(st.integers(0, 65_499), max_size=6), max_size=6), data=st.data())
+def test_reading_and_conversion_keep_everything(
+    tmp_path_factory: pytest.TempPathFactory, tokens: list[list[int]], data: st.DataObject
+) -> None:
+    marks = data.draw(st.lists(st.integers(0, len(tokens)), max_size=4))
+    folder, documents = tmp_path_factory.mktemp("legacy"), [0, *sorted(marks), len(tokens)]
+    found = open_any(write(folder / "old", tokens, documents))
+    made = convert(folder / "old", folder / "new/tokens", np.dtype("<u2"))
+    assert isinstance(found, LegacyDataset) and made.dtype == np.dtype("<u2")
+    assert sequences(made) == tokens
+    for opened in (found, made):
+        assert opened.documents.tolist() == documents
+        assert opened.lengths.tolist() == [len(ids) for ids in tokens]
+        assert opened.tokens.tolist() == [token for ids in tokens for token in ids]
 
 
 def test_what_is_written_is_what_megatron_writes(tmp_path: Path) -> None:
     convert(write(tmp_path / "old", [[5, 6], [7]], [0, 1, 2]), tmp_path / "new", np.dtype("<u2"))
-    with IndexedWriter(tmp_path / "direct", "<u2") as writer:
-        for document in [[5, 6], [7]]:
-            writer.add(document)
+    write_documents(tmp_path / "direct", [[5, 6], [7]])
     for ending in (".bin", ".idx"):
         assert (tmp_path / f"new{ending}").read_bytes() == (tmp_path / f"direct{ending}").read_bytes()
     # And the width can be changed back.
@@ -65,9 +62,8 @@ def test_what_is_written_is_what_megatron_writes(tmp_path: Path) -> None:
 
 def test_shards_are_converted_into_one_file(tmp_path: Path) -> None:
     for number, ids in enumerate([[1, 2], [3]]):
-        with IndexedWriter(tmp_path / f"tokens-{number:05d}-of-00002", "<u2") as writer:
-            writer.add(ids)
-    assert [ids.tolist() for ids in convert(tmp_path / "tokens", tmp_path / "one")] == [[1, 2], [3]]
+        write_documents(tmp_path / f"tokens-{number:05d}-of-00002", [ids])
+    assert sequences(convert(tmp_path / "tokens", tmp_path / "one")) == [[1, 2], [3]]
 
 
 def test_ids_out_of_range_and_existing_targets_are_refused(tmp_path: Path) -> None:
@@ -83,69 +79,46 @@ def test_ids_out_of_range_and_existing_targets_are_refused(tmp_path: Path) -> No
 
 def test_damage_is_named(tmp_path: Path) -> None:
     prefix = write(tmp_path / "old", SEQUENCES, DOCUMENTS)
-    index, data = prefix.with_suffix(".idx"), prefix.with_suffix(".bin")
-    whole = index.read_bytes()
-    data.write_bytes(data.read_bytes()[:-4])
+    whole, sizes = prefix.with_suffix(".idx").read_bytes(), 56 + 8 * 2 * 6  # where the sizes begin
+    for index, error, message in (
+        (whole[:-8], RunError, "truncated"),
+        (whole[:sizes] + struct.pack("<q", 2) + whole[sizes + 8 :], RunError, "offsets do not follow"),
+        (whole[:16] + struct.pack("<Q", 6) + whole[24:], UserError, "code 6"),  # floats
+    ):
+        prefix.with_suffix(".idx").write_bytes(index)
+        with pytest.raises(error, match=message):
+            LegacyDataset(prefix)
+    prefix.with_suffix(".idx").write_bytes(whole)
+    prefix.with_suffix(".bin").write_bytes(prefix.with_suffix(".bin").read_bytes()[:-4])
     with pytest.raises(RunError, match=r"old\.bin has 24 bytes, 28 expected"):
-        LegacyDataset(prefix)
-    write(tmp_path / "old", SEQUENCES, DOCUMENTS)
-    index.write_bytes(whole[:-8])
-    with pytest.raises(RunError, match="truncated"):
-        LegacyDataset(prefix)
-    sizes = 56 + 8 * 2 * 6  # where the sizes begin
-    index.write_bytes(whole[:sizes] + struct.pack("<q", 2) + whole[sizes + 8 :])
-    with pytest.raises(RunError, match="offsets do not follow"):
-        LegacyDataset(prefix)
-    index.write_bytes(whole[:16] + struct.pack("<Q", 6) + whole[24:])  # floats
-    with pytest.raises(UserError, match="code 6"):
         LegacyDataset(prefix)
     with pytest.raises(UserError, match="is missing"):
         LegacyDataset(tmp_path / "nothing")
 
 
-@pytest.mark.slow
-def test_the_command_converts_a_legacy_dataset(tmp_path: Path) -> None:
+def test_the_command_converts_a_legacy_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "old", SEQUENCES, DOCUMENTS)
-    command = [sys.executable, "-m", "gpt2train", "data", "convert", str(tmp_path / "old"), str(tmp_path / "new")]
-    done = subprocess.run([*command, "--vocab-size", "50257"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["5 sequences, 7 tokens of 2 bytes", f"tokens: {tmp_path / 'new'}"]
+    command = ["data", "convert", str(tmp_path / "old"), str(tmp_path / "new")]
+    assert run_command(app, [*command, "--vocab-size", "50257"]) == 0
+    assert capsys.readouterr().out == f"5 sequences, 7 tokens of 2 bytes\ntokens: {tmp_path / 'new'}\n"
     assert IndexedDataset(tmp_path / "new").documents.tolist() == DOCUMENTS
-    again = subprocess.run(command, capture_output=True, text=True)
-    assert again.returncode == 2 and len(again.stderr.splitlines()) == 1
-
-
-def write_fairseq(prefix: Path, sequences: list[list[int]], magic: bytes) -> Path:
-    """A pair as fairseq writes it: neither a number of documents nor their index."""
-    sizes = [len(ids) for ids in sequences]
-    starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
-    if magic == b"TNTIDX\0\0":
-        head = magic + struct.pack("<5Q", 1, 4, 4, len(sizes), len(sizes))
-        numbers = [*range(len(sizes) + 1), *starts, *sizes]
-        content = head + struct.pack(f"<{len(numbers)}q", *numbers)
-    else:
-        content = magic + struct.pack("<QBQ", 1, 4, len(sizes)) + struct.pack(f"<{len(sizes)}i", *sizes)
-        content += struct.pack(f"<{len(sizes)}q", *(4 * start for start in starts[:-1]))
-    prefix.with_suffix(".idx").write_bytes(content)
-    flat = [token for ids in sequences for token in ids]
-    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(flat)}i", *flat))
-    return prefix
+    assert run_command(app, command) == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("magic", [b"TNTIDX\0\0", b"MMIDIDX\0\0"])
 @settings(max_examples=20, deadline=None)
-@given(sequences=st.lists(st.lists(st.integers(0, 65_499), max_size=6), max_size=6))
+@given(tokens=st.lists(st.lists(st.integers(0, 65_499), max_size=6), max_size=6))
 def test_each_sequence_of_a_file_of_fairseq_is_a_document(
-    tmp_path_factory: pytest.TempPathFactory, magic: bytes, sequences: list[list[int]]
+    tmp_path_factory: pytest.TempPathFactory, magic: bytes, tokens: list[list[int]]
 ) -> None:
-    folder = tmp_path_factory.mktemp("fairseq")
-    found = open_any(write_fairseq(folder / "theirs", sequences, magic))
-    assert found.tokens.tolist() == [token for ids in sequences for token in ids]
-    assert found.lengths.tolist() == [len(ids) for ids in sequences]
-    assert found.documents.tolist() == [*range(len(sequences) + 1)]
-    index = (folder / "theirs.idx").read_bytes()
-    (folder / "theirs.idx").write_bytes(index[:-1])
+    prefix = write(tmp_path_factory.mktemp("fairseq") / "theirs", tokens, None, magic)
+    found = open_any(prefix)
+    assert found.tokens.tolist() == [token for ids in tokens for token in ids]
+    assert found.lengths.tolist() == [len(ids) for ids in tokens]
+    assert found.documents.tolist() == [*range(len(tokens) + 1)]
+    prefix.with_suffix(".idx").write_bytes(prefix.with_suffix(".idx").read_bytes()[:-1])
     with pytest.raises((UserError, RunError), match="truncated"):
-        open_any(folder / "theirs")
+        open_any(prefix)
 
 
 @pytest.mark.parametrize("older", [True, False])
@@ -158,7 +131,7 @@ def test_a_document_index_that_ends_early_has_a_remedy(tmp_path: Path, older: bo
     with pytest.raises(UserError, match=r"document index ends at 2 of 5 sequences, .*--by-sequence"):
         open_any(prefix)
     made = convert(prefix, tmp_path / "made", by_sequence=True)
-    assert [ids.tolist() for ids in made] == SEQUENCES and made.documents.tolist() == [0, 1, 2, 3, 4, 5]
+    assert sequences(made) == SEQUENCES and made.documents.tolist() == [0, 1, 2, 3, 4, 5]
     for documents in ([0, 2, 1, 5], [1, 5], [0, 6]):
         with pytest.raises(RunError, match="documents are not in the order"):
             open_any(write(tmp_path / "merged", SEQUENCES, documents))

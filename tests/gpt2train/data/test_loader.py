@@ -9,25 +9,19 @@ import torch
 
 from gpt2train.config import DocumentSettings, RampUp
 from gpt2train.config.batch_plan import BatchPlan
-from gpt2train.data.batch import Batch, prefetch
+from gpt2train.data.batch import prefetch
 from gpt2train.data.samples import Samples
 from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
-from tests.gpt2train.indexed_writer import IndexedWriter
-
-
-def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """All tensors of a batch by name."""
-    return {"tokens": batch.tokens, "targets": batch.targets, **batch.extra}
+from tests.gpt2train.data.test_corpora import tensors
+from tests.gpt2train.data.token_files import write_documents
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> TrainingData:
-    with IndexedWriter(tmp_path / "t", "<u2") as writer:
-        for document in [[number] * 9 for number in range(80)]:
-            writer.add(document)
+    prefix = write_documents(tmp_path / "t", [[number] * 9 for number in range(80)])
     choices = DocumentSettings(reset_positions=True, mask_documents=True)
-    return TrainingData([Samples(tmp_path / "t", 4, 100, seed=1)], [1.0], choices)
+    return TrainingData([Samples(prefix, 4, 100, seed=1)], [1.0], choices)
 
 
 def threads() -> list[str]:
@@ -86,15 +80,9 @@ def test_the_ranks_of_a_step_share_its_samples(data: TrainingData) -> None:
 def test_the_steps_of_a_growing_batch_follow_each_other(data: TrainingData) -> None:
     plan = BatchPlan(8, RampUp(start=4, increment=4, samples=8))
     ranks = [list(data.training_batches(plan, 4, 3, micro=2, rank=rank, ranks=2)) for rank in range(2)]
-    for steps in ranks:
-        assert [batch.samples for batch in steps] == [4, 8, 8]
-        assert [len(batch.micro_batches) for batch in steps] == [1, 2, 2]
-        assert [batch.targets for batch in steps] == [16, 32, 32]
-    whole = data.batch(range(4, 24)).tokens
-    in_order = [
-        rank.micro_batches[turn]
-        for both in zip(*ranks, strict=True)
-        for turn in range(len(both[0].micro_batches))
-        for rank in both
-    ]
-    assert torch.equal(whole, torch.cat([batch.tokens for batch in in_order]))
+    in_order = []
+    for step, (samples, turns) in zip(zip(*ranks, strict=True), ((4, 1), (8, 2), (8, 2)), strict=True):
+        for batch in step:
+            assert (batch.samples, len(batch.micro_batches), batch.targets) == (samples, turns, 4 * samples)
+        in_order += [batch.micro_batches[turn].tokens for turn in range(turns) for batch in step]
+    assert torch.equal(data.batch(range(4, 24)).tokens, torch.cat(in_order))

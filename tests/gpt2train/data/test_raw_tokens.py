@@ -12,7 +12,7 @@ from gpt2train.data.legacy_formats import convert
 from gpt2train.data.raw_tokens import with_end
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
-from tests.gpt2train.indexed_writer import IndexedWriter
+from tests.gpt2train.data.token_files import sequences, write_documents
 
 END = 50256
 
@@ -49,14 +49,11 @@ def test_documents_are_those_of_a_pair_with_the_same_tokens(
         ("l", llmc(tmp_path / "l.bin", documents, 128_000, 20240801, 7)),
     ):
         end = {"o": 7_000, "l": 128_000}.get(name, END)
-        with IndexedWriter(tmp_path / f"pair-{name}", "<i4") as writer:
-            for ids in documents:
-                writer.add([end, *ids] if name in "cl" else [*ids, end])
+        ended = [[end, *ids] if name in "cl" else [*ids, end] for ids in documents]
         weights = (2, 1, 1) if split else None
-        raw, pair = open_tokens(made, weights), open_tokens(tmp_path / f"pair-{name}", weights)
-        assert [raw[number].tolist() for number in range(len(raw))] == [
-            ids.tolist() for ids in map(pair.__getitem__, range(len(pair)))
-        ]
+        raw = open_tokens(made, weights)
+        pair = open_tokens(write_documents(tmp_path / f"pair-{name}", ended, "<i4"), weights)
+        assert sequences(raw) == sequences(pair)
         assert tokens_identity(raw) == tokens_identity(pair)
     converted = convert(tmp_path / "c.bin", tmp_path / "converted")
     assert tokens_identity(converted) == tokens_identity(open_tokens(tmp_path / "pair-c"))
@@ -64,9 +61,8 @@ def test_documents_are_those_of_a_pair_with_the_same_tokens(
 
 def test_a_file_without_an_end_is_one_document_and_an_unended_one_is_kept(tmp_path: Path) -> None:
     np.array([1, 2, END, 3], dtype=np.uint16).tofile(tmp_path / "x.bin")
-    found = open_tokens(tmp_path / "x.bin")
-    assert [found[number].tolist() for number in range(len(found))] == [[1, 2, END], [3]]
-    assert [ids.tolist() for ids in map(open_tokens(f"{tmp_path}/x.bin#9").__getitem__, range(1))] == [[1, 2, END, 3]]
+    assert sequences(open_tokens(tmp_path / "x.bin")) == [[1, 2, END], [3]]
+    assert sequences(open_tokens(f"{tmp_path}/x.bin#9")) == [[1, 2, END, 3]]
     (tmp_path / "empty.bin").write_bytes(b"")
     assert len(open_tokens(tmp_path / "empty.bin")) == 0
 
@@ -77,14 +73,12 @@ def test_a_pattern_names_the_shards_in_their_order(tmp_path: Path) -> None:
     pattern = str(tmp_path / "fineweb_train_*.bin")
     assert with_end(pattern, END) == pattern and with_end(pattern, 2) == f"{pattern}#2"
     assert len(open_tokens(f"{pattern}#2")) == 4
-    found = open_tokens(pattern)
-    assert [found[number].tolist() for number in range(len(found))] == [[END, 1], [END, 2], [END, 2]]
+    assert sequences(open_tokens(pattern)) == [[END, 1], [END, 2], [END, 2]]
 
 
 def test_a_file_of_a_pair_stands_for_the_pair(tmp_path: Path) -> None:
     for name in ("x", "y.bin"):  # a prefix may have the ending itself
-        with IndexedWriter(tmp_path / name, "<u2") as writer:
-            writer.add([1, 2])
+        write_documents(tmp_path / name, [[1, 2]])
         for given_name in (name, f"{name}.bin", f"{name}.idx"):
             assert len(open_tokens(tmp_path / given_name)) == 1
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.data.span_corruption import (
@@ -11,7 +11,6 @@ from gpt2train.data.span_corruption import (
     noise_count,
     noise_mask,
     prefix_length,
-    random_segments,
     sample_length,
     span_count,
 )
@@ -80,15 +79,6 @@ def test_masks_are_those_of_the_published_algorithm() -> None:
 def test_another_index_or_seed_gives_another_mask() -> None:
     masks = [noise_mask(200, 0.15, 3.0, seed, index).tobytes() for seed in range(5) for index in range(40)]
     assert len(set(masks)) == 200
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 2**32))
-def test_segments_are_a_division(items: int, segments: int, seed: int) -> None:
-    assume(segments <= items)
-    numbers = np.random.default_rng(seed).integers(0, 2**63, items).astype(np.uint64)
-    lengths = random_segments(items, segments, numbers)
-    assert len(lengths) == segments and lengths.sum() == items and lengths.min() >= 1
 
 
 @pytest.mark.parametrize(("length", "inputs", "targets"), [(24, 24, 12), (24, 24, 24), (30, 20, 40), (2, 3, 3)])

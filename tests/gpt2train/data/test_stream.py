@@ -11,30 +11,23 @@ from gpt2train.data.indexed import IndexedDataset, shard_name
 from gpt2train.data.samples import Samples
 from gpt2train.data.sharded_dataset import ConcatenatedArrays, open_tokens, shard_prefixes
 from gpt2train.errors import RunError, UserError
-from tests.gpt2train.indexed_writer import IndexedWriter
+from tests.gpt2train.data.token_files import sequences, write_documents
 
 DOCUMENTS = [[number] * (number % 7 + 1) for number in range(60)]
-
-
-def write(prefix: Path, documents: list[list[int]], dtype: str = "<u2") -> Path:
-    with IndexedWriter(prefix, dtype) as writer:
-        for document in documents:
-            writer.add(document)
-    return prefix
 
 
 def shards(folder: Path, cuts: list[int]) -> Path:
     bounds = [0, *cuts, len(DOCUMENTS)]
     for number in range(len(bounds) - 1):
         name = shard_name("tokens", number, len(bounds) - 1)
-        write(folder / name, DOCUMENTS[bounds[number] : bounds[number + 1]])
+        write_documents(folder / name, DOCUMENTS[bounds[number] : bounds[number + 1]])
     return folder / "tokens"
 
 
 def test_many_files_are_one_stream(tmp_path: Path) -> None:
-    one = IndexedDataset(write(tmp_path / "one", DOCUMENTS))
+    one = IndexedDataset(write_documents(tmp_path / "one", DOCUMENTS))
     many = open_tokens(shards(tmp_path, [1, 20, 20, 41]))  # one of them is empty
-    assert [ids.tolist() for ids in (many[i] for i in range(len(many)))] == DOCUMENTS
+    assert sequences(many) == DOCUMENTS
     assert many.lengths.tolist() == one.lengths.tolist()
     assert many.documents.tolist() == one.documents.tolist()
     assert many.tokens[:].tolist() == one.tokens.tolist()
@@ -60,28 +53,17 @@ def test_joined_arrays_are_indexed_as_one(sizes: list[int], data: st.DataObject)
             joined[np.array([beyond])]
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    prefix = shards(tmp_path, [20, 40])
-    assert len(shard_prefixes(prefix)) == 3
-    (tmp_path / "tokens-00001-of-00003.idx").unlink()
-    with pytest.raises(RunError, match=r"tokens-00001-of-00003\.idx is missing, one of 3"):
-        open_tokens(prefix)
-
-
-def test_two_sets_under_one_name_are_refused(tmp_path: Path) -> None:
-    shards(tmp_path, [20, 40])
-    with pytest.raises(UserError, match=r"shards of 2 datasets"):
-        open_tokens(shards(tmp_path, [20]))
-
-
-def test_missing_files_are_reported(tmp_path: Path) -> None:
+def test_shards_that_are_no_whole_set_are_refused_by_name(tmp_path: Path) -> None:
     for prefix in (tmp_path / "tokens", tmp_path / "no/folder/tokens"):
         with pytest.raises(UserError, match="is missing"):
             open_tokens(prefix)
-
-
-def test_shards_of_two_dtypes_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "tokens-00000-of-00002", [[1]])
-    write(tmp_path / "tokens-00001-of-00002", [[1]], "<i4")
+    prefix = shards(tmp_path, [20, 40])
+    assert len(shard_prefixes(prefix)) == 3
+    write_documents(tmp_path / "tokens-00001-of-00003", [[1]], "<i4")
     with pytest.raises(RunError, match="int32, uint16"):
-        open_tokens(tmp_path / "tokens")
+        open_tokens(prefix)
+    (tmp_path / "tokens-00001-of-00003.idx").unlink()
+    with pytest.raises(RunError, match=r"tokens-00001-of-00003\.idx is missing, one of 3"):
+        open_tokens(prefix)
+    with pytest.raises(UserError, match=r"shards of 2 datasets"):
+        open_tokens(shards(tmp_path, [20]))

@@ -1,5 +1,6 @@
 """Suffix arrays of tokens: build, resume, damage, and searches against a plain scan."""
 
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.data.indexed import write_index
 from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
 from gpt2train.data.suffix_index import MANIFEST, build_index, index_root
 from gpt2train.data.suffix_search import SuffixIndex, find_spans
 from gpt2train.errors import RunError, UserError
+from tests.gpt2train.data.token_files import write_documents
 
 pytest.importorskip("pydivsufsort", reason="needs the extra trace")
 
@@ -19,33 +20,23 @@ PLANTED, LENGTHS = 1000, (8, 9, 15, 16, 17, 31, 64)
 
 
 def write_tokens(prefix: Path, documents: list[list[int]], dtype: str = "<u2") -> TokenDataset:
-    np.array([token for document in documents for token in document], dtype=dtype).tofile(f"{prefix}.bin")
-    write_index(f"{prefix}.idx", [len(document) for document in documents], dtype)
-    return open_tokens(prefix)
+    return open_tokens(write_documents(prefix, documents, dtype))
 
 
 def scan(documents: list[list[int]], text: list[int], least: int, end: int) -> list[tuple[int, int, int]]:
     """Maximal spans and their counts by comparing everything with everything."""
 
     def same(document: list[int], place: int, start: int) -> int:
-        length = 0
-        while (
-            start + length < len(text)
-            and place + length < len(document)
-            and text[start + length] == document[place + length] != end
-        ):
-            length += 1
-        return length
+        pairs = zip(text[start:], document[place:], strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] != end, pairs))
 
-    lengths = [
-        max((same(d, place, start) for d in documents for place in range(len(d))), default=0)
-        for start in range(len(text))
-    ]
+    places = [(document, place) for document in documents for place in range(len(document))]
+    lengths = [max((same(*one, start) for one in places), default=0) for start in range(len(text))]
     found = []
     for start, length in enumerate(lengths):
         if length >= least and (not start or start + length > start - 1 + lengths[start - 1]):
             span = text[start : start + length]
-            count = sum(d[place : place + length] == span for d in documents for place in range(len(d)))
+            count = sum(document[place : place + length] == span for document, place in places)
             found.append((start, start + length, count))
     return found
 
@@ -100,15 +91,6 @@ def test_every_planted_span_is_found_and_nothing_else(tmp_path: Path) -> None:
         assert span.positions[0] == tuple(places[:3].tolist())
 
 
-def test_a_span_ends_with_its_document(tmp_path: Path) -> None:
-    """Also without an end token between documents, as in token files of other tools."""
-    dataset = write_tokens(tmp_path / "tokens", [[1, 2, 3, 4], [5, 6, 7, 8], []])
-    build_index(dataset, tmp_path / "index")
-    index = SuffixIndex(dataset, tmp_path / "index")
-    spans = find_spans([index], [1, 2, 3, 4, 5, 6, 7, 8], 2)
-    assert [(span.start, span.end) for span in spans] == [(0, 4), (4, 8)]
-
-
 def test_an_index_belongs_to_the_content_of_tokens(tmp_path: Path) -> None:
     documents = [[1, 2, 3], [4, 5, 6, 7], [8, 9]] * 20
     dataset = write_tokens(tmp_path / "tokens", documents)
@@ -117,6 +99,8 @@ def test_an_index_belongs_to_the_content_of_tokens(tmp_path: Path) -> None:
     assert SuffixIndex(open_tokens(tmp_path / "moved"), tmp_path / "index").folder == folder
     with pytest.raises(UserError, match="gpt2train data index"):
         SuffixIndex(write_tokens(tmp_path / "other", [*documents, [1]]), tmp_path / "index")
+    with pytest.raises(RunError, match="token 1 of the file is negative"):
+        build_index(write_tokens(tmp_path / "negative", [[1, -2, 3]], "<i4"), tmp_path / "index")
     part = open_tokens(tmp_path / "tokens", (2, 1, 0))
     assert build_index(part, tmp_path / "index") != folder
     assert SuffixIndex(part, tmp_path / "index").tokens < len(dataset.tokens)
@@ -153,9 +137,3 @@ def test_an_index_is_small(tmp_path: Path) -> None:
     assert size / len(dataset.tokens) < 4.1
     [span] = find_spans([SuffixIndex(dataset, tmp_path / "index")], dataset.tokens[1000:1020].tolist(), 20)
     assert (span.counts, span.positions) == ((1,), ((1000,),))
-
-
-def test_negative_ids_are_refused(tmp_path: Path) -> None:
-    dataset = write_tokens(tmp_path / "tokens", [[1, -2, 3]], "<i4")
-    with pytest.raises(RunError, match="token 1 of the file is negative"):
-        build_index(dataset, tmp_path / "index")

@@ -16,44 +16,45 @@ from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.template import encode_prompts, prefix_ids, start_ids
 from gpt2train.data.tokenize_files import TokenizeOptions, tokenize_files
 from gpt2train.data.tokenizer import (
+    END_OF_TEXT,
+    build_tokenizer,
     canonical_files,
     copy_tokenizer,
     encode_ordinary,
+    end_of_text_id,
+    kind_of,
     load_tokenizer,
     open_tokenizer,
+    save_tokenizer,
     tokenizer_hash,
 )
 from gpt2train.data.tokenizer_reader import read_files
 from gpt2train.errors import UserError
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
+from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.gpt2train.data.test_tokenizer_kinds import CORPUS
+from tests.gpt2train.data.token_files import sequences
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIAL = ["<s>", "</s>", "[gMASK]"]
+
+
+def template(single: str) -> processors.TemplateProcessing:
+    names = [name for name in single.split() if name != "$A"]
+    return processors.TemplateProcessing(single=single, special_tokens=[(name, SPECIAL.index(name)) for name in names])
+
+
+# Post-processor, and the names of the tokens that it puts before a text.
 POST_PROCESSORS = {
     "none": (None, []),
     "byte level": (processors.ByteLevel(trim_offsets=False), []),
-    "bos": (processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]), ["<s>"]),
-    "bos and eos": (
-        processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]),
-        ["<s>"],
-    ),
-    "eos": (processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)]), []),
-    "two": (
-        processors.TemplateProcessing(single="[gMASK] <s> $A", special_tokens=[("<s>", 0), ("[gMASK]", 2)]),
-        ["[gMASK]", "<s>"],
-    ),
+    "bos": (template("<s> $A"), ["<s>"]),
+    "bos and eos": (template("<s> $A </s>"), ["<s>"]),
+    "eos": (template("$A </s>"), []),
+    "two": (template("[gMASK] <s> $A"), ["[gMASK]", "<s>"]),
     "bert": (processors.BertProcessing(("</s>", 1), ("<s>", 0)), ["<s>"]),
     "roberta": (processors.RobertaProcessing(("</s>", 1), ("<s>", 0)), ["<s>"]),
-    "sequence": (
-        processors.Sequence(
-            [
-                processors.ByteLevel(trim_offsets=False),
-                processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]),
-            ]
-        ),
-        ["<s>"],
-    ),
+    "sequence": (processors.Sequence([processors.ByteLevel(trim_offsets=False), template("<s> $A")]), ["<s>"]),
 }
 
 
@@ -61,12 +62,9 @@ def byte_tokenizer(post_processor: object, ignore_merges: bool = False) -> Token
     """A token for each byte, three special tokens, and one word."""
     vocab = {token: number for number, token in enumerate([*SPECIAL, *ALPHABET, "ab"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")], ignore_merges=ignore_merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\s?\S+"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(r"\s?\S+"), "isolated")
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     if post_processor is not None:
@@ -84,7 +82,7 @@ def folder_of(folder: Path, post_processor: object, ignore_merges: bool = False)
 def test_the_prefix_is_what_the_post_processor_puts_before_a_text(tmp_path: Path, kind: str) -> None:
     processor, names = POST_PROCESSORS[kind]
     tokenizer = load_tokenizer(folder_of(tmp_path / "t", processor))
-    assert isinstance(tokenizer, Tokenizer)
+    assert isinstance(tokenizer, Tokenizer) and kind_of(tokenizer) == "byte-level BPE"
     prefix = [SPECIAL.index(name) for name in names]
     assert prefix_ids(tokenizer) == prefix
     assert start_ids(tokenizer) == (prefix or [SPECIAL.index("</s>")])
@@ -148,29 +146,20 @@ def test_whole_words_of_a_text_are_never_special(tmp_path: Path) -> None:
     assert encode_ordinary(load_tokenizer(tmp_path), ["a </s> a </s>x"]) == [[2, 0, 3, 0, 0, 2, 0]]
 
 
-def test_an_added_token_that_is_not_special_is_found_in_texts(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer(None)
-    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    ours = load_tokenizer(tmp_path)
-    assert encode_ordinary(ours, ["a<think>b"])[0][1] == ours.token_to_id("<think>")
-
-
-@pytest.mark.slow
-def test_gpt2s_kind_keeps_its_template_in_every_copy(tmp_path: Path, open_data: Path) -> None:
-    tokenizer = load_tokenizer(open_data / "bpe")
-    assert isinstance(tokenizer, Tokenizer) and prefix_ids(tokenizer) == []
-    end = tokenizer.token_to_id("<|endoftext|>")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", end)]
-    )
-    source, copy = tmp_path / "source", tmp_path / "copy"
-    for folder in (source, copy):
+def test_gpt2s_kind_keeps_its_template_in_every_copy(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(*small_tables())
+    assert prefix_ids(tokenizer) == []
+    end, plain, source, copy = end_of_text_id(tokenizer), tmp_path / "plain", tmp_path / "source", tmp_path / "copy"
+    for folder in (plain, source, copy):
         folder.mkdir()
+    save_tokenizer(plain, *small_tables())
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, end)]
+    )
     tokenizer.save(str(source / "tokenizer.json"))
     copy_tokenizer(source, copy)
     assert prefix_ids(load_tokenizer(copy)) == [end]
-    assert tokenizer_hash(copy) == tokenizer_hash(open_data / "bpe")  # of the ids of a text
+    assert tokenizer_hash(copy) == tokenizer_hash(plain)  # of the ids of a text
 
 
 @pytest.fixture(scope="module")
@@ -210,8 +199,7 @@ def test_documents_begin_with_the_template_on_request(tmp_path: Path) -> None:
     )
     tokenizer = load_tokenizer(source)
     expected = [[2, 0, *ids, 1] for ids in encode_ordinary(tokenizer, ["ab c", "<s>"])]
-    found = IndexedDataset(tmp_path / "o/x")
-    assert [found[number].tolist() for number in range(len(found))] == expected
+    assert sequences(IndexedDataset(tmp_path / "o/x")) == expected
     assert made.tokens == sum(map(len, expected))
     tokenize_files([tmp_path / "in.jsonl"], tmp_path / "o/y", files, TokenizeOptions())
     assert IndexedDataset(tmp_path / "o/y")[0].tolist() == expected[0][2:-1]
@@ -230,5 +218,6 @@ def test_prefix_and_end_surround_each_text(texts: list[list[int]], prefix: list[
     encoded = Encoded(np.array([*chain(*texts)], dtype=np.int64), np.array([len(ids) for ids in texts], dtype=np.int64))
     ids, lengths = with_end(encoded, end, np.dtype("<u2"), prefix)
     after = [] if end is None else [end]
+    assert ids.dtype == np.dtype("<u2")
     assert ids.tolist() == [*chain(*([*prefix, *text, *after] for text in texts))]
     assert lengths.tolist() == [len(prefix) + len(text) + len(after) for text in texts]

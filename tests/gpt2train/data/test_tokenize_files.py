@@ -10,10 +10,10 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,10 @@ from gpt2train.data.documents import Rejected, Row, read_rows, read_text
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
+from tests.gpt2train.data.test_indexed import plain_pair
 from tests.gpt2train.data.test_tokenizer import small_tables
+from tests.gpt2train.data.test_zstd_file import zstd
+from tests.gpt2train.data.token_files import sequences
 
 # The sample of OneFlow's tutorial, as it stands there.
 SAMPLE = """{"src": "www.nvidia.com", "text": "The quick brown fox", "type": "Eng", "id": "0", "title": "First Part"}
@@ -40,35 +43,24 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokenize(bpe: Path, output: Path, *arguments: object) -> int:
-    return run_command(
-        app, ["data", "tokenize", *map(str, arguments), "--output", str(output), "--tokenizer", str(bpe)]
-    )
+    flags = ["--output", str(output), "--tokenizer", str(bpe)]
+    return run_command(app, ["data", "tokenize", *map(str, arguments), *flags])
 
 
 def texts_of(bpe: Path, prefix: Path) -> list[str]:
-    tokenizer, dataset = load_tokenizer(bpe), IndexedDataset(prefix)
-    return [tokenizer.decode(dataset[index].tolist(), skip_special_tokens=False) for index in range(len(dataset))]
+    tokenizer = load_tokenizer(bpe)
+    return [tokenizer.decode(ids, skip_special_tokens=False) for ids in sequences(IndexedDataset(prefix))]
+
+
+def rejected(prefix: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(f"{prefix}.rejected.jsonl").read_text().splitlines()]
 
 
 def megatron_files(bpe: Path, texts: list[str], append_eod: bool) -> tuple[bytes, bytes]:
-    """The pair as Megatron-LM's MMapIndexedDatasetBuilder writes it (megatron/data/indexed_dataset.py, 992da75)."""
+    """The pair as Megatron-LM writes it."""
     tokenizer = load_tokenizer(bpe)
-    dtype, sizes, documents, data = np.uint16, [], [0], b""
-    for text in texts:
-        ids = encode_ordinary(tokenizer, [text])[0] + ([tokenizer.token_to_id("<|endoftext|>")] if append_eod else [])
-        array = np.array(ids, dtype=dtype)
-        data += array.tobytes(order="C")
-        sizes.append(array.size)
-        documents.append(len(sizes))
-    pointers, address = [], 0
-    for size in sizes:
-        pointers.append(address)
-        address += size * dtype().itemsize
-    index = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + (8).to_bytes(1, "little")
-    index += len(sizes).to_bytes(8, "little") + len(documents).to_bytes(8, "little")
-    for values, kind in ((sizes, np.int32), (pointers, np.int64), (documents, np.int64)):
-        index += np.array(values, dtype=kind).tobytes(order="C")
-    return data, index
+    end = [tokenizer.token_to_id("<|endoftext|>")] if append_eod else []
+    return plain_pair([ids + end for ids in encode_ordinary(tokenizer, texts)], "H", 8)
 
 
 @pytest.mark.parametrize("append_eod", [True, False])
@@ -91,10 +83,6 @@ def tar_of(members: dict[str, bytes], mode: str = "w") -> bytes:
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return target.getvalue()
-
-
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, codec="zstd", asbytes=True))
 
 
 def owt(texts: list[bytes]) -> bytes:
@@ -127,7 +115,7 @@ def test_openwebtext_is_read_as_published(bpe: Path, tmp_path: Path, capfd: pyte
     assert tokenize(bpe, tmp_path / "t", tmp_path / "openwebtext.tar.xz", "--workers", 1) == 0
     assert texts_of(bpe, tmp_path / "t") == [text.decode() for text in texts[0::2] + texts[1::2]]
     assert "5 documents" in (out := capfd.readouterr().out) and "1 empty" in out
-    [row] = map(json.loads, (tmp_path / "t.rejected.jsonl").read_text().splitlines())
+    [row] = rejected(tmp_path / "t")
     assert row["file"].endswith("openwebtext.tar.xz!openwebtext/urlsf_subset01-1_data.xz!0000001-2.txt")
 
 
@@ -135,11 +123,8 @@ def corpus(path: Path, rows: int = 400) -> Path:
     words = ["the", "weather", "of", "汉字", "Привет", "\n", "<|endoftext|>", "x" * 50]
     with path.open("w") as file:
         for number in range(rows):
-            file.write(
-                json.dumps({"text": " ".join(words[(number * k) % 8] for k in range(1, 20)), "n": number}) + "\n"
-            )
-            if number % 50 == 7:
-                file.write("{broken\n\n")
+            text = " ".join(words[(number * k) % 8] for k in range(1, 20))
+            file.write(json.dumps({"text": text, "n": number}) + ("\n{broken\n\n" if number % 50 == 7 else "\n"))
     return path
 
 
@@ -203,7 +188,7 @@ def test_bad_rows_are_named_and_counted(bpe: Path, tmp_path: Path, capfd: pytest
     lines = [b'{"text": "good"}', *(line for line, _ in BAD), b'{"text": "end", "x": NaN}', b'{"text": " \\n"}']
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.jsonl", "--workers", 1) == 0
-    rows = [json.loads(line) for line in (tmp_path / "t.rejected.jsonl").read_text().splitlines()]
+    rows = rejected(tmp_path / "t")
     assert [(row["line"], row["reason"]) for row in rows] == [(n, reason) for n, (_, reason) in enumerate(BAD, 2)]
     assert "a dict as Python prints it" in rows[-1]["detail"] and "ast.literal_eval" in rows[-1]["detail"]
     assert texts_of(bpe, tmp_path / "t") == ["good", "end", " \n"]
@@ -221,11 +206,8 @@ def test_no_line_ends_a_run(line: bytes) -> None:
 def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_DOCUMENT", 20)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "x"}\n' + b"{" * 100 + b'\n{"text": "y"}')
-    assert [(row.number, row.kind) for row in read_rows(tmp_path / "a.jsonl", "text")] == [
-        (1, "json"),
-        (2, "too_large"),
-        (3, "json"),
-    ]
+    kinds = [(row.number, row.kind) for row in read_rows(tmp_path / "a.jsonl", "text")]
+    assert kinds == [(1, "json"), (2, "too_large"), (3, "json")]
     (tmp_path / "a.txt").write_bytes(b"x" * 21)
     assert [row.kind for row in read_rows(tmp_path / "a.txt", "text")] == ["too_large"]
 
@@ -274,24 +256,20 @@ def test_the_rows_before_a_break_are_kept(
     found = texts_of(bpe, tmp_path / "t")
     assert found == [*texts[: len(found) - 4], "The quick brown fox", "jumps over the lazy dog", "x", "y"]
     assert len(found) > 100 and "rejected: 1 broken_file" in capfd.readouterr().out
-    (row,) = map(json.loads, (tmp_path / "t.rejected.jsonl").read_text().splitlines())
+    [row] = rejected(tmp_path / "t")
     assert row["file"].endswith("a.json.pack") and row["line"] == len(found) - 4 + 1
 
 
 def test_texts_are_separated(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tree = {
-        "data/a.txt": "one<|endoftext|>\ntwo\n\n<|endoftext|>\n",
-        "meta/a.json": '{"url": "u"}',
-        "meta/b.json": "{}",
-    }
-    for name, content in tree.items():
+    text = "one<|endoftext|>\ntwo\n\n<|endoftext|>\n"
+    for name, content in (("data/a.txt", text), ("meta/a.json", '{"url": "u"}'), ("meta/b.json", "{}")):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(content)
     assert tokenize(bpe, tmp_path / "t", tmp_path / "in", "--workers", 1) == 0
     out = capfd.readouterr().out
     assert "1 .txt file with <|endoftext|> as text; --separator '<|endoftext|>'" in out
     assert "rejected: 1 no_key" in out  # of metadata without a text
-    assert texts_of(bpe, tmp_path / "t") == [tree["data/a.txt"]]
+    assert texts_of(bpe, tmp_path / "t") == [text]
     assert tokenize(bpe, tmp_path / "u", tmp_path / "in", "--workers", 1, "--separator", "<|endoftext|>") == 0
     assert texts_of(bpe, tmp_path / "u") == ["one", "two"] and "warning" not in capfd.readouterr().out
 
@@ -303,8 +281,7 @@ def test_existing_tokens_and_another_tokenizer_are_refused(
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.json", "--workers", 1) == 0
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.json", "--workers", 1) == 2
     vocab, merges = small_tables()
-    other = tmp_path / "other"
-    other.mkdir()
+    (other := tmp_path / "other").mkdir()
     save_tokenizer(other, vocab, merges[:3])
     assert tokenize(other, tmp_path / "u", tmp_path / "a.json", "--workers", 1) == 2
     assert tokenize(bpe, tmp_path / "a.json" / "t", tmp_path / "a.json", "--workers", 1) == 2

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.data import tokenize_files
-from tests.gpt2train.data.test_tokenize_files import bpe, tokenize
+from tests.gpt2train.data.test_tokenize_files import bpe, rejected, tokenize
 
 __all__ = ["bpe"]
 
@@ -38,11 +38,11 @@ def test_rows_without_text_are_named(bpe: Path, tmp_path: Path) -> None:
     nested = pa.array([{"text": "nested"}, {"text": None}, None, {"text": ""}, {"text": "x"}])
     pq.write_table(pa.table({"text": texts, "in": nested}), tmp_path / "a.parquet")
     assert tokenize(bpe, tmp_path / "out/a", tmp_path / "a.parquet", "--workers", 1) == 0
-    rejected = [json.loads(line) for line in (tmp_path / "out/a.rejected.jsonl").read_text().splitlines()]
-    assert [(row["line"], row["reason"]) for row in rejected] == [(2, "not_text"), (3, "empty"), (4, "not_utf8")]
+    rows = rejected(tmp_path / "out/a")
+    assert [(row["line"], row["reason"]) for row in rows] == [(2, "not_text"), (3, "empty"), (4, "not_utf8")]
     assert tokenize(bpe, tmp_path / "nulls/a", tmp_path / "a.parquet", "--workers", 1, "--json-key", "in.text") == 0
     assert [one.name for one in (tmp_path / "nulls").glob("a.b*")] == ["a.bin"]
-    assert rejected[0]["detail"] == "text is null" and rejected[0]["file"] == str(tmp_path / "a.parquet")
+    assert rows[0]["detail"] == "text is null" and rows[0]["file"] == str(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(

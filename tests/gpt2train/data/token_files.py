@@ -1,0 +1,20 @@
+"""Token files of given documents, and what a token file holds, as lists."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.gpt2train.indexed_writer import IndexedWriter
+
+
+def write_documents(prefix: Path, documents: Iterable[Sequence[int]], dtype: str = "<u2") -> Path:
+    """Write a pair of files and return its prefix."""
+    with IndexedWriter(prefix, dtype) as writer:
+        for document in documents:
+            writer.add(document)
+    return prefix
+
+
+def sequences(dataset: Any) -> list[list[int]]:
+    """All sequences of an open token file, one by one."""
+    return [dataset[number].tolist() for number in range(len(dataset))]
