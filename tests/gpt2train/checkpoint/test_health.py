@@ -124,7 +124,7 @@ def test_the_end_and_a_stop_save_finite_weights_or_nothing(
     assert checkpoint_steps(tmp_path / "run") == [3, 4, 6]
     monkeypatch.undo()
     assert train(config(tokens, tmp_path / "run", 8), alone).step == 8
-    assert checkpoint_steps(tmp_path / "run") == [4, 6, 8] or checkpoint_steps(tmp_path / "run") == [3, 6, 8]
+    assert checkpoint_steps(tmp_path / "run") in ([4, 6, 8], [3, 6, 8])
 
 
 @pytest.mark.slow
@@ -210,15 +210,10 @@ def test_non_finite_initial_weights_are_refused(tokens: Path, tmp_path: Path, al
 @pytest.mark.exhaustive
 def test_all_ranks_agree_to_save_nothing_on_every_layout(tokens: Path, tmp_path: Path) -> None:
     """Two ranks: an exploding rate, and a weight, a moment and a gradient that are lost on the second one alone."""
-    layouts: dict[str, dict[str, Any]] = {
-        "zero 0": {},
-        "zero 1 offload": {"zero": 1, "cpu_offload": True},
-        "zero 3": {"zero": 3},
-        "tp": {"tp": 2},
-        "pp": {"pp": 2},
-    }
+    layouts: dict[str, dict[str, Any]] = {"zero-0": {}, "zero-3": {"zero": 3}, "tp": {"tp": 2}, "pp": {"pp": 2}}
+    layouts["zero-1-offload"] = {"zero": 1, "cpu_offload": True}
     runs = [
-        write(config(tokens, tmp_path / f"{name}-{how}".replace(" ", "-"), 9, parallel=layout))
+        write(config(tokens, tmp_path / f"{name}-{how}", 9, parallel=layout))
         for name, layout in layouts.items()
         for how in ("lr", "weight", "moment")
     ]

@@ -16,9 +16,7 @@ from gpt2train.convert.detect import find_source
 from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.jobs import curve, finish, make, start, write
 
-RANKS = (
-    Path(__file__).parent.parent / "parity" / "train_runs.py"
-)  # trains the runs that it is given, in one process group
+RANKS = Path(__file__).parents[1] / "parity/train_runs.py"  # trains the given runs in one process group
 HALF, STEPS = 10, 20
 SECONDS = 900.0  # for a job of 18 runs on 4 processes; 60 on two free cores
 
@@ -42,13 +40,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 # In the order of the jobs: a layout resumes after the one that saved.
 TWO = [("dp2-zero3", "pp2"), ("pp2", "tp2"), ("tp2", "dp2-zero3")]
-FOUR = [
-    ("dp4-zero3", "tp2-pp2"),
-    ("tp2-pp2", "hybrid"),
-    ("hybrid", "pp2-dp2"),
-    ("pp2-dp2", "offload"),
-    ("pp4", "dp4-zero1"),
-]
+FOUR = [("dp4-zero3", "tp2-pp2"), ("tp2-pp2", "hybrid"), ("hybrid", "pp2-dp2"), ("pp2-dp2", "offload")]
+FOUR += [("pp4", "dp4-zero1")]
 ONE = [("pp4", "one"), ("tp2-pp2", "one"), ("dp4-zero3", "one")]
 SAME = ["dp4-zero3", "interleaved"]
 SAME_MORE = ["hybrid", "offload", "tp2-dp2", "tp2-pp2"]
@@ -143,13 +136,12 @@ def check_readable(pairs: list[tuple[str, str]], folder: Path) -> None:
 def test_the_same_layout_resumes_bit_for_bit(tokens: Path, folder: Path, names: list[str]) -> None:
     """With dropout, accumulation and clipping, on every kind of layout."""
     drop = {"model": {"layers": 4, "heads": 4, "dropout": 0.1}}
-    uninterrupted = {name: run(tokens, folder / f"{name}-drop", name, **drop) for name in names}
-    again = {
-        name: resumed_run(tokens, folder / f"{name}-again", folder / f"{name}-drop", name, **drop) for name in names
-    }
-    job([*uninterrupted.values(), *again.values()], 4)
+    whole = {name: folder / f"{name}-drop" for name in names}
+    again = {name: folder / f"{name}-again" for name in names}
+    runs = [run(tokens, whole[name], name, **drop) for name in names]
+    job(runs + [resumed_run(tokens, again[name], whole[name], name, **drop) for name in names], 4)
     for name in names:
         for key in ("loss", "grad_norm", "lr", "tokens"):
-            assert curve(again[name].output, key) == curve(uninterrupted[name].output, key)[HALF:], (name, key)
-        a, b = (load_weights(find_source(Path(runs[name].output)).checkpoint) for runs in (uninterrupted, again))
+            assert curve(again[name], key) == curve(whole[name], key)[HALF:], (name, key)
+        a, b = (load_weights(find_source(place[name]).checkpoint) for place in (whole, again))
         assert all((a[key] == b[key]).all() for key in a), name

@@ -19,7 +19,7 @@ from gpt2train.store.run_folder import checkpoint_name, list_checkpoints, newest
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
-from tests.gpt2train.indexed_writer import IndexedWriter
+from tests.gpt2train.data.token_files import write_documents
 from tests.gpt2train.jobs import curve, make
 
 SAVING = {"interval": 3, "keep": 9}
@@ -104,17 +104,18 @@ def test_unusable_initial_checkpoints_are_refused(
     for place in ("/nowhere/at/all", str(tmp_path / "empty"), f"{saved_run.output}/checkpoints"):
         with pytest.raises(UserError, match=f"init_from: there is no checkpoint at {place}"):
             train(from_(tokens, tmp_path / "a", place, "weights"), alone)
-    with pytest.raises(UserError, match=r"has another model.hidden \(32 there, 64 now\)"):
-        train(from_(tokens, tmp_path / "b", saved_run.output, "weights", model={"hidden": 64}), alone)
-    with pytest.raises(UserError, match=r"has a run with another seed \(1234 there, 5 now\)"):
-        train(from_(tokens, tmp_path / "c", saved_run.output, "full", seed=5), alone)
-    with pytest.raises(UserError, match="is at step 10, beyond steps = 8"):
-        train(from_(tokens, tmp_path / "d", saved_run.output, "full", steps=8), alone)
-    muon = {"steps": 12, "optimizer": {"name": "muon"}}
-    for restore in ("optimizer", "full"):
-        with pytest.raises(UserError, match=r"another optimizer.name \(adamw there, muon now\); .*restore = 'weights'"):
-            train(from_(tokens, tmp_path / "d", saved_run.output, restore, **muon), alone)
-    assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abcd")
+    muon: dict[str, Any] = {"steps": 12, "optimizer": {"name": "muon"}}
+    another = r"another optimizer.name \(adamw there, muon now\); .*restore = 'weights'"
+    for restore, changes, message in (
+        ("weights", {"model": {"hidden": 64}}, r"has another model.hidden \(32 there, 64 now\)"),
+        ("full", {"seed": 5}, r"has a run with another seed \(1234 there, 5 now\)"),
+        ("full", {"steps": 8}, "is at step 10, beyond steps = 8"),
+        ("optimizer", muon, another),
+        ("full", muon, another),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(from_(tokens, tmp_path / "b", saved_run.output, restore, **changes), alone)
+    assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "ab")
 
 
 def test_damage_of_an_initial_checkpoint_is_named(
@@ -140,10 +141,7 @@ def test_other_training_data_is_refused_by_name(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
 ) -> None:
     run = copy(saved_run, tmp_path / "run")
-    for name, document in (("other", [5] * 40), ("same", None)):
-        with IndexedWriter(tmp_path / name, "<u2") as writer:
-            for _ in range(30):
-                writer.add(document or [1])
+    write_documents(tmp_path / "other", [[5] * 40] * 30)
     moved = tmp_path / "moved"
     shutil.copytree(tokens, moved)
     train(make(moved, run, steps=10), alone)  # the same data under another path
@@ -162,10 +160,8 @@ def test_other_training_data_is_refused_by_name(
 
 def test_other_corpus_weights_count_as_other_data(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     def mixed(first: float, second: float) -> RunConfig:
-        corpora = [
-            {"prefix": str(tokens / "train"), "weight": first},
-            {"prefix": str(tokens / "valid"), "weight": second},
-        ]
+        weights = {"train": first, "valid": second}
+        corpora = [{"prefix": str(tokens / name), "weight": weight} for name, weight in weights.items()]
         return make(tokens, tmp_path / "run", steps=2, schedule={"warmup": 1}, data={"train": corpora})
 
     train(mixed(3, 1), alone)
@@ -194,15 +190,8 @@ def test_other_training_settings_may_change_and_are_logged(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = copy(saved_run, tmp_path / "run")
-    changed = make(
-        tokens,
-        run,
-        steps=12,
-        model={"dropout": 0.1},
-        optimizer={"lr": 5e-3},
-        batch={"global_batch": 4},
-        precision="bf16",
-    )
+    changes = {"model": {"dropout": 0.1}, "optimizer": {"lr": 5e-3}, "batch": {"global_batch": 4}}
+    changed = make(tokens, run, steps=12, precision="bf16", **changes)
     logging.getLogger("gpt2train").propagate = True
     with caplog.at_level(logging.INFO):
         position = train(changed, alone)
@@ -237,9 +226,7 @@ def test_other_validation_data_is_logged_and_resets_the_best_checkpoint(
     tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The new set is one document of a single token: its losses are far below those of the first set, or above."""
-    with IndexedWriter(tmp_path / "other", "<u2") as writer:
-        for _ in range(30):
-            writer.add([5] * 40)
+    write_documents(tmp_path / "other", [[5] * 40] * 30)
     saving = {"interval": 2, "keep": 1, "keep_best": 1}
     settings: dict[str, Any] = {"checkpoints": saving, "validation": {"interval": 2, "samples": 7}}
     train(make(tokens, tmp_path / "run", steps=6, **settings), alone)

@@ -3,7 +3,6 @@
 import errno
 import os
 import pickle
-import resource
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,9 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.mesh import join
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.training.train_state import TrainState
+from tests.gpt2train.checkpoint.file_limit import file_limit
 from tests.gpt2train.checkpoint.stored_weights import load_weights
+from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,22 +67,9 @@ def test_saved_tensors_are_loaded(tmp_path: Path) -> None:
     assert torch.equal(weights["a.weight"], tensors(7)["model.a.weight"])
 
 
-def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        save(tmp_path, step)
-    (tmp_path / "checkpoints" / "step-00000004.tmp").mkdir()
-    (tmp_path / "checkpoints" / "step-00000004.tmp" / "manifest.json").write_text("{}")
-    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
-    clean_up(tmp_path)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000002", "step-00000003"]
-
-
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
-    first = save(tmp_path, 3)
-    again = save(tmp_path, 3)
-    assert again == first
-    assert verify(again).position.step == 3
-    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-00000003"]
+    assert save(tmp_path, 3) == save(tmp_path, 3)
+    assert [verify(path).position.step for path in list_checkpoints(tmp_path)] == [3]
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
@@ -121,21 +109,16 @@ def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
         store.load(folder, {"model.b.bias": torch.zeros(41)})
 
 
-class CodeOnLoad:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return Path.touch, (Path("/nowhere/at/all"),)  # type: ignore[return-value]
-
-
 def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path, 1)
-    (folder / ".metadata").write_bytes(pickle.dumps(CodeOnLoad()))
+    folder, mark = save(tmp_path, 1), tmp_path / "mark"
+    file = folder / ".metadata"
+    file.write_bytes(pickle.dumps(CodeOnLoad(mark)))
     manifest = read_manifest(folder)
-    files = manifest.files | {
-        ".metadata": StoredFile(bytes=(folder / ".metadata").stat().st_size, sha256=sha256(folder / ".metadata"))
-    }
+    files = manifest.files | {".metadata": StoredFile(bytes=file.stat().st_size, sha256=sha256(file))}
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())
     with pytest.raises(RunError, match=r"\.metadata names"):
         load_weights(folder)
+    assert not mark.exists()
 
 
 def test_a_save_over_the_quota_is_reported_as_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,35 +126,15 @@ def test_a_save_over_the_quota_is_reported_as_no_space_left(tmp_path: Path, monk
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # the disk has room; torch's own error has no reason
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        with pytest.raises(RunError, match=r"no space left while saving .*; free some and run again"):
-            save(tmp_path, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_limit(4096), pytest.raises(RunError, match=r"no space left while saving .*; free some and run again"):
+        save(tmp_path, 2)
 
 
-def test_a_clean_up_that_cannot_write_is_one_error_line(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
     first = save(tmp_path, 1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with pytest.raises(UserError, match=r"cannot write .*checkpoints"):
-            clean_up(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert newest_checkpoint(tmp_path) == first
-
-
-def test_a_save_on_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
-    first = save(tmp_path, 1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write beyond 4 kB fails as on a full disk
-    try:
-        with pytest.raises(RunError, match=r"cannot save .*earlier checkpoints are intact"):
-            save(tmp_path, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_limit(4096), pytest.raises(RunError, match=r"cannot save .*earlier checkpoints are intact"):
+        save(tmp_path, 2)
+    with file_limit(0), pytest.raises(UserError, match=r"cannot write .*checkpoints"):
+        clean_up(tmp_path)
     assert newest_checkpoint(tmp_path) == first
     verify(first)

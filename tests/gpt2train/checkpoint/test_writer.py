@@ -1,6 +1,5 @@
 """Saves in the background: the saved state is frozen, errors are reported, a stop waits."""
 
-import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
+from tests.gpt2train.checkpoint.file_limit import file_limit
 from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.jobs import curve, make, wait_until, with_lr
 
@@ -88,12 +88,7 @@ def test_the_duration_of_a_save_is_reported(
 
 @pytest.mark.parametrize(("error", "saved"), [(ValueError, 4), (KeyboardInterrupt, 2)])
 def test_an_unexpected_error_waits_for_the_save_under_way(
-    tokens: Path,
-    tmp_path: Path,
-    alone: DistContext,
-    monkeypatch: pytest.MonkeyPatch,
-    error: type[BaseException],
-    saved: int,
+    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, error: type, saved: int
 ) -> None:
     config = make(tokens, tmp_path / "run", steps=8, checkpoints={"interval": 2, "keep": 9})
     failing = threading.Event()
@@ -128,22 +123,17 @@ def test_a_failed_save_is_reported_at_the_next_step(
         wait_until(lambda: checkpoints.failed)
 
     monkeypatch.setattr(manager.CheckpointManager, "save", until_it_failed)
-    whole = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 2**10, whole[1]))  # the tensors are larger, the metrics not
-        with pytest.raises(RunError, match=r"cannot save .*step-00000010.*earlier checkpoints are intact"):
-            train(config, alone)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, whole)
+    message = r"cannot save .*step-00000010.*earlier checkpoints are intact"
+    with file_limit(100 * 2**10), pytest.raises(RunError, match=message):  # the tensors are larger, the metrics not
+        train(config, alone)
     assert read_metrics(config.output)[-1]["step"] == 12  # written during 11; the next save would be at 20
     assert verify(newest_checkpoint(config.output)).position.step == 4
     assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp"))
 
 
 def test_a_save_names_the_folder_that_was_removed(tmp_path: Path) -> None:
-    error = writer._save_error(
-        tmp_path / "run" / "checkpoints" / "step-00000010.tmp", FileNotFoundError(2, "No such file")
-    )
+    missing = FileNotFoundError(2, "No such file")
+    error = writer._save_error(tmp_path / "run/checkpoints/step-00000010.tmp", missing)
     assert f"the folder {tmp_path / 'run'} was removed; put it back, or run again" in str(error)
 
 
