@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def ask(
     file: Path, texts: Sequence[str] = (), prompts: Sequence[Sequence[int]] = (), count: int = 64
@@ -28,6 +30,7 @@ def talk(file: Path, chats: Sequence[Sequence[dict[str, str]]]) -> list[tuple[li
 
 
 def _run(file: Path, **request: Any) -> dict[str, Any]:
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
     command = [sys.executable, "-m", "tests.gpt2train.convert.llama_cpp_peer", str(file)]
     done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 # Offsets of fields of `llama_context_params`, with their defaults, by which another layout of the structure is noticed.
 N_CTX, FLASH_ATTENTION, TYPE_K, TYPE_V = 0, 52, 104, 108
 DEFAULTS = {N_CTX: 512, 4: 2048, 8: 512, 12: 1, FLASH_ATTENTION: -1, 80: 0, TYPE_K: 1, TYPE_V: 1}
@@ -38,6 +40,7 @@ class Batch(ctypes.Structure):
 
 def ask(file: Path, texts: Sequence[str], written: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """Tokens of texts, and for each written token the likeliest one at its place: equal if it was written greedily."""
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
     command = [sys.executable, "-m", "tests.gpt2train.convert.llama_cpp_t5_peer", str(file)]
     request = json.dumps({"texts": list(texts), "written": [list(tokens) for tokens in written]})
     done = subprocess.run(command, input=request.encode(), capture_output=True, timeout=300)

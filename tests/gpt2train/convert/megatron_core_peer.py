@@ -77,36 +77,20 @@ class Training:
         tp, pp = self.tp, self.pp
         dtype = torch.bfloat16 if half else torch.float32
         config = TransformerConfig(
-            num_layers=LAYERS,
-            hidden_size=HIDDEN,
-            num_attention_heads=HEADS,
-            use_cpu_initialization=True,
-            tensor_model_parallel_size=tp,
-            pipeline_model_parallel_size=pp,
-            pipeline_dtype=dtype,
-            attention_dropout=0.0,
-            hidden_dropout=0.0,
-            gradient_accumulation_fusion=False,
-            bias_dropout_fusion=False,
-            activation_func=functools.partial(F.gelu, approximate="tanh"),
-            bf16=half,
-            params_dtype=dtype,
-        )
+            num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, use_cpu_initialization=True,
+            tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, pipeline_dtype=dtype,
+            attention_dropout=0.0, hidden_dropout=0.0, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
+            activation_func=functools.partial(F.gelu, approximate="tanh"), bf16=half, params_dtype=dtype,
+        )  # fmt: skip
         rows = -(-VOCAB // (128 * tp)) * 128 * tp
         self.first, self.last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = GPTModel(
-                config,
-                get_gpt_layer_local_spec(normalization="LayerNorm"),
-                vocab_size=rows,
-                max_sequence_length=CONTEXT,
-                pre_process=self.first,
-                post_process=self.last,
-                parallel_output=False,
-                share_embeddings_and_output_weights=True,
-                position_embedding_type="learned_absolute",
-            )
+                config, get_gpt_layer_local_spec(normalization="LayerNorm"), vocab_size=rows, parallel_output=False,
+                max_sequence_length=CONTEXT, pre_process=self.first, post_process=self.last,
+                share_embeddings_and_output_weights=True, position_embedding_type="learned_absolute",
+            )  # fmt: skip
         with torch.no_grad():
             for name, parameter in model.named_parameters():  # biases and norms are constant otherwise
                 if parameter.dim() == 1:
@@ -249,12 +233,8 @@ if __name__ == "__main__":
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     given = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{given['store']}",
-        rank=int(os.environ["RANK"]),
-        world_size=given["tp"] * given["pp"],
-    )
+    world, store = given["tp"] * given["pp"], f"file://{given['store']}"
+    dist.init_process_group("gloo", init_method=store, rank=int(os.environ["RANK"]), world_size=world)
     with OnCpu():
         main(given["tp"], given["pp"], given["jobs"])
     dist.destroy_process_group()

@@ -99,7 +99,6 @@ def test_llama_cpp_gets_the_template_and_the_end_of_a_turn(tmp_path: Path) -> No
 
 
 def test_llama_cpp_answers_by_the_template_and_ends_the_turn(tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="needs the extra peers")
     write_reciting_model(tmp_path / "m", "Hello\nI hear you.\0Hello\nAgain.\0", end="\0", merge=True)
     tokenizer = load_tokenizer(tmp_path / "m")
     for name, content in chat_files(default_template(tokenizer, "\n")).items():

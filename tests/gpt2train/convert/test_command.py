@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2train.cli import app, run_command
@@ -20,6 +19,7 @@ from tests.gpt2train.convert.megatron_trees import make_model, write_tree
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.convert.test_huggingface import make_model as make_ours
 from tests.gpt2train.convert.test_huggingface import weights_of
+from tests.gpt2train.data.test_tokenizer import small_tables
 
 SHAPE = Shape(130, 4, 4, 16, 8)
 
@@ -77,10 +77,7 @@ def test_parts_left_out_of_a_megatron_checkpoint_are_reported(here: Path, capsys
         (["m.zip", "x", "--to", "huggingface"], "m.zip is an archive, but a folder is needed; unpack it"),
         (["m.tar.gz", "x", "--to", "huggingface"], "m.tar.gz is an archive"),
         (["m.tgz", "x", "--from", "megatron", "--to", "huggingface"], "m.tgz is an archive"),
-        (
-            ["hf/config.json", "x", "--to", "megatron"],
-            "is a file, but a folder is needed; give the folder that contains it",
-        ),
+        (["hf/config.json", "x", "--to", "megatron"], "a folder is needed; give the folder that contains it"),
         (["gpt2", "x", "--to", "megatron"], "hf download gpt2 --local-dir"),
         (["openai-community/gpt2", "x", "--to", "megatron"], "no folder openai-community/gpt2, and cannot ask the hub"),
         (["./no/such/place", "x", "--to", "megatron"], "no folder no/such/place; check the path"),
@@ -109,9 +106,8 @@ def test_mistakes_are_one_line(
 def pickled(folder: Path, tensors: dict[str, torch.Tensor], shards: int, archive: bool) -> None:
     """The same model as older programs store it: `pytorch_model.bin`, in one file or in shards."""
     folder.mkdir()
-    (folder / "config.json").write_text(
-        json.dumps({"vocab_size": 130, "n_layer": 4, "n_head": 4, "n_embd": 16, "n_ctx": 8})
-    )
+    config = {"vocab_size": 130, "n_layer": 4, "n_head": 4, "n_embd": 16, "n_ctx": 8}
+    (folder / "config.json").write_text(json.dumps(config))
     names = sorted(tensors)
     parts = {f"pytorch_model-{n + 1}-of-{shards}.bin": names[n::shards] for n in range(shards)}
     files = {"pytorch_model.bin": names} if shards == 1 else parts
@@ -137,31 +133,27 @@ def test_pickled_weights_are_read(here: Path, shards: int, archive: bool) -> Non
 
 
 @pytest.mark.parametrize("command", [["generate", "--prompt", "a", "--model"], ["serve", "--port", "0", "--model"]])
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
+def test_a_model_path_that_is_no_folder_is_one_error_line(
+    here: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    (here / "m.zip").write_bytes(b"PK")
+    for model, message in (
         ("m.zip", "unpack it"),
         ("hf/model.safetensors", "give the folder that contains it"),
         ("gpt2", "hf download gpt2"),
-    ],
-)
-def test_a_model_path_that_is_no_folder_is_one_error_line(
-    here: Path, capsys: pytest.CaptureFixture[str], command: list[str], model: str, message: str
-) -> None:
-    (here / "m.zip").write_bytes(b"PK")
-    assert run_command(app, [*command, model]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    ):
+        assert run_command(app, [*command, model]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, model
 
 
 def test_a_folder_that_transformers_saved_is_converted_and_served(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """transformers 5 writes tokenizer.json without vocab.json and merges.txt."""
-    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
     (here / "bytes").mkdir()
-    save_tokenizer(here / "bytes", letters | {"<|endoftext|>": 256}, [])
-    shape = Shape(257, 2, 2, 16, 8)
+    save_tokenizer(here / "bytes", *small_tables())
+    shape = Shape(len(small_tables()[0]), 2, 2, 16, 8)
     write_model(here / "ours", weights_of(make_ours(shape)), shape, here / "bytes")
     AutoModelForCausalLM.from_pretrained(here / "ours").save_pretrained(here / "theirs")
     AutoTokenizer.from_pretrained(here / "ours").save_pretrained(here / "theirs")

@@ -9,14 +9,8 @@ from gpt2train.convert.hf_layout import layout_of_config
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 
-DECODER = {
-    "hidden_size": 128,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 96,
-    "num_key_value_heads": 4,
-    "head_dim": 24,
-}
+DECODER = {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 96, "head_dim": 24}
+DECODER |= {"num_attention_heads": 32, "num_key_value_heads": 4}
 # Model type -> class of transformers, sizes that are none of its defaults, and further fields.
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_inner": 100, "n_positions": 64}, {}),

@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers.pre_tokenizers import ByteLevel
 
 from gpt2train.cli import app, run_command
 from gpt2train.convert.huggingface import write_model
-from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
+from gpt2train.data.tokenizer import save_tokenizer
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.test_huggingface import make_model, weights_of
+from tests.gpt2train.data.test_tokenizer import small_tables
 
 VALUES: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 10**9, 10**30, 1.5, float("nan"), "x", "", [], [1], {}, {"a": 1})
-SHAPE = Shape(257, 1, 2, 8, 16)
+SHAPE = Shape(len(small_tables()[0]), 1, 2, 8, 16)
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model as `hf`, `meg`, `tp2` and `ck`; its tokenizer in `bpe`; passages in `set.jsonl`."""
     root = tmp_path_factory.mktemp("sources")
-    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
     (root / "bpe").mkdir()
-    save_tokenizer(root / "bpe", letters | {END_OF_TEXT: 256}, [])
+    save_tokenizer(root / "bpe", *small_tables())
     write_model(root / "hf", weights_of(make_model(SHAPE)), SHAPE, root / "bpe")
     for target, *flags in (("meg", "megatron"), ("tp2", "megatron", "--tp", "2"), ("ck", "gpt2train")):
         assert run_command(app, ["convert", str(root / "hf"), str(root / target), "--to", *flags]) == 0
@@ -35,19 +34,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def commands(kind: str, root: Path, model: Path, out: Path) -> list[list[str]]:
-    bpe, score = (
-        ["--tokenizer", str(root / "bpe")],
-        ["--data", str(root / "set.jsonl"), "--output", str(out / "s.json")],
-    )
-    found = [
-        ["convert", str(model), str(out / "m"), "--to", to, *bpe] for to in ("huggingface", "megatron", "gpt2train")
-    ]
-    found.append(["convert", str(model), str(out / "m"), "--to", "huggingface"])
+    bpe = ["--tokenizer", str(root / "bpe")]
+    convert = ["convert", str(model), str(out / "m"), "--to"]
+    found = [[*convert, to, *bpe] for to in ("huggingface", "megatron", "gpt2train")] + [[*convert, "huggingface"]]
     if kind == "ck":
         found.append(["merge", str(model), "--output", str(out / "m")])
     if kind == "hf":
         found.append(["generate", "--model", str(model), "--prompt", "a", "--max-new-tokens", "2"])
     if kind in ("hf", "ck"):
+        score = ["--data", str(root / "set.jsonl"), "--output", str(out / "s.json")]
         found.append(["evaluate", "lambada", "--model", str(model), *score])
     return found
 
@@ -128,55 +123,44 @@ def test_randomly_damaged_folders_are_one_error_line(
         shutil.rmtree(tmp_path / str(seed))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("config.json", {"n_layer": 10**9}),
-        ("config.json", {"n_embd": 10**30}),
-        ("config.json", {"vocab_size": 1.5}),
-        ("config.json", {"n_head": True}),
-        ("config.json", "[" * 100_000),
-        ("model.safetensors.index.json", "[" * 100_000),
-        ("tokenizer.json", "[" * 100_000),
-    ],
-)
-def test_sizes_and_nesting_that_would_exhaust_memory_are_refused(
-    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: Any
-) -> None:
-    shutil.copytree(sources / "hf", tmp_path / "m")
-    if name.endswith("index.json"):
-        (tmp_path / "m/model.safetensors").unlink()
-    if isinstance(content, dict):
-        content = json.dumps(json.loads((tmp_path / "m" / name).read_text()) | content)
-    (tmp_path / "m" / name).write_text(content)
-    assert run_command(app, ["generate", "--model", str(tmp_path / "m"), "--prompt", "a"]) == 2
-    error = capsys.readouterr().err
-    assert name in error and error.count("\n") == 1
+def post_processor(token: str, ids: dict[str, int]) -> dict[str, Any]:
+    known = {one: {"id": one, "ids": [number], "tokens": [one]} for one, number in ids.items()}
+    single = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    return {"post_processor": {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": known}}
+
+
+DEEP, END = "[" * 100_000, "<|endoftext|>"
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "message"),
+    ("name", "content", "message"),
     [
-        ("model.safetensors.index.json", {"weight_map": {"ln_f.weight": "\ud800"}}, "is damaged"),
-        ("tokenizer.json", {"post_processor": ("<|endoftext|>", {})}, "does not describe its token '<|endoftext|>'"),
-        ("tokenizer.json", {"post_processor": ("<|endoftext|>", {"<|endoftext|>": 10**6})}, "has the id 1000000"),
+        # Sizes and nesting that would exhaust memory.
+        ("config.json", {"n_layer": 10**9}, "config.json"),
+        ("config.json", {"n_embd": 10**30}, "config.json"),
+        ("config.json", {"vocab_size": 1.5}, "config.json"),
+        ("config.json", {"n_head": True}, "config.json"),
+        ("config.json", DEEP, "config.json"),
+        (INDEX, DEEP, INDEX),
+        ("tokenizer.json", DEEP, "tokenizer.json"),
+        # What the libraries do not check.
+        (INDEX, {"weight_map": {"ln_f.weight": "\ud800"}}, "is damaged"),
+        ("tokenizer.json", post_processor(END, {}), f"does not describe its token '{END}'"),
+        ("tokenizer.json", post_processor(END, {END: 10**6}), "has the id 1000000"),
         ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"</s>": 0}, "unk_token": "x"}}, "cannot encode"),
     ],
 )
-def test_what_the_libraries_do_not_check_is_refused(
-    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, changes: Any, message: str
+def test_known_damage_is_refused_in_one_line(
+    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: Any, message: str
 ) -> None:
     shutil.copytree(sources / "hf", tmp_path / "m")
-    if name.endswith("index.json"):
-        (tmp_path / "m/model.safetensors").unlink()
-    if "post_processor" in changes:
-        token, ids = changes["post_processor"]
-        known = {one: {"id": one, "ids": [number], "tokens": [one]} for one, number in ids.items()}
-        single = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-        changes = {"post_processor": {"type": "TemplateProcessing", "single": single, "pair": single,
-                                      "special_tokens": known}}  # fmt: skip
     file = tmp_path / "m" / name
-    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | changes))
+    if name == INDEX:
+        (tmp_path / "m/model.safetensors").unlink()
+    if isinstance(content, dict):
+        content = json.dumps((json.loads(file.read_text()) if file.exists() else {}) | content)
+    file.write_text(content)
     assert run_command(app, ["generate", "--model", str(tmp_path / "m"), "--prompt", "a"]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -20,6 +20,9 @@ from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.convert.test_huggingface import make_model, weights_of
 
+QWEN3 = {"qk_norm": True}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SHAPE = Shape(vocab=130, layers=1, heads=2, hidden=16, context=8)
 
 
@@ -92,6 +95,10 @@ def test_the_missing_library_is_named(
         ("llama", {"activation": "relu2", "mlp_bias": True}, "mlp_bias = true"),
         ("llama", {"qk_norm": True, "attention_bias": "all"}, "attention_bias = all"),
         ("llama", {"logit_softcap": 2.5}, "logit_softcap = 2.5"),
+        ("llama", {"rope_scaling": YARN | {"rope_type": "dynamic"}}, "rope_scaling of the kind dynamic"),
+        ("llama", QWEN3 | {"rope_scaling": YARN | {"truncate": False}}, "rope_scaling with truncate = false"),
+        ("llama", QWEN3 | {"rope_scaling": YARN | {"beta_slow": 2.0}}, "rope_scaling with beta_slow = 2.0"),
+        ("llama", QWEN3 | {"rope_scaling": LLAMA3}, "rope_scaling of the kind llama3"),
         ("llama", {"value_embeddings": 1}, "value_embeddings = 1"),
         ("llama", {"embedding_norm": True, "tied": True}, "embedding_norm with tied"),
         ("t5", {"max_distance": 64}, "max_distance = 64"),
@@ -100,6 +107,7 @@ def test_the_missing_library_is_named(
 )
 def test_what_llama_cpp_does_not_compute_is_refused(family: str, options: dict[str, Any], said: str) -> None:
     layers = 3 if "encoder_layers" in options else 2
+    options = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in options.items()}
     fields = {"family": family, "layers": layers, "heads": 2, "hidden": 16, "context": 8, "options": options}
     shape = ModelSettings.model_validate(fields).shape(130)
     weights = LazyWeights(shape, in_memory({name: torch.zeros(size) for name, size in sizes(shape).items()}))

@@ -56,7 +56,6 @@ def lag(model: CausalLM, answer: Generation, tokens: list[int]) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.exhaustive), "t5, byte-level BPE", "t5 1.1"])
 def test_llama_cpp_writes_what_a_t5_does(name: str, tmp_path: Path, open_data: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="needs the extra peers")
     kind, layers, options = MODELS[name]
     tokenizer = write_tokenizer(tmp_path / "t", kind, passages(open_data))
     write_model(tmp_path / "m", tokenizer, "t5", options, layers=layers, context=256)

@@ -14,6 +14,7 @@ from gpt2train.cli import app, run_command
 from gpt2train.convert.generation_config import read_end_tokens
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
+from tests.gpt2train.convert.peers import stirred
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 
@@ -32,12 +33,8 @@ def test_a_text_ends_where_transformers_ends_it(tmp_path: Path, capsys: pytest.C
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=ROWS, max_position_embeddings=64, eos_token_id=END, **sizes)
     torch.manual_seed(3)
-    model = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
     folder = tmp_path / "model"
-    model.save_pretrained(folder)
+    stirred(transformers.LlamaForCausalLM(config), 0.3).save_pretrained(folder)
     for file in write_tokenizer(tmp_path / "tokenizer", ROWS).iterdir():
         shutil.copy(file, folder)
     prompt = "\x03"

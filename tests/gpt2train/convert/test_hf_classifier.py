@@ -1,6 +1,5 @@
 """Sequence classifiers: logits, loss and gradients equal those of transformers; folders go in both directions."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,15 @@ from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.families import sizes
 from gpt2train.model.init import initialise
+from tests.gpt2train.convert.peers import edit, stirred
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.jobs import VOCAB
 
 transformers = pytest.importorskip("transformers")
 
 SIZES = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}
-LLAMA = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+LLAMA = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 72, "max_position_embeddings": 64}
+LLAMA |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", SIZES | {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}),
     "llama": ("Llama", LLAMA),
@@ -45,10 +38,7 @@ def peer_of(kind: str, folder: Path, labels: int) -> Any:
     name, fields = KINDS[kind]
     torch.manual_seed(1)
     config = getattr(transformers, f"{name}Config")(**fields, num_labels=labels, pad_token_id=PAD)
-    peer = getattr(transformers, f"{name}ForSequenceClassification")(config).eval()
-    with torch.no_grad():
-        for parameter in peer.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    peer = stirred(getattr(transformers, f"{name}ForSequenceClassification")(config))
     peer.save_pretrained(folder)
     return peer
 
@@ -126,11 +116,7 @@ def test_names_of_classes_are_kept_through_a_converted_checkpoint(tmp_path: Path
 def test_the_default_number_of_labels_is_that_of_transformers(tmp_path: Path) -> None:
     """Its files leave out the names of two classes."""
     peer_of("gpt2", tmp_path, 2)
-    file = tmp_path / "config.json"
-    config = json.loads(file.read_text())
-    config.pop("id2label", None)
-    config.pop("label2id", None)
-    file.write_text(json.dumps(config))
+    edit(tmp_path, id2label=None, label2id=None)
     assert open_model(tmp_path).shape.labels == 2
     assert open_model(tmp_path).labels == ("LABEL_0", "LABEL_1")
 
@@ -141,19 +127,14 @@ def test_the_default_number_of_labels_is_that_of_transformers(tmp_path: Path) ->
         ({"id2label": {"0": "a", "2": "b"}}, "id2label does not name the classes 0, 1, …"),
         ({"id2label": ["a", "b"]}, "id2label does not name the classes 0, 1, …"),
         ({"id2label": {}}, "id2label does not name the classes 0, 1, …"),
-        (
-            {"id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}},
-            "score.weight has the shape (3, 48); expected (4, 48)",
-        ),
+        ({"id2label": dict(zip("0123", "abcd", strict=True))}, "score.weight has the shape (3, 48); expected (4, 48)"),
         ({"id2label": None, "num_labels": "x"}, "num_labels is x; expected a whole number"),
         ({"architectures": ["GPT2LMHeadModel"]}, "score"),
     ],
 )
 def test_a_wrong_config_is_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     peer_of("gpt2", tmp_path, 3)
-    file = tmp_path / "config.json"
-    config = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    edit(tmp_path, **changes)
     with pytest.raises(UserError) as refused:
         open_model(tmp_path)
     assert said in str(refused.value) and "\n" not in str(refused.value)

@@ -1,6 +1,5 @@
 """Folders of transformers' T5 and T5 1.1: read with equal logits, written back, and refused where the model differs."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,15 @@ from gpt2train.model.t5 import T5
 from tests.gpt2train.convert.export_models import passages
 from tests.gpt2train.convert.export_models import write_model as write_random
 from tests.gpt2train.convert.export_models import write_tokenizer as write_trained
+from tests.gpt2train.convert.peers import edit, stirred
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 
 transformers = pytest.importorskip("transformers")
 
 VOCAB = 150
-SIZES = {
-    "vocab_size": VOCAB,
-    "d_model": 48,
-    "d_kv": 8,
-    "d_ff": 72,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 20,
-    "decoder_start_token_id": 0,
-}
+SIZES = {"vocab_size": VOCAB, "d_model": 48, "d_kv": 8, "d_ff": 72, "num_heads": 4, "decoder_start_token_id": 0}
+SIZES |= {"num_layers": 2, "num_decoder_layers": 3}
+SIZES |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
 KINDS: dict[str, dict[str, Any]] = {
     "relu, tied": {},
     "gated, untied": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -52,9 +43,7 @@ def save_peer(kind: str, folder: Path) -> Any:
     peer = transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES | KINDS[kind])).eval()
     if "untied" in kind:  # transformers 5 creates every T5 tied, but reads one with a head of its own
         peer.lm_head = torch.nn.Linear(SIZES["d_model"], VOCAB, bias=False)
-    with torch.no_grad():
-        for parameter in peer.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    stirred(peer)
     folder.mkdir()
     tensors = {name: tensor.clone() for name, tensor in peer.state_dict().items() if "embed_tokens" not in name}
     if "untied" not in kind:
@@ -63,13 +52,6 @@ def save_peer(kind: str, folder: Path) -> Any:
     peer.config.save_pretrained(folder)
     edit(folder, tie_word_embeddings="untied" not in kind)
     return peer
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    """Change fields of `config.json`; None removes one."""
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 def difference(folder: Path, peer: Any, lengths: torch.Tensor | None = None) -> float:

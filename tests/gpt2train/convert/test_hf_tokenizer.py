@@ -37,11 +37,9 @@ KINDS = {
 
 def trained(options: dict[str, object]) -> bytes:
     """A SentencePiece model by the library's own trainer."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        **{"hard_vocab_limit": False} | options, sentence_iterator=iter(CORPUS * 20), model_writer=model, minloglevel=2
-    )
+    sentencepiece, model = pytest.importorskip("sentencepiece"), io.BytesIO()
+    options = {"hard_vocab_limit": False, "model_writer": model, "minloglevel": 2} | options
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(CORPUS * 20), **options)
     return model.getvalue()
 
 
@@ -114,10 +112,8 @@ def test_a_template_of_a_tokenizer_json_is_that_of_transformers(tmp_path: Path, 
     transformers = pytest.importorskip("transformers")
     tokenizer = load_tokenizer(open_data / "bpe")
     assert isinstance(tokenizer, Tokenizer)
-    end = tokenizer.token_to_id("<|endoftext|>")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", end)]
-    )
+    ends = [("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=ends)
     (tmp_path / "t").mkdir()
     tokenizer.save(str(tmp_path / "t/tokenizer.json"))
     folder = model_folder(tmp_path / "model", tmp_path / "t", rows=5)
@@ -138,16 +134,8 @@ def test_a_tokenizer_json_that_was_published_with_a_model_is_preferred(tmp_path:
     assert MODEL not in read_files(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("t5", marks=pytest.mark.exhaustive),
-        pytest.param("bert-base-uncased", marks=pytest.mark.exhaustive),
-        pytest.param("bert-base-chinese", marks=pytest.mark.exhaustive),
-        pytest.param("smollm2", marks=pytest.mark.exhaustive),  # tests/gpt2train/data/test_tokenizer_kinds.py
-        pytest.param("trained bpe", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["t5", "bert-base-uncased", "bert-base-chinese", "smollm2", "trained bpe"])
 def test_megabytes_of_text_have_the_same_ids_in_transformers(real_data: Path, tmp_path: Path, name: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     texts = list(script_texts(real_data))[::4]

@@ -15,7 +15,6 @@ from gpt2train.convert.huggingface import (
     join_heads,
     open_model,
     read_model,
-    read_shape,
     split_heads,
     to_huggingface,
     write_model,
@@ -23,20 +22,15 @@ from gpt2train.convert.huggingface import (
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.gpt2 import GPT2, Shape
-from gpt2train.model.init import initialise
+from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
 SMALL = Shape(vocab=300, layers=3, heads=2, hidden=16, context=32)
+CONFIG = {"model_type": "gpt2", "vocab_size": 300, "n_layer": 3, "n_head": 2, "n_embd": 16, "n_positions": 32}
 
 
 def make_model(shape: Shape, seed: int = 1) -> GPT2:
-    """A model whose biases and norms are not the neutral 0 and 1 of a fresh one."""
-    model = initialise(GPT2(shape), seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model.requires_grad_(False).eval()
+    return lively(shape, seed, 0.1)
 
 
 def weights_of(model: GPT2) -> dict[str, Tensor]:
@@ -64,9 +58,7 @@ def test_fused_rows_round_trip(heads: int, head_dim: int, width: int, seed: int)
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    layers=st.integers(1, 3), heads=st.integers(1, 4), head_dim=st.integers(1, 8), vocab=st.sampled_from([1, 127, 128])
-)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 8), st.sampled_from([1, 127, 128]))
 def test_weights_round_trip(layers: int, heads: int, head_dim: int, vocab: int) -> None:
     shape = Shape(vocab=vocab, layers=layers, heads=heads, hidden=heads * head_dim, context=8)
     weights = weights_of(make_model(shape))
@@ -80,25 +72,12 @@ def test_weights_round_trip(layers: int, heads: int, head_dim: int, vocab: int) 
 def test_transformers_gives_equal_logits(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert theirs.config.vocab_size == 50257
-    assert theirs.dtype == torch.float32
+    assert theirs.config.vocab_size == 50257 and theirs.dtype == torch.float32
     tokens = torch.randint(0, SHAPE.vocab, (3, 64), generator=torch.Generator().manual_seed(0))
     ours = make_model(SHAPE)(tokens)[..., : SHAPE.vocab]
     with torch.no_grad():
         assert torch.allclose(theirs(tokens).logits, ours, atol=2e-5, rtol=1e-5)
     assert torch.equal(read_model(folder)(tokens)[..., : SHAPE.vocab], ours)
-
-
-def test_a_model_of_transformers_is_read(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(vocab_size=301, n_positions=32, n_embd=24, n_layer=2, n_head=3)
-    torch.manual_seed(3)
-    theirs = transformers.GPT2LMHeadModel(config).eval()
-    theirs.save_pretrained(tmp_path)
-    assert read_shape(tmp_path) == Shape(vocab=301, layers=2, heads=3, hidden=24, context=32)
-    tokens = torch.randint(0, 301, (2, 32))
-    with torch.no_grad():
-        assert torch.allclose(theirs(tokens).logits, read_model(tmp_path)(tokens)[..., :301], atol=1e-5)
 
 
 def test_the_published_layout_is_read() -> None:
@@ -182,9 +161,6 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path, open_data:
     with pytest.raises(UserError, match="not a model folder"):
         write_model(tmp_path / "home", weights_of(make_model(SHAPE)), SHAPE, open_data / "bpe")
     assert (tmp_path / "home/letter.txt").read_text() == "dear"
-
-
-def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path, open_data: Path) -> None:
     with pytest.raises(UserError, match="50257 entries, the model 300"):
         write_model(tmp_path / "m", weights_of(make_model(SMALL)), SMALL, open_data / "bpe")
 
@@ -206,12 +182,10 @@ def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path, open_data: Path)
     ],
 )
 def test_another_architecture_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    model = make_model(SMALL)
-    save_file(to_huggingface(weights_of(model), SMALL), tmp_path / "model.safetensors")
-    config = {"model_type": "gpt2", "vocab_size": 300, "n_layer": 3, "n_head": 2, "n_embd": 16, "n_positions": 32}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(to_huggingface(weights_of(make_model(SMALL)), SMALL), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert read_model(tmp_path).shape == SMALL
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
     with pytest.raises(UserError, match=message):
         read_model(tmp_path)
 
@@ -219,8 +193,7 @@ def test_another_architecture_is_refused(tmp_path: Path, change: dict[str, objec
 def test_damage_and_pickles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no config\.json"):
         read_model(tmp_path)
-    config = {"model_type": "gpt2", "vocab_size": 300, "n_layer": 3, "n_head": 2, "n_embd": 16, "n_positions": 32}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(UserError, match=r"pytorch_model\.bin"):
         read_model(tmp_path)
@@ -229,27 +202,12 @@ def test_damage_and_pickles_are_refused(tmp_path: Path) -> None:
         read_model(tmp_path)
 
 
-def test_sharded_weights_are_read(tmp_path: Path) -> None:
-    tensors = to_huggingface(weights_of(make_model(SMALL)), SMALL)
-    names = sorted(tensors)
-    weight_map = {}
-    for part, some in enumerate((names[::2], names[1::2])):
-        save_file({name: tensors[name] for name in some}, tmp_path / f"model-{part}.safetensors")
-        weight_map |= dict.fromkeys(some, f"model-{part}.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    config = {"model_type": "gpt2", "vocab_size": 300, "n_layer": 3, "n_head": 2, "n_embd": 16, "n_positions": 32}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    tokens = torch.arange(32).unsqueeze(0)
-    assert torch.equal(read_model(tmp_path)(tokens)[..., :300], make_model(SMALL)(tokens)[..., :300])
-
-
+FSDP = "._fsdp_wrapped_module."
 WRAPPED = {
     "compiled": lambda name: f"_orig_mod.{name}",
     "DDP": lambda name: f"module.{name}",
     "compiled DDP": lambda name: f"_orig_mod.module.{name}",
-    "FSDP": lambda name: name.replace(".h.", "._fsdp_wrapped_module.h.").replace(
-        ".layers.", ".layers._fsdp_wrapped_module."
-    ),
+    "FSDP": lambda name: name.replace(".h.", f"{FSDP}h.").replace(".layers.", f".layers{FSDP}"),
     "checkpointed blocks": lambda name: name.replace(".attn.", "._checkpoint_wrapped_module.attn."),
     "a module": lambda name: f"model.{name}",
     "a module twice": lambda name: f"transformer.transformer.{name}",

@@ -15,29 +15,13 @@ from torch import Tensor
 from gpt2train.convert.megatron import MegatronCheckpoint, open_megatron
 from gpt2train.convert.megatron_core_write import Target, write_megatron_core
 from gpt2train.model.causal_lm import Shape, build_model
-from tests.gpt2train.convert.megatron_core_peer import (
-    BETAS,
-    CONTEXT,
-    DECAY,
-    EPS,
-    HEADS,
-    HIDDEN,
-    LAYERS,
-    LR,
-    TOKENS,
-    VOCAB,
-    gradient,
-)
+from tests.gpt2train.convert import megatron_core_peer as peer
+from tests.gpt2train.convert.megatron_core_peer import HEADS, TOKENS, VOCAB
 
 ROOT = Path(__file__).parents[3]
-SHAPE = Shape(VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT)
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("megatron") is None, reason="the package megatron-core is missing"
-)
-SAVED = [
-    pytest.param((1, 1), marks=pytest.mark.exhaustive, id="tp1-pp1"),
-    pytest.param((2, 2), marks=pytest.mark.exhaustive, id="tp2-pp2"),
-]
+SHAPE = Shape(VOCAB, peer.LAYERS, HEADS, peer.HIDDEN, peer.CONTEXT)
+MISSING = importlib.util.find_spec("megatron") is None
+pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(MISSING, reason="the package megatron-core is missing")]
 KINDS = ("fp32", "bf16", "distributed")
 FORMS: tuple[Literal["torch", "torch_dist"], ...] = ("torch", "torch_dist")
 
@@ -61,10 +45,8 @@ def our_logits(weights: dict[str, Tensor], half: bool) -> Tensor:
     """Logits of our model, with weights as a model in half precision has them."""
     model = build_model(SHAPE)
     model.load_state_dict({n: t.bfloat16().float() if half else t for n, t in weights.items()})
-    model.eval()
     with torch.no_grad():
-        found: Tensor = model(TOKENS)[..., :VOCAB]
-    return found
+        return model.eval()(TOKENS)[..., :VOCAB]
 
 
 def next_weights(opened: MegatronCheckpoint, half: bool) -> dict[str, Tensor]:
@@ -73,13 +55,13 @@ def next_weights(opened: MegatronCheckpoint, half: bool) -> dict[str, Tensor]:
     assert state is not None
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
     groups = [
-        {"params": [t for t in leaves.values() if (t.dim() > 1) == decayed], "weight_decay": DECAY * decayed}
+        {"params": [t for t in leaves.values() if (t.dim() > 1) == decayed], "weight_decay": peer.DECAY * decayed}
         for decayed in (True, False)
     ]
-    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
+    optimizer = torch.optim.AdamW(groups, lr=peer.LR, betas=peer.BETAS, eps=peer.EPS)
     for name, leaf in leaves.items():
         seen = weights[name].bfloat16().float() if half else weights[name]
-        leaf.grad = gradient(seen)
+        leaf.grad = peer.gradient(seen)
         keys = ("step", "exp_avg", "exp_avg_sq")
         # Clones, since the step changes them in place, and the source keeps them.
         optimizer.state[leaf] = {key: state.tensors[f"{name}.{key}"].read(torch.float32).clone() for key in keys}
@@ -112,7 +94,7 @@ def saves(root: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module", params=SAVED)
+@pytest.fixture(scope="module", params=[(1, 1), (2, 2)], ids=["tp1-pp1", "tp2-pp2"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int, Any]:
     """All that megatron-core saves on a layout: tp, pp, and the jobs."""
     folder = tmp_path_factory.mktemp("saved")
@@ -149,7 +131,6 @@ def test_the_distributed_optimizer_is_written_as_megatron_core_writes_it(
             torch.testing.assert_close(a[key], b[key], atol=0, rtol=0)
 
 
-@pytest.mark.exhaustive
 def test_what_is_written_is_loaded_by_megatron_core_with_its_optimizer(
     saved: tuple[int, int, Any], tmp_path: Path
 ) -> None:

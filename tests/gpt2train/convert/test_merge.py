@@ -48,28 +48,16 @@ def merged(
     """Train and merge on these layouts."""
     transformers = pytest.importorskip("transformers")
     tokenizer = write_tokenizer(folder / "tokenizer", VOCAB)
-    configs = {
-        name: make(
-            tokens,
-            folder / name,
-            model=model,
-            batch={"micro_batch": 1, "global_batch": 8},
-            parallel=layout,
-            schedule={"warmup": 1},
-            steps=2,
-        )
-        for name, layout in layouts.items()
-    }
+    short: dict[str, Any] = {"batch": {"micro_batch": 1, "global_batch": 8}, "schedule": {"warmup": 1}, "steps": 2}
+    configs = {name: make(tokens, folder / name, model=model, parallel=by, **short) for name, by in layouts.items()}
     run_ranks(MERGING, *map(write, configs.values()), processes=processes, seconds=SECONDS)
-    logits: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    fresh = set()
+    logits, fresh = {}, set()
     for name, config in configs.items():
         merge(folder / name, folder / "models" / name, tokenizer)
         theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "models" / name).eval()
         with torch.no_grad():
             found = theirs(torch.arange(config.model.context).view(1, -1) % VOCAB).logits
-        expected = torch.load(folder / f"{name}.logits", weights_only=True)
-        logits[name] = found, expected
+        logits[name] = found, torch.load(folder / f"{name}.logits", weights_only=True)
         merge(folder / f"{name}-fresh", folder / "models" / f"{name}-fresh", tokenizer)
         fresh.add((folder / "models" / f"{name}-fresh" / "model.safetensors").read_bytes())
     return logits, fresh, (folder / "models" / name / "model.safetensors").read_bytes()
@@ -158,7 +146,6 @@ print((peak - before) / size)
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.exhaustive), "bfloat16"])
 def test_merging_needs_less_memory_than_one_and_a_half_models(tmp_path: Path, dtype: str) -> None:
     """117m in proportion: a third of the weights is the embedding, in one piece, as one process saves it."""
-
     entries = 40_000
     tokenizer = write_tokenizer(tmp_path / "tokenizer", entries)
     for name, layers in (("small", 1), ("large", 12)):

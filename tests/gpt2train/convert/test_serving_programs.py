@@ -16,24 +16,16 @@ from tests.gpt2train.convert.export_models import GQA, passages, write_model, wr
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
+QKV = GQA | {"attention_bias": "qkv"}
+BIASED = GQA | {"attention_bias": "all", "mlp_bias": True, "head_dim": 24, "tied": True}
 # Kind -> tokenizer, family, options, and the architecture in both registries (Arcee: SGLang's; vLLM's is the class of
 # transformers itself).
 KINDS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "gpt2": ("bpe", "gpt2", {"inner": 96}, "GPT2LMHeadModel"),
     "llama": ("sentencepiece_bpe", "llama", GQA, "LlamaForCausalLM"),
-    "llama with biases": (
-        "bpe",
-        "llama",
-        GQA | {"attention_bias": "all", "mlp_bias": True, "head_dim": 24, "tied": True},
-        "LlamaForCausalLM",
-    ),
-    "llama with biases of queries, keys and values": (
-        "bpe",
-        "llama",
-        GQA | {"attention_bias": "qkv"},
-        "LlamaForCausalLM",
-    ),
-    "qwen2": ("qwen2", "llama", GQA | {"attention_bias": "qkv"}, "Qwen2ForCausalLM"),
+    "llama with biases": ("bpe", "llama", BIASED, "LlamaForCausalLM"),
+    "llama with biases of queries, keys and values": ("bpe", "llama", QKV, "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "llama", QKV, "Qwen2ForCausalLM"),
     "qwen3": ("sentencepiece_unigram", "llama", GQA | {"qk_norm": True, "head_dim": 32}, "Qwen3ForCausalLM"),
     "arcee": ("bpe", "llama", GQA | {"activation": "relu2"}, "ArceeForCausalLM"),
 }
@@ -51,11 +43,8 @@ READ = {
 }
 HIDDEN_ACT = {"ArceeForCausalLM": "relu2"}  # of the others: silu
 GPT2_ACTIVATIONS = ("gelu_new", "gelu", "relu")  # of vLLM; SGLang always computes gelu_new
-MUST_BE_FALSE = (
-    "add_cross_attention",
-    "scale_attn_by_inverse_layer_idx",
-    "reorder_and_upcast_attn",
-)  # gpt2.py, asserts
+# gpt2.py, asserts
+MUST_BE_FALSE = ("add_cross_attention", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
 
 
 def gpt2_tensors(config: Any) -> dict[str, tuple[int, ...]]:
