@@ -35,9 +35,8 @@ def make_run(
     done = steps if done is None else done
     chosen = build(TrainSettings, layer(BASE, {"steps": steps}, settings or {}))
     tokens = folder.parent.parent / "tokens"
-    config = run_config(
-        chosen, train=f"{tokens}/train/tokens", valid=None, vocab=VOCAB, tokenizer_hash="ab12", output=str(folder)
-    )
+    given = {"vocab": VOCAB, "tokenizer_hash": "ab12", "output": str(folder)}
+    config = run_config(chosen, train=f"{tokens}/train/tokens", valid=None, **given)
     folder.mkdir(parents=True)
     tokens.mkdir(exist_ok=True)
     outputs = tuple(FileRecord(name=f"train/tokens.{suffix}", bytes=1, sha256="") for suffix in ("bin", "idx"))

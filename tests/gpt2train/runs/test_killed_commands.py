@@ -59,9 +59,8 @@ def check_kills(command: list[str], output: Path, instants: int) -> None:
     assert contents(output) == whole
     for number in range(instants):
         shutil.rmtree(output, ignore_errors=True)
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, start_new_session=True, **streams)
         time.sleep(seconds * (number + 0.5) / instants)
         group = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         os.killpg(process.pid, signal.SIGKILL)

@@ -82,10 +82,8 @@ def test_fields_of_a_later_release_are_kept(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_writer_leaves_a_readable_record(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a")
-    code = (
-        "import sys; from gpt2train.monitoring.run_record import record_flow\n"
-        "while True: record_flow(sys.argv[1], 'x' * 999, {}, {})"
-    )
+    code = "import sys; from gpt2train.monitoring.run_record import record_flow\n"
+    code += "while True: record_flow(sys.argv[1], 'x' * 999, {}, {})"
     for turn in range(4):
         writer = subprocess.Popen([sys.executable, "-c", code, str(run)], stderr=subprocess.DEVNULL)
         before = (run / "run.json").stat().st_mtime_ns

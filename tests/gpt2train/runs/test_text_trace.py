@@ -43,10 +43,8 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run")
     shutil.copytree(root, place / "other")
     shutil.copytree(root / "tokenizer", place / "tokenizer")
-    corpora = [
-        {"prefix": f"{folder}/tokens/train/tokens", "weight": weight}
-        for folder, weight in ((root, 1), (place / "other", 2))
-    ]
+    weights = {root: 1, place / "other": 2}
+    corpora = [{"prefix": f"{folder}/tokens/train/tokens", "weight": weight} for folder, weight in weights.items()]
     settings = {"model": {"context": CONTEXT}, "seed": 7, "vocab": 300, "output": str(place), "schedule": {"warmup": 2}}
     ramp = {"start": BATCH, "increment": BATCH, "samples": 24}
     batch = {"batch": {"global_batch": 2 * BATCH, "micro_batch": BATCH, "ramp_up": ramp}}
@@ -189,9 +187,8 @@ def assert_report_has(root: Path, names: list[str]) -> None:
     with Inline(workers=1) as runner:
         made = report(folder, [manifest], ReportSettings(), runner=runner)
         page = (folder / made.folder).read_bytes(REPORT).decode()
-        assert "Evaluation sets in the training tokens" in page and all(
-            f"<code>{name}</code>" in page for name in names
-        )
+        assert "Evaluation sets in the training tokens" in page
+        assert all(f"<code>{name}</code>" in page for name in names)
         other = report(folder, [manifest.model_copy(update={"content": "0" * 64})], ReportSettings(), runner=runner)
         assert "Evaluation sets in" not in (folder / other.folder).read_bytes(REPORT).decode()
 

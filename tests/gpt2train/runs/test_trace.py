@@ -58,18 +58,15 @@ def _write_pages(root: Folder) -> None:
     outcomes = []
     for number in range(2):
         rows = ROWS[number * 20 : number * 20 + 20]
+        bodies = {one["url"]: one["text"].encode() for one in rows}
         pages = [
-            Page(
-                r["url"], r["url"], "text/html", "utf-8", body, "2020-01-01T00:00:00Z", sha256(body).hexdigest(), "list"
-            )
-            for r in rows
-            if (body := r["text"].encode())
+            Page(url, url, "text/html", "utf-8", body, "2020-01-01T00:00:00Z", sha256(body).hexdigest(), "list")
+            for url, body in bodies.items()
         ]
         with step.folder.writing(f"part-{number}.warc.gz") as draft:
             write_pages(draft, pages)
-        ledger: list[dict[str, Any]] = [
-            {"url": r["url"], "status": "ok", "reason": "", "retryable": False, "bytes": len(r["text"])} for r in rows
-        ]
+        fetched = {"status": "ok", "reason": "", "retryable": False}
+        ledger = [fetched | {"url": url, "bytes": len(body)} for url, body in bodies.items()]
         table = write_rows(step.folder, f"ledger/part-{number}.parquet", ledger, LEDGER)
         outcomes.append(Outcome(outputs=(step.folder.record(f"part-{number}.warc.gz"),), audit=(table,)))
     step.commit(Outcome.total(outcomes))
@@ -110,11 +107,16 @@ def test_the_reported_rows_and_offsets_hold_the_document(root: Path) -> None:
     assert page.body in zlib.decompressobj(31).decompress(member)
 
 
-def test_the_settings_come_from_the_run(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def write_settings(root: Path, run: Path) -> None:
+    """Write the settings of a run on the tokens."""
     settings = TrainSettings.model_validate({"model": {"context": CONTEXT}, "seed": 7})
     prefix = f"{root}/tokens/train/tokens"
-    config = run_config(settings, train=prefix, valid=None, vocab=300, tokenizer_hash=None, output=str(tmp_path))
-    (tmp_path / CONFIG_FILE).write_text(to_toml(config))
+    config = run_config(settings, train=prefix, valid=None, vocab=300, tokenizer_hash=None, output=str(run))
+    (run / CONFIG_FILE).write_text(to_toml(config))
+
+
+def test_the_settings_come_from_the_run(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_settings(root, tmp_path)
     have_read(tmp_path, 6)
     assert run_command(app, ["trace", "--run", str(tmp_path), "--sample", "5", "--json"]) == 0
     by_run = json.loads(capsys.readouterr().out)
@@ -135,10 +137,7 @@ def have_read(run: Path, samples: int) -> None:
 def test_a_sample_that_the_run_has_not_read_is_refused(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = TrainSettings.model_validate({"model": {"context": CONTEXT}, "seed": 7})
-    prefix = f"{root}/tokens/train/tokens"
-    config = run_config(settings, train=prefix, valid=None, vocab=300, tokenizer_hash=None, output=str(tmp_path))
-    (tmp_path / CONFIG_FILE).write_text(to_toml(config))
+    write_settings(root, tmp_path)
     for samples, sample, code in ((0, 0, 2), (6, 5, 0), (6, 6, 2), (6, 10**9, 2)):
         have_read(tmp_path, samples)
         assert run_command(app, ["trace", "--run", str(tmp_path), "--sample", str(sample)]) == code
@@ -152,10 +151,8 @@ def test_a_sample_that_the_run_has_not_read_is_refused(
 def test_the_corpus_of_a_sample_is_named(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "other")
     settings = {"model": {"context": CONTEXT}, "seed": 7, "vocab": 300, "output": str(tmp_path)}
-    corpora = [
-        {"prefix": f"{folder}/tokens/train/tokens", "weight": weight}
-        for folder, weight in ((root, 2), (tmp_path / "other", 1))
-    ]
+    weights = {root: 2, tmp_path / "other": 1}
+    corpora = [{"prefix": f"{folder}/tokens/train/tokens", "weight": weight} for folder, weight in weights.items()]
     config = build(RunConfig, settings, {"data": {"train": corpora}})
     (tmp_path / CONFIG_FILE).write_text(to_toml(config))
     data = training_data(config)
