@@ -74,9 +74,7 @@ def test_the_init_process_repeats_sigterm(tmp_path: Path) -> None:
 
 def test_the_init_process_has_the_exit_code_of_its_command(tmp_path: Path) -> None:
     def code(*command: str) -> int:
-        return subprocess.run(
-            [sys.executable, "-m", "gpt2train.launch.container_init", *command], check=False, timeout=60
-        ).returncode
+        return subprocess.run([*INIT, *command], check=False, timeout=60).returncode
 
     assert code("true") == 0
     assert code("sh", "-c", "exit 3") == 3

@@ -33,9 +33,8 @@ def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, 
     broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
     port = free_port()
     # One job trains both: the first run is disturbed, the second is the undisturbed reference.
-    jobs = start_machines(
-        [rendezvous_arguments(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight)
-    )
+    machines = [rendezvous_arguments(port, processes, restarts=2)] * 2
+    jobs = start_machines(machines, str(RANKS), write(broken), write(straight))
     wait_for(lambda: passed(broken, 14), jobs[0], pause=0.002, seconds=240)
     lost = ranks_of(jobs[1].pid)[-1]
     lost.kill()
@@ -51,10 +50,8 @@ def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, 
 @pytest.mark.exhaustive  # a minute of waiting; test_hang_report.py has a hang among the slow tests
 def test_a_hanging_rank_is_named_and_restarted(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"interval": 5, "keep": 2})
-    job = start(
-        *("--max-restarts", "1", "-m", "gpt2train.train"),
-        *("--config", write(config), "--timeout", "30"),  # a busy machine is slow, and not hung
-    )
+    command = ["--max-restarts", "1", "-m", "gpt2train.train", "--config", write(config)]
+    job = start(*command, "--timeout", "30")  # a busy machine is slow, and not hung
     # A checkpoint is written beside the training: on a busy machine that of step 5 can be on its way at step 7.
     wait_for(lambda: passed(config, 7) and list_checkpoints(config.output), job, seconds=240)
     hanging = ranks_of(job.pid)[1]

@@ -36,16 +36,19 @@ from tests.processes import environment_of
 LAUNCH = ["-m", "gpt2train.launch", "--", "--standalone", "--nproc-per-node"]
 
 
+OTHERS = {
+    "one process": (),
+    "a launcher with one rank": (*LAUNCH, "1"),
+    "by its number": (*LAUNCH, "2", "--max-restarts", "1", "--nnodes", "1"),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param((), id="one process", marks=pytest.mark.exhaustive),
-        pytest.param((*LAUNCH, "1"), id="a launcher with one rank", marks=pytest.mark.exhaustive),
         pytest.param((*LAUNCH, "2"), id="a launcher with two ranks"),
-        pytest.param(
-            (*LAUNCH, "2", "--max-restarts", "1", "--nnodes", "1"), id="by its number", marks=pytest.mark.exhaustive
-        ),
+        *(pytest.param(words, id=name, marks=pytest.mark.exhaustive) for name, words in OTHERS.items()),
     ],
 )
 def test_a_training_on_one_machine_listens_on_loopback_only(launcher: tuple[str, ...], tmp_path: Path) -> None:

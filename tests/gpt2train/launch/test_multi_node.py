@@ -21,7 +21,7 @@ from tests.gpt2train.launch.multi_node_jobs import (
 )
 from tests.network_namespaces import networks as networks
 
-LAUNCH = [sys.executable, "-m", "gpt2train.launch", "--"]
+LAUNCH = [sys.executable, "-m", "gpt2train.launch"]
 
 
 def in_its_folder(config: RunConfig) -> RunConfig:
@@ -36,26 +36,11 @@ def test_machines_with_networks_of_their_own_train_together(tmp_path: Path, netw
     config = in_its_folder(make(write_tokens(tmp_path), tmp_path / "run", steps=6))
     job = ["--nproc-per-node", "1", "-m", "gpt2train.train", "--config", f"{config.output}/config.toml"]
     meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.99.0.1:29500", "--rdzv-id", "job"]
-    jobs = [
-        start_process(
-            [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                *LAUNCH[:-1],
-                "--complete",
-                config.output,
-                "--",
-                *meet,
-                "--local-addr",
-                f"10.99.0.{number}",
-                *job,
-            ],
-            GLOO_SOCKET_IFNAME="cable",
-        )
-        for number, name in enumerate(networks, 1)
-    ]
+    jobs = []
+    for number, name in enumerate(networks, 1):
+        launcher = ["ip", "netns", "exec", name, *LAUNCH, "--complete", config.output, "--", *meet]
+        command = [*launcher, "--local-addr", f"10.99.0.{number}", *job]
+        jobs.append(start_process(command, GLOO_SOCKET_IFNAME="cable"))
     done = finish_all(jobs)
     assert [code for code, _, _ in done] == [0, 0], done
     assert curve(config.output, "step") == [1, 2, 3, 4, 5, 6]
@@ -72,10 +57,9 @@ def test_static_node_ranks_work_without_a_rendezvous(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_signal_to_one_machine_stops_and_saves_on_all(tmp_path: Path) -> None:
-    config = in_its_folder(
-        make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"interval": 1_000_000})
-    )
-    job = [*LAUNCH[:-1], "--complete", config.output, "--", *rendezvous_arguments(free_port(), 1, restarts=2)]
+    endless = {"steps": 1_000_000, "checkpoints": {"interval": 1_000_000}}
+    config = in_its_folder(make(write_tokens(tmp_path), tmp_path / "run", **endless))
+    job = [*LAUNCH, "--complete", config.output, "--", *rendezvous_arguments(free_port(), 1, restarts=2)]
     jobs = [start_process([*job, "-m", "gpt2train.train", "--config", f"{config.output}/config.toml"]) for _ in "ab"]
     wait_for(lambda: len(read_metrics(config.output)) > 3, jobs[0], seconds=240)
     jobs[1].terminate()

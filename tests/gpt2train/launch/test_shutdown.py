@@ -39,9 +39,8 @@ class Job:
         self.folder = folder
         (folder / "rank.py").write_text(RANK)
         with (folder / "said").open("w") as said:
-            self.parent = subprocess.Popen(
-                [sys.executable, "-c", PARENT, *self.launcher(grace, save_seconds)], stdout=said
-            )
+            command = [sys.executable, "-c", PARENT, *self.launcher(grace, save_seconds)]
+            self.parent = subprocess.Popen(command, stdout=said)
 
     def launcher(self, grace: float | None, save_seconds: float) -> list[str]:
         # The parent's id is known to its child alone: `sh` is replaced by the launcher.
@@ -78,12 +77,9 @@ def test_a_save_outlives_a_killed_parent_for_the_shutdown_timeout_at_most(tmp_pa
 
 @pytest.mark.exhaustive
 def test_a_job_whose_parent_is_killed_saves_if_it_has_a_shutdown_timeout(tmp_path: Path) -> None:
-    saves, hasty, without_timeout = (
-        Job(tmp_path / "a", 2.0, 60.0),
-        Job(tmp_path / "b", 600.0, 2.0),
-        Job(tmp_path / "c", 1.0, None),
-    )
-    jobs = (saves, hasty, without_timeout)
+    times = {"a": (2.0, 60.0), "b": (600.0, 2.0), "c": (1.0, None)}
+    jobs = [Job(tmp_path / name, *seconds) for name, seconds in times.items()]
+    saves, hasty, without_timeout = jobs
     processes = [process for job in jobs for process in job.processes()]
     for job in jobs:
         job.parent.kill()
