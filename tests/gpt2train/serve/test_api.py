@@ -1,7 +1,6 @@
 """Megatron-LM's /api: its fields, limits and answers; wrong input is a 400 with a message."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,12 +14,6 @@ from tests.gpt2train.models import generate_tokens
 from tests.gpt2train.serve.local_server import Running, running, small_model, tokenizer
 
 END = "<|endoftext|>"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with running() as one:
-        yield one
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST"])
@@ -89,13 +82,10 @@ def test_beams_are_returned_with_scores(server: Running) -> None:
     """While others are served."""
     prompt = tokenizer().encode("Hello").ids
     body = {"prompts": ["Hello"], "tokens_to_generate": 9}
+    shorter = {"beam_width": 3, "length_penalty": 0.5, "stop_token": 70}
     for more, settings, end in (
         ({"beam_width": 4}, BeamSettings(beams=4, max_new_tokens=9), 256),
-        (
-            {"beam_width": 3, "length_penalty": 0.5, "stop_token": 70},
-            BeamSettings(beams=3, length_penalty=0.5, max_new_tokens=9),
-            70,
-        ),
+        (shorter, BeamSettings(beams=3, length_penalty=0.5, max_new_tokens=9), 70),
     ):
         expected = beam_search(LocalDecoder(small_model(), 4), prompt, settings, tokenizer(), end)
         with ThreadPoolExecutor(4) as pool:
@@ -110,50 +100,40 @@ def test_beams_are_returned_with_scores(server: Running) -> None:
     assert server.client.put("/api", json=body | {"beam_width": 100}).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("more", "field"),
-    [
-        ({"prompts": "a"}, "prompts"),
-        ({"prompts": []}, "prompts"),
-        ({"prompts": ["a"] * 129}, "prompts"),
-        ({"prompts": [1]}, "prompts"),
-        ({"prompts": [""]}, "add_BOS"),
-        ({"prompts": ["a" * 100] * 120}, "prompts"),
-        ({"sentences": ["a"]}, "sentences"),
-        ({"max_len": 4}, "max_len"),
-        ({"tokens_to_generate": -1}, "tokens_to_generate"),
-        ({"tokens_to_generate": True}, "tokens_to_generate"),
-        ({"tokens_to_generate": 0}, "tokens_to_generate"),
-        ({"tokens_to_generate": 1000}, "tokens_to_generate"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"temperature": 0}, "temperature"),
-        ({"temperature": 100.5}, "temperature"),
-        ({"temperature": True}, "temperature"),
-        ({"top_k": 1001}, "top_k"),
-        ({"top_k": 1.5}, "top_k"),
-        ({"top_k": True}, "top_k"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"top_p": 0.5, "top_k": 2}, "top_p"),
-        ({"top_p_decay": 0.5}, "top_p_decay"),
-        ({"top_p_bound": 0.5}, "top_p_bound"),
-        ({"top_p": 0.5, "top_p_bound": 0.6}, "top_p_bound"),
-        ({"add_BOS": 1}, "add_BOS"),
-        ({"stop_on_eol": "yes"}, "stop_on_eol"),
-        ({"stop_on_double_eol": None}, "stop_on_double_eol"),
-        ({"prevent_newline_after_colon": 0}, "prevent_newline_after_colon"),
-        ({"random_seed": -1}, "random_seed"),
-        ({"random_seed": True}, "random_seed"),
-        ({"no_log": 1}, "no_log"),
-        ({"beam_width": 0}, "beam_width"),
-        ({"beam_width": 2, "prompts": ["a", "b"]}, "beam_width"),
-        ({"beam_width": 2, "stop_token": 1.5}, "stop_token"),
-        ({"beam_width": 2, "length_penalty": "1"}, "length_penalty"),
-        ({"wrong": 1}, "wrong"),
-    ],
-)
-def test_wrong_requests_are_refused_with_the_field(server: Running, more: dict[str, Any], field: str) -> None:
-    body = {"prompts": ["a"], "tokens_to_generate": 20} | more
-    answer = server.client.put("/api", content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400
-    assert list(answer.json()) == ["message"]
-    assert field in answer.json()["message"]
+WRONG: dict[str, list[Any]] = {
+    "prompts": ["a", [], ["a"] * 129, [1], ["a" * 100] * 120],
+    "tokens_to_generate": [-1, True, 0, 1000],
+    "temperature": [0, 100.5, True],
+    "top_k": [1001, 1.5, True],
+    "top_p": [1.1],
+    "top_p_decay": [0.5],
+    "top_p_bound": [0.5],
+    "random_seed": [-1, True],
+    "beam_width": [0],
+    "logprobs": [1],
+    "add_BOS": [1],
+    "stop_on_eol": ["yes"],
+    "stop_on_double_eol": [None],
+    "prevent_newline_after_colon": [0],
+    "no_log": [1],
+    "sentences": [["a"]],
+    "max_len": [4],
+    "wrong": [1],
+}
+WRONG_TOGETHER: list[tuple[str, dict[str, Any]]] = [
+    ("add_BOS", {"prompts": [""]}),
+    ("top_p", {"top_p": 0.5, "top_k": 2}),
+    ("top_p_bound", {"top_p": 0.5, "top_p_bound": 0.6}),
+    ("beam_width", {"beam_width": 2, "prompts": ["a", "b"]}),
+    ("stop_token", {"beam_width": 2, "stop_token": 1.5}),
+    ("length_penalty", {"beam_width": 2, "length_penalty": "1"}),
+]
+
+
+def test_wrong_requests_are_refused_with_the_field(server: Running) -> None:
+    cases = [(field, {field: value}) for field, values in WRONG.items() for value in values]
+    for field, more in [*cases, *WRONG_TOGETHER]:
+        body = {"prompts": ["a"], "tokens_to_generate": 20} | more
+        answer = server.client.put("/api", content=json.dumps(body), headers={"Content-Type": "application/json"})
+        assert (answer.status_code, list(answer.json())) == (400, ["message"]), more
+        assert field in answer.json()["message"], more

@@ -4,20 +4,14 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gpt2train.convert.huggingface import read_model
 from gpt2train.data import chat_template
 from gpt2train.data.chat import Chat
 from gpt2train.data.chat_template import ChatTemplate
-from gpt2train.data.tokenizer import load_tokenizer
-from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.serve.settings import ServeSettings
-from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 from tests.gpt2train.serve.local_server import Running, running, small_chat, tokenizer
 
 PATH = "/v1/chat/completions"
@@ -27,15 +21,6 @@ HELLO = {"role": "user", "content": "Hello"}
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     with running(chat=small_chat()) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def reciting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A model that answers "Hello" with "I hear you." and an end."""
-    folder = tmp_path_factory.mktemp("reciting") / "small"
-    write_reciting_model(folder, "Hello\nI hear you.\0", end="\0")
-    with running(LocalDecoder(read_model(folder), 4), words=load_tokenizer(folder), chat=small_chat()) as one:
         yield one
 
 
@@ -188,11 +173,3 @@ def test_the_openai_package_talks(reciting: Running) -> None:
     assert client.chat.completions.create(model="small", messages=history, max_tokens=1).usage.prompt_tokens == 24
     with pytest.raises(openai.BadRequestError, match="messages"):
         client.chat.completions.create(model="small", messages=[])
-
-
-def test_one_key_is_for_all(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("secret")
-    with running(settings=ServeSettings(key_file=tmp_path / "key"), chat=small_chat()) as one:
-        assert one.client.post(PATH, json={"messages": [HELLO]}).status_code == 401
-        sent = {"Authorization": "Bearer secret"}
-        assert one.client.post(PATH, json={"messages": [HELLO], "max_tokens": 1}, headers=sent).status_code == 200

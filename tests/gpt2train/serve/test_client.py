@@ -31,9 +31,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def start(address: str, key: str | None = KEY) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "GPT2TRAIN_API_KEY"}
-    environment |= {
-        "http_proxy": "http://127.0.0.1:9"
-    }  # nothing listens there: the client connects to its server directly
+    environment["http_proxy"] = "http://127.0.0.1:9"  # where nothing listens: the client asks its server directly
     if key:
         environment["GPT2TRAIN_API_KEY"] = key
     command = [sys.executable, "-m", "gpt2train", "client", address]
