@@ -1,11 +1,13 @@
-"""Time left of a training: steps at their median, pauses by their share."""
+"""Time of a step without saves and validation, and time left: steps at their median, pauses by their share."""
 
 import math
 from typing import Any
 
 import pytest
 
+from gpt2train.monitoring.run_logger import StepTimer
 from gpt2train.monitoring.time_left import TimeLeft
+from gpt2train.training.phases import PhaseTimer
 
 
 def rows(count: int, **changes: Any) -> list[dict[str, Any]]:
@@ -40,3 +42,20 @@ def test_pauses_count_by_their_share(done: int) -> None:
 def test_a_speed_that_changed_is_followed() -> None:
     found = [*rows(1000), *({"step": 1000 + step, "seconds": 3.0} for step in range(1, 51))]
     assert TimeLeft(found).seconds(1060) == 30
+
+
+def test_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    timer = StepTimer(PhaseTimer())
+    now[0] += 3
+    with timer.paused():
+        now[0] += 50
+    now[0] += 1
+    assert timer.lap() == 4
+    now[0] += 2
+    assert timer.lap() == 2
+    now[0] += 7
+    timer.restart()
+    now[0] += 1
+    assert timer.lap() == 1

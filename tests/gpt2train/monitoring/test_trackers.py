@@ -46,9 +46,8 @@ def test_tensorboard_gets_finite_values_only(tmp_path: Path) -> None:
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert board.Tags()["scalars"] == ["loss"]
-    assert [(one.step, one.value) for one in board.Scalars("loss")] == [
-        (step, pytest.approx(1 / step)) for step in (1, 2, 3, 4)
-    ]
+    drawn = [(one.step, one.value) for one in board.Scalars("loss")]
+    assert drawn == [(step, pytest.approx(1 / step)) for step in (1, 2, 3, 4)]
     assert [row["step"] for row in read_metrics(settings.output)] == [1, 2, 3, 4]
     assert read_metrics(settings.output)[0]["odd_norm"] is None
 
@@ -271,13 +270,7 @@ class WandbCalls(BaseHTTPRequestHandler):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "outage",
-    [
-        pytest.param("refuses", marks=pytest.mark.exhaustive),
-        pytest.param("stalls", marks=pytest.mark.exhaustive),
-        pytest.param("answers 500", marks=pytest.mark.exhaustive),
-        "dies",
-    ],
+    "outage", ["dies", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("refuses", "stalls", "answers 500"))]
 )
 def test_an_outage_of_weights_and_biases_is_one_warning_that_names_the_rows(
     tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage: str

@@ -9,9 +9,8 @@ from gpt2train.config import RunConfig
 from gpt2train.monitoring.run_logger import overfitting_warning, warn_before_start
 from gpt2train.settings import build
 
-CONFIG = build(
-    RunConfig, {"vocab": 300, "output": "o", "data": {"train": "t"}, "steps": 100, "schedule": {"warmup": 9}}
-)
+GIVEN = {"vocab": 300, "output": "o", "data": {"train": "t"}, "steps": 100, "schedule": {"warmup": 9}}
+CONFIG = build(RunConfig, GIVEN)
 
 
 def rows(train: list[float], valid: list[float | None]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gpt2train.config import PerformanceSettings, RunConfig, TrainSettings
+from gpt2train.config import PerformanceSettings, TrainSettings
 from gpt2train.data.batch import Batch
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.model.gpt2 import GPT2
@@ -67,34 +67,26 @@ def test_ranks_wait_for_a_rank_that_autotunes(autotune: bool, compile: Any, requ
     assert collective_timeout(settings, timedelta(seconds=requested)) == timedelta(seconds=expected)
 
 
-@pytest.mark.parametrize("compile", ["auto", "off"])
-def test_nothing_is_compiled_on_a_cpu(compile: Any) -> None:
+@pytest.mark.parametrize("compile", ["auto", "off", pytest.param("blocks", marks=pytest.mark.slow)])
+def test_a_cpu_compiles_blocks_if_asked_to_and_else_nothing(compile: Any) -> None:
     model = GPT2(SHAPE)
     compile_module(model, PerformanceSettings(compile=compile), CPU, whole=True)
-    assert "forward" not in vars(model) and not any("forward" in vars(block) for block in model.blocks.values())
+    compiled = ["forward" in vars(part) for part in (model, *model.blocks.values())]
+    assert compiled == [False, *[compile == "blocks"] * SHAPE.layers]
 
 
-@pytest.mark.slow
-def test_a_model_is_compiled_by_blocks_when_asked_to() -> None:
-    model = GPT2(SHAPE)
-    compile_module(model, PerformanceSettings(compile="blocks"), CPU, whole=True)
-    assert "forward" not in vars(model) and all("forward" in vars(block) for block in model.blocks.values())
-
-
-@pytest.mark.parametrize(
-    ("changes", "gpu", "cpu"),
-    [
+def test_the_stream_is_in_half_precision_on_a_gpu_by_default() -> None:
+    cases: list[tuple[dict[str, Any], bool, bool]] = [
         ({}, True, False),
         ({"precision": "fp16"}, False, False),
         ({"precision": "fp32"}, False, False),
         ({"model": {"family": "t5"}, "objective": {"name": "span_corruption"}}, False, False),
         ({"performance": {"stream": "fp32"}}, False, False),
         ({"performance": {"stream": "bf16"}}, True, True),
-    ],
-)
-def test_the_stream_is_in_half_precision_on_a_gpu_by_default(changes: dict[str, Any], gpu: bool, cpu: bool) -> None:
-    settings = build(TrainSettings, {"precision": "bf16"}, changes)
-    assert (settings.has_half_stream(on_gpu=True), settings.has_half_stream(on_gpu=False)) == (gpu, cpu)
+    ]
+    for changes, *expected in cases:
+        settings = build(TrainSettings, {"precision": "bf16"}, changes)
+        assert [settings.has_half_stream(on_gpu=on_gpu) for on_gpu in (True, False)] == expected, changes
 
 
 @pytest.mark.parametrize("stream", ["auto", "bf16"])
@@ -168,12 +160,8 @@ def test_starting_the_next_step_early_changes_nothing(tmp_path: Path, alone: Dis
     tokens = write_tokens(tmp_path)
     numbers = {}
     for overlap in ("off", "on"):
-        changes = {
-            "model": {"dropout": 0.1},
-            "checkpoints": {"interval": 5},
-            "optimizer": {"lr": 1e-2, "max_grad_norm": 0.5},
-        }
-        config = make(tokens, tmp_path / overlap, performance={"overlap": overlap}, **changes)
+        changes = {"model": {"dropout": 0.1}, "checkpoints": {"interval": 5}, "performance": {"overlap": overlap}}
+        config = make(tokens, tmp_path / overlap, **changes)
         early = [step for step in range(1, STEPS + 1) if can_start_next_step(config, CPU, step)]
         assert early == ([step for step in range(1, STEPS) if step % 5] if overlap == "on" else [])
         assert train(config, alone, StopsAt(7)).step == 7
@@ -202,18 +190,8 @@ class NoReading(TorchFunctionMode):
 
 
 def test_a_step_synchronises_with_the_device_only_once(alone: DistContext) -> None:
-    config = build(
-        RunConfig,
-        {
-            "model": {"layers": 2, "heads": 2, "hidden": 32, "context": 16, "dropout": 0.1},
-            "batch": {"micro_batch": 2, "global_batch": 4},
-            "precision": "fp32",
-            "vocab": SHAPE.vocab,
-            "data": {"train": "none"},
-            "output": "none",
-        },
-    )
-    engine = Engine(config, alone)
+    changes = {"model": {"dropout": 0.1}, "batch": {"micro_batch": 2, "global_batch": 4}}
+    engine = Engine(make(Path("none"), Path("none"), **changes), alone)
     x = tokens()
     batches = [Batch(x[:, :-1], x[:, 1:])] * 2
     with NoReading():

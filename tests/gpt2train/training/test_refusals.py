@@ -6,7 +6,6 @@ All cases are run by the same two real ranks, one after the other; each joins an
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from gpt2train.config import RunConfig, to_toml
 from gpt2train.launch.rank_process import lock_run_folder
 from gpt2train.store.run_folder import list_checkpoints
 from tests.gpt2train.forked_ranks import run_ranks
-from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import make, write_tokens
 from tests.small_disk import small_disk
 
@@ -28,9 +26,7 @@ REFUSED = {
     "preset": (2, r"unknown preset '346m'; did you mean '345m'\?"),
     "vocabulary": (2, r"train\.bin contains the token id \d+, but the vocabulary has 250"),
     "truncated": (1, r"train\.bin .* bytes, but its \.idx has"),
-    "index": (1, r"train\.bin .* bytes, but its \.idx has"),
     "layout": (2, r"tp 3 x pp 1 = 3 does not divide the 2 processes"),
-    "batch": (2, r"global_batch 9 is not a multiple"),
     "two-jobs": (2, r"another training job uses .*two-jobs"),
     "elsewhere": (2, r"cannot write .*elsewhere"),
     "file-limit": (1, r"cannot save .*step-00000006"),
@@ -49,34 +45,20 @@ class Ending:
     """Steps of the intact checkpoints."""
 
 
-def write_bad_tokens(folder: Path) -> tuple[Path, Path, Path]:
-    """Intact tokens, truncated ones, and ones with the index of another corpus."""
-    sound, truncated, other = write_tokens(folder), folder / "cut", folder / "other"
-    for target in (truncated, other):
-        target.mkdir()
-        for name in ("train.bin", "train.idx", "valid.bin", "valid.idx"):
-            shutil.copy(sound / name, target)
-    os.truncate(truncated / "train.bin", (sound / "train.bin").stat().st_size - 1000)
-    with IndexedWriter(folder / "corpus", "<u2") as writer:
-        writer.add(list(range(90)))
-    shutil.copy(folder / "corpus.idx", other / "train.idx")
-    return sound, truncated, other
-
-
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ending]]:
     """Ending of each case, all of the same two ranks; without those that this machine cannot run."""
     folder = tmp_path_factory.mktemp("refusals")
-    sound, truncated, other = write_bad_tokens(folder)
+    (truncated := folder / "cut").mkdir()
+    sound = write_tokens(folder)
+    os.truncate(write_tokens(truncated) / "train.bin", 1000)
     (folder / "elsewhere").write_text("a file where a folder should be")
     limited = folder / "file-limit"
     configs: dict[str, RunConfig] = {
         "preset": make(sound, folder / "preset"),
         "vocabulary": make(sound, folder / "vocabulary", vocab=250),
         "truncated": make(truncated, folder / "truncated"),
-        "index": make(other, folder / "index"),
         "layout": make(sound, folder / "layout", parallel={"tp": 3}),
-        "batch": make(sound, folder / "batch", batch={"global_batch": 9}),
         "two-jobs": make(sound, folder / "two-jobs"),
         "elsewhere": make(sound, folder / "elsewhere" / "run"),
         "before-limit": make(sound, limited, steps=4, **SAVING),

@@ -93,7 +93,9 @@ def test_a_run_of_epochs_that_resumes_with_another_batch_fills_its_passes(
     schedule = {"warmup": 0}
     config = make(tokens, tmp_path / "run", steps=10, schedule=schedule)
     train(config, alone)
-    wanted = math.ceil(1.5 * samples_per_epoch(config))
+    per_epoch = samples_per_epoch(config)
+    assert per_epoch == training_data(config).per_epoch
+    wanted = math.ceil(1.5 * per_epoch)
     changes = {"epochs": 1.5, "batch": {"global_batch": batch}, "schedule": schedule}
     state = train(make(tokens, tmp_path / "run", **changes), alone)
     assert state.step == 10 + -(-(wanted - 80) // batch) and state.batches == ((10, 8), (state.step - 10, batch))
@@ -106,26 +108,6 @@ def test_a_run_of_epochs_that_resumes_with_another_batch_fills_its_passes(
     assert train(make(tokens, tmp_path / "run", epochs=1.5, schedule=schedule), alone) == state
     with pytest.raises(UserError, match=r"is at step \d+ \(1.5\d epochs\), beyond epochs = 0.5; raise epochs or"):
         train(make(tokens, tmp_path / "run", epochs=0.5, schedule=schedule), alone)
-
-
-@pytest.mark.exhaustive
-def test_a_run_of_epochs_ends_after_their_samples(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    config = make(tokens, tmp_path / "run", epochs=0.5, batch={"micro_batch": 4})
-    per_epoch = samples_per_epoch(config)
-    steps = -(-per_epoch // 16)
-    assert per_epoch == training_data(config).per_epoch and steps not in (1, config.steps)
-    state = train(config, alone)
-    assert (state.step, state.samples) == (steps, 8 * steps)
-    written = read_run_config(Path(config.output) / CONFIG_FILE)
-    assert (written.steps, written.epochs) == (steps, 0.5)
-    assert curve(config.output, "lr")[-1] == pytest.approx(config.schedule.min_lr)  # the decay ends with the run
-    # The same numbers as with these steps; and more epochs go on from there.
-    plain = make(tokens, tmp_path / "plain", steps=steps, batch={"micro_batch": 4})
-    train(plain, alone)
-    assert curve(plain.output) == curve(config.output)
-    more = make(tokens, tmp_path / "run", epochs=0.75, batch={"micro_batch": 4})
-    assert train(more, alone).step == -(-3 * per_epoch // 32)
-    assert curve(more.output)[:steps] == curve(config.output)[:steps]
 
 
 def test_epochs_too_few_for_the_warmup_are_refused(tokens: Path, tmp_path: Path, alone: DistContext) -> None:

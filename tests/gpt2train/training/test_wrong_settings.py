@@ -10,7 +10,6 @@ import os
 import pkgutil
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,13 +28,11 @@ from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import make, write_tokens
 
 HERE = Path(__file__).parent
-INF, NAN = math.inf, math.nan
 WRONG: dict[str, tuple[str, Any, int, str]] = {  # name: setting, value, exit code, message
     "unknown key": ("optimizer.learning_rate", 1e-3, 2, r"unknown setting 'optimizer\.learning_rate'"),
     "negative lr": ("optimizer.lr", -1.0, 2, r"optimizer\.lr: "),
     "word for lr": ("optimizer.lr", "fast", 2, r"optimizer\.lr: .*got 'fast'"),
-    "nan lr": ("optimizer.lr", NAN, 2, r"optimizer\.lr: .*finite"),
-    "infinite lr": ("optimizer.lr", INF, 2, r"optimizer\.lr: .*finite"),
+    "nan lr": ("optimizer.lr", math.nan, 2, r"optimizer\.lr: .*finite"),  # other numbers: below
     "huge lr": ("optimizer.lr", 1e30, 2, r"optimizer\.lr: .*less than or equal to 1"),
     "heads": ("model.heads", 5, 2, r"hidden 32 is not a multiple of heads 5"),
     "batch": ("batch.global_batch", 25, 2, r"global_batch 25 is not a multiple"),
@@ -44,7 +41,6 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {  # name: setting, value, exit co
     "tp on one process": ("parallel.tp", 2, 2, r"tp 2 x pp 1 = 2 does not divide the 1 process"),
     "warm-up over all steps": ("schedule.warmup", 400, 2, r"warmup 400 must be below steps 4"),
     "min_lr over lr": ("schedule.min_lr", 0.5, 2, r"min_lr 0\.5 is above optimizer\.lr"),
-    "nan min_lr": ("schedule.min_lr", NAN, 2, r"schedule\.min_lr: .*finite"),
     "precision": ("precision", "fp8", 2, r"precision: "),
     "vocabulary too small": ("vocab", 50, 2, r"train\.bin contains the token id \d+, but the vocabulary has 50"),
     "vocabulary of one": ("vocab", 1, 2, r"vocab: "),
@@ -64,9 +60,7 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {  # name: setting, value, exit co
     "interleaved without a pipeline": ("parallel.schedule", "interleaved", 2, r"interleaved schedule needs"),
     "shard without ZeRO": ("parallel.dp_shard_degree", 2, 2, r"parallel\.dp_shard_degree 2 needs parallel\.zero"),
     "no clipping norm": ("optimizer.max_grad_norm", 0, 2, r"optimizer\.max_grad_norm: "),
-    "infinite clip": ("optimizer.max_grad_norm", INF, 2, r"optimizer\.max_grad_norm: .*finite"),
     "dropout of all": ("model.dropout", 1.0, 2, r"model\.dropout: "),
-    "nan dropout": ("model.dropout", NAN, 2, r"model\.dropout: .*finite"),
     "no steps": ("steps", 0, 2, r"steps: "),
     "steps beyond integers": ("steps", 10**30, 2, r"steps: "),
     "schedule": ("schedule.kind", "cosin", 2, r"schedule\.kind: "),
@@ -74,26 +68,13 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {  # name: setting, value, exit co
     "half stream": ("performance.stream", "bf16", 2, r'stream "bf16" needs precision bf16, not fp32'),
     "negative seed": ("seed", -1, 2, r"seed: "),
     "weight decay of a list": ("optimizer.weight_decay", [1], 2, r"optimizer\.weight_decay: "),
-    "infinite weight decay": ("optimizer.weight_decay", INF, 2, r"optimizer\.weight_decay: .*finite"),
     "decay over the weight": ("optimizer", {"lr": 0.5, "weight_decay": 2.0}, 2, r"weight_decay 2 must be below 1"),
     "no eps": ("optimizer.eps", 0.0, 2, r"optimizer\.eps: "),
     "eps below float32": ("optimizer.eps", 1e-50, 2, r"optimizer\.eps: "),
-    "infinite eps": ("optimizer.eps", INF, 2, r"optimizer\.eps: .*finite"),
     "beta that rounds to 1": ("optimizer.beta2", 1 - 1e-12, 2, r"optimizer\.beta2: "),
-    "nan beta": ("optimizer.beta1", NAN, 2, r"optimizer\.beta1: .*finite"),
-    "infinite loss scale": ("scaler.initial", INF, 2, r"scaler\.initial: .*finite"),
     "loss scale below its minimum": ("scaler.minimum", 2.0**20, 2, r"minimum 1.*e\+06 is above initial 65536"),
-    "infinite sigma": ("spikes.threshold_sigma", INF, 2, r"spikes\.threshold_sigma: .*finite"),
     "hidden beyond memory": ("model.hidden", 2**40, 2, r"model\.hidden: "),
 }
-
-
-@dataclass(frozen=True)
-class Ending:
-    """End of a case: its exit code and its output."""
-
-    code: int
-    screen: str
 
 
 def write_data(folder: Path) -> None:
@@ -115,42 +96,38 @@ def write_data(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ending]:
+def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Exit code and output of each case."""
     folder = tmp_path_factory.mktemp("wrong")
     write_data(folder)
     cases = []
     for number, (setting, value, _, _) in enumerate(WRONG.values()):
-        config = make(folder, folder / f"run-{number}", steps=4).model_dump(mode="json")
+        config = make(folder, folder / f"run-{number}", steps=4).model_dump(mode="json", exclude_none=True)
         *path, last = setting.split(".")
         inner = config
         for key in path:
             inner = inner[key]
         value = value.replace("DATA", str(folder)) if isinstance(value, str) else value
         inner[last] = inner[last] | value if isinstance(value, dict) else value
-        text = tomli_w.dumps(_without_none(config))
-        (folder / f"{number}.toml").write_text(text)
+        (folder / f"{number}.toml").write_text(tomli_w.dumps(config))
         cases.append({"name": str(number), "arguments": ["--config", str(folder / f"{number}.toml")]})
     (folder / "cases.json").write_text(json.dumps(cases))
     (out := folder / "out").mkdir()
     run_ranks(HERE / "command_cases.py", str(folder / "cases.json"), str(out), processes=1)
     return {
-        name: Ending(int((out / f"{number}.0.code").read_text()), (out / f"{number}.0.txt").read_text())
+        name: (int((out / f"{number}.0.code").read_text()), (out / f"{number}.0.txt").read_text())
         for number, name in enumerate(WRONG)
     }
 
 
-def _without_none(mapping: dict[str, Any]) -> dict[str, Any]:
-    found = {key: _without_none(value) if isinstance(value, dict) else value for key, value in mapping.items()}
-    return {key: value for key, value in found.items() if value is not None}
-
-
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_setting_is_one_error_line(endings: dict[str, Ending], name: str) -> None:
-    _, _, code, message = WRONG[name]
-    errors = [line for line in endings[name].screen.splitlines() if line.startswith("error: ")]
-    assert endings[name].code == code if code else endings[name].code in (1, 2), endings[name]
-    assert len(errors) == 1 and re.search(message, errors[0]), endings[name]
-    assert "step 1/" not in endings[name].screen and "Traceback" not in endings[name].screen
+def test_a_wrong_setting_is_one_error_line(endings: dict[str, tuple[int, str]], name: str) -> None:
+    _, _, expected, message = WRONG[name]
+    code, screen = endings[name]
+    errors = [line for line in screen.splitlines() if line.startswith("error: ")]
+    assert code == expected if expected else code in (1, 2), screen
+    assert len(errors) == 1 and re.search(message, errors[0]), screen
+    assert "step 1/" not in screen and "Traceback" not in screen
 
 
 def modules(package: ModuleType) -> list[ModuleType]:
@@ -164,19 +141,14 @@ def modules(package: ModuleType) -> list[ModuleType]:
     return found
 
 
-def numbers(model: type[Settings]) -> list[str]:
-    """Names of the fields of a settings model that take a plain number."""
-    return [name for name, field in model.model_fields.items() if field.annotation is float]
-
-
 def test_no_settings_model_accepts_a_non_finite_number() -> None:
     tried = 0
     for module in [found for package in (gpt2train, tasks, flows) for found in modules(package)]:
         for model in vars(module).values():
             if not (isinstance(model, type) and issubclass(model, Settings) and model.__module__ == module.__name__):
                 continue
-            for name in numbers(model):
-                for value in (INF, -INF, NAN):
+            for name in (name for name, field in model.model_fields.items() if field.annotation is float):
+                for value in (math.inf, -math.inf, math.nan):
                     with pytest.raises(ValidationError) as caught:
                         model.model_validate({name: value})
                     refused = [error["loc"] for error in caught.value.errors()]
