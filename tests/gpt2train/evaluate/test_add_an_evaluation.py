@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,22 +18,41 @@ from gpt2train.evaluate.eval_model import read_eval_model
 from gpt2train.evaluate.evaluation import Evaluation
 from gpt2train.evaluate.metrics import Metric
 from gpt2train.evaluate.registry import EVALUATIONS
-from tests.gpt2train.evaluate.plugin_of_page import install, write_items
 from tests.tasks.plugin_page import run as run_program
 from tests.trained_run import TrainedRun
 
 ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/develop/add-an-evaluation.md"
+ITEMS = [
+    {"question": "A cat is", "choices": ["an animal", "a number"], "label": 0},
+    {"question": "Two and two is", "choices": ["four", "five", "a horse"], "label": 0},
+    {"question": "Naïve", "choices": ["é", "e"], "label": 1},
+]
+
+
+def code(language: str) -> str:
+    """The one block of a language on the page."""
+    [found] = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    return str(found)
+
+
+def install(folder: Path, version: str = "") -> None:
+    """Write the distribution of the page, as `pip install --target` leaves it."""
+    project = tomllib.loads(code("toml"))["project"]
+    [(name, module)] = project["entry-points"]["gpt2train"].items()
+    (folder / f"{module}.py").write_text(code("python"))
+    info = folder / f"{module}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    described = f"Name: {project['name']}\nVersion: {version or project['version']}\n"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{described}")
+    (info / "entry_points.txt").write_text(f"[gpt2train]\n{name} = {module}\n")
 
 
 def call(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
     """`gpt2train evaluate` with the distributions in a folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpt2train", "evaluate", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    command = [sys.executable, "-m", "gpt2train", "evaluate", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
 
 @pytest.fixture
@@ -39,7 +60,7 @@ def installed(tmp_path: Path) -> Path:
     folder = tmp_path / "installed"
     folder.mkdir()
     install(folder)
-    write_items(tmp_path / "items.jsonl")
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
     return folder
 
 
@@ -76,10 +97,8 @@ def test_command_of_two_models_and_curve(installed: Path, run: Path, tmp_path: P
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "items 3"
-    results = [
-        json.loads((run / f"scores/{step}/multiple_choice.json").read_text())
-        for step in ("step-00000003", "step-00000002")
-    ]
+    steps = ("step-00000003", "step-00000002")
+    results = [json.loads((run / f"scores/{step}/multiple_choice.json").read_text()) for step in steps]
     expected = plain_answers(run / "checkpoints/step-00000002", tokenizer, items)
     assert results[0]["accuracy"] == pytest.approx(sum(expected) / 3, abs=1e-6)
     assert (results[0]["data"], results[0]["separator"], results[0]["items"]) == ("items.jsonl", " ", 3)
@@ -108,9 +127,7 @@ def test_help_and_mistakes(installed: Path, tmp_path: Path) -> None:
     code = "import sys; from gpt2train.cli import app, run_command\n"
     code += "print([run_command(app, ['evaluate', *command.split()]) for command in sys.argv[1:]])"
     done = run_program(code, *commands, plugins=installed)
-    assert (
-        "--separator" in done.stdout and "Text between question and choice" in done.stdout and "--data" in done.stdout
-    )
+    assert all(part in done.stdout for part in ("--separator", "Text between question and choice", "--data"))
     assert "multiple_choice" in done.stdout.partition("Text between")[2]
     assert done.stdout.endswith("[0, 0, 2]\n") and done.stderr.count("\n") == 1
     assert "items.jsonl line 1: expected question, choices and label" in done.stderr

@@ -74,10 +74,8 @@ def test_a_curve_scores_no_checkpoint_twice(
     code, out, err = call("curve", run, "--data", passages, *tokenizer)
     assert (code, err) == (0, "")
     found = json.loads((run / "scores/curve.json").read_text())
-    assert [(point["step"], point["tokens"], point["valid_loss"]) for point in found["points"]] == [
-        (1, 128, 5.5),
-        (2, 256, None),
-    ]
+    points = [(point["step"], point["tokens"], point["valid_loss"]) for point in found["points"]]
+    assert points == [(1, 128, 5.5), (2, 256, None)]
     assert found["reused"] == 0
     assert (run / "scores/curve.png").read_bytes()[:4] == b"\x89PNG"
     assert out[1].split()[:3] == ["1", "128", "5.5"]
@@ -95,9 +93,8 @@ def test_a_curve_scores_no_checkpoint_twice(
     again = json.loads((run / "scores/curve.json").read_text())
     assert asked == []
     assert again == found | {"reused": 2}
-    (run / "checkpoints/step-00000001/manifest.json").write_text(
-        (run / "checkpoints/step-00000001/manifest.json").read_text().replace("5.5", "5.4")
-    )
+    manifest = run / "checkpoints/step-00000001/manifest.json"
+    manifest.write_text(manifest.read_text().replace("5.5", "5.4"))
     assert call("curve", run, "--data", passages, *tokenizer)[0] == 0
     assert asked == [run / "checkpoints/step-00000001"]
     assert call("curve", run, "--data", passages, "--wikitext", text, *tokenizer)[0] == 0
@@ -117,10 +114,7 @@ def test_without_data_the_curve_consists_of_validation_losses(call: Call, run: P
     [
         (["lambada", "--model", "{run}", "--model", "{run}", "--data", "{data}"], "is given twice"),
         (["lambada", "--model", "{data}", "--data", "{data}"], "is a file, but a folder is needed"),
-        (
-            ["lambada", "--model", "{run}/logs", "--data", "{data}"],
-            "is neither a model folder (no config.json) nor a run",
-        ),
+        (["lambada", "--model", "{run}/logs", "--data", "{data}"], "is neither a model folder (no config.json) nor"),
         (["lambada", "--model", "{run}", "--data", "{data}", "--output", "{data}"], "contains no scores"),
         (["lambada", "--model", "{run}", "--data", "{data}", "--tp", "2"], "which --tp and --pp need"),
         (["lambada", "--model", "{run}", "--model", "b", "--data", "{data}", "--pp", "2"], "need one --model"),

@@ -52,7 +52,9 @@ def tokenizer(open_data: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def passages(open_data: Path) -> list[str]:
     path = open_data / "lambada/lambada_test.jsonl"
-    return read_passages(path.read_bytes(), path.name)
+    found = read_passages(path.read_bytes(), path.name)
+    assert len(found) == 5153
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +75,6 @@ def plain_score(model: GPT2, context: list[int], target: list[int]) -> tuple[flo
         log_prob += math.log(torch.softmax(row.double(), 0)[ids[place]].item())
         right = right and int(row.argmax()) == ids[place]
     return log_prob, right
-
-
-def test_the_whole_set_is_read(passages: list[str]) -> None:
-    assert len(passages) == 5153
 
 
 def test_scores_equal_the_reference_implementation(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
@@ -102,6 +100,7 @@ def test_scores_equal_the_reference_implementation(model: GPT2, tokenizer: Token
         assert got[name]["correct"] == sum(right for _, right in expected), name
     perplexity = math.exp(-sum(log_prob for log_prob, _ in openai) / 30)
     assert got["lambada_openai"]["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
 @pytest.mark.slow
@@ -156,11 +155,8 @@ def test_the_definitions_differ_on_a_partly_right_word(tokenizer: Tokenizer) -> 
         return [ids[-1] if row[: place + 1] == ids[:-1] else 0 for place in range(len(row))]
 
     got = evaluate_lambada(Scorer(Oracle(50257, answer).eval(), tokenizer), [text])["definitions"]
-    assert {name: scores["correct"] for name, scores in got.items()} == {
-        "lambada_openai": 0,
-        "last_token": 1,
-        "megatron_strict": 0,
-    }
+    right = {name: scores["correct"] for name, scores in got.items()}
+    assert right == {"lambada_openai": 0, "last_token": 1, "megatron_strict": 0}
 
 
 CHINESE = ["他走进屋里，看见桌上放着一本书", "第一行\n今天天气很好。", "我们使用Python", "好"]
@@ -192,13 +188,10 @@ def test_the_last_character_is_the_target_without_spaces(tokenizer: Tokenizer, t
 def test_a_chinese_set_is_scored_by_its_characters(tokenizer: Tokenizer, model: GPT2) -> None:
     scorer = Scorer(model, tokenizer)
     result = evaluate_lambada(scorer, CHINESE)
-    expected = []
-    for pair in openai_pairs(tokenizer, CHINESE):
-        expected.append(plain_score(model, list(pair.context), list(pair.target)))
+    pairs = openai_pairs(tokenizer, CHINESE)
+    log_prob = sum(plain_score(model, list(pair.context), list(pair.target))[0] for pair in pairs)
     found = result["definitions"]
-    assert found["lambada_openai"]["perplexity"] == pytest.approx(
-        math.exp(-sum(log_prob for log_prob, _ in expected) / len(expected)), rel=1e-4
-    )
+    assert found["lambada_openai"]["perplexity"] == pytest.approx(math.exp(-log_prob / len(pairs)), rel=1e-4)
     for name in ("lambada_openai", "megatron_strict"):
         assert found[name]["definition"].endswith("of scripts without spaces between words: the last character")
     assert "last character" not in found["last_token"]["definition"]
@@ -252,20 +245,11 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "place"),
-    [
-        ("{", "line 2"),
-        ('{"txt": "a b"}', "line 2"),
-        ('"a b"', "line 2"),
-        ("[]", "line 2"),
-        ('{"text": 3}', "line 2"),
-        ('{"text": "  "}', "line 2"),
-        ('{"text": "\\ud800 b"}', "line 2"),
-    ],
+    "line", ["{", '{"txt": "a b"}', '"a b"', "[]", '{"text": 3}', '{"text": "  "}', '{"text": "\\ud800 b"}']
 )
-def test_bad_lines_are_named(line: str, place: str) -> None:
+def test_bad_lines_are_named(line: str) -> None:
     data = f'{{"text": "a good line"}}\n{line}\n'.encode()
-    with pytest.raises(UserError, match=f"set.jsonl {place}"):
+    with pytest.raises(UserError, match=r"set.jsonl line 2"):
         read_passages(data, "set.jsonl")
 
 
@@ -276,8 +260,7 @@ def test_an_empty_file_is_refused() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(texts=st.lists(st.text(min_size=1).filter(lambda text: text.strip()), min_size=1, max_size=4))
-def test_any_text_gives_pairs_with_context_and_target(texts: list[str], open_data: Path) -> None:
-    tokenizer = _cached_tokenizer(str(open_data / "bpe"))
+def test_any_text_gives_pairs_with_context_and_target(texts: list[str], tokenizer: Tokenizer) -> None:
     usable = [text for text in texts if not any(0xD800 <= ord(letter) < 0xE000 for letter in text)]
     for make in (openai_pairs, last_token_pairs, strict_pairs):
         for pair in make(tokenizer, usable):
@@ -294,20 +277,6 @@ def test_any_text_gives_pairs_with_context_and_target(texts: list[str], open_dat
 def test_unigram_perplexity_equals_a_calculation_by_hand() -> None:
     # Contexts: a a b | b c. Counts a 2, b 2, c 1; total 5 + 3 + 1 = 9. Targets: a (3/9), unseen x (1/9).
     assert unigram_perplexity(["a a b a", "b c x"]) == pytest.approx(math.sqrt(9 / 3 * 9))
-
-
-def test_the_result_is_valid_json(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
-    result = evaluate_lambada(Scorer(model, tokenizer), passages[:2])
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
-
-
-_TOKENIZERS: dict[str, Tokenizer] = {}
-
-
-def _cached_tokenizer(folder: str) -> Tokenizer:
-    if folder not in _TOKENIZERS:
-        _TOKENIZERS[folder] = load_tokenizer(folder)
-    return _TOKENIZERS[folder]
 
 
 @pytest.mark.parametrize(

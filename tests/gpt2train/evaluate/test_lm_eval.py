@@ -73,29 +73,12 @@ def check_equal(harness: Harness, passages: list[str], model: Path, folder: Path
     return ours
 
 
-def odd_first(passages: list[str], count: int) -> list[str]:
-    """Passages whose last word has no single space in front, and others."""
-    odd = [text for text in passages if text.split(" ")[-1] != text.split()[-1]]
-    return [*odd[:20], *passages[: count - len(odd[:20])]]
-
-
-@pytest.mark.exhaustive
-def test_the_harness_counts_the_same(harness: Harness, open_data: Path, tmp_path: Path) -> None:
-    passages = read_passages((open_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
-    bpe = small_bpe(open_data / "bpe", tmp_path / "bpe")
-    some = odd_first(passages, 150)
-    model = write(learn_last_words(some[:64], bpe, steps=50), tmp_path / "model", bpe)
-    ours = check_equal(harness, some, model, tmp_path)
-    assert 10 < ours["definitions"]["lambada_openai"]["correct"] < 140
-    assert ours["truncated"] > 5
-
-
 @pytest.mark.exhaustive
 def test_the_harness_counts_the_same_on_the_whole_set(harness: Harness, open_data: Path, tmp_path: Path) -> None:
     passages = read_passages((open_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
     bpe = small_bpe(open_data / "bpe", tmp_path / "bpe")
     model = write(learn_last_words(passages[:150], bpe), tmp_path / "model", bpe)
     ours = check_equal(harness, passages, model, tmp_path)
-    assert ours["passages"] == 5153
+    assert ours["passages"] == 5153 and ours["truncated"] > 5
     assert ours["definitions"]["lambada_openai"]["correct"] > 40
     assert all("LAMBADA's test set has" not in note for note in ours["notes"])

@@ -47,10 +47,7 @@ def test_the_rows_of_an_archive_are_those_of_its_files(tmp_path: Path) -> None:
         (packed(**{"a.txt": b"{}"}), r"Set.zip has no \*.jsonl in it"),
         (packed(**{"a.jsonl": b" " * 40_000, "b.jsonl": b" " * 40_000}), "Set.zip has more than 65,536 bytes of rows"),
         (packed(**{"a.jsonl": b"{"}), r"Set.zip/a.jsonl line 1: no JSON object"),
-        (
-            packed(zipfile.ZIP_LZMA, **{"a.jsonl": b"{}"}).replace(b"\x09\x04\x05\x00\x5d", b"\x09\x04\x05\x00\xff"),
-            "unpacked",
-        ),
+        (packed(zipfile.ZIP_LZMA, **{"a.jsonl": b"{}"}).replace(b"\x05\x00\x5d", b"\x05\x00\xff"), "unpacked"),
         (gzip.compress(b"{}"), "Set.zip is compressed by gzip; unpack it, or give a ZIP archive"),
         (pa.compress(b"{}", codec="zstd", asbytes=True), "Set.zip is compressed by zstd"),
     ],

@@ -162,10 +162,7 @@ def test_without_a_task_the_help_is_shown(call: Call) -> None:
         (["{data}/absent.toml", "--model", "m", "--data", "{data}"], "cannot read the settings file"),
         (["{folder}/both.toml", "--model", "m", "--data", "{data}"], "score the other tasks with --partial"),
         (["{folder}/both.toml", "--model", "m", "--data", "{data}/texts.jsonl"], "needs the folder of the data files"),
-        (
-            ["{folder}/both.toml", "--model", "m", "--data", "{data}", "--partial", "--limit", "2"],
-            "--limit 2; give more",
-        ),
+        (["{folder}/both.toml", "--model", "m", "--data", "{data}", "--partial", "--limit", "2"], "--limit 2; give"),
         (["{folder}/lambada.toml", "--model", "m", "--data", "{data}"], "task 'lambada': curve, "),
         (["documents", "documents", "--model", "m", "--data", "{data}"], "given twice"),
         (["documents", "--model", "m", "--data", "{data}/deep/items.jsonl"], "'text' is undefined"),
