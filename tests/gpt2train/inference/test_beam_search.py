@@ -50,32 +50,23 @@ CASES = [
 def test_beams_and_scores_equal_transformers(
     model: GPT2, theirs: Any, beams: int, penalty: float, early: Any, stops: tuple[int, ...]
 ) -> None:
-    wanted = BeamSettings(
-        beams=beams, length_penalty=penalty, early_stopping=early, max_new_tokens=14, stop_tokens=stops[1:]
-    )
+    of_both = {"length_penalty": penalty, "early_stopping": early, "max_new_tokens": 14}
+    wanted = BeamSettings(beams=beams, stop_tokens=stops[1:], **of_both)
     for prompt in PROMPTS:
         ours = beam_search(LocalDecoder(model, beams), prompt, wanted, end=stops[0] if stops else None)
         made = theirs.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt)),
-            max_new_tokens=14,
-            num_beams=beams,
-            num_return_sequences=beams,
-            length_penalty=penalty,
-            early_stopping=early,
-            do_sample=False,
-            eos_token_id=list(stops) or None,
-            pad_token_id=59,
-            return_dict_in_generate=True,
-            output_scores=True,
+            **of_both,
+            **{"num_beams": beams, "num_return_sequences": beams, "do_sample": False, "pad_token_id": 59},
+            **{"eos_token_id": list(stops) or None, "return_dict_in_generate": True, "output_scores": True},
         )
         assert [beam.score for beam in ours] == pytest.approx(made.sequences_scores.tolist(), rel=1e-4)
         for beam, row in zip(ours, made.sequences[:, len(prompt) :].tolist(), strict=True):
             assert row[: len(beam.tokens)] == list(beam.tokens)
             assert set(row[len(beam.tokens) :]) <= {59}
-            assert beam.stopped == (
-                "length" if beam.tokens[-1] not in stops else "end" if beam.tokens[-1] == END else "stop"
-            )
+            last = beam.tokens[-1]
+            assert beam.stopped == ("length" if last not in stops else "end" if last == END else "stop")
 
 
 def test_stop_tokens_end_some_answers_early(model: GPT2) -> None:
@@ -89,9 +80,8 @@ def test_stop_tokens_end_some_answers_early(model: GPT2) -> None:
 def test_one_beam_equals_greedy_decoding(model: GPT2) -> None:
     for prompt in PROMPTS:
         (beam,) = beam_search(LocalDecoder(model, 1), prompt, BeamSettings(beams=1, max_new_tokens=9))
-        assert [list(beam.tokens)] == generate_tokens(
-            model, [prompt], None, SamplingSettings(temperature=0, max_new_tokens=9)
-        )
+        greedy = SamplingSettings(temperature=0, max_new_tokens=9)
+        assert [list(beam.tokens)] == generate_tokens(model, [prompt], None, greedy)
 
 
 def test_enough_beams_find_the_best_of_all(model: GPT2) -> None:

@@ -27,9 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def findings_of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
     """Results of each case on two tensor-parallel processes."""
-    return run(
-        folder, tmp_path_factory, 2, [f"{name} '{folder}' 2 1" for name in ("equal", "scored", "lambada", "over")]
-    )
+    names = [f"{name} '{folder}' 2 1" for name in ("equal", "scored", "lambada", "over")]
+    return run(folder, tmp_path_factory, 2, names)
 
 
 @pytest.fixture(scope="module")
@@ -47,38 +46,24 @@ def run(folder: Path, temporary: pytest.TempPathFactory, processes: int, cases: 
     return lambda case: found[f"decode_cases.{case.split()[0]} '{folder}' {case.split(maxsplit=1)[1]}"]
 
 
-def test_two_tensor_parallel_processes_answer_as_one(findings_of_two: Findings) -> None:
-    found = findings_of_two("equal 2 1")[0]
-    assert found["sizes"] and found["lengths"] and found["dtype"] == "torch.float32", found
-    assert found["difference"] < 2e-5 * found["scale"], found
-    scored = findings_of_two("scored 2 1")[0]
+def check_answers(findings: Findings, layout: str) -> None:
+    """Hold logits of every decoder call, scores without logits and LAMBADA against those of one process."""
+    calls, scored, lambada = (findings(f"{name} {layout}")[0] for name in ("equal", "scored", "lambada"))
+    assert calls["sizes"] and calls["lengths"] and calls["dtype"] == "torch.float32", calls
+    assert calls["difference"] < 2e-5 * calls["scale"], calls
     assert scored["difference"] < 1e-4 and scored["greedy"] and 0 < scored["likeliest"] < scored["of"], scored
-    lambada = findings_of_two("lambada 2 1")[0]
     assert lambada["same"] and lambada["difference"] < 1e-4 and lambada["passages"] > lambada["correct"] > 0, lambada
+
+
+def test_two_tensor_parallel_processes_answer_as_one(findings_of_two: Findings) -> None:
+    check_answers(findings_of_two, "2 1")
     assert "a newer one of the same model" in findings_of_two("over 2 1")[0]["said"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
-def test_every_decoder_call_gives_the_logits_of_one_process(tp: int, pp: int, findings: Findings) -> None:
-    found = findings(f"equal {tp} {pp}")[0]
-    assert found["sizes"] and found["lengths"] and found["dtype"] == "torch.float32", found
-    assert found["difference"] < 2e-5 * found["scale"], found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
-def test_targets_are_scored_without_their_logits(tp: int, pp: int, findings: Findings) -> None:
-    found = findings(f"scored {tp} {pp}")[0]
-    assert found["difference"] < 1e-4 and found["greedy"], found
-    assert 0 < found["likeliest"] < found["of"], found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
-def test_a_sharded_model_has_the_lambada_scores_of_one_process(tp: int, pp: int, findings: Findings) -> None:
-    found = findings(f"lambada {tp} {pp}")[0]
-    assert found["same"] and found["difference"] < 1e-4 and found["passages"] > found["correct"] > 0, found
+def test_four_processes_answer_as_one(tp: int, pp: int, findings: Findings) -> None:
+    check_answers(findings, f"{tp} {pp}")
 
 
 @pytest.mark.slow

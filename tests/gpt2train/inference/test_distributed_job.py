@@ -56,11 +56,8 @@ class Server:
         found = re.search(r"http://\S+:\d+", first)
         assert found, (first, self.job.communicate(timeout=SECONDS)[1])
         self.address = found[0]
-        self.ranks = {
-            int(process.environ()["RANK"]): process
-            for process in psutil.Process(self.job.pid).children(recursive=True)
-            if "RANK" in process.environ()
-        }
+        processes = psutil.Process(self.job.pid).children(recursive=True)
+        self.ranks = {int(one.environ()["RANK"]): one for one in processes if "RANK" in one.environ()}
 
     def post(self, body: dict[str, Any]) -> tuple[int, Any]:
         request = urllib.request.Request(

@@ -59,9 +59,7 @@ def test_samples_have_random_streams_of_their_own(small: GPT2) -> None:
     prompts = [[1, 2], [3, 4, 5], [6]]
     drawn = settings(temperature=1, samples=3, seed=6)
     made = continue_tokens(small, prompts, drawn, batch=2)
-    assert [(one.prompt_index, one.sample) for one in made] == [
-        (place, sample) for place in range(3) for sample in range(3)
-    ]
+    assert [(one.prompt_index, one.sample) for one in made] == [divmod(number, 3) for number in range(9)]
     assert len({tuple(one.tokens) for one in made}) == 9
     assert [one.tokens for one in continue_tokens(small, prompts, drawn, batch=9)] == [one.tokens for one in made]
     single = generate_tokens(small, prompts, None, drawn.model_copy(update={"samples": 1}))
@@ -87,11 +85,8 @@ def test_a_prompt_that_fills_the_context_can_be_scored(small: GPT2) -> None:
     asked = settings(max_new_tokens=0, prompt_log_probs=True)
     prompts = [list(range(16)), [3], [4, 5]]
     made = continue_tokens(small, prompts, asked)
-    assert [(len(one.prompt_scores), one.tokens, one.finished) for one in made] == [
-        (15, [], "length"),
-        (0, [], "length"),
-        (1, [], "length"),
-    ]
+    found = [(len(one.prompt_scores), one.tokens, one.finished) for one in made]
+    assert found == [(count, [], "length") for count in (15, 0, 1)]
     assert all(score.top == () for one in made for score in one.prompt_scores)
     with pytest.raises(ValueError, match="has 17 tokens, the model's context is 16; shorten it to 16"):
         continue_tokens(small, [list(range(17))], asked)
@@ -131,17 +126,15 @@ def test_no_newline_is_drawn_after_a_colon_if_switched_off(tokenizer: Tokenizer)
     (colon,), (newline,), (letter,) = encode_ordinary(tokenizer, [":", "\n", "b"])
     logits = torch.zeros(50257)
     logits[newline], logits[letter] = 9, 5
-    for asked, expected in (
-        (settings(prevent_newline_after_colon=True), [letter, newline]),
-        (settings(), [newline] * 2),
-    ):
-        sequence = TokenSequence([letter, colon], asked, 32, tokenizer)
+    for prevents, expected in ((True, [letter, newline]), (False, [newline] * 2)):
+        sequence = TokenSequence([letter, colon], settings(prevent_newline_after_colon=prevents), 32, tokenizer)
         assert [sequence.sample_next(logits), sequence.sample_next(logits)] == expected
 
 
 def test_sequences_that_join_and_leave_a_batch_are_unchanged(small: GPT2) -> None:
-    """Each its own settings, in any company: what it gives alone."""
-    asked = [settings(max_new_tokens=n, temperature=n % 2, seed=n, log_probs=n % 3 == 0) for n in range(1, 9)]
+    """Each its own settings, in any company: what it gives alone. Two that join together end together."""
+    lengths = enumerate([2, 2, 3, 4, 5, 6, 7, 7], 1)
+    asked = [settings(max_new_tokens=new, temperature=n % 2, seed=n, log_probs=n % 3 == 0) for n, new in lengths]
     prompts = [[n, n + 1] if n % 2 else [n] for n in range(1, 9)]
     alone = [continue_tokens(small, [prompt], one)[0].tokens for prompt, one in zip(prompts, asked, strict=True)]
     sequences = [TokenSequence(prompt, one, 16) for prompt, one in zip(prompts, asked, strict=True)]
@@ -156,15 +149,3 @@ def test_sequences_that_join_and_leave_a_batch_are_unchanged(small: GPT2) -> Non
         batch.step()
     assert gone.tokens == alone[5][:2]
     assert [one.tokens for one in sequences if one is not gone] == alone[:5] + alone[6:]
-
-
-def test_sequences_that_end_together_do_not_change_the_others(small: GPT2) -> None:
-    asked = [settings(max_new_tokens=new) for new in (2, 2, 9, 9, 5)]
-    prompts = [[1], [2], [3], [4], [5]]
-    alone = [continue_tokens(small, [prompt], one)[0].tokens for prompt, one in zip(prompts, asked, strict=True)]
-    sequences = [TokenSequence(prompt, one, 16) for prompt, one in zip(prompts, asked, strict=True)]
-    batch = Batch(LocalDecoder(small, 5))
-    batch.join([Continuation(sequence) for sequence in sequences])
-    while batch.running:
-        batch.step()
-    assert [one.tokens for one in sequences] == alone
