@@ -1,14 +1,10 @@
 """Cases that find the processes which drop the same elements; run by `run_cases.py`, judged by a test."""
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
 
-from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import SHARD, TENSOR
 from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
@@ -61,47 +57,6 @@ def masks(sequence: bool) -> dict[str, Any]:
             "at rest": bool((found[key][0] == (1 if key == "attention" else 0)).all()),
         }
         for key in found
-    }
-
-
-def recomputed(sequence: bool) -> dict[str, Any]:
-    """Gradients with and without activation checkpointing, dropout on: the same bits when the masks come back."""
-    tokens, targets = batch(1)
-    gradients = []
-    for saves in (False, True):
-        model = noisy(RATE)
-        apply_tensor_parallel(model, mesh_of(2)[TENSOR], sequence)
-        for block in model.blocks.values():
-            if saves:
-                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-        seed_dropout(1, sequence)
-        model(tokens, targets).backward()
-        align_grad_placements(list(model.parameters()))
-        gradients.append([p.grad.to_local() for p in model.parameters()])
-    return {"same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))}
-
-
-def compiled(rate: float, sequence: bool, half: bool) -> dict[str, Any]:
-    """Gradients with and without compiled blocks, and where a compiler had to give up."""
-    gradients = []
-    torch._dynamo.reset()
-    counters.clear()
-    for compiles in (False, True):
-        model = noisy(rate)
-        apply_tensor_parallel(model, mesh_of(2)[TENSOR], sequence)
-        for block in model.blocks.values():
-            if compiles:
-                block.compile(backend="aot_eager")  # traces all, and leaves the numbers as they are
-        seed_dropout(1, sequence)
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = model(*batch(1))
-        loss.backward()
-        align_grad_placements(list(model.parameters()))
-        gradients.append([p.grad.to_local() for p in model.parameters()])
-    return {
-        "same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)),
-        "graphs": counters["stats"]["unique_graphs"],
-        "gaps": [reason[:60] for reason in counters["graph_break"]],
     }
 
 

@@ -16,14 +16,13 @@ from gpt2train.training.engine import Engine, PendingStats
 
 MODEL = {"layers": 4, "heads": 4, "hidden": 32, "context": 16, "dropout": 0.0}
 CLIP, SCALE = 0.5, 1024.0
+OPTIMIZER = {"max_grad_norm": CLIP}
 
 
 def engine_of(layout: dict[str, Any]) -> Engine:
     rest = {"vocab": 300, "data": {"train": "none"}, "output": "none", "precision": "fp32", "device": "cpu"}
     batch = {"micro_batch": 1, "global_batch": 16}
-    config = build(
-        RunConfig, rest, {"model": MODEL, "batch": batch, "parallel": layout, "optimizer": {"max_grad_norm": CLIP}}
-    )
+    config = build(RunConfig, rest, {"model": MODEL, "batch": batch, "parallel": layout, "optimizer": OPTIMIZER})
     return Engine(config, DistContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), TIMEOUT))
 
 

@@ -10,13 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from benchmarks.peers import torch_tensor_parallel
-from gpt2train.config import ParallelSettings
 from gpt2train.model.cache import Cache
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE, plain_cross_entropy
 from gpt2train.parallel import vocab_parallel
-from gpt2train.parallel.fsdp import accumulate, init_weights, shard
 from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
@@ -139,29 +137,6 @@ def steps(tp: int, sequence: bool) -> dict[str, Any]:
         "loss": worst,
         "last": losses[0].item(),
         "whole stay equal": all(torch.equal(p, other) for p in kept for other in gather(p.detach(), mesh)),
-    }
-
-
-def zero(stage: int, sequence: bool) -> dict[str, Any]:
-    """FSDP on top, from meta: two data-parallel processes of two, two micro-batches each."""
-    mesh = mesh_of(2, replicate=2 if stage == 0 else 1)
-    with torch.device("meta"):
-        model = GPT2(SHAPE)
-    apply_tensor_parallel(model, mesh[TENSOR], sequence)
-    shard(model, mesh, ParallelSettings(zero=stage))
-    init_weights(model, torch.device("cpu"), 5)
-    plain = initialise(GPT2(SHAPE), 5)
-    first = all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
-    tokens, targets = batch(1)
-    plain(tokens, targets).backward()
-    for turn in range(2):
-        row = mesh[REPLICATE].get_local_rank() * 2 + mesh[SHARD].get_local_rank() * 2 + turn
-        accumulate([model], stage, last=turn == 1)
-        model(tokens[row : row + 1], targets[row : row + 1]).backward()
-    return {
-        "first values": first,
-        "gradient": gap(model, plain),
-        "left partial": [n for n, p in model.named_parameters() if p.grad.placements != p.placements],
     }
 
 

@@ -19,10 +19,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "own_gpu", "expected"), [(2, False, "cuda:1"), (2, True, "cuda:0"), (1, False, None)]
+    ("kind", "world", "own_gpu", "expected"),
+    [("auto", 2, False, "cuda:1"), ("auto", 2, True, "cuda:0"), ("auto", 1, False, None), ("cpu", 2, False, None)],
 )
-def test_nccl_is_bound_to_the_device_of_the_rank(
-    world: int, own_gpu: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
+def test_a_rank_is_bound_to_its_gpu(
+    kind: str, world: int, own_gpu: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -30,15 +31,6 @@ def test_nccl_is_bound_to_the_device_of_the_rank(
     monkeypatch.setattr(rank_store, "join", lambda env, timeout: dist.HashStore())
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **kwargs: seen.update(kwargs))
     rank = world - 1
-    env = ProcessEnv(rank=rank, local_rank=rank, world=world, local_world=world, own_gpu=own_gpu)
-    ctx = mesh.join("auto", env)
+    ctx = mesh.join(kind, ProcessEnv(rank=rank, local_rank=rank, world=world, local_world=world, own_gpu=own_gpu))
     assert seen["device_id"] == (None if expected is None else torch.device(expected))
     assert expected is None or ctx.device == torch.device(expected)
-
-
-def test_cpu_ranks_are_bound_to_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr(rank_store, "join", lambda env, timeout: dist.HashStore())
-    monkeypatch.setattr(dist, "init_process_group", lambda *args, **kwargs: seen.update(kwargs))
-    mesh.join("cpu", ProcessEnv(rank=1, local_rank=1, world=2, local_world=2))
-    assert seen["device_id"] is None

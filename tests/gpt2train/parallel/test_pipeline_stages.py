@@ -1,6 +1,8 @@
 """Division of a model into pipeline stages: balanced, and equal to the whole model."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -41,9 +43,8 @@ def test_the_division_is_the_best_of_all(layers: int, stages: int, first: float,
 
 
 def test_the_output_layer_counts_as_layers() -> None:
-    shape = Shape(
-        vocab=50_257, heads=12, **{key: preset("117m")["model"][key] for key in ("layers", "hidden", "context")}
-    )
+    sizes = {key: preset("117m")["model"][key] for key in ("layers", "hidden", "context")}
+    shape = Shape(vocab=50_257, heads=12, **sizes)
     assert head_weight(shape) == pytest.approx(4.9, abs=0.2)
     assert [len(part) for part in stage_layers(shape, 2)] == [8, 4]
     assert [len(part) for part in stage_layers(shape, 4)] == [3, 4, 4, 1]
@@ -63,3 +64,10 @@ def test_the_stages_compute_the_whole_model() -> None:
     assert set().union(*named) == set(dict(whole.named_parameters()))
     assert set(named[0]) & set(named[2]) == {"wte.weight"} and not set(named[1]) & (set(named[0]) | set(named[2]))
     assert torch.equal(named[0]["wte.weight"], named[2]["wte.weight"])
+
+
+@pytest.mark.exhaustive
+def test_a_training_without_a_pipeline_does_not_import_it() -> None:
+    program = "import sys, gpt2train.train; print('torch.distributed.pipelining' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

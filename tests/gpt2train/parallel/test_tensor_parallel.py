@@ -19,17 +19,17 @@ RANKS = Path(__file__).parent / "run_cases.py"
 Findings = Callable[[str], list[dict[str, Any]]]
 WAYS = [(tp, sequence) for tp in (2, 4) for sequence in (False, True)]
 WHOLE = ("equal", "stages", "documents")
-LONG = [(2, True)]
+HALF = {(False, "bfloat16"): (5e-3, 2e-2), (True, "bfloat16"): (5e-3, 2e-2), (True, "float16"): (1e-3, 3e-3)}
 ZERO = [(0, True), (1, False), (2, True), (3, False), (3, True)]
 CASES = [
     *(f"tensor_cases.{name} {tp} {sequence}" for name in WHOLE for tp, sequence in WAYS),
     *(f"tensor_cases.{name} {tp}" for name in ("heads", "stock", "loss", "cache") for tp in (2, 4)),
-    *(f"tensor_cases.steps {tp} {sequence}" for tp, sequence in LONG),
-    *(f"tensor_cases.zero {stage} {sequence}" for stage, sequence in ZERO),
-    *(f"tensor_cases.autocast 2 {sequence} 'bfloat16'" for sequence in (False, True)),
-    "tensor_cases.autocast 2 True 'float16'",
+    "tensor_cases.steps 2 True",
+    *(f"uneven_cases.zero 'gpt2' 4 0 {stage} {sequence}" for stage, sequence in ZERO),
+    *(f"tensor_cases.autocast 2 {sequence} {dtype!r}" for sequence, dtype in HALF),
     "tensor_cases.alone",
-    *(f"dropout_cases.{name} {sequence}" for name in ("masks", "recomputed") for sequence in (False, True)),
+    *(f"dropout_cases.masks {sequence}" for sequence in (False, True)),
+    *(f"uneven_cases.recomputed 'gpt2' 4 0 {sequence}" for sequence in (False, True)),
     "dropout_cases.kept_in_step",
 ]
 
@@ -48,21 +48,14 @@ def test_logits_loss_and_gradients_equal_those_of_the_plain_model(tp: int, seque
     for found in findings(f"tensor_cases.equal {tp} {sequence}"):
         assert found["logits"] < 1e-5 and found["loss"] < 1e-6 and found["gradient"] < 1e-5, found
         assert found["same loss"]
+        # Under sequence parallelism replicated parameters see a part of the tokens: their gradients must be summed.
+        assert len(found["partial"]) == (1 + 2 * 6 + 2 if sequence else 0) and found["left partial"] == []
         # 384 x 32 embeddings, 2 x (96 x 33 + 32 x 32 + 128 x 33 + 32 x 128) cut, the rest whole
         assert found["local"] == (12288 + 2 * (3168 + 1024 + 4224 + 4096)) // tp + 512 + 2 * (32 + 32 + 128) + 64
 
 
-@pytest.mark.parametrize(("tp", "sequence"), WAYS)
-def test_every_gradient_has_the_placement_of_its_parameter(tp: int, sequence: bool, findings: Findings) -> None:
-    for found in findings(f"tensor_cases.equal {tp} {sequence}"):
-        # Under sequence parallelism replicated parameters see a part of the tokens: their gradients must be summed.
-        assert len(found["partial"]) == (1 + 2 * 6 + 2 if sequence else 0)
-        assert found["left partial"] == []
-
-
-@pytest.mark.parametrize(("tp", "sequence"), LONG)
-def test_twenty_steps_equal_those_of_the_plain_model(tp: int, sequence: bool, findings: Findings) -> None:
-    for found in findings(f"tensor_cases.steps {tp} {sequence}"):
+def test_twenty_steps_equal_those_of_the_plain_model(findings: Findings) -> None:
+    for found in findings("tensor_cases.steps 2 True"):
         assert found["loss"] < 1e-5 and found["last"] < 4.5, found
         assert found["whole stay equal"]
 
@@ -90,23 +83,17 @@ def test_the_loss_over_a_sharded_vocabulary_equals_the_plain_one(tp: int, findin
 def test_zero_with_tensor_parallelism_has_the_same_weights_and_gradients(
     stage: int, sequence: bool, findings: Findings
 ) -> None:
-    for found in findings(f"tensor_cases.zero {stage} {sequence}"):
+    for found in findings(f"uneven_cases.zero 'gpt2' 4 0 {stage} {sequence}"):
         assert found["first values"] and found["left partial"] == []
         assert found["gradient"] < 1e-5, found
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-def test_bf16_is_close_to_the_plain_model(sequence: bool, findings: Findings) -> None:
-    for found in findings(f"tensor_cases.autocast 2 {sequence} 'bfloat16'"):
-        assert found["of plain"] < 5e-3 and 0 < found["of exact"] < 2e-2, found
-        assert found["products"] == ["torch.bfloat16"] * 2
-        assert found["dtypes"] == ["torch.float32"]
-
-
-def test_fp16_is_close_to_the_plain_model(findings: Findings) -> None:
-    for found in findings("tensor_cases.autocast 2 True 'float16'"):
-        assert found["of plain"] < 1e-3 and 0 < found["of exact"] < 3e-3, found
-        assert found["dtypes"] == ["torch.float32"]
+@pytest.mark.parametrize(("sequence", "dtype"), HALF)
+def test_half_precision_is_close_to_the_plain_model(sequence: bool, dtype: str, findings: Findings) -> None:
+    of_plain, of_exact = HALF[sequence, dtype]
+    for found in findings(f"tensor_cases.autocast 2 {sequence} {dtype!r}"):
+        assert found["of plain"] < of_plain and 0 < found["of exact"] < of_exact, found
+        assert found["products"] == [f"torch.{dtype}"] * 2 and found["dtypes"] == ["torch.float32"]
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -143,7 +130,7 @@ def test_dropout_masks_differ_on_shards_and_agree_on_replicas(sequence: bool, fi
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_recomputation_repeats_the_dropout_masks(sequence: bool, findings: Findings) -> None:
-    assert all(found["same"] for found in findings(f"dropout_cases.recomputed {sequence}"))
+    assert all(found["same"] for found in findings(f"uneven_cases.recomputed 'gpt2' 4 0 {sequence}"))
 
 
 def test_dropout_keeps_a_group_in_agreement(findings: Findings) -> None:
@@ -155,7 +142,7 @@ def test_a_sharded_block_compiles_as_one_graph(tmp_path: Path) -> None:
     output = tmp_path / "found.json"
     ways = [(0.0, False, False), (0.0, True, False), (0.5, True, False), (0.5, False, False)]
     ways += [(0.0, False, True), (0.0, True, True)]
-    cases = [f"dropout_cases.compiled {rate} {sequence} {half}" for rate, sequence, half in ways]
+    cases = [f"uneven_cases.compiled 'gpt2' 4 0 {sequence} {rate} {half}" for rate, sequence, half in ways]
     run_ranks(RANKS, str(output), *cases)
     found = json.loads(output.read_text())
     for case, way in zip(cases, ways, strict=True):

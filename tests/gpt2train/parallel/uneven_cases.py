@@ -129,21 +129,27 @@ def recomputed(family: str, heads: int, kv_heads: int, sequence: bool) -> dict[s
     return {"same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))}
 
 
-def compiled(family: str, heads: int, kv_heads: int, sequence: bool) -> dict[str, Any]:
+def compiled(
+    family: str, heads: int, kv_heads: int, sequence: bool, rate: float = 0.0, half: bool = False
+) -> dict[str, Any]:
     """Gradients with and without compiled blocks, and where a compiler had to give up."""
     shape, gradients = shape_of(family, heads, kv_heads), []
     torch._dynamo.reset()
     counters.clear()
     for compiles in (False, True):
-        model = noisy(shape)
+        model = noisy(shape, rate)
         apply_tensor_parallel(model, mesh_of(2)[TENSOR], sequence)
         for block in model.blocks.values():
             if compiles:
-                block.compile(backend="aot_eager")
-        model(**batch(shape)).backward()
+                block.compile(backend="aot_eager")  # traces all, and leaves the numbers as they are
+        seed_dropout(1, sequence)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = model(**batch(shape))
+        loss.backward()
         align_grad_placements(list(model.parameters()))
         gradients.append([p.grad.to_local() for p in model.parameters()])
     return {
+        "same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)),
         "gap": max(float((a - b).abs().max() / a.abs().max().clamp_min(1e-6)) for a, b in zip(*gradients, strict=True)),
         "graphs": counters["stats"]["unique_graphs"],
         "gaps": [reason[:300] for reason in counters["graph_break"]],
