@@ -100,30 +100,24 @@ def ratios(family: str, layout: str, device: str = "cuda", precision: str = "bf1
     settings = settings_of(family, world, parallel, device, precision)
     shape, place = settings.model.shape(VOCAB), Layout.of(settings, world)
     found = []
-    for rank, (piece, kind) in enumerate(
-        zip(pieces(settings, shape), simulated(settings, VOCAB, place, None), strict=True)
-    ):
+    kinds = simulated(settings, VOCAB, place, None)
+    for rank, (piece, kind) in enumerate(zip(pieces(settings, shape), kinds, strict=True)):
         planned = peak(settings, shape, place, piece, rank).device
         found.append(planned / (kind.step.peak - on_cpu(settings, kind.step.memory)))
     return found
 
 
+SLOW_PAIRS = [
+    *(("llama, relu2, qk_norm", "zero 3"), ("fp8", "one"), ("fp8, llama", "tp 2, whole sequence")),
+    *(("llama, value embeddings", "pp 2, zero 1, full"), ("5 heads", "tp 4"), ("llama, 6 heads, 3 of keys", "tp 4")),
+]
+
+
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        ("t5", "pp 2, zero 1, full"),
-        ("llama, soft cap", "full"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("llama, relu2, qk_norm", "zero 3"),
-                ("fp8", "one"),
-                ("fp8, llama", "tp 2, whole sequence"),
-                ("llama, value embeddings", "pp 2, zero 1, full"),
-                ("5 heads", "tp 4"),
-                ("llama, 6 heads, 3 of keys", "tp 4"),
-            )
-        ),
+        *(("t5", "pp 2, zero 1, full"), ("llama, soft cap", "full")),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW_PAIRS),
     ],
 )
 def test_the_formulas_are_near_a_simulated_step(family: str, layout: str) -> None:
@@ -135,9 +129,7 @@ def recomputed(family: str, tp: int, mode: str) -> tuple[float, float, float]:
     world, parallel = tp, {"tp": tp, "activation_checkpointing": mode}
     settings = settings_of(family, world, parallel)
     shape, place = settings.model.shape(VOCAB), Layout.of(settings, world)
-    plain = settings.model_copy(
-        update={"parallel": settings.parallel.model_copy(update={"activation_checkpointing": "none"})}
-    )
+    plain = settings_of(family, world, {"tp": tp})
     step, without = (simulated(one, VOCAB, place, 0)[0].step for one in (settings, plain))
     planned = peak(settings, shape, place, pieces(settings, shape)[0], 0).device
     repeated = step.counts.flops / without.counts.flops - 1
