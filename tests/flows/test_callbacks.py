@@ -46,8 +46,10 @@ def test_the_flow_goes_on_after_an_early_stop(made: Path, tmp_path: Path, caplog
         "optimizer": {"lr": 1e-12},  # the loss stays where it is
         "schedule": {"warmup": 1, "min_lr": 0.0},
     }
+    lambada = tmp_path / "lambada.jsonl"
+    lambada.write_text('{"text": "Document 1: the the the"}\n')
     flags = {"tokens": str(made / "tokens/a"), "split": "7,2,1", "train": train}
-    flags |= {"score": True, "evaluate": {"prompts": ["The"]}}
+    flags |= {"score": True, "lambada": str(lambada), "evaluate": {"prompts": ["The"]}}
     manifests = trained(planned(tmp_path / "out", **flags))
     _, training, model, scores = manifests
     steps = training.outcome.facts["steps"]
@@ -58,7 +60,7 @@ def test_the_flow_goes_on_after_an_early_stop(made: Path, tmp_path: Path, caplog
     assert f"training finished at step {steps} of 40: {reason}" in caplog.messages
     assert read_run_config(tmp_path / "out" / training.folder / CONFIG_FILE).steps == 40
     assert (tmp_path / "out" / model.folder / "model.safetensors").is_file()
-    assert [output.name for output in scores.outputs] == ["samples.json"]
+    assert [output.name for output in scores.outputs] == ["lambada.json", "samples.json"]
     assert [found for _, found in planned(tmp_path / "out", **flags).cached_steps()] == manifests
 
 

@@ -10,9 +10,8 @@ import pytest
 
 def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "PREFECT_HOME": str(folder / "prefect")}
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("name", ["tasks.py", "gpt2train/__init__.py"])
@@ -22,9 +21,7 @@ def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None
     done = run(tmp_path, "-m", "flows.dataprep", "--help")
     package = name.partition("/")[0].removesuffix(".py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(
-        f"error: {file} hides the package {package} of gpt2train; use `gpt2train flow`, which"
-    )
+    assert done.stderr.startswith(f"error: {file} hides the package {package} of gpt2train; use `gpt2train flow`, ")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -83,17 +83,15 @@ def row_of(chosen: TrainSettings, world: int) -> dict[str, str]:
     offload, recompute = offload_of(p).replace("none", "-"), p.activation_checkpointing.replace("none", "-")
     values = (p.tp, p.pp, layout.data, p.zero, offload, recompute)
     names = ("tp", "pp", "dp", "ZeRO", "offload", "recompute", "micro", "accum", "samples")
-    return dict(
-        zip(names, map(str, (*values, layout.micro_batch, layout.accumulation, layout.global_batch)), strict=True)
-    )
+    batch = (layout.micro_batch, layout.accumulation, layout.global_batch)
+    return dict(zip(names, map(str, (*values, *batch)), strict=True))
+
+
+FAST = ("colossalai-gpt2-small", "oneflow-1x8")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("colossalai-gpt2-small", "oneflow-1x8") else pytest.mark.exhaustive)
-        for name in presets()
-    ],
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.exhaustive) for name in presets()]
 )
 def test_the_best_layout_of_a_preset_is_that_of_its_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     row, found = planned(capsys, "--preset", name, "--gpus", "8")

@@ -115,10 +115,8 @@ def test_corpora_are_blended_and_a_vocabulary_alone_suffices(
     _, training = trained(planned(tmp_path / "out", tokens=tokens, split="949,50,1", vocab=300))
     folder = tmp_path / "out" / training.folder
     config = read_run_config(folder / CONFIG_FILE)
-    assert [(corpus.prefix, corpus.weight) for corpus in config.data.corpora] == [
-        (str(tmp_path / "a"), 0.3),
-        (str(tmp_path / "b"), 0.7),
-    ]
+    corpora = [(corpus.prefix, corpus.weight) for corpus in config.data.corpora]
+    assert corpora == [(str(tmp_path / "a"), 0.3), (str(tmp_path / "b"), 0.7)]
     assert config.vocab == 300 and config.tokenizer_hash is None
     assert not (folder / "tokenizer").exists()
     assert run_command(app, ["merge", str(folder), "--output", str(tmp_path / "model")]) == 2
@@ -166,15 +164,9 @@ def test_the_plan_shows_files_split_and_missing_validation(
     flags = ["--output", str(tmp_path / "out"), "--train.model.context", "16", "--dry-run"]
     assert run("pretrain", "--tokens", str(made / "tokens/a"), "--split", "7,2,1", *flags) == 0
     plan = capsys.readouterr().out
-    for part in (
-        "ready_tokens  to run",
-        f"files       {made}/tokens/a; tokenizer {made}/tokens/tokenizer",
-        "train 42 documents, ",
-        "; valid 12 documents, ",
-        "; test 6 documents, ",
-        "vocabulary 262",
-        "missing     nothing",
-    ):
+    files = f"files       {made}/tokens/a; tokenizer {made}/tokens/tokenizer"
+    counts = ("train 42 documents, ", "; valid 12 documents, ", "; test 6 documents, ", "vocabulary 262")
+    for part in ("ready_tokens  to run", files, *counts, "missing     nothing"):
         assert part in plan
     assert run("pretrain", "--tokens", str(made / "tokens/a"), *flags) == 0
     assert "no validation: the valid split holds 0 tokens" in (plan := capsys.readouterr().out)
@@ -230,19 +222,9 @@ def test_a_raw_file_has_the_documents_of_its_pair(made: Path, tmp_path: Path) ->
 
 
 def test_missing_sentinels_are_refused_before_anything_starts(made: Path, tmp_path: Path) -> None:
-    span = {"objective": {"name": "span_corruption", "options": {"sentinel_count": 3}}}
-    train = (
-        TRAIN
-        | span
-        | {
-            "model": {
-                "family": "t5",
-                **TRAIN["model"],
-                "options": {"decoder_context": 16, "encoder_layers": 1},
-                "layers": 2,
-            }
-        }
-    )
+    objective = {"name": "span_corruption", "options": {"sentinel_count": 3}}
+    model = {"family": "t5", "options": {"decoder_context": 16, "encoder_layers": 1}, "layers": 2}
+    train = TRAIN | {"objective": objective, "model": TRAIN["model"] | model}
     with pytest.raises(UserError, match=r"tokenizer has no token <extra_id_0> to stand for a span"):
         planned(tmp_path, tokens=f"{made}/tokens/a", train=train).check()
     flags = {"output": str(tmp_path), "preset": "tiny", "train": train, "tokenizer": {"name": "train", "sentinels": 2}}

@@ -49,12 +49,8 @@ def test_a_run_ends_in_every_state_by_which_others_continue_or_stop_it(has_worke
 def test_the_crash_reporter_reports_only_the_process_that_it_belongs_to() -> None:
     """A run that is resumed has the same run count in its next process."""
     resumed = State(type=StateType.RUNNING)
-    for state, is_own in (
-        (OWN, True),
-        (resumed, False),
-        (Suspended(), False),
-        (State(type=StateType.CANCELLING), True),
-    ):
+    cancelling: State[Any] = State(type=StateType.CANCELLING)
+    for state, is_own in ((OWN, True), (resumed, False), (Suspended(), False), (cancelling, True)):
         assert _is_unreported(run_of(True, state), "1", str(OWN.id)) is is_own
         assert not _is_unreported(run_of(True, state), "2", str(OWN.id))
 
@@ -89,8 +85,5 @@ def test_a_server_that_is_away_is_reported_once_and_ends_no_run(
     monkeypatch.setattr(watch, "stop", lambda end: ended.set() if isinstance(end, Pause) else None)
     watch.poll()
     said = [record.getMessage() for record in caplog.records]
-    assert (
-        ended.is_set()
-        and [line.partition(" (")[0] for line in said[:-1]] == ["the Prefect server does not answer"] * 2
-        and said[-1] == "the run was suspended; this process saves its work and ends"
-    )
+    assert ended.is_set() and said[-1] == "the run was suspended; this process saves its work and ends"
+    assert [line.partition(" (")[0] for line in said[:-1]] == ["the Prefect server does not answer"] * 2

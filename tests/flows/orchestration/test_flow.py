@@ -60,13 +60,9 @@ print([type(handler).__name__ for handler in ours.handlers], ours.isEnabledFor(l
 def test_log_lines_of_the_steps_reach_the_logs_of_a_deployed_run() -> None:
     (pool,) = {json.dumps(entry["work_pool"]["job_variables"]["env"]) for entry in ENTRIES}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING")}
-    loaded = subprocess.run(
-        [sys.executable, "-c", LOADED_BY_A_WORKER],
-        env={**environment, **json.loads(pool)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    environment |= json.loads(pool)
+    command = [sys.executable, "-c", LOADED_BY_A_WORKER]
+    loaded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert loaded.stdout == "['APILogHandler'] True\n"
 
 
@@ -133,9 +129,8 @@ def test_the_api_accepts_valid_parameters(schema: dict[str, Any]) -> None:
 
 
 def test_a_run_changes_one_value_of_its_deployment() -> None:
-    config, given = split_parameters(
-        PretrainSettings, {"config": "pretrain/345m", "train": {"steps": 1000}, "output": "out/x"}
-    )
+    parameters = {"config": "pretrain/345m", "train": {"steps": 1000}, "output": "out/x"}
+    config, given = split_parameters(PretrainSettings, parameters)
     settings = resolve(PretrainSettings, config, given)
     assert (settings.train.steps, settings.output) == (1000, "out/x")
     assert settings.train.model.layers == preset("345m")["model"]["layers"]
@@ -194,22 +189,18 @@ def test_a_user_error_ends_a_run_with_its_one_line(tmp_path: Path) -> None:
         assert state.is_failed() and said in state.message and "\n" not in state.message
 
 
+def layout(processes: int, **parallel: int) -> dict[str, Any]:
+    return {"launch": {"processes": processes}, "train": {"parallel": parallel}}
+
+
 @pytest.mark.parametrize(
     ("flow", "given", "name"),
     [
         (dataprep, {}, "dataprep-demo-out"),
         (dataprep, {"warcs": ["a"], "urls": ["https://u:pw@h/l"]}, "dataprep-urls-warcs-out"),
         (pretrain, {"launch": {"processes": 1}}, "pretrain-tiny-dp1-out"),
-        (
-            pretrain,
-            {"preset": "345m", "output": "s3://b/short/", "launch": {"processes": 8}, "train": {"parallel": {"tp": 2}}},
-            "pretrain-345m-tp2-dp4-short",
-        ),
-        (
-            pipeline,
-            {"documents": ["a"], "launch": {"processes": 4}, "train": {"parallel": {"pp": 2}}},
-            "pipeline-documents-tiny-pp2-dp2-out",
-        ),
+        (pretrain, {"preset": "345m", "output": "s3://b/short/", **layout(8, tp=2)}, "pretrain-345m-tp2-dp4-short"),
+        (pipeline, {"documents": ["a"], **layout(4, pp=2)}, "pipeline-documents-tiny-pp2-dp2-out"),
         (evaluate, {"run": "out/runs/tiny-0123abcd"}, "evaluate-tiny-0123abcd"),
     ],
 )

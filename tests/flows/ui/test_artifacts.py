@@ -26,11 +26,8 @@ def manifest(step: str = "clean", folder: str = "", **outcome: Any) -> Manifest:
 
 
 def test_the_overview_shows_finished_and_running_steps() -> None:
-    rows = [
-        StepRow("clean", "cached", manifest(seen=2000, kept=1500)),
-        StepRow("train"),
-        StepRow("x", "failed", None, 75),
-    ]
+    cleaned = StepRow("clean", "cached", manifest(seen=2000, kept=1500))
+    rows = [cleaned, StepRow("train"), StepRow("x", "failed", None, 75)]
     table = steps_table(rows).splitlines()
     assert table[0] == "| step | state | in | kept | share | time |" and table[1] == "|---|---|---:|---:|---:|---:|"
     assert table[2] == "| clean | cached | 2,000 | 1,500 | 75.0% |  |"

@@ -83,16 +83,9 @@ def test_a_flag_that_does_not_is_refused(
 
 def test_a_flag_may_take_back_what_the_preset_sets(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Settings that are off are left out of a dump."""
-    small = [
-        "--train.model.layers",
-        "1",
-        "--train.model.heads",
-        "1",
-        "--train.model.hidden",
-        "8",
-        "--train.model.context",
-    ]
-    flags = [*small, "16", "--train.epochs", "0", "--train.steps", "7", "--launch.processes", "1"]
+    sizes = {"layers": 1, "heads": 1, "hidden": 8, "context": 16}
+    small = [word for name, size in sizes.items() for word in (f"--train.model.{name}", str(size))]
+    flags = [*small, "--train.epochs", "0", "--train.steps", "7", "--launch.processes", "1"]
     assert run("pretrain", "--preset", "colossalai-gpt2-small", *flags, "--dry-run") == 0
     assert "in 7 steps" in capsys.readouterr().out
 

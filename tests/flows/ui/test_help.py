@@ -12,29 +12,15 @@ from flows.command import app_of
 from flows.dataprep import dataprep
 from flows.evaluate import evaluate
 from flows.finetune import finetune
-from flows.finetune_settings import FinetuneFlowSettings
 from flows.orchestration.flow import SettingsFlow
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
-from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings
 from flows.ui.help import STEPS, USUAL
 from gpt2train.command_line import run_command
 from gpt2train.settings import Settings
 
-FLOWS: dict[str, SettingsFlow[Any]] = {
-    "dataprep": dataprep,
-    "evaluate": evaluate,
-    "finetune": finetune,
-    "pipeline": pipeline,
-    "pretrain": pretrain,
-}
-SETTINGS: dict[str, type[Settings]] = {
-    "dataprep": DataprepSettings,
-    "evaluate": EvaluateFlowSettings,
-    "finetune": FinetuneFlowSettings,
-    "pipeline": PipelineSettings,
-    "pretrain": PretrainFlowSettings,
-}
+FLOWS: dict[str, SettingsFlow[Any]] = {flow.name: flow for flow in (dataprep, evaluate, finetune, pipeline, pretrain)}
+SETTINGS: dict[str, type[Settings]] = {name: flow.model for name, flow in FLOWS.items()}
 
 
 def page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str, width: int = 80) -> str:

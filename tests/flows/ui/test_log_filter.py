@@ -18,11 +18,9 @@ from flows.ui import log_filter
 )
 def test_only_ends_that_say_something_are_logged_with_the_name_of_their_task_run(state: str, line: str | None) -> None:
     log_filter.install()
-    extra = {"task_run_name": "dedup band-00003"}
-    record = logging.getLogger("prefect.task_runs").makeRecord(
-        "prefect.task_runs", logging.INFO, "", 0, f"Finished in state {state}", (), None, extra=extra
-    )
-    kept = logging.getLogger("prefect.task_runs").filter(record)
+    name, message, extra = "prefect.task_runs", f"Finished in state {state}", {"task_run_name": "dedup band-00003"}
+    record = logging.getLogger(name).makeRecord(name, logging.INFO, "", 0, message, (), None, extra=extra)
+    kept = logging.getLogger(name).filter(record)
     assert (record.getMessage() if kept else None) == line
     flow_run = logging.makeLogRecord({"name": "prefect.flow_runs", "msg": "Finished in state Completed()"})
     assert logging.getLogger("prefect.flow_runs").filter(flow_run)
