@@ -1,5 +1,6 @@
-"""Names of other systems: on the flows' command lines, in the tables of the pages, and in the site's search."""
+"""Names on the pages: of other systems (also on the flows' command lines and in the search), and of our own modules."""
 
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -173,3 +174,13 @@ def test_the_search_finds_every_name() -> None:
     for name in [*names, *SEARCHED, *TYPED]:
         parts = words(name) - {""}
         assert any(parts <= section for section in sections), name
+
+
+def test_what_the_pages_import_is_there() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md")))
+    found = re.findall(r"^ *from ((?:gpt2train|tasks|flows)\b[\w.]*) import (.+)$", text, re.M)
+    assert len(found) > 30
+    for module, names in found:
+        assert "(" not in names, f"{module}: one import per line on a page"
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name.partition(" as ")[0]), f"{module}.{name}"
