@@ -1,14 +1,14 @@
 """Plot of the scores of a run's checkpoints over training tokens."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gpt2train.chart import BLUE, INK, RED, panels, png
 from gpt2train.evaluate.curve_table import curve_metrics
 from gpt2train.evaluate.metrics import Metric
 
-INK, LOSS, OTHER = "#1f2430", "#d1495b", "#7a5195"
-COLORS = {"lambada": "#2f7d5b", "wikitext": "#3b6fb6"}
+OTHER = "#7a5195"
+COLORS = {"lambada": "#2f7d5b", "wikitext": BLUE}
 
 Point = Mapping[str, Any]
 
@@ -19,30 +19,23 @@ def curve_picture(curve: Mapping[str, Any]) -> bytes:
     Args:
         curve: result of `gpt2train.evaluate.curve.score_run`.
     """
-    # Imported here, as it takes 0.5 s. Not pyplot, which needs global state or a display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    panels: list[tuple[str, str, bool, Callable[[Point], float | None]]] = [
-        ("validation loss, nats per token", LOSS, False, lambda point: point["valid_loss"])
+    candidates: list[tuple[str, str, bool, Callable[[Point], float | None]]] = [
+        ("validation loss, nats per token", RED, False, lambda point: point["valid_loss"])
     ]
-    panels += [_panel(name, metric) for name, metric in curve_metrics(curve)]
+    candidates += [_panel(name, metric) for name, metric in curve_metrics(curve)]
     points = curve["points"]
-    shown = [(label, color, log, series) for label, color, log, value in panels if (series := _series(points, value))]
-    figure = Figure(figsize=(7.2, 2.4 * max(1, len(shown))), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (label, color, log, series) in zip(_axes(figure, len(shown)), shown, strict=True):
+    shown = [
+        (label, color, log, series) for label, color, log, value in candidates if (series := _series(points, value))
+    ]
+    found = panels(max(1, len(shown)), 2.4)
+    for axes, (label, color, log, series) in zip(found, shown, strict=False):
         axes.plot(*zip(*series, strict=True), color=color, marker="o", markersize=4, linewidth=1.6)
         axes.set_ylabel(label, color=INK)
         if log:
             axes.set_yscale("log")
-        axes.grid(alpha=0.25, which="both")
-        axes.spines[["top", "right"]].set_visible(False)
-    if shown:
-        figure.axes[-1].set_xlabel("tokens of training", color=INK)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+            axes.grid(alpha=0.25, which="minor")
+    found[-1].set_xlabel("tokens of training", color=INK)
+    return png(found[-1])
 
 
 def _panel(name: str, metric: Metric) -> tuple[str, str, bool, Callable[[Point], float | None]]:
@@ -59,7 +52,3 @@ def _panel(name: str, metric: Metric) -> tuple[str, str, bool, Callable[[Point],
 
 def _series(points: Sequence[Point], value: Callable[[Point], float | None]) -> list[tuple[int, float]]:
     return [(point["tokens"], number) for point in points if (number := value(point)) is not None]
-
-
-def _axes(figure: Any, count: int) -> list[Any]:
-    return list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]) if count else []

@@ -2,17 +2,16 @@
 
 import base64
 import functools
-import io
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 import numpy as np
 
+from gpt2train.chart import BLUE, INK, RED, SOFT, panels, png
+
 log = logging.getLogger("gpt2train")
 P = ParamSpec("P")
-
-INK, TRAIN, VALID, SOFT = "#1f2430", "#3b6fb6", "#d1495b", "#c3c9d4"
 
 
 def _or_none(draw: Callable[P, str]) -> Callable[P, str | None]:
@@ -38,14 +37,14 @@ def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None, unit
         steps: last step of the run; fixes the axis during the run.
         unit: what the loss is a mean over.
     """
-    axes = _axes(3.4)
+    [axes] = panels(1, 3.4)
     trained = [(r["step"], r["loss"]) for r in records if r.get("loss") is not None]
     valid = [(r["step"], r["valid_loss"]) for r in records if r.get("valid_loss") is not None]
     if trained:
-        axes.plot(*zip(*_thin(trained), strict=True), color=TRAIN, linewidth=1.0, alpha=0.35)
-        axes.plot(*zip(*_thin(_smooth(trained)), strict=True), color=TRAIN, linewidth=1.8, label="training (smoothed)")
+        axes.plot(*zip(*_thin(trained), strict=True), color=BLUE, linewidth=1.0, alpha=0.35)
+        axes.plot(*zip(*_thin(_smooth(trained)), strict=True), color=BLUE, linewidth=1.8, label="training (smoothed)")
     if valid:
-        axes.plot(*zip(*valid, strict=True), color=VALID, marker="o", markersize=4, linewidth=1.4, label="validation")
+        axes.plot(*zip(*valid, strict=True), color=RED, marker="o", markersize=4, linewidth=1.4, label="validation")
     if steps:
         axes.set_xlim(0, steps)
     axes.set_xlabel("step", color=INK)
@@ -63,8 +62,8 @@ def score_curve(validations: Sequence[dict[str, Any]], majority: float | None) -
         validations: rows with `step`, `accuracy`, `f1` and `selected`.
         majority: accuracy of always predicting the most frequent class, drawn as a line.
     """
-    axes = _axes(2.9)
-    for name, color in (("accuracy", TRAIN), ("f1", VALID)):
+    [axes] = panels(1, 2.9)
+    for name, color in (("accuracy", BLUE), ("f1", RED)):
         points = [(row["step"], row[name]) for row in validations if name in row]
         if points:
             label = name.capitalize()
@@ -87,10 +86,10 @@ def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> str:
     Args:
         series: (name, lengths in characters) of at most three sets of documents.
     """
-    axes = _axes(2.9)
+    [axes] = panels(1, 2.9)
     longest = max((int(sizes.max()) for _, sizes in series if len(sizes)), default=1)
     edges = np.logspace(1, max(2.0, np.log10(longest + 1)), 41)
-    for (name, sizes), color in zip(series, (SOFT, TRAIN, VALID), strict=False):
+    for (name, sizes), color in zip(series, (SOFT, BLUE, RED), strict=False):
         axes.hist(np.maximum(sizes, 10), bins=edges, color=color, alpha=0.85, label=f"{name}: {len(sizes):,}")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -100,26 +99,8 @@ def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> str:
     return _data_url(axes)
 
 
-def _axes(height: float) -> Any:
-    """Empty axes of 7.2 inches by `height`."""
-    # Imported here: matplotlib takes half a second, and most commands draw nothing. The figure is made without
-    # pyplot, whose global state is not safe in the thread that monitors a running job.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
-
-
 def _data_url(axes: Any) -> str:
-    buffer = io.BytesIO()
-    axes.figure.savefig(buffer, format="png", metadata={"Software": None})
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return "data:image/png;base64," + base64.b64encode(png(axes)).decode()
 
 
 def _smooth(points: Sequence[tuple[int, float]], weight: float = 0.8) -> list[tuple[int, float]]:
