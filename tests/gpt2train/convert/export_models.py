@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,16 @@ def export_folder(folder: Path, file: Path, **kind: Any) -> tuple[str, ...]:
     """Write a GGUF file of a model folder; the notes of the export."""
     pytest.importorskip("gguf", reason="needs the extra gguf")
     return write_gguf(file, open_model(folder), folder, **kind)
+
+
+def check_continuation(model: Any, answer: Any, theirs: Sequence[int]) -> None:
+    """Check that a peer continues a prompt as the model does, up to a token between whose logits rounding decides."""
+    ours = list(answer.tokens)
+    differ = [at for at, (own, other) in enumerate(zip(ours, theirs, strict=False)) if own != other]
+    if not differ:
+        assert ours == theirs
+        return
+    first = differ[0]
+    with torch.no_grad():
+        logits = model(torch.tensor([[*answer.prompt_tokens, *ours[:first]]]))[0, -1]
+    assert logits[ours[first]] - logits[theirs[first]] < 1e-3 * logits.std(), (first, ours, theirs)

@@ -68,4 +68,4 @@ def test_a_task_is_scored_by_several_processes(open_data: Path, tmp_path: Path) 
         for own, alone in zip(found[name], found["one"], strict=True):
             assert own == pytest.approx(alone, abs=1e-4)
     code, _, err = finish(start("-m", "gpt2train.evaluate", *flags[:2], str(tmp_path), *flags[3:]))
-    assert code == 2 and err.count("error: ") == 1 and "is not a model folder" in err, err
+    assert code == 2 and err.count("error: ") == 1 and "is neither a model folder" in err, err
