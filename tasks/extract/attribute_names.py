@@ -7,7 +7,7 @@ from tasks.extract.blocks import HEADINGS
 # Tags without text of the page: scripts, controls, media.
 _DROPPED_TAGS = """
 applet area audio base button canvas col colgroup datalist dialog embed fencedframe figcaption footer frame
-frameset head iframe input link map menu menuitem meta meter nav noindex noframes noscript object optgroup
+frameset head iframe input link map menu menuitem meta meter nav noframes noscript object optgroup
 option output param picture progress rp rt rtc script select source style svg template textarea title track use
 video
 """
@@ -161,10 +161,10 @@ UNSEEN = re.compile(
 # whole sentences alone, with few words in links, without a control or a picture, is a part of the text.
 SITE_PROSE = re.compile(
     r"""
-      cookie|newsletter|subscri|sign\ ?up|login|sponsor|advert|copyright|colophon|masthead|sidebar|side\ bar|popup
-    | \B(?:footer|foot)\b | \b(?:foot|footer\w*|consent|gdpr|modal|overlay|widget\w*|author\w*|related\w*|recommend\w*
-    | popular|recent|latest|rss|social|shar\w*|addtoany\w*|donat\w*|login|respond|reply|replies|ads?|adv|akismet
-    | infobox|factbox|message\ container|comments?|powered)\b
+      cookie|newsletter|subscri|sign\ ?up|login|sponsor|advert|copyright|colophon|masthead|sidebar|side\ bar
+    | \B(?:footer|foot)\b | \b(?:foot|footer\w*|consent|gdpr|widget\w*|author\w*|related\w*|recommend\w*
+    | popular|recent|latest|rss|social|addtoany\w*|donat\w*|login|respond|reply|replies|ads?|adv|akismet
+    | message\ container|comments?|powered)\b
     """,
     re.VERBOSE,
 )
@@ -195,9 +195,7 @@ LEVELS = (
 )
 # What each name has that they match; most names of elements have none of these.
 LEVEL_PARTS = re.compile("article|body|cell|column|content|copy|entry|inner|main|post|primary|story|text")
-OTHER_ROLES = frozenset(
-    ["navigation", "banner", "contentinfo", "search", "complementary", "menu", "menubar", "dialog", "alertdialog"]
-)
+OTHER_ROLES = frozenset(["navigation", "banner", "contentinfo", "search", "menu", "menubar", "dialog", "alertdialog"])
 
 # Elements whose ids are names of what stands in them: of words on all pages, of parts of documentation.
 WORDS = frozenset(["a", "b", "cite", "code", "em", "font", "i", "label", "small", "span", "strong", "time"])

@@ -205,7 +205,7 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     role = attributes.get("role", "").lower()
     identity = rules.named(attributes["id"]) if attributes.get("id") else NAMELESS
     classes = rules.named(attributes["class"]) if attributes.get("class") else NAMELESS
-    if role in OTHER_ROLES and not (role == "complementary" and (NOTES.search(f"{identity.words} {classes.words}"))):
+    if role in OTHER_ROLES:
         return Verdict(hidden=True)
     if (
         attributes.get("hidden", "until-found").lower() != "until-found"
@@ -222,8 +222,9 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     ):
         identity = NAMELESS  # the name of what the section documents
     is_forum = rules.boilerplate is FORUM_PARTS
-    if tag == "aside" and not (is_forum and "quote" in classes.words.split()):
-        return NEUTRAL if NOTES.search(identity.words) or NOTES.search(classes.words) else DROP
+    if (tag == "aside" and not (is_forum and "quote" in classes.words.split())) or role == "complementary":
+        names = f"{identity.words} {classes.words}"
+        return NEUTRAL if NOTES.search(names) else Verdict(marked=True, may_be_text=not SITE_PROSE.search(names))
     level = _level(tag, role, identity, classes, attributes)
     main = level >= 0 and (tag == "main" or role == "main" or attributes.get("itemprop", "").lower() == "articlebody")
     if tag not in MARKED_TAGS:
@@ -275,7 +276,7 @@ def _level_of(name: str) -> int:
 
 QUOTED = Verdict(marked=True)
 PLAIN = dict.fromkeys(DROPPED_TAGS, DROP) | {
-    "aside": DROP,
+    "aside": Verdict(marked=True, may_be_text=True),
     "article": Verdict(level=1),
     "main": Verdict(level=4, main=True),
 }

@@ -56,16 +56,6 @@ class Contents(NamedTuple):
     mains: int
 
 
-class Candidate(NamedTuple):
-    """Container that may hold the main content; `level` as in `attribute_rules`."""
-
-    level: int
-    start: int
-    end: int
-    tag: str
-    name: str
-
-
 def is_mostly_code(blocks: Sequence[Block]) -> bool:
     """Return True if most of the text of blocks is code."""
     shown = [one for one in blocks if not one.dropped]

@@ -11,6 +11,7 @@ from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, 
 
 CELLS = frozenset(("td", "th"))
 QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
+PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
 MAX_OUTER = 3  # elements between a question and its button
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
@@ -20,7 +21,7 @@ MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there
 SHOWN = XPath("descendant-or-self::text()[not(parent::script or parent::style)]", smart_strings=False)
 HOLDS_UNSHOWN = XPath("boolean(descendant-or-self::template | descendant-or-self::noscript)")
 IS_UNSHOWN = XPath("boolean(ancestor::script | ancestor::style | ancestor::template | ancestor::noscript)")
-NO_PROSE = ("button", "iframe", "img", "input", "picture", "select", "textarea", "video")
+NO_PROSE = ("article", "button", "iframe", "img", "input", "picture", "select", "textarea", "video")
 
 
 def described(element: HtmlElement) -> str:
@@ -67,6 +68,13 @@ def holds_input(element: HtmlElement) -> bool:
     return any(one.get("type") != "hidden" for one in element.iter("input", "button", "select", "textarea"))
 
 
+def is_picture(figure: HtmlElement, held: Contents) -> bool:
+    """Return True for a figure with a picture, a film, or words alone; others are quotations, notes, and tables."""
+    if figure.find(".//td") is not None:
+        return False
+    return not held.running or next(figure.iter("img", "svg", "canvas", *PICTURES), None) is not None
+
+
 def is_of_series(element: HtmlElement) -> bool:
     """Return True if an element beside it has the same first class, and an id that begins with the same word."""
     if (word := SERIES.match(element.get("id") or "")) is None or not (name := element.get("class")):
@@ -84,6 +92,17 @@ def is_of_series(element: HtmlElement) -> bool:
 def is_shown_code(area: HtmlElement) -> bool:
     """Return True for a text area of several lines that is for reading alone."""
     return "readonly" in area.attrib and (area.text or "").strip().count("\n") >= MIN_LINES - 1
+
+
+def shown_parts(element: HtmlElement, tag: str) -> list[tuple[HtmlElement, str]]:
+    """Parts of an element of a dropped tag that a browser shows as text, each with the tag as which it is read."""
+    if tag == "textarea":
+        return [(element, "pre")] if is_shown_code(element) else []
+    if tag == "head" or (tag == "dialog" and "open" in element.attrib):  # a head in a body, or of a page without one
+        return [(element, "div")]
+    if tag == "menu":
+        return [(element, "ul")] if is_text(element) else []
+    return [(inner, "div") for inner in element.iter("foreignobject") if is_text(inner)] if tag == "svg" else []
 
 
 def holds_main(element: HtmlElement) -> bool:
@@ -105,7 +124,10 @@ def is_short(element: HtmlElement, limit: int) -> bool:
 
 
 def is_plain(element: HtmlElement) -> bool:
-    """Return True for an element of few links, without controls and media; pictures without a text are decoration."""
+    """Return True for an element of few links, without controls, media and a page of its own.
+
+    Pictures without a text are decoration.
+    """
     linked = 0
     for inner in element.iter("a", *NO_PROSE):
         if inner.tag != "a":

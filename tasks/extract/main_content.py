@@ -14,7 +14,8 @@ from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from tasks.extract.article_lines import drop_lines, is_title, page_titles
 from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
-from tasks.extract.blocks import HIDDEN, KEPT, LINKS, MARKED, MIN_RUNNING, TOC, Block, Candidate, is_linked, is_prose
+from tasks.extract.blocks import HIDDEN, KEPT, LINKS, MARKED, MIN_RUNNING, TOC, Block, is_linked, is_prose
+from tasks.extract.candidates import Candidate
 from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
@@ -94,10 +95,13 @@ def _show_unscripted(tree: HtmlElement) -> bool:
     """Make elements of the content that is not shown where scripts run; returns False if there is none."""
     found = [
         element
-        for element in tree.iter("noscript", "template")
-        if element.tag == "noscript" or "shadowrootmode" in element.attrib or "shadowroot" in element.attrib
+        for element in tree.iter("frameset", "noframes", "noscript", "template")
+        if element.tag != "template" or "shadowrootmode" in element.attrib or "shadowroot" in element.attrib
     ]
     for element in found:
+        if element.tag == "noframes" and (inner := parse(element.text or "")) is not None:  # libxml2 leaves its source
+            element.text = None
+            element.append(inner)
         element.tag = "div"
     return bool(found)
 
@@ -166,7 +170,7 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
     for level in range(LEVELS):
         found = [
             (_running(walk.blocks[one.start : one.end]), one)
-            for one in walk.candidates
+            for one in walk.candidates.found
             if one.level == level and not _is_teaser(walk.blocks[one.start : one.end], titles)
         ]
         if not found:
@@ -182,14 +186,24 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
         joint = _running(walk.blocks[start:end])
         if len(alike) == 1 or joint <= 1.1 * size:
             start, end, joint = best.start, best.end, size
+        else:
+            start -= _heading_blocks(walk.blocks, alike)
         if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * running:
             return _with_next_parts(walk, best, start, end)
     return 0, len(walk.blocks)
 
 
+def _heading_blocks(blocks: Sequence[Block], parts: Sequence[Candidate]) -> int:
+    """Number of blocks before the first part of a text, if as many of the same kinds are before each part."""
+    parts = sorted(parts, key=lambda one: one.start)
+    count = min(after.start - before.end for before, after in itertools.pairwise(parts))
+    kinds = {tuple(block.kind for block in blocks[max(one.start - count, 0) : one.start]) for one in parts}
+    return count if 0 < count <= LEAD_BLOCKS and len(kinds) == 1 else 0
+
+
 def _with_next_parts(walk: Walk, best: Candidate, start: int, end: int) -> tuple[int, int]:
     """First and last block of a main content with the parts after it: containers of its class that begin with prose."""
-    alike = [one for one in walk.candidates if best.name and (one.tag, one.name) == (best.tag, best.name)]
+    alike = [one for one in walk.candidates.found if best.name and (one.tag, one.name) == (best.tag, best.name)]
     for one in sorted(alike, key=lambda one: (one.start, -one.end)):
         if one.start >= end:
             part = _live(walk.blocks[one.start : one.end])
@@ -211,7 +225,7 @@ def _smallest_container(walk: Walk) -> tuple[int, int]:
     """First and last block of the smallest container that holds nearly all running text, or all text of a list."""
     weight = _running if walk.running >= MIN_TEXT else _size
     least = MOST * weight(walk.blocks)
-    fitting = [one for one in walk.candidates if weight(walk.blocks[one.start : one.end]) >= least]
+    fitting = [one for one in walk.candidates.found if weight(walk.blocks[one.start : one.end]) >= least]
     best = min(fitting, key=lambda one: one.end - one.start, default=None)
     return (best.start, best.end) if best else (0, len(walk.blocks))
 

@@ -31,7 +31,6 @@ from tasks.extract.blocks import (
     TAG,
     TOC,
     Block,
-    Candidate,
     Contents,
     is_contents,
     is_described,
@@ -39,10 +38,12 @@ from tasks.extract.blocks import (
     is_prose,
     is_sentence,
 )
+from tasks.extract.candidates import Candidates
 from tasks.extract.code_text import SCRIPTS, code_text, is_code
 from tasks.extract.doubts import Doubt, has_letters, unsupported
 from tasks.extract.elements import (
     CELLS,
+    PICTURES,
     QUESTIONS,
     described,
     holds_block,
@@ -53,11 +54,12 @@ from tasks.extract.elements import (
     is_link_to_page,
     is_mostly_links,
     is_of_series,
+    is_picture,
     is_plain,
     is_question,
     is_short,
-    is_shown_code,
     kind_of,
+    shown_parts,
     shown_text,
 )
 from tasks.extract.formulas import formula_text, image_text, only_formula, script_marks, script_text, wrapped_text
@@ -70,7 +72,6 @@ SUBTITLES = ("sub-title", "subTitle")  # of Javadoc: module and package, above t
 WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
 FORMULAS = {"math": formula_text, "mjx-container": wrapped_text}
 CONTROLS = ("button", "output")
-PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
 DROPPED_BLOCKS = frozenset(["dialog", "figcaption", "footer", "menu", "nav"])
 PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
@@ -107,7 +108,7 @@ class Walk:
         self.rules, self.page, self.tables = rules, page, tables
         self.blocks: list[Block] = []
         self.posts: list[tuple[int, int]] = []
-        self.candidates: list[Candidate] = []
+        self.candidates = Candidates()
         self.size = self.links = self.running = self.overlays = 0
         self.dialog: tuple[int, int] | None = None
         self._pieces: list[str] = []  # of the block that is being read
@@ -265,11 +266,11 @@ class Walk:
         """Read a formula in a script, or a control that is a heading or a word of a sentence, but no other element."""
         if tag == "script" and element.get("type"):
             self._pieces += filter(None, [script_text(element)])
-        elif tag == "textarea" and is_shown_code(element):
-            self._container(element, "pre", NEUTRAL, kind)
-        elif tag == "head":  # in a body, or of a page without one
-            self._container(element, "div", NEUTRAL, kind)
         elif tag not in CONTROLS:
+            if parts := shown_parts(element, tag):
+                for part, own in parts:
+                    self._container(part, own, self.rules.verdict(part, own), kind)
+                return
             self._leave_out(element, TAG)
             if tag in PICTURES:
                 self._note_picture()
@@ -391,8 +392,8 @@ class Walk:
             self._doubtful.append((held, reason))
         elif reason:
             self._drop(held, reason)
-        if verdict.level >= 0 and (not reason or strong):
-            self.candidates.append(Candidate(verdict.level, held.start, held.end, tag, element.get("class") or ""))
+        if not reason or strong:
+            self.candidates.add(element, tag, verdict.level, held)
 
     def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> str:
         """Reason to drop a container."""
@@ -408,10 +409,9 @@ class Walk:
         if weighed and is_mostly_links(tag, held) and not (tag == "div" and element.getparent().tag == "li"):
             return LINKS
         is_form = tag == "form" and held.size < MAX_FORM and holds_input(element)
-        if is_form or (tag == "figure" and held.running <= MAX_DROPPED):
-            kinds = {one.kind for one in self.blocks[held.start : held.end]}
-            if "pre" not in kinds and (tag == "form" or "td" not in kinds):
-                return FORM if tag == "form" else FIGURE
+        is_figure = tag == "figure" and held.running <= MAX_DROPPED and is_picture(element, held)
+        if (is_form or is_figure) and all(one.kind != "pre" for one in self.blocks[held.start : held.end]):
+            return FORM if is_form else FIGURE
         return KEPT
 
     def _reason_of_mark(self, element: HtmlElement, tag: str, verdict: Verdict, blocks: list[Block]) -> str:

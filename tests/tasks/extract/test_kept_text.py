@@ -101,6 +101,52 @@ def test_parts_that_are_closed_at_first_are_read(panel: str, control: str, close
     assert "admin" not in between(inside.replace(panel, "class='x'"), control) or "until" in closed
 
 
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        ("<dialog open><p>Take the boat.</p></dialog>", "Take the boat."),
+        ("<dialog><p>Take the boat.</p></dialog>", ""),
+        ("<p>Take <noindex>the</noindex> boat.</p><noindex><p>Then rest.</p></noindex>", "Take the boat.\nThen rest."),
+        (f"<svg><foreignObject><div>{PARAGRAPH}</div></foreignObject><text>x</text></svg>", PLAIN),
+        ("<svg><foreignObject><span>Start</span></foreignObject></svg>", ""),
+        (f"<menu><li>{WORDS}</li></menu>", f"- {WORDS.strip()}"),
+        ("<menu><li><a href='/'>Home</a></li></menu>", ""),
+        (f"<figure><blockquote><p>{WORDS}</p></blockquote></figure>", WORDS.strip()),
+        ("<figure class='wp-block-table'><table><tr><td>a</td><td>b</td></tr></table></figure>", "a | b"),
+        (f"<figure><img src='a'><p>{WORDS}</p></figure>", ""),
+        (f"<aside><p>{WORDS}</p></aside>", WORDS.strip()),
+        (f"<div role='complementary'><p>{WORDS}</p></div>", WORDS.strip()),
+        (f"<aside><h3>More</h3><a href='/b'>{WORDS}</a></aside>", ""),
+        (f"<aside class='newsletter'><p>{WORDS}</p></aside>", ""),
+    ],
+)
+def test_elements_of_a_tag_that_is_often_boilerplate_are_read_if_they_hold_a_text(inside: str, expected: str) -> None:
+    assert between(inside) == expected
+
+
+@pytest.mark.parametrize("name", ["modal-body", "modal-content", "popup", "site-overlay", "share-price"])
+def test_sentences_in_a_container_of_the_name_of_an_overlay_are_a_part_of_the_text(name: str) -> None:
+    assert between(f"<div class='{name}'><h3>The boat</h3><p>{WORDS}</p></div>") == f"The boat\n{WORDS.strip()}"
+    assert between(f"<div class='{name}'><p>{WORDS}</p><button>Close</button></div>") == ""
+
+
+@pytest.mark.parametrize("tag", ["article", "section", "div class='content'", "div class='post-body'"])
+def test_a_text_of_which_some_paragraphs_are_in_containers_is_read_from_its_first_to_its_last_one(tag: str) -> None:
+    boxed = f"<{tag}>{PARAGRAPH}</{tag.split()[0]}>"
+    for text in (f"{PARAGRAPH * 2}{boxed}" * 3 + PARAGRAPH * 2, f"{PARAGRAPH}{boxed}{PARAGRAPH}"):
+        for page in (f"<html><body>{text}</body></html>", f"<html><body><div>{text}</div></body></html>"):
+            assert text_of(page) == "\n".join([PLAIN] * text.count("<p>"))
+    page = f"<html><body>{''.join(f'<h2>Part {n}</h2>{boxed}' for n in 'abc')}</body></html>"
+    assert text_of(page) == "\n".join(f"Part {n}\n{PLAIN}" for n in "abc")
+
+
+def test_the_text_of_a_page_of_frames_is_read() -> None:
+    """libxml2 leaves the source of it."""
+    for inside in (PARAGRAPH, f"<body bgcolor='white'>{PARAGRAPH}</body>"):
+        frames = f"<frameset cols='20%,80%'><frame src='a.html'><noframes>{inside}</noframes></frameset>"
+        assert text_of(f"<html><head><title>A</title></head>{frames}</html>") == PLAIN
+
+
 def test_dialogs_stay_closed() -> None:
     dialog = "<div id='b' role='dialog' style='display:none'><p>Log in to read.</p></div>"
     assert between(f"{dialog}<p>Read on.</p>", "<a data-toggle='modal' href='#b'>Log in</a>") == "Read on."
