@@ -92,10 +92,15 @@ NAMELESS = Named("", boilerplate=False, unseen=False, comments=False, toc=False)
 
 
 class AttributeRules:
-    """Cache of verdicts by tag and attributes."""
+    """Cache of verdicts by tag and attributes.
 
-    def __init__(self, boilerplate: re.Pattern[str] = BOILERPLATE) -> None:
-        self.boilerplate = boilerplate
+    Args:
+        boilerplate: names of boilerplate.
+        site_prose: sentences under the name of a site's prose are such prose, not a part of the text.
+    """
+
+    def __init__(self, boilerplate: re.Pattern[str] = BOILERPLATE, *, site_prose: bool = True) -> None:
+        self.boilerplate, self.site_prose = boilerplate, site_prose
         # A forum names who wrote what it quotes in a `cite`.
         self.comments = COMMENTS if boilerplate is BOILERPLATE else READER_COMMENTS
         self.plain = PLAIN | ({"cite": QUOTED} if boilerplate is FORUM_PARTS else {})
@@ -239,7 +244,7 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
     if not (identity.boilerplate or classes.boilerplate):
         return Verdict(comments=comments, toc=toc, level=level, main=main) if comments or toc or level >= 0 else NEUTRAL
     marks = [one for one in (identity, classes) if one.boilerplate]
-    is_site = any(one.unseen or SITE_PROSE.search(one.words) for one in marks)
+    is_site = any(one.unseen or (rules.site_prose and SITE_PROSE.search(one.words)) for one in marks)
     return Verdict(
         marked=True,
         unseen=any(one.unseen or (tag == "a" and MARK_LINKS.search(one.words)) for one in marks),

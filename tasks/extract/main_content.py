@@ -6,7 +6,7 @@ how the container is chosen. Lists keep their markers, tables a row a line, code
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lxml.etree import ElementDefaultClassLookup, ParserError, XMLSyntaxError
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
@@ -19,6 +19,7 @@ from tasks.extract.candidates import Candidate
 from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
+from tasks.extract.settle import settle
 from tasks.extract.walk import Walk, page_blocks
 
 # A tree has up to 2,048 levels. By default it has 256, and the text below them is lost where many tags are not closed
@@ -35,6 +36,7 @@ RULES = {
     DOCUMENTATION: AttributeRules(NAVIGATION),
     FORUM: AttributeRules(FORUM_PARTS),
 }
+LENIENT = RULES | {ARTICLE: AttributeRules(BOILERPLATE, site_prose=False)}
 # The numbers below were chosen on the gold pages; benchmarks/extract.py shows them by quarters.
 OUTSIDE, HEADER, BESIDE_PAGES, REPEATED, ENDING = "outside", "header", "beside", "repeated", "ending"
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
@@ -88,6 +90,10 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
             return stated, None
         if _show_unscripted(tree) and len(stated := _text(found := decide(tree, tables, account))) > least:
             return stated, found
+        if _running(walk.blocks) < MIN_RUNNING:
+            found = decide(tree, tables, account, LENIENT)
+            if len(stated := _text(found)) > least:
+                return stated, found
     return text, walk
 
 
@@ -106,13 +112,13 @@ def _show_unscripted(tree: HtmlElement) -> bool:
     return bool(found)
 
 
-def decide(tree: HtmlElement, tables: bool, account: bool = False) -> Walk:
+def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mapping[str, AttributeRules] = RULES) -> Walk:
     """Read the blocks of a page, and drop those that are no text of it, each for a reason."""
     metas = list(tree.iter("meta"))
     kind = page_type(tree, metas)
     titles = page_titles(tree, metas)
-    walk = page_blocks(tree, RULES[kind], kind, tables, account)
-    walk.settle(titles)
+    walk = page_blocks(tree, rules[kind], kind, tables, account)
+    settle(walk, titles)
     if walk.dialog:
         start, end = walk.dialog
         _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE)

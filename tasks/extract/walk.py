@@ -5,13 +5,10 @@ A class that marks boilerplate is a statement on a container: an inline element 
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from operator import attrgetter
 
 from lxml.html import HtmlElement
 
 from gpt2train.data.text_units import without_invisible
-from tasks.extract.article_lines import holds_title
 from tasks.extract.attribute_names import CONTAINERS, DROPPED_TAGS
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
@@ -75,9 +72,8 @@ CONTROLS = ("button", "output")
 DROPPED_BLOCKS = frozenset(["dialog", "figcaption", "footer", "menu", "nav"])
 PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
-MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
+MIN_ARTICLE = 250  # characters of running text on which comments may be
 MAX_CARD = 500  # characters of a card, an announcement under a link without text
-MIN_CARDS = 3  # cards with the same class; fewer may be the text of a short article
 CARDS = frozenset(["div", "li", "article", "section"])
 MAX_FRAMES = 3 * 2048  # of the walk: three an element, on at most 2,048 levels (libxml2)
 MAX_FORM = 500  # characters of a form that is no text; some sites are one form
@@ -94,6 +90,8 @@ class Walk:
 
     Attributes:
         blocks: all blocks, in order.
+        cards: announcements under a link without text, by their tag and class.
+        doubtful: containers that are dropped for a reason unless the whole page speaks against it, inner ones first.
         posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         size, links, running: characters of the blocks that are not dropped.
@@ -117,11 +115,12 @@ class Walk:
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
         self._in_doubt = self._pictured = False
         self._opened = Opened(tree, rules)
+        self._article: int | None = None  # characters of running text before the first comments
         self._mains = 0  # main parts, as the page states them, that were read
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
-        self._cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
-        self._doubtful: list[tuple[Contents, str]] = []
+        self.cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
+        self.doubtful: list[tuple[Contents, str]] = []
 
     def read(self, element: HtmlElement, kind: str) -> None:
         """Read the text and the children of an element, but not its tail."""
@@ -167,33 +166,6 @@ class Walk:
                 self._marker = ""
             self._add(Block(self._marker + text, kind, links))
             self._marker = ""
-
-    def settle(self, titles: Sequence[str]) -> None:
-        """Drop the large marked containers, except those that hold most of the page's text, or its title and a text."""
-        for alike in self._cards.values():
-            for held in alike if len(alike) >= MIN_CARDS else ():
-                self._drop(held, LINKS)
-        for reason in (COMMENT, HIDDEN, MARKED, FORM, FIGURE, TOC, LINKS):
-            weigh = attrgetter("running" if self.running else "size")
-            total = weigh(self)
-            for held, found in self._doubtful:
-                if found == reason:
-                    blocks = [one for one in self.blocks[held.start : held.end] if not one.dropped]
-                    live = sum(map(weigh, blocks))
-                    if live >= MAX_DROPPED_SHARE * total and (reason != COMMENT or self._is_page(held, titles)):
-                        continue
-                    if reason == MARKED and live > MAX_DROPPED and holds_title(blocks, titles):
-                        self.dialog = (held.start, held.end)
-                    else:
-                        self._drop(held, reason)
-
-    def _is_page(self, held: Contents, titles: Sequence[str]) -> bool:
-        """Return True for a container of comments, by its name, that is the page: no text is before it, or its title.
-
-        Comments follow the text on which they are.
-        """
-        before = any(one.running and not one.dropped for one in self.blocks[: held.start])
-        return not before or holds_title(self.blocks[held.start : held.end], titles)
 
     def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
         if tag in BLOCK_TAGS:
@@ -355,7 +327,7 @@ class Walk:
             )
             is_card = tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links
             if is_card and self.overlays > overlays:
-                self._cards[tag, element.get("class")].append(held)
+                self.cards[tag, element.get("class")].append(held)
             self.overlays = overlays if tag in CARDS else self.overlays
             if verdict.post:
                 self.posts.append((start, len(self.blocks)))
@@ -366,7 +338,9 @@ class Walk:
         if verdict.level == 0 or verdict.toc:
             return False
         if verdict.comments and self.page == ARTICLE:
-            return self.running > 0 and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
+            self._article = self.running if self._article is None else self._article
+            is_below = self._article >= MIN_ARTICLE
+            return is_below and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
         may_be_text = verdict.may_be_text and (
             element.tag == "p"
             or (element.tag in LISTS and element.text_content().rstrip().endswith(SENTENCE_ENDS))
@@ -387,11 +361,11 @@ class Walk:
         if reason and self.left_out is not None:
             self.causes.append((held.start, held.end, reason, described(element)))
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
-        is_all = reason in (COMMENT, FORM, MARKED, TOC) and held.size == self.size  # of the text so far
-        if reason and (held.running > MAX_DROPPED or strong or is_all):
-            self._doubtful.append((held, reason))
+        is_all = reason in (FORM, MARKED, TOC) and held.size == self.size  # of the text so far
+        if reason and (held.running > MAX_DROPPED or strong or is_all or reason == COMMENT):
+            self.doubtful.append((held, reason))
         elif reason:
-            self._drop(held, reason)
+            self.drop(held, reason)
         if not reason or strong:
             self.candidates.add(element, tag, verdict.level, held)
 
@@ -432,7 +406,8 @@ class Walk:
         self.links += block.links
         self.running += block.running
 
-    def _drop(self, held: Contents, reason: str) -> None:
+    def drop(self, held: Contents, reason: str) -> None:
+        """Drop the blocks of a container that are not dropped yet."""
         for block in self.blocks[held.start : held.end]:
             if not block.dropped:
                 block.dropped = reason
@@ -444,7 +419,7 @@ class Walk:
 def page_blocks(
     tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True, account: bool = False
 ) -> Walk:
-    """Read the blocks and the candidates of a page; `page` is its type. `Walk.settle` is to be called."""
+    """Read the blocks and the candidates of a page; `page` is its type. `settle` is to be called."""
     walk = Walk(tree, rules, page, tables, account)
     body = tree.find("body") if tree.tag == "html" else tree
     limit = sys.getrecursionlimit()

@@ -140,6 +140,33 @@ def test_a_text_of_which_some_paragraphs_are_in_containers_is_read_from_its_firs
     assert text_of(page) == "\n".join(f"Part {n}\n{PLAIN}" for n in "abc")
 
 
+COMMENT = (
+    f"<div class='comment'><div class='comment-author'>Anna</div><div class='comment-body'><p>{WORDS}</p></div></div>"
+)
+
+
+@pytest.mark.parametrize("around", ["{}", "<div id='comments'>{}</div>", "<div class='comments'><div>{}</div></div>"])
+@pytest.mark.parametrize("head", ["", "<h1>Guests</h1><p>Welcome.</p>", f"<h1>How?</h1><div>{WORDS}</div>"])
+def test_a_list_of_comments_is_the_text_of_a_page_without_an_article(around: str, head: str) -> None:
+    """Of guest books, and of questions with their answers."""
+    page = f"<html><body><div class='menu'><a href='/a'>News</a></div>{head}{around.format(COMMENT * 9)}</body></html>"
+    found = text_of(page)
+    assert found.count(WORDS.strip()) == page.count(WORDS) and "News" not in found
+    below = page.replace(head, f"<h1>A</h1><div class='comments-open'>{PARAGRAPH}</div>") if head else ""
+    assert "Anna" not in text_of(below) and text_of(below).count("fox") == 3 * bool(head)
+    wrapped = f"<html><body><div class='comments'><h1>A</h1>{PARAGRAPH}{around.format(COMMENT * 9)}</div></body></html>"
+    assert text_of(wrapped) == f"A\n{PLAIN}"
+
+
+def test_sentences_under_the_name_of_a_sites_prose_are_the_text_of_a_page_without_another() -> None:
+    boxes = f"<div class='widget'><h2>The boat</h2><p>{WORDS}</p></div>" * 4
+    page = f"<html><body><h1>River</h1><div>{boxes}{{}}</div></body></html>"
+    assert text_of(page.format("")).count(WORDS.strip()) == 4
+    assert text_of(page.format(f"<p>{WORDS}</p>")).count(WORDS.strip()) == 1
+    consent = f"<div class='cookie-bar'><p>{WORDS * 3}</p><button>Accept</button></div>"
+    assert text_of(f"<html><body><h1>River</h1>{consent}</body></html>") == "River"
+
+
 def test_the_text_of_a_page_of_frames_is_read() -> None:
     """libxml2 leaves the source of it."""
     for inside in (PARAGRAPH, f"<body bgcolor='white'>{PARAGRAPH}</body>"):

@@ -1,0 +1,58 @@
+"""Containers that are marked as boilerplate, weighed against the whole page when it has been read."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from tasks.extract.article_lines import holds_title
+from tasks.extract.blocks import COMMENT, FIGURE, FORM, HIDDEN, LINKS, MARKED, TOC, Contents
+from tasks.extract.walk import MAX_DROPPED, MIN_ARTICLE, Walk
+
+MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
+MAX_LEVELS = 8  # of containers of comments in each other
+MIN_CARDS = 3  # cards with the same class; fewer may be the text of a short article
+
+
+def settle(walk: Walk, titles: Sequence[str]) -> None:
+    """Drop the large marked containers, except those that hold most of the page's text, or its title and a text."""
+    for alike in walk.cards.values():
+        for held in alike if len(alike) >= MIN_CARDS else ():
+            walk.drop(held, LINKS)
+    _settle_comments(walk, [held for held, reason in walk.doubtful if reason == COMMENT], titles)
+    for reason in (HIDDEN, MARKED, FORM, FIGURE, TOC, LINKS):
+        weigh = attrgetter("running" if walk.running else "size")
+        total = weigh(walk)
+        for held, found in walk.doubtful:
+            if found == reason:
+                blocks = [one for one in walk.blocks[held.start : held.end] if not one.dropped]
+                live = sum(map(weigh, blocks))
+                if live >= MAX_DROPPED_SHARE * total:
+                    continue
+                if reason == MARKED and live > MAX_DROPPED and holds_title(blocks, titles):
+                    walk.dialog = (held.start, held.end)
+                else:
+                    walk.drop(held, reason)
+
+
+def _settle_comments(walk: Walk, found: Sequence[Contents], titles: Sequence[str]) -> None:
+    """Drop the containers of comments, unless they hold most of the text, and no article is before.
+
+    Comments follow the text on which they are; those of a guest book, and the answers to a question, are the page.
+    Those inside the containers of a page are judged by what is before them in these.
+    """
+    weigh = attrgetter("running" if walk.running else "size")
+    start = 0
+    for _ in range(MAX_LEVELS if found else 0):
+        outer: list[Contents] = []
+        inner: list[Contents] = []
+        for held in sorted(found, key=lambda held: (held.start, -held.end)):
+            (inner if outer and held.end <= outer[-1].end else outer).append(held)
+        live = [one for held in outer for one in walk.blocks[held.start : held.end] if not one.dropped]
+        before = sum(one.running for one in walk.blocks[start : outer[0].start] if not one.dropped)
+        is_page = before < MIN_ARTICLE or holds_title(live, titles)
+        if not is_page or sum(map(weigh, live)) < MAX_DROPPED_SHARE * weigh(walk):
+            for held in outer:
+                walk.drop(held, COMMENT)
+            return
+        if not inner:
+            return
+        start, found = outer[0].start, inner
