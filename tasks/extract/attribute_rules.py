@@ -158,14 +158,14 @@ class AttributeRules:
         return Named(text, boilerplate, boilerplate and UNSEEN.search(text) is not None, comments, toc)
 
 
-# Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`).
+# Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`, `overflow-hidden`).
 MODIFIERS = re.compile(
-    r"(?:\b|(?<=_))(?:(?:has|with|without|no|label|allow|enable|disable|elementor)[-_]+[\w-]+"
-    r"|comments?-(?:open|closed))",
+    r"(?:\b|(?<=_))(?:(?:has|with|without|not?|label|allow|enable|disable|hide|show|overflow|backface|elementor)[-_]+"
+    r"[\w-]+|comments?-(?:open|closed))",
     re.IGNORECASE,
 )
 # What each of them has; a search for it takes a tenth of the time.
-MODIFIED = re.compile("(?:has|with|without|no|label|allow|enable|disable|elementor|comments?)[-_]")
+MODIFIED = re.compile("(?:has|with|out|not?|label|able|hide|show|overflow|backface|elementor|comments?)[-_]")
 # Topics of a post, in the classes that WordPress gives it (`category-newsletter tag-social`).
 TOPICS = re.compile(r"\b(?:[\w-]+_)?(?:category|cat|tag)-[\w-]+")
 SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`

@@ -18,6 +18,8 @@ LINKS, MARKED, COMMENT, TOC, HIDDEN = "links", "class", "comments", "contents", 
 TAG, FORM, FIGURE, TABLE, PERMALINK = "tag", "form", "figure", "table", "permalink"
 SENTENCE_ENDS = tuple('.!?…。！？।"”»’')  # last characters of a sentence or of a quotation
 MAX_LINKED = 0.3  # of the characters of a prose, in links
+MIN_LONG, MAX_LONG_LINKED = 400, 0.2  # characters of a text that no box beside one has, and share of them in links
+MIN_LONG_PROSE = 1000  # the same of prose of the site
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 
 
@@ -75,6 +77,13 @@ def is_contents(blocks: Sequence[Block]) -> bool:
 def is_described(blocks: Sequence[Block]) -> bool:
     """Return True for items with whole sentences about them and few links, which no list of links has."""
     return not is_linked(blocks) and sum(one.size for one in blocks if one.text.endswith(SENTENCE_ENDS)) >= MIN_RUNNING
+
+
+def is_long(blocks: Sequence[Block], least: int = MIN_LONG) -> bool:
+    """Return True for more text with fewer links than a box beside a text has."""
+    shown = [one for one in blocks if not one.dropped]
+    links, size = sum(one.links for one in shown), sum(one.size for one in shown)
+    return size - links >= least and links <= MAX_LONG_LINKED * size
 
 
 def is_sentence(blocks: Sequence[Block]) -> bool:

@@ -22,6 +22,8 @@ from tasks.extract.blocks import (
     LINKS,
     LISTS,
     MARKED,
+    MIN_LONG,
+    MIN_LONG_PROSE,
     PERMALINK,
     SENTENCE_ENDS,
     TABLE,
@@ -31,6 +33,7 @@ from tasks.extract.blocks import (
     Contents,
     is_contents,
     is_described,
+    is_long,
     is_mostly_code,
     is_prose,
     is_sentence,
@@ -390,6 +393,8 @@ class Walk:
 
     def _reason_of_mark(self, element: HtmlElement, tag: str, verdict: Verdict, blocks: list[Block]) -> str:
         """Reason to drop a container whose name marks boilerplate: code and whole sentences are text all the same."""
+        if is_long(blocks, MIN_LONG if verdict.may_be_text else MIN_LONG_PROSE) and not verdict.unseen:
+            return KEPT if element.find(".//article") is None else MARKED  # one is a page of its own
         is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
         is_text = is_text or (tag == "p" and is_sentence(blocks)) or (tag in LISTS and is_described(blocks))
         return KEPT if is_text and verdict.may_be_text else MARKED

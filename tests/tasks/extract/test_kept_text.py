@@ -29,6 +29,23 @@ def test_parts_that_other_screens_do_not_show_are_read(name: str) -> None:
     assert between(f"<div class='{name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
 
 
+@pytest.mark.parametrize("name", ["overflow-hidden", "overflow-x-hidden", "hide-comments", "not-sr-only", "show-menu"])
+def test_names_of_what_is_done_to_a_part_mark_nothing(name: str) -> None:
+    assert between(f"<div class='relative {name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
+
+
+@pytest.mark.parametrize(
+    ("names", "times"), [(("teaser", "slider-wrap", "tools"), 5), (("widget", "newsletter-view", "subscribers"), 12)]
+)
+def test_a_long_text_is_kept_whatever_the_class_around_it_is(names: tuple[str, ...], times: int) -> None:
+    part = f"<img src='a'><p>{WORDS}</p><h3>On</h3><p><a href='/b'>Go</a> on</p>"
+    for name in names:
+        assert between(f"<div class='{name}'>{part * times}</div>{PARAGRAPH * 20}").count("On\nGo on") == times
+        assert "On" not in between(f"<div class='{name}'>{part * (times // 3)}</div>{PARAGRAPH * 20}")
+        links = f"<p><a href='/b'>{WORDS}</a> {WORDS}</p>" * times
+        assert "quick" not in between(f"<div class='{name}'>{links}</div>").replace(PLAIN, "")
+
+
 def test_a_paragraph_of_sentences_is_kept_whatever_its_class_is_though_it_has_a_link() -> None:
     line = f"{WORDS}See <a href='/b'>the fox</a> at night."
     for name in ("caption", "tooltip", "promo", "options"):
