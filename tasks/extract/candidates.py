@@ -29,12 +29,12 @@ class Candidates:
 
     def __init__(self) -> None:
         self.found: list[Candidate] = []
-        self._levels: dict[HtmlElement, int] = {}  # of elements around such containers
+        self.levels: dict[HtmlElement, int] = {}  # of elements around such containers
         self._sizes: dict[HtmlElement, int] = {}  # characters of the paragraphs in an element around a candidate
 
     def add(self, element: HtmlElement, tag: str, level: int, held: Contents) -> None:
         """Note a container of a level, unless that is -1 and no part of it had one."""
-        level = self._levels.get(element, level)
+        level = self.levels.get(element, level)
         if level < 0:
             return
         outer = element.getparent()
@@ -42,7 +42,7 @@ class Candidates:
             self._sizes[outer] = _paragraph_size(outer)
         own = 0 if len(element) else held.size
         if self._sizes[outer] - own > MIN_BESIDE * held.running:
-            self._levels[outer] = level
+            self.levels[outer] = level
         else:
             self.found.append(Candidate(level, held.start, held.end, tag, element.get("class") or ""))
 

@@ -344,15 +344,17 @@ class Walk:
             self._article = self.running if self._article is None else self._article
             is_below = self._article >= MIN_ARTICLE
             return is_below and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
+        is_aside = element.tag == "aside"  # a twelfth of all elements are in them
+        if not (verdict.hidden or verdict.marked) or not (is_aside or is_short(element, MAX_DROPPED)):
+            return False
         may_be_text = verdict.may_be_text and (
             element.tag == "p"
             or (element.tag in LISTS and element.text_content().rstrip().endswith(SENTENCE_ENDS))
             or is_plain(element)
             or element.find(".//pre") is not None
         )
-        is_boilerplate = verdict.hidden or (verdict.marked and not may_be_text)
         may_hold_main = verdict.marked and element.tag in CONTAINERS
-        return is_boilerplate and is_short(element, MAX_DROPPED) and not (may_hold_main and holds_main(element))
+        return (verdict.hidden or not may_be_text) and not (may_hold_main and holds_main(element))
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""
@@ -369,7 +371,7 @@ class Walk:
             self.doubtful.append((held, reason))
         elif reason:
             self.drop(held, reason)
-        if not reason or strong:
+        if (verdict.level >= 0 or self.candidates.levels) and (not reason or strong):
             self.candidates.add(element, tag, verdict.level, held)
 
     def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> str:
