@@ -73,7 +73,7 @@ class Verdict(NamedTuple):
 NEUTRAL = Verdict()
 DROP = Verdict(drop=True)
 READ = frozenset(
-    ["id", "class", "role", "style", "itemprop", "hidden", "aria-hidden"]
+    ["id", "class", "role", "style", "itemprop", "hidden", "aria-hidden", "epub:type"]
 )  # attributes that a verdict reads
 DIGITS = dict.fromkeys(map(ord, "023456789"), "1")  # digits are alike to all rules, and ids number the parts of a page
 
@@ -228,8 +228,12 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         identity = NAMELESS  # the name of what the section documents
     is_forum = rules.boilerplate is FORUM_PARTS
     if (tag == "aside" and not (is_forum and "quote" in classes.words.split())) or role == "complementary":
-        names = f"{identity.words} {classes.words}"
-        return NEUTRAL if NOTES.search(names) else Verdict(marked=True, may_be_text=not SITE_PROSE.search(names))
+        names = f"{identity.words} {classes.words} {attributes.get('epub:type', '')}"
+        return (
+            NEUTRAL
+            if NOTES.search(names) or role.startswith("doc-")
+            else Verdict(marked=True, may_be_text=not SITE_PROSE.search(names))
+        )
     level = _level(tag, role, identity, classes, attributes)
     main = level >= 0 and (tag == "main" or role == "main" or attributes.get("itemprop", "").lower() == "articlebody")
     if tag not in MARKED_TAGS:

@@ -20,6 +20,7 @@ SENTENCE_ENDS = tuple('.!?…。！？।"”»’')  # last characters of a sen
 MAX_LINKED = 0.3  # of the characters of a prose, in links
 MIN_LONG, MAX_LONG_LINKED = 400, 0.2  # characters of a text that no box beside one has, and share of them in links
 MIN_LONG_PROSE = 1000  # the same of prose of the site
+MIN_SENTENCES = 3  # of a form that explains what is asked
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 
 
@@ -84,6 +85,12 @@ def is_long(blocks: Sequence[Block], least: int = MIN_LONG) -> bool:
     shown = [one for one in blocks if not one.dropped]
     links, size = sum(one.links for one in shown), sum(one.size for one in shown)
     return size - links >= least and links <= MAX_LONG_LINKED * size
+
+
+def is_guidance(blocks: Sequence[Block]) -> bool:
+    """Return True for a form with several sentences, which explain it; one that asks to subscribe has one or two."""
+    sizes = [one.size for one in blocks if one.text.endswith(SENTENCE_ENDS)]
+    return len(sizes) >= MIN_SENTENCES and sum(sizes) >= MIN_SENTENCES * MIN_RUNNING
 
 
 def is_sentence(blocks: Sequence[Block]) -> bool:

@@ -15,6 +15,7 @@ PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
 MAX_OUTER = 3  # elements between a question and its button
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
+CONTROL_SIGNS = frozenset(["aria-expanded", "aria-controls"])
 MAX_LINK = 2000  # characters of a link, with a teaser in it
 MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there to be copied
 # Texts of an element that a browser shows or could show; within `UNSHOWN` elements, which may hold others, none.
@@ -183,8 +184,24 @@ def is_layout(cell: HtmlElement) -> bool:
 
 
 def is_link_to_page(element: HtmlElement) -> bool:
-    """Return True for an `a` that is not the name of a whole paragraph, or of many, as one that is never closed."""
-    return is_short(element, MIN_RUNNING if element.get("href") is None else MAX_LINK)
+    """Return True for an `a` that is not the name of a paragraph, one that is never closed, or a question's control."""
+    href = element.get("href")
+    if not is_short(element, MIN_RUNNING if href is None else MAX_LINK):
+        return False
+    is_control = href is not None and (not href or href.startswith(("#", "javascript:")))
+    return not (is_control and opens_text(element))
+
+
+def opens_text(link: HtmlElement) -> bool:
+    """Return True for a link that opens the text after it, or after the element of which it is the end."""
+    outer, is_control = link, False
+    for _ in range(MAX_OUTER):
+        is_control = is_control or not CONTROL_SIGNS.isdisjoint(outer.attrib) or "collapse" in outer.values()
+        after, around = outer.getnext(), outer.getparent()
+        if after is not None or around is None:
+            return is_control and after is not None and after.tag in BLOCK_TAGS and is_text(after)
+        outer = around
+    return False
 
 
 def is_mostly_links(tag: str, held: Contents) -> bool:

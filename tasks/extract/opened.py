@@ -34,7 +34,7 @@ class Opened:
         outer = element.getparent()
         if outer not in self._alternatives:
             self._alternatives[outer] = _holds_alternatives(outer)
-        if self._alternatives[outer] or _is_answer(element):
+        if self._alternatives[outer] or _is_answer(element) or _is_slide(element):
             return True
         if element.tag == "tr":
             table = next(element.iterancestors("table"), element)
@@ -76,6 +76,14 @@ def _holds_alternatives(outer: HtmlElement) -> bool:
     texts = (outer.text, *(inner.tail for inner in outer))
     parts = [inner for inner in outer.iterchildren("*") if inner.tag not in UNSHOWN]
     return len(parts) > 1 and not any(text and text.strip() for text in texts) and all(map(_is_hidden, parts))
+
+
+def _is_slide(element: HtmlElement) -> bool:
+    """Return True for a text beside another one like it: a script shows one slide or step after the other."""
+    name = (element.get("class") or "").partition(" ")[0]
+    beside = [one for one in (element.getprevious(), element.getnext()) if one is not None and one.tag == element.tag]
+    is_like = element.tag == "section" or (name and any(name in (one.get("class") or "").split() for one in beside))
+    return bool(is_like and beside and is_text(element) and any(map(is_text, beside)) and not holds_input(element))
 
 
 def _is_answer(element: HtmlElement) -> bool:

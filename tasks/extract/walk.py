@@ -33,6 +33,7 @@ from tasks.extract.blocks import (
     Contents,
     is_contents,
     is_described,
+    is_guidance,
     is_long,
     is_mostly_code,
     is_prose,
@@ -387,9 +388,10 @@ class Walk:
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
         if weighed and is_mostly_links(tag, held) and not (tag == "div" and element.getparent().tag == "li"):
             return LINKS
-        is_form = tag == "form" and held.size < MAX_FORM and holds_input(element)
+        blocks = self.blocks[held.start : held.end] if tag in ("form", "figure") else []
+        is_form = tag == "form" and held.size < MAX_FORM and holds_input(element) and not is_guidance(blocks)
         is_figure = tag == "figure" and held.running <= MAX_DROPPED and is_picture(element, held)
-        if (is_form or is_figure) and all(one.kind != "pre" for one in self.blocks[held.start : held.end]):
+        if (is_form or is_figure) and all(one.kind != "pre" for one in blocks):
             return FORM if is_form else FIGURE
         return KEPT
 

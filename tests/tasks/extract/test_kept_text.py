@@ -99,6 +99,28 @@ def test_parts_that_are_controls_or_notes_are_read(inside: str, expected: str) -
     assert between(inside) == expected
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "<div class='heading'><h4><a data-toggle='collapse' href='#a'>How long?</a></h4></div>",
+        "<div role='button' aria-controls='a'><i class='icon'></i><a href=''>How long?</a></div>",
+        "<p><a href='javascript:void(0)' aria-expanded='false'>How long?</a></p>",
+    ],
+)
+def test_a_link_that_opens_a_text_is_a_question(question: str) -> None:
+    """Of Bootstrap 3 and Elementor."""
+    assert between(f"{question}<div id='a'><p>{WORDS}</p></div>") == f"How long?\n{WORDS.strip()}"
+    assert between(f"{question}<ul id='a'><li><a href='/b'>{WORDS}</a></li></ul>") == ""
+
+
+@pytest.mark.parametrize("hidden", ["hidden", "style='display:none'", "aria-hidden='true'"])
+@pytest.mark.parametrize("tag", ["section", "div class='slide'"])
+def test_slides_of_which_one_is_shown_are_read(tag: str, hidden: str) -> None:
+    end = f"><p>{WORDS}</p></{tag.split()[0]}>"
+    assert between(f"<{tag}{end}<{tag} {hidden}{end}<{tag} {hidden}{end}").count(WORDS.strip()) == 3
+    assert between(f"<p>{WORDS}</p><div {hidden}><p>{WORDS}</p></div>") == WORDS.strip()
+
+
 @pytest.mark.parametrize("closed", ["hidden", "style='display:none'", "aria-hidden='true'", "hidden='until-found'"])
 @pytest.mark.parametrize(
     ("panel", "control"),
@@ -135,6 +157,9 @@ def test_parts_that_are_closed_at_first_are_read(panel: str, control: str, close
         (f"<div role='complementary'><p>{WORDS}</p></div>", WORDS.strip()),
         (f"<aside><h3>More</h3><a href='/b'>{WORDS}</a></aside>", ""),
         (f"<aside class='newsletter'><p>{WORDS}</p></aside>", ""),
+        ("<aside epub:type='footnote'><p>1 A boat.</p></aside><aside role='doc-tip'>Row.</aside>", "1 A boat.\nRow."),
+        (f"<form><input>{f'<p>{WORDS}</p>' * 3}</form>", "\n".join([WORDS.strip()] * 3)),
+        (f"<form><p>{WORDS}</p><p>{WORDS}</p><input></form>", ""),
     ],
 )
 def test_elements_of_a_tag_that_is_often_boilerplate_are_read_if_they_hold_a_text(inside: str, expected: str) -> None:
