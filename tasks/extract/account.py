@@ -20,7 +20,7 @@ RULES = {
     "class": "the class or id names boilerplate, and it is no part of a sentence and no prose by itself",
     "comments": "a section of comments of readers",
     "contents": "a table of contents",
-    "ending": "a heading at the end, without a text",
+    "ending": "a heading at the end, without a text, or a line of links, a date or rights at an end of the page",
     "figure": "the text of a figure",
     "form": "a short form",
     "header": "a short line before the first heading",

@@ -15,7 +15,7 @@ LISTS = frozenset(["ul", "ol"])
 # Reasons for which a container or an element is dropped; those for lines are in `main_content` and `article_lines`.
 KEPT = ""
 LINKS, MARKED, COMMENT, TOC, HIDDEN = "links", "class", "comments", "contents", "hidden"
-TAG, FORM, FIGURE, TABLE, PERMALINK = "tag", "form", "figure", "table", "permalink"
+TAG, FORM, FIGURE, TABLE, PERMALINK, ENDING = "tag", "form", "figure", "table", "permalink", "ending"
 SENTENCE_ENDS = tuple('.!?…。！？।"”»’')  # last characters of a sentence or of a quotation
 MAX_LINKED = 0.3  # of the characters of a prose, in links
 MIN_LONG, MAX_LONG_LINKED = 400, 0.2  # characters of a text that no box beside one has, and share of them in links

@@ -14,8 +14,9 @@ from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from tasks.extract.article_lines import drop_lines, is_title, page_titles
 from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
-from tasks.extract.blocks import HIDDEN, KEPT, LINKS, MARKED, MIN_RUNNING, TOC, Block, is_linked, is_prose
+from tasks.extract.blocks import ENDING, HIDDEN, KEPT, LINKS, MARKED, MIN_RUNNING, TOC, Block, is_linked, is_prose
 from tasks.extract.candidates import Candidate
+from tasks.extract.edge_lines import drop_edges
 from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
@@ -38,7 +39,7 @@ RULES = {
 }
 LENIENT = RULES | {ARTICLE: AttributeRules(BOILERPLATE, site_prose=False)}
 # The numbers below were chosen on the gold pages; benchmarks/extract.py shows them by quarters.
-OUTSIDE, HEADER, BESIDE_PAGES, REPEATED, ENDING = "outside", "header", "beside", "repeated", "ending"
+OUTSIDE, HEADER, BESIDE_PAGES, REPEATED = "outside", "header", "beside", "repeated"
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
 MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
@@ -145,6 +146,7 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
             _drop_repeats(_live(walk.blocks[start:end]))
             _drop_header(walk, start, end)
     _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE, lead)
+    drop_edges(_live(walk.blocks), paragraphs=kind == ARTICLE)
     _drop_ending(_live(walk.blocks))
     return walk
 

@@ -372,7 +372,7 @@ class Walk:
             self.doubtful.append((held, reason))
         elif reason:
             self.drop(held, reason)
-        if (verdict.level >= 0 or self.candidates.levels) and (not reason or strong):
+        if (verdict.level >= 0 or self.candidates.levels) and (strong or not (reason or verdict.marked)):
             self.candidates.add(element, tag, verdict.level, held)
 
     def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> str:

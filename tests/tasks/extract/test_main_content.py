@@ -102,6 +102,37 @@ def test_calls_at_the_end_of_an_article_are_dropped() -> None:
     assert text_of(f"<html><body><article>{PARAGRAPH * 3}{calls}</article></body></html>").endswith("night falls.")
 
 
+@pytest.mark.parametrize("generator", ["", "<meta name='generator' content='Doxygen 1.5'>"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "<a href='a'>Prev</a> | <a href='b'>Up</a> | <a href='c'>Next</a>",
+        "<a href='a'>Chapter 1</a><br><a href='b'>Chapter 2</a>",
+        "Return to <a href='a'>the table of contents</a>.",
+        "Last modified: May 3, 2010 by <a href='mailto:a@b.test'>the author</a>",
+        "Generated on Mon May 3 2010 for fox by <a href='d'>doxygen</a> 1.5.6",
+        "Copyright © 1999-2010 A. Fox.",
+        "<a href='#A'>A</a> | <a href='#B'>B</a> | <a href='#C'>C</a> | <a href='#D'>D</a> | <a href='#E'>E</a>",
+    ],
+)
+def test_lines_of_links_and_rights_at_the_ends_of_a_page_are_no_text(line: str, generator: str) -> None:
+    text = f"<h1>Reading</h1>{PARAGRAPH}<p>So {WORDS}</p>"
+    page = f"<html><head>{generator}</head><body>{{}}<hr>{line}</body></html>"
+    head = line if "<a" in line and "20" not in line else ""
+    assert text_of(page.format(f"{head}{text}")).splitlines() == ["Reading", (WORDS * 3).strip(), f"So {WORDS}".strip()]
+    for after in (f"<p>{WORDS}It was made in 2010</p>", "<p>He left.</p>"):
+        assert len(text_of(page.format(text + after)).splitlines()) == 4
+    if "#A" not in line:  # lines after a heading are its text
+        assert "The end" in text_of(page.format(f"{text}<h2>The end</h2>"))
+
+
+def test_lines_of_links_are_the_text_of_a_page_that_has_no_other() -> None:
+    lines = "".join(f"<a href='{n}'>Chapter {n}</a><br>" for n in range(9))
+    assert text_of(f"<html><body><h1>Contents</h1>{lines}</body></html>").count("Chapter") == 9
+    last = "<p>Copyright was not known in 1999, nor was the right to read.</p><p>In 2010 it ended, on May 3, 2010.</p>"
+    assert text_of(article(last)).count("10") == text_of(article(last).replace(PARAGRAPH, "")).count("10") == 2
+
+
 def test_a_sentence_about_copyright_is_no_notice_of_it() -> None:
     about = "<p>Copyright is what they <a href='/b'>argued about</a>: {}, said the judge, is none of theirs.</p>"
     notice = "<p>Copyright © 1920 <a href='/b'>The Daily Site</a></p>"
