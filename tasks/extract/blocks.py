@@ -1,5 +1,6 @@
 """Blocks of a page and the reasons for which they are no text of it."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ KEPT = ""
 LINKS, MARKED, COMMENT, TOC, HIDDEN = "links", "class", "comments", "contents", "hidden"
 TAG, FORM, FIGURE, TABLE, PERMALINK, ENDING = "tag", "form", "figure", "table", "permalink", "ending"
 SENTENCE_ENDS = tuple('.!?…。！？।"”»’')  # last characters of a sentence or of a quotation
+# The same with the number of a note or a bracket after it.
+SENTENCE_END = re.compile(r"""(?:[.!?…。！？।][\s"'”“’‘»)\]\[\d₀-₉⁰¹²³⁴-⁹*†‡↩]{0,9}|["”»’])$""")
+MAX_CAPTION = 200  # characters of a sentence below a picture that is its caption
 MAX_LINKED = 0.3  # of the characters of a prose, in links
 MIN_LONG, MAX_LONG_LINKED = 400, 0.2  # characters of a text that no box beside one has, and share of them in links
 MIN_LONG_PROSE = 1000  # the same of prose of the site
@@ -97,14 +101,18 @@ def is_sentence(blocks: Sequence[Block]) -> bool:
     """Return True for one paragraph of whole sentences with few words in links."""
     one = blocks[0]
     least = max(MIN_RUNNING, (1 - MAX_LINKED) * one.size)
-    return len(blocks) == 1 and one.running >= least and one.text.endswith(SENTENCE_ENDS)
+    return len(blocks) == 1 and one.running >= least and SENTENCE_END.search(one.text) is not None
 
 
 def is_prose(blocks: Sequence[Block]) -> bool:
-    """Return True for whole sentences with few words in links, and not under a picture."""
+    """Return True for whole sentences with few words in links, also before a list, and not the caption of a picture."""
     return sum(one.running for one in blocks) >= MIN_RUNNING and all(
         one.dropped
         or (one.kind == "h" and not one.links)
-        or (one.text.endswith(SENTENCE_ENDS) and one.links <= MAX_LINKED * one.size and not one.pictured)
+        or (
+            (SENTENCE_END.search(one.text) or (one.size > MIN_RUNNING and one.text[-1] == ":"))
+            and one.links <= MAX_LINKED * one.size
+            and not (one.pictured and one.size <= MAX_CAPTION)
+        )
         for one in blocks
     )

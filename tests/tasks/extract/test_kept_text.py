@@ -53,6 +53,14 @@ def test_a_paragraph_of_sentences_is_kept_whatever_its_class_is_though_it_has_a_
         assert between(f"<p class='{name}'><a href='/b'>{WORDS}</a> of it.</p>") == ""  # most of it is a link
 
 
+def test_sentences_before_a_list_with_a_note_and_below_a_picture_are_prose_in_any_container() -> None:
+    for end in (":", ".₁", ".[2]", ".)", ". 3"):
+        line = f"{WORDS}So it was{end}"
+        assert between(f"<div class='teaser'><p>{line}</p></div>") == line
+    assert between(f"<img src='a'><div class='teaser'><p>{WORDS}</p></div>") == ""
+    assert between(f"<img src='a'><div class='teaser'>{PARAGRAPH}</div>") == PLAIN
+
+
 def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence() -> None:
     for name in ("sr-only", "visually-hidden", "mw-editsection", "headerlink", "hidden"):
         assert between(f"<h2>The river<span class='{name}'> aside</span></h2><p>{WORDS}</p>").startswith("The river\n")
