@@ -22,6 +22,7 @@ MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there
 SHOWN = XPath("descendant-or-self::text()[not(parent::script or parent::style)]", smart_strings=False)
 HOLDS_UNSHOWN = XPath("boolean(descendant-or-self::template | descendant-or-self::noscript)")
 IS_UNSHOWN = XPath("boolean(ancestor::script | ancestor::style | ancestor::template | ancestor::noscript)")
+FOREIGN = XPath("descendant::foreignobject[not(ancestor::foreignobject)]")  # HTML in a drawing, once
 NO_PROSE = ("article", "button", "iframe", "img", "input", "picture", "select", "textarea", "video")
 
 
@@ -103,7 +104,7 @@ def shown_parts(element: HtmlElement, tag: str) -> list[tuple[HtmlElement, str]]
         return [(element, "div")]
     if tag == "menu":
         return [(element, "ul")] if is_text(element) else []
-    return [(inner, "div") for inner in element.iter("foreignobject") if is_text(inner)] if tag == "svg" else []
+    return [(inner, "div") for inner in FOREIGN(element) if is_text(inner)] if tag == "svg" else []
 
 
 def holds_main(element: HtmlElement) -> bool:
