@@ -23,6 +23,7 @@ from tasks.extract.attribute_names import (
     MARK_LINKS,
     MARKED_TAGS,
     NAMED_TAGS,
+    NAVIGATION,
     NOTES,
     OTHER_ROLES,
     PANEL,
@@ -226,6 +227,8 @@ def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ver
         and (tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", "")))
     ):
         identity = NAMELESS  # the name of what the section documents
+    if tag == "tr" and rules.boilerplate is NAVIGATION:
+        classes = NAMELESS  # Doxygen's holds the name of the class whose member it lists, as `CoinSearchTree`
     is_forum = rules.boilerplate is FORUM_PARTS
     if (tag == "aside" and not (is_forum and "quote" in classes.words.split())) or role == "complementary":
         names = f"{identity.words} {classes.words} {attributes.get('epub:type', '')}"

@@ -174,6 +174,8 @@ class Walk:
     def _element(self, element: HtmlElement, tag: str, kind: str) -> None:
         if tag in BLOCK_TAGS:
             verdict = self.rules.verdict(element, tag)
+            if tag == "aside" and self.page == DOCUMENTATION and is_plain(element):
+                verdict = NEUTRAL  # a sidebar of docutils, which stands in the text
             if verdict.drop or (tag == "table" and not self.tables):
                 self.flush(kind)
                 self._leave_out(element, TAG if verdict.drop else TABLE)

@@ -58,6 +58,22 @@ def test_code_in_tables_of_scribble_keeps_its_indentation() -> None:
     assert "\n(f(a)\n  (a)\n\n>(a)\nend" in text_of(documentation(f"{PARAGRAPH}{verbatim}<p>end</p>"))
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<aside class='sidebar'><p class='sidebar-title'>Tip</p><p>{}</p></aside>",
+        "<table><tr class='memitem:a7 inherit pub_methods_classCoinSearchTree'><td>{}</td></tr></table>",
+    ],
+)
+def test_the_name_of_a_part_of_the_text_is_no_mark(part: str) -> None:
+    """Of docutils' sidebars, and of Doxygen's rows, which are named after the class whose members they list."""
+    inside = "Declare what the tests and the documentation need in the same way."
+    found = text_of(documentation(f"{PARAGRAPH}{part.format(inside)}{PARAGRAPH}"))
+    assert inside in found
+    links = " ".join(f"<a href='{n}'>Page {n}</a>" for n in range(20))
+    assert "Page 1" not in text_of(documentation(f"{PARAGRAPH}<aside class='sidebar'>{links}</aside>"))
+
+
 def test_module_and_package_of_a_class_are_kept() -> None:
     names = "".join(f"<div class='sub-title'>{name}&nbsp;<a href='x'>base</a></div>" for name in ("Module", "Package"))
     body = f"<nav>Overview</nav><main><div class='header'>{names}<h1>Class A</h1></div>{PARAGRAPH}</main>"
