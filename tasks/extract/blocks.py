@@ -64,9 +64,10 @@ class Contents(NamedTuple):
 
 
 def is_mostly_code(blocks: Sequence[Block]) -> bool:
-    """Return True if most of the text of blocks is code."""
+    """Return True if most of the text of blocks is code, which numbers of lines are not."""
     shown = [one for one in blocks if not one.dropped]
-    return 2 * sum(one.size for one in shown if one.kind == "pre") > sum(one.size for one in shown)
+    code = [one for one in shown if one.kind == "pre" and not "".join(one.text.split()).isdigit()]
+    return 2 * sum(one.size for one in code) > sum(one.size for one in shown)
 
 
 def is_linked(blocks: Sequence[Block]) -> bool:

@@ -17,6 +17,7 @@ SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
 CONTROL_SIGNS = frozenset(["aria-expanded", "aria-controls"])
 MAX_LINK = 2000  # characters of a link, with a teaser in it
+MIN_PAGE = 400  # characters of a navigation or a footer that may hold the text of the page
 MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there to be copied
 # Texts of an element that a browser shows or could show; within `UNSHOWN` elements, which may hold others, none.
 SHOWN = XPath("descendant-or-self::text()[not(parent::script or parent::style)]", smart_strings=False)
@@ -147,6 +148,14 @@ def is_text(element: HtmlElement) -> bool:
     """Return True for an element that holds running text, most of which is no link."""
     size = len(" ".join(shown_text(element).split()))
     return size >= MIN_RUNNING and 2 * sum(len(link.text_content()) for link in element.iter("a")) < size
+
+
+def may_be_page(element: HtmlElement, tag: str) -> bool:
+    """Return True for a caption, a navigation or the footer of a part that holds a text, as one that is not closed."""
+    least = MIN_RUNNING if tag == "figcaption" else MIN_PAGE
+    if tag not in ("figcaption", "footer", "nav") or len(element.text_content()) < least or not is_text(element):
+        return False
+    return tag != "footer" or next(element.iterancestors("article", "main", "section"), None) is not None
 
 
 def is_question(button: HtmlElement) -> bool:

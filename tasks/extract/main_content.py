@@ -6,6 +6,7 @@ how the container is chosen. Lists keep their markers, tables a row a line, code
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lxml.etree import ElementDefaultClassLookup, ParserError, XMLSyntaxError
@@ -14,7 +15,20 @@ from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from tasks.extract.article_lines import drop_lines, is_title, page_titles
 from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
-from tasks.extract.blocks import ENDING, HIDDEN, KEPT, LINKS, MARKED, MIN_RUNNING, TOC, Block, is_linked, is_prose
+from tasks.extract.blocks import (
+    ENDING,
+    FIGURE,
+    HIDDEN,
+    KEPT,
+    LINKS,
+    MARKED,
+    MIN_RUNNING,
+    TAG,
+    TOC,
+    Block,
+    is_linked,
+    is_prose,
+)
 from tasks.extract.candidates import Candidate
 from tasks.extract.edge_lines import drop_edges
 from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
@@ -30,7 +44,7 @@ PARSER.set_element_class_lookup(ElementDefaultClassLookup(element=HtmlElement)) 
 CONTROLS = bytes(code for code in range(32) if chr(code) not in "\t\n\f\r")  # libxml2 ends a text at some of them
 
 # After them libxml2 reads nothing, and a browser reads on: a page may be put together of several.
-ENDS = (b"</body>", b"</BODY>", b"</html>", b"</HTML>")
+ENDS = re.compile(rb"</(?:body|html)\s*>", re.IGNORECASE)
 
 RULES = {
     ARTICLE: AttributeRules(BOILERPLATE),
@@ -43,14 +57,17 @@ OUTSIDE, HEADER, BESIDE_PAGES, REPEATED = "outside", "header", "beside", "repeat
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
 MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
+MIN_OF_ARTICLE = 0.7  # of the running text of an `article`, in a container of a strong name inside it
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
 MOST = 0.9  # share of the running text in the main content of documentation and forums
 MIN_POSTS = 0.5  # share of the running text in the posts of a forum
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MAX_TEASER = 5  # blocks of an announcement of another page
 MIN_REPEATED = 20  # characters of a summary
+QUOTES = "\"“”„«»‹›'‘’ "  # around a pull quote
 BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1,200}\[Contents\]")
 MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text; number of them
+HARDLY = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
@@ -62,8 +79,7 @@ def parse(html: str | bytes) -> HtmlElement | None:
     """
     encoded = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     if b"<xmp" not in encoded:  # where they may be text
-        for tag in ENDS:
-            encoded = encoded.replace(tag, b"")
+        encoded = ENDS.sub(b"", encoded)
     try:
         return document_fromstring(encoded.translate(None, CONTROLS), parser=PARSER)
     except ParserError:
@@ -120,6 +136,7 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
     titles = page_titles(tree, metas)
     walk = page_blocks(tree, rules[kind], kind, tables, account)
     settle(walk, titles)
+    _readmit_parts(walk.blocks)
     if walk.dialog:
         start, end = walk.dialog
         _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE)
@@ -131,6 +148,7 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
         lead = _lead(walk.blocks[:start])
         _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
         drop_lines(walk.blocks[start:end], titles)
+        _drop_pull_quotes(walk)
     else:
         start, end = _smallest_container(walk)
         lead = _title(walk.blocks[:start])
@@ -196,9 +214,17 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
             start, end, joint = best.start, best.end, size
         else:
             start -= _heading_blocks(walk.blocks, alike)
+        if level == 0 and joint < MIN_OF_ARTICLE * _article_around(walk, start, end):
+            continue
         if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * running:
             return _with_next_parts(walk, best, start, end)
     return 0, len(walk.blocks)
+
+
+def _article_around(walk: Walk, start: int, end: int) -> int:
+    """Characters of running text of the smallest `article` around some blocks; 0 if there is none."""
+    around = [one for one in walk.candidates.found if one.tag == "article" and one.start <= start and end <= one.end]
+    return min((_running(walk.blocks[one.start : one.end]) for one in around), default=0)
 
 
 def _heading_blocks(blocks: Sequence[Block], parts: Sequence[Candidate]) -> int:
@@ -239,9 +265,11 @@ def _smallest_container(walk: Walk) -> tuple[int, int]:
 
 
 def _lead(before: Sequence[Block]) -> list[Block]:
-    """Introduction of an article, which is often outside the container of its body."""
-    near = before[-LEAD_BLOCKS:]
-    return [one for one in near if not one.dropped and one.kind in "ph" and one.size >= MIN_LEAD and not one.links]
+    """Introduction of an article, which is often outside the container of its body, with the text up to that."""
+    near = [one for one in before[-LEAD_BLOCKS:] if not one.dropped]
+    found = [one for one in near if one.kind in "ph" and one.size >= MIN_LEAD and not one.links]
+    first = near.index(found[0]) if found else len(near)
+    return [one for one in near[first:] if one in found or (one.kind in ("p", "li") and is_prose([one]))]
 
 
 def _posts(walk: Walk) -> list[Block]:
@@ -295,8 +323,26 @@ def _drop_repeats(blocks: list[Block]) -> None:
             one.dropped = REPEATED
 
 
+def _readmit_parts(blocks: Sequence[Block]) -> None:
+    """Take back captions, navigations and footers of a page that has hardly another text, marked or not."""
+    running = Counter[str]()
+    for one in blocks:
+        running[one.dropped] += one.running
+    if running[KEPT] < HARDLY and running[TAG] > running[MARKED]:
+        _readmit(blocks, (FIGURE, TAG))
+
+
+def _drop_pull_quotes(walk: Walk) -> None:
+    """Drop the asides that say again what a paragraph says."""
+    whole = _text(walk) if walk.asides else ""
+    for held in walk.asides:
+        said = [one.text.strip(QUOTES) for one in _live(walk.blocks[held.start : held.end])]
+        if all(whole.count(one) > 1 for one in said):
+            _drop(walk.blocks[held.start : held.end], REPEATED)
+
+
 def _readmit(blocks: Sequence[Block], *choices: Sequence[str]) -> None:
-    """Take back the blocks of an article that were dropped for a reason, if they hold most of its text."""
+    """Take back the blocks that were dropped for a reason, if they hold most of the text."""
     for reasons in choices:
         size = sum(one.running for one in blocks if one.dropped == reasons[-1])
         if size > 2 * _running(blocks):

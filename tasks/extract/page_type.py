@@ -100,6 +100,8 @@ TEMPLATES = {
             "viewthread",
             "threadpost",
             "forum-post",
+            "timeline-comment",  # issues of GitHub, old and new
+            "react-issue-comment",
             "cooked",
         ]
     ),

@@ -60,6 +60,7 @@ from tasks.extract.elements import (
     is_question,
     is_short,
     kind_of,
+    may_be_page,
     shown_parts,
     shown_text,
 )
@@ -98,6 +99,7 @@ class Walk:
         doubtful: containers that are dropped for a reason unless the whole page speaks against it, inner ones first.
         posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
+        asides: asides that are text.
         size, links, running: characters of the blocks that are not dropped.
         left_out: for an account, place among the blocks, text, reason and element of what makes no block; else None.
         dialog: first and last block of a marked container that has the page's title and a text, over another page.
@@ -111,6 +113,7 @@ class Walk:
         self.blocks: list[Block] = []
         self.posts: list[tuple[int, int]] = []
         self.candidates = Candidates()
+        self.asides: list[Contents] = []
         self.size = self.links = self.running = self.overlays = 0
         self.dialog: tuple[int, int] | None = None
         self._pieces: list[str] = []  # of the block that is being read
@@ -249,11 +252,14 @@ class Walk:
                 for part, own in parts:
                     self._container(part, own, self.rules.verdict(part, own), kind)
                 return
+            if tag in DROPPED_BLOCKS:
+                self.flush(kind)
+                if may_be_page(element, tag):
+                    self._read_apart(element)
+                    return
             self._leave_out(element, TAG)
             if tag in PICTURES:
                 self._note_picture()
-            elif tag in DROPPED_BLOCKS:
-                self.flush(kind)
         elif tag == "button" and (kind == "h" or is_question(element)):
             own = kind if kind == "h" or element.getparent().tag in QUESTIONS else "h"
             if own != kind:
@@ -263,6 +269,16 @@ class Walk:
                 self.flush(own)
         else:
             self._doubtful_words(element, kind, is_control=True)
+
+    def _read_apart(self, element: HtmlElement) -> None:
+        """Read an element of a dropped tag, in case that the page has hardly another text."""
+        start = len(self.blocks)
+        self.read(element, "")
+        self.flush("")
+        held = Contents(start, len(self.blocks), 0, 0, 0, 0)
+        self.drop(held, TAG)
+        if self.left_out is not None:
+            self.causes.append((held.start, held.end, TAG, described(element)))
 
     def _doubtful_words(self, element: HtmlElement, kind: str, *, is_control: bool) -> None:
         """Read an inline element that is dropped unless it is a part of a sentence."""
@@ -354,10 +370,10 @@ class Walk:
             element.tag == "p"
             or (element.tag in LISTS and element.text_content().rstrip().endswith(SENTENCE_ENDS))
             or is_plain(element)
-            or element.find(".//pre") is not None
         )
+        is_code = element.find(".//pre") is not None
         may_hold_main = verdict.marked and element.tag in CONTAINERS
-        return (verdict.hidden or not may_be_text) and not (may_hold_main and holds_main(element))
+        return (verdict.hidden or not (may_be_text or is_code)) and not (may_hold_main and holds_main(element))
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""
@@ -374,6 +390,8 @@ class Walk:
             self.doubtful.append((held, reason))
         elif reason:
             self.drop(held, reason)
+        if tag == "aside" and not reason:
+            self.asides.append(held)
         if (verdict.level >= 0 or self.candidates.levels) and (strong or not (reason or verdict.marked)):
             self.candidates.add(element, tag, verdict.level, held)
 
@@ -401,9 +419,9 @@ class Walk:
         """Reason to drop a container whose name marks boilerplate: code and whole sentences are text all the same."""
         if is_long(blocks, MIN_LONG if verdict.may_be_text else MIN_LONG_PROSE) and not verdict.unseen:
             return KEPT if element.find(".//article") is None else MARKED  # one is a page of its own
-        is_text = is_mostly_code(blocks) or (is_prose(blocks) and is_plain(element))
+        is_text = is_prose(blocks) and is_plain(element)
         is_text = is_text or (tag == "p" and is_sentence(blocks)) or (tag in LISTS and is_described(blocks))
-        return KEPT if is_text and verdict.may_be_text else MARKED
+        return KEPT if (is_text and verdict.may_be_text) or is_mostly_code(blocks) else MARKED
 
     def _note_picture(self) -> None:
         self._pictured = True

@@ -349,3 +349,57 @@ def test_the_page_in_a_dialog_over_another_one_is_the_text() -> None:
     page = f"<html><head><title>The wolf - Site</title></head><body><div id='main'>{stream}</div>{shown}</body></html>"
     assert text_of(page) == "\n".join([f"{WORDS * 3}".strip().replace("fox", "wolf")] * 2)
     assert "wolf" not in text_of(page.replace("<title>The wolf", "<title>Stories"))
+
+
+LINE = f"<p>{WORDS.replace('fox', 'wolf') * 2}</p>"  # of a part that may be dropped
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<nav><a href='/'>Home</a>{0}{0}{0}</nav>",  # it is not closed before the text
+        "<article><h1>Film</h1><p>Press play.</p><footer><p>Transcript:</p>{0}{0}{0}</footer></article>",
+        "<article><h1>Slides</h1><p>{1}</p>"
+        + "<figure><h2>One</h2><figcaption>{0}</figcaption></figure>" * 6
+        + "</article>",
+    ],
+)
+def test_a_part_that_is_no_text_by_its_tag_is_read_if_the_page_has_no_other(part: str) -> None:
+    """Beside an article the same parts are its captions, the site's pages, and what its publisher says of it."""
+    inside = part.format(LINE, WORDS)
+    assert text_of(f"<html><body>{inside}</body></html>").count("wolf") == 2 * inside.count(LINE)
+    assert "wolf" not in text_of(f"<html><body><main>{PARAGRAPH * 6}</main>{inside}</body></html>")
+    links = part.format("<a href='/a'>All that the wolf did in the woods of Denmark</a> " * 4, "")
+    assert "wolf" not in text_of(f"<html><body><p>{WORDS}</p>{links}</body></html>")
+
+
+@pytest.mark.parametrize(
+    "names", [["text text-1", "text-2 text", "text x text-3", "text text-4"], ["lead", "x", "post-body"]]
+)
+def test_an_article_is_more_than_a_part_of_it_with_a_strong_name(names: list[str]) -> None:
+    """Of parts that are numbered some have the name of a main content by chance, and so have boxes in a text."""
+    parts = "".join(f"<div class='{name}'>{LINE}</div>" for name in names)
+    assert text_of(f"<html><body><article><h1>A</h1>{parts}</article></body></html>").count("wolf") == 2 * len(names)
+
+
+def test_text_between_an_introduction_and_the_container_of_the_body_is_kept() -> None:
+    short = "<p>All of them run along the river, and only a few of them ever come back to where they were.</p>"
+    page = f"<html><body><h1>A</h1>{PARAGRAPH}{short}<div class='article-body'>{LINE * 4}</div></body></html>"
+    assert short[3:-4] in text_of(page)
+
+
+def test_an_aside_that_says_again_what_a_paragraph_says_is_left_out() -> None:
+    quote = f"<aside class='pull'><p>“{WORDS.strip()}”</p></aside>"
+    assert text_of(article(quote + LINE)).count("quick brown fox") == 6
+    assert text_of(article(quote.replace("fox", "hare") + LINE)).count("hare") == 1
+
+
+def test_code_is_text_though_its_container_is_named_after_a_button() -> None:
+    assert "make all" in text_of(article("<div class='snippet-clipboard-content'><pre>make all</pre></div>"))
+    assert "Copy" not in text_of(article("<div class='clipboard'>Copy</div>"))
+
+
+@pytest.mark.parametrize("name", ["timeline-comment", "react-issue-comment"])
+def test_the_comments_of_an_issue_are_its_text(name: str) -> None:
+    thread = "".join(f"<div class='{name}'><div class='comment-body'>{PARAGRAPH}</div></div>" for _ in range(3))
+    assert text_of(f"<html><body><h1>Crash</h1><div id='comments'>{thread}</div></body></html>").count("fox") == 9
