@@ -51,6 +51,8 @@ def test_a_paragraph_of_sentences_is_kept_whatever_its_class_is_though_it_has_a_
     for name in ("caption", "tooltip", "promo", "options"):
         assert between(f"<p class='{name}'>{line}</p>") == f"{WORDS}See the fox at night."
         assert between(f"<p class='{name}'><a href='/b'>{WORDS}</a> of it.</p>") == ""  # most of it is a link
+        card = "<template><h4>Foxes</h4><p>Of the wood.</p></template>"  # that a script shows above the words
+        assert between(f"<p>Look at <span class='{name}'><b>the fox</b>{card}</span>.</p>") == "Look at the fox."
 
 
 def test_sentences_before_a_list_with_a_note_and_below_a_picture_are_prose_in_any_container() -> None:
