@@ -33,8 +33,6 @@ def is_code(element: HtmlElement, tag: str, name: str) -> bool:
 
 def code_text(element: HtmlElement, rules: AttributeRules, leave_out: LeaveOut) -> str:
     """Text of code without empty lines around it; `leave_out` is called for the elements that are none of it."""
-    for line_break in element.iter("br"):
-        line_break.tail = "\n" + (line_break.tail or "")
     parts: list[str] = []
     _read(element, parts, rules, leave_out)
     text = "".join(parts).replace("\r\n", "\n").replace("\xa0", " ")
@@ -47,7 +45,9 @@ def _read(element: HtmlElement, parts: list[str], rules: AttributeRules, leave_o
     if element.text and not (element.tag in TABLE_PARTS and element.text.isspace() and element.tag != "td"):
         parts.append(element.text)
     for child in element:
-        if isinstance(child.tag, str):
+        if child.tag == "br":
+            parts.append("\n")
+        elif isinstance(child.tag, str):
             verdict = rules.verdict(child, child.tag)
             if verdict.drop or verdict.unseen or verdict.hidden:
                 leave_out(child, TAG if verdict.drop else HIDDEN if verdict.hidden else MARKED)

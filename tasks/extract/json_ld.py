@@ -2,23 +2,24 @@
 
 import html
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from lxml.etree import ParserError
-from lxml.html import HtmlElement, document_fromstring
+from lxml.etree import iterwalk
+from lxml.html import HtmlElement
 
 MAX_SCRIPT = 2**20  # characters of one script; the largest of 3,679 real pages has 30,000
 MAX_DEPTH = 20  # of nested values
 BREAKS = ("p", "br", "div", "li", "h1", "h2", "h3", "h4", "h5", "h6", "tr", "blockquote")
 
 
-def article_body(tree: HtmlElement) -> str:
+def article_body(tree: HtmlElement, parse: Callable[[str], HtmlElement | None]) -> str:
     """Longest `articleBody` of a page that its site declares free to read, a paragraph a line; "" if there is none."""
     found = [text for script in _scripts(tree) for text in _bodies(script, MAX_DEPTH)]
     text = max(found, key=len, default="")
     if "<" in text and ">" in text:
-        text = _without_tags(text)
+        inner = parse(text)
+        text = "" if inner is None else "".join(_texts(inner))
     else:  # a string of JSON has no entities, but those of a template that escapes for HTML
         text = html.unescape(text)
     lines = (" ".join(line.split()) for line in text.splitlines())
@@ -48,13 +49,12 @@ def _is_free(article: dict[str, Any]) -> bool:
     return str(article.get("isAccessibleForFree", True)).rpartition("/")[2].lower() != "false"
 
 
-def _without_tags(markup: str) -> str:
-    try:
-        tree = document_fromstring(markup)
-    except ParserError:  # nothing but tags
-        return ""
-    for element in tree.iter(*BREAKS):
-        element.tail = "\n" + (element.tail or "")
-        if element.tag != "br":
-            element.text = "\n" + (element.text or "")
-    return str(tree.text_content())
+def _texts(tree: HtmlElement) -> Iterator[str]:
+    """Texts of a tree, with line breaks at its blocks, which cannot be written into it beside control characters."""
+    for event, element in iterwalk(tree, events=("start", "end")):
+        if event == "start":
+            yield "\n" if element.tag in BREAKS else ""
+            yield element.text or ""
+        else:
+            yield "\n" if element.tag in BREAKS else ""
+            yield element.tail or ""

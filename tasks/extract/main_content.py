@@ -103,7 +103,7 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
     text = _text(walk)
     if len(text) < MIN_TEXT:
         least = max(MIN_TEXT, 2 * len(text))
-        if len(stated := article_body(tree)) > least:
+        if len(stated := article_body(tree, parse)) > least:
             return stated, None
         if _show_unscripted(tree) and len(stated := _text(found := decide(tree, tables, account))) > least:
             return stated, found

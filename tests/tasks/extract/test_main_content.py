@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,20 @@ def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:
     paid = body.replace('"articleBody"', '"isAccessibleForFree": "False", "articleBody"')
     assert text_of(page.format(paid, "Subscribe.")) == "Subscribe."
     assert text_of(page.format("[" * 100_000, "Please")) == "Please"
+
+
+@pytest.mark.parametrize("codes", [range(1, 32), (0xFFFE, 0xFFFF)])
+def test_references_to_characters_that_no_tree_takes_are_read(codes: Sequence[int]) -> None:
+    """lxml reads them, but refuses to write them into a tree."""
+    found = "".join(f"&#{code};x" for code in codes)
+    expected = "x" * len(codes)
+    parts = (f"<pre>a<br>{found}</pre>", f"<p>a<br>{found}</p>", f"<ul><li>a</li>{found}</ul>", f"<td>a</td>{found}")
+    for inside in (*parts, f"<svg><foreignObject>{found}</foreignObject></svg>"):
+        text = re.sub(r"[^a-z]", "", text_of(article(inside)))
+        assert text.count(expected) == (0 if "svg" in inside else 1), inside
+    body = json.dumps({"@type": "Article", "articleBody": f"<?xml encoding='latin-1'?><p>{WORDS * 4}</p><br>{found}"})
+    page = f"<html><head><script type='application/ld+json'>{body}</script></head><body></body></html>"
+    assert re.sub(r"[^a-z]", "", text_of(page)).endswith(expected)
 
 
 @pytest.mark.parametrize("tag", ["tt", "div", "ul><li", "pre><b"])
