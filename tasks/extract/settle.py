@@ -17,6 +17,7 @@ def settle(walk: Walk, titles: Sequence[str]) -> None:
     for alike in walk.cards.values():
         for held in alike if len(alike) >= MIN_CARDS else ():
             walk.drop(held, LINKS)
+    _settle_names(walk)
     _settle_comments(walk, [held for held, reason in walk.doubtful if reason == COMMENT], titles)
     for reason in (HIDDEN, MARKED, FORM, FIGURE, TOC, LINKS):
         weigh = attrgetter("running" if walk.running else "size")
@@ -31,6 +32,16 @@ def settle(walk: Walk, titles: Sequence[str]) -> None:
                     walk.dialog = (held.start, held.end)
                 else:
                     walk.drop(held, reason)
+
+
+def _settle_names(walk: Walk) -> None:
+    """Keep all containers of a name if most of what they hold is text: it is that of the text, not of boilerplate."""
+    for found in walk.marked.values():
+        dropped = [held for held, reason in found if reason]
+        if dropped and 2 * sum(held.running for held in dropped) < sum(held.running for held, _ in found):
+            walk.doubtful = [one for one in walk.doubtful if one[0] not in dropped]
+            for held in dropped:
+                walk.keep(held)
 
 
 def _settle_comments(walk: Walk, found: Sequence[Contents], titles: Sequence[str]) -> None:

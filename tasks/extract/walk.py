@@ -59,6 +59,7 @@ from tasks.extract.elements import (
     is_plain,
     is_question,
     is_short,
+    is_text,
     kind_of,
     may_be_page,
     shown_parts,
@@ -97,6 +98,7 @@ class Walk:
         blocks: all blocks, in order.
         cards: announcements under a link without text, by their tag and class.
         doubtful: containers that are dropped for a reason unless the whole page speaks against it, inner ones first.
+        marked: containers of a name that marks boilerplate, by their tag and class, with the reason to drop them.
         posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         asides: asides that are text.
@@ -128,6 +130,7 @@ class Walk:
         self.causes: list[tuple[int, int, str, str]] = []
         self.cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
         self.doubtful: list[tuple[Contents, str]] = []
+        self.marked: defaultdict[tuple[str, str], list[tuple[Contents, str]]] = defaultdict(list)
 
     def read(self, element: HtmlElement, kind: str) -> None:
         """Read the text and the children of an element, but not its tail."""
@@ -363,8 +366,10 @@ class Walk:
             self._article = self.running if self._article is None else self._article
             is_below = self._article >= MIN_ARTICLE
             return is_below and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
-        is_aside = element.tag == "aside"  # a twelfth of all elements are in them
-        if not (verdict.hidden or verdict.marked) or not (is_aside or is_short(element, MAX_DROPPED)):
+        if not (verdict.hidden or verdict.marked):
+            return False
+        # A twelfth of all elements are in asides, some of which are not closed before the text.
+        if not is_short(element, MAX_DROPPED) and (element.tag != "aside" or is_text(element)):
             return False
         may_be_text = verdict.may_be_text and (
             element.tag == "p"
@@ -380,6 +385,8 @@ class Walk:
         if not held.size:
             return
         reason = self._reason(element, tag, verdict, held)
+        if verdict.marked and held.running and reason in (KEPT, MARKED) and (name := element.get("class")):
+            self.marked[tag, name].append((held, reason))
         if verdict.main:
             self._mains += 1
         if reason and self.left_out is not None:
@@ -434,6 +441,15 @@ class Walk:
         self.size += block.size
         self.links += block.links
         self.running += block.running
+
+    def keep(self, held: Contents) -> None:
+        """Take back the blocks of a container that were dropped for its name."""
+        for block in self.blocks[held.start : held.end]:
+            if block.dropped == MARKED:
+                block.dropped = KEPT
+                self.size += block.size
+                self.links += block.links
+                self.running += block.running
 
     def drop(self, held: Contents, reason: str) -> None:
         """Drop the blocks of a container that are not dropped yet."""
