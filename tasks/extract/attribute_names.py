@@ -197,6 +197,11 @@ LEVELS = (
 LEVEL_PARTS = re.compile("article|body|cell|column|content|copy|entry|inner|main|post|primary|story|text")
 OTHER_ROLES = frozenset(["navigation", "banner", "contentinfo", "search", "menu", "menubar", "dialog", "alertdialog"])
 
+# Parts of a recipe: its lists are beside the prose on which they depend, and their items may be links to shops.
+RECIPE = re.compile(r"\b(?:recip|rezept|recet|ricett|ingredi|zutat)\w*")
+RECIPE_PARTS = ("recip", "rezept", "recet", "ricett", "ingredi", "zutat")  # which one of its words begins with
+INGREDIENTS = re.compile(r"\b(?:ingredi|zutat)\w*")
+
 # Elements whose ids are names of what stands in them: of words on all pages, of parts of documentation.
 WORDS = frozenset(["a", "b", "cite", "code", "em", "font", "i", "label", "small", "span", "strong", "time"])
 NAMED_TAGS = HEADINGS | {"dd", "details", "dl", "dt", "li", "p", "section", "td", "tr"}

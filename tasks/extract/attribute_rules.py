@@ -18,6 +18,7 @@ from tasks.extract.attribute_names import (
     DROPPED_TAGS,
     FORUM_PARTS,
     HIDDEN,
+    INGREDIENTS,
     LEVEL_PARTS,
     LEVELS,
     MARK_LINKS,
@@ -29,6 +30,8 @@ from tasks.extract.attribute_names import (
     PANEL,
     POSTS,
     READER_COMMENTS,
+    RECIPE,
+    RECIPE_PARTS,
     SECTION,
     SITE_PROSE,
     TOC,
@@ -39,6 +42,7 @@ from tasks.extract.attribute_names import (
 from tasks.extract.formulas import WRAPPERS
 
 MAX_CACHED = 50_000  # distinct sets of attributes, and values; one site has some hundred
+MAX_RECIPE_LINKED, MAX_INGREDIENTS_LINKED = 0.5, 0.95  # of the characters of a recipe, and of its list of ingredients
 MAX_KEY = 300  # characters of attributes; longer ones are classified, but not cached
 
 
@@ -69,6 +73,8 @@ class Verdict(NamedTuple):
     """Holds all forms of one formula."""
     post: bool = False
     """Holds the text of one post of a forum."""
+    recipe: float = 0
+    """Largest share of links in a part of a recipe, by its name; 0 for no such part."""
 
 
 NEUTRAL = Verdict()
@@ -202,6 +208,16 @@ def _without_variants(value: str) -> str:
 
 def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Verdict:
     """Verdict on an element with these attributes."""
+    found = _classify(tag, attributes, rules)
+    if found.drop or found.hidden or tag in WORDS or rules.boilerplate is not BOILERPLATE:
+        return found
+    names = f"{attributes.get('id', '')} {attributes.get('class', '')} {attributes.get('itemprop', '')}"
+    if any(map(names.lower().__contains__, RECIPE_PARTS)) and RECIPE.search(names := words(names)):
+        return found._replace(recipe=MAX_INGREDIENTS_LINKED if INGREDIENTS.search(names) else MAX_RECIPE_LINKED)
+    return found
+
+
+def _classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Verdict:
     if tag in DROPPED_TAGS:
         return DROP
     value = attributes.get("class", "")

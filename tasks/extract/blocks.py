@@ -25,6 +25,7 @@ MAX_LINKED = 0.3  # of the characters of a prose, in links
 MIN_LONG, MAX_LONG_LINKED = 400, 0.2  # characters of a text that no box beside one has, and share of them in links
 MIN_LONG_PROSE = 1000  # the same of prose of the site
 MIN_SENTENCES = 3  # of a form that explains what is asked
+MIN_ITEMS = 3  # of a list of a recipe
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
 
 
@@ -96,6 +97,13 @@ def is_guidance(blocks: Sequence[Block]) -> bool:
     """Return True for a form with several sentences, which explain it; one that asks to subscribe has one or two."""
     sizes = [one.size for one in blocks if one.text.endswith(SENTENCE_ENDS)]
     return len(sizes) >= MIN_SENTENCES and sum(sizes) >= MIN_SENTENCES * MIN_RUNNING
+
+
+def is_recipe(blocks: Sequence[Block], linked: float) -> bool:
+    """Return True for a part of a recipe that holds a list, with at most such a share of links; not other recipes."""
+    live = [one for one in blocks if one.dropped in (KEPT, LINKS)]
+    links, size = sum(one.links for one in live), sum(one.size for one in live)
+    return sum(one.kind in ("li", "td", "") for one in live) >= MIN_ITEMS and links <= linked * size
 
 
 def is_sentence(blocks: Sequence[Block]) -> bool:

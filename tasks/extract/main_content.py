@@ -145,7 +145,7 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
     if kind == ARTICLE:
         start, end = _best_container(walk, titles)
-        lead = _lead(walk.blocks[:start])
+        lead = _lead(walk.blocks[:start]) + [one for held in walk.recipes for one in walk.blocks[held.start : held.end]]
         _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
         drop_lines(walk.blocks[start:end], titles)
         _drop_pull_quotes(walk)

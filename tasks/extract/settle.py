@@ -41,7 +41,7 @@ def _settle_names(walk: Walk) -> None:
         if dropped and 2 * sum(held.running for held in dropped) < sum(held.running for held, _ in found):
             walk.doubtful = [one for one in walk.doubtful if one[0] not in dropped]
             for held in dropped:
-                walk.keep(held)
+                walk.keep(held, MARKED)
 
 
 def _settle_comments(walk: Walk, found: Sequence[Contents], titles: Sequence[str]) -> None:

@@ -37,6 +37,7 @@ from tasks.extract.blocks import (
     is_long,
     is_mostly_code,
     is_prose,
+    is_recipe,
     is_sentence,
 )
 from tasks.extract.candidates import Candidates
@@ -102,6 +103,7 @@ class Walk:
         posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         asides: asides that are text.
+        recipes: parts of recipes with a list.
         size, links, running: characters of the blocks that are not dropped.
         left_out: for an account, place among the blocks, text, reason and element of what makes no block; else None.
         dialog: first and last block of a marked container that has the page's title and a text, over another page.
@@ -116,6 +118,7 @@ class Walk:
         self.posts: list[tuple[int, int]] = []
         self.candidates = Candidates()
         self.asides: list[Contents] = []
+        self.recipes: list[Contents] = []
         self.size = self.links = self.running = self.overlays = 0
         self.dialog: tuple[int, int] | None = None
         self._pieces: list[str] = []  # of the block that is being read
@@ -366,7 +369,7 @@ class Walk:
             self._article = self.running if self._article is None else self._article
             is_below = self._article >= MIN_ARTICLE
             return is_below and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
-        if not (verdict.hidden or verdict.marked):
+        if not (verdict.hidden or verdict.marked) or verdict.recipe:
             return False
         # A twelfth of all elements are in asides, some of which are not closed before the text.
         if not is_short(element, MAX_DROPPED) and (element.tag != "aside" or is_text(element)):
@@ -382,9 +385,15 @@ class Walk:
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""
-        if not held.size:
+        is_list = verdict.recipe > 0 and is_recipe(self.blocks[held.start : held.end], verdict.recipe)
+        if is_list and not verdict.comments:
+            self.recipes.append(held)
+            self.keep(held, LINKS)
+            reason = KEPT
+        elif held.size:
+            reason = self._reason(element, tag, verdict, held)
+        else:
             return
-        reason = self._reason(element, tag, verdict, held)
         if verdict.marked and held.running and reason in (KEPT, MARKED) and (name := element.get("class")):
             self.marked[tag, name].append((held, reason))
         if verdict.main:
@@ -442,10 +451,10 @@ class Walk:
         self.links += block.links
         self.running += block.running
 
-    def keep(self, held: Contents) -> None:
-        """Take back the blocks of a container that were dropped for its name."""
+    def keep(self, held: Contents, reason: str) -> None:
+        """Take back the blocks of a container that were dropped for a reason."""
         for block in self.blocks[held.start : held.end]:
-            if block.dropped == MARKED:
+            if block.dropped == reason:
                 block.dropped = KEPT
                 self.size += block.size
                 self.links += block.links

@@ -418,3 +418,20 @@ def test_code_is_text_though_its_container_is_named_after_a_button() -> None:
 def test_the_comments_of_an_issue_are_its_text(name: str) -> None:
     thread = "".join(f"<div class='{name}'><div class='comment-body'>{PARAGRAPH}</div></div>" for _ in range(3))
     assert text_of(f"<html><body><h1>Crash</h1><div id='comments'>{thread}</div></body></html>").count("fox") == 9
+
+
+@pytest.mark.parametrize(
+    "name", ["wprm-recipe-the-cookie-rookie", "recipe-sidebar", "ingredients-widget", "zutaten", "x"]
+)
+def test_the_list_of_a_recipe_is_a_part_of_the_text(name: str) -> None:
+    """By its name or microdata, whatever else the name says; lists of other recipes are links."""
+    prop = " itemprop='recipeIngredient'" if name == "x" else ""
+    items = "".join(f"<li>{n} g flour</li>" for n in (100, 200, 300))
+    card = f"<div class='{name}'{prop}><ul>{items}</ul></div>"
+    assert "- 200 g flour" in text_of(article(card))
+    beside = article("").replace("<div class='sidebar'>", f"{card}<div class='sidebar'>")
+    assert "- 200 g flour" in text_of(beside) and "Most read" not in text_of(beside)
+    linked = card.replace("flour", "<a href='/f'>wheat and other grains of the north</a>")
+    assert ("wheat" in text_of(article(linked))) == (name not in ("wprm-recipe-the-cookie-rookie", "recipe-sidebar"))
+    others = "<li><a href='/r'>Bread with seeds</a></li>" * 4
+    assert "seeds" not in text_of(article(f"<ul class='related-recipes'>{others}</ul>"))
