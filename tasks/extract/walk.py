@@ -309,7 +309,8 @@ class Walk:
         is_id = verdict.marked and element.get("id") and not self.rules.named(element.get("class", "")).boilerplate
         if is_id and is_of_series(element):  # a name
             verdict = verdict._replace(marked=False)
-        if verdict.hidden and self._opened.is_opened(element, verdict):
+        is_shown = element.tag == "p" and self._opened.is_seen(element, verdict) and is_text(element)
+        if verdict.hidden and (is_shown or self._opened.is_opened(element, verdict)):
             verdict = verdict._replace(hidden=False)
         return verdict
 

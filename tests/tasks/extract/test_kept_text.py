@@ -24,6 +24,14 @@ def test_words_of_a_sentence_are_kept_in_any_inline_element(tag: str, name: str)
     assert between(f"<p>{marked}</p><p>{marked} | {marked}</p>") == ""  # a line of its own
 
 
+def test_paragraphs_that_are_not_read_aloud_are_text() -> None:
+    """Of a site that hides the rest of a page from screen readers until a visitor pays; a hidden one is not shown."""
+    paragraph = f"<p class='paywall' aria-hidden='true'>{WORDS}</p>"
+    assert between(paragraph) == WORDS.strip()
+    assert between(paragraph.replace("<p", "<p style='display:none'")) == ""
+    assert between(f"<div aria-hidden='true'>{paragraph}</div>") == ""
+
+
 @pytest.mark.parametrize("name", ["hidden-xs", "hidden md:block", "md:flex print:hidden", "Mx(a)--modalCentered Cf"])
 def test_parts_that_other_screens_do_not_show_are_read(name: str) -> None:
     assert between(f"<div class='{name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
