@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpt2train.chart import BLUE, INK, RED, panels, png
 from gpt2train.evaluate.curve_table import curve_metrics
 from gpt2train.evaluate.metrics import Metric
+from gpt2train.monitoring.chart import BLUE, INK, RED, panels, png
 
 OTHER = "#7a5195"
 COLORS = {"lambada": "#2f7d5b", "wikitext": BLUE}

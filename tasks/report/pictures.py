@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from gpt2train.chart import BLUE, INK, RED, SOFT, panels, png
+from gpt2train.monitoring.chart import BLUE, INK, RED, SOFT, panels, png
 
 log = logging.getLogger("gpt2train")
 P = ParamSpec("P")
