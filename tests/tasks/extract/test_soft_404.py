@@ -143,4 +143,4 @@ def test_real_content_is_not_flagged_on_a_sample(real_data: Path) -> None:
 def test_real_content_is_not_flagged(real_data: Path) -> None:
     found = flags_of(real_data, every=1, limit=600)
     assert len(found) > 900
-    assert set(found) <= {None, "no_text"}
+    assert set(found) <= {None, "no_text", "undecodable"}  # a feed is among the gold pages
