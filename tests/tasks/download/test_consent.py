@@ -1,22 +1,239 @@
-"""Consent signals in whole downloads from a server on loopback: reasons, ledger, table, request order, old corpora."""
+"""Consent signals: one by one, and in whole downloads from a server on loopback."""
 
+import asyncio
 import json
+import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+from yarl import URL
 
 from gpt2train.errors import RunError
 from gpt2train.store.manifest import Folder
 from tasks.core.runner import Runner
+from tasks.download.consent.headers import link_licenses, robots_directives
+from tasks.download.consent.page_tags import page_tags
+from tasks.download.consent.path_pattern import matches
+from tasks.download.consent.settings import AI_AGENTS, ConsentSettings
+from tasks.download.consent.signals import Consent, SiteSignals, consent, robots_signals
 from tasks.download.consent.tally import OTHERS, tally_signals
+from tasks.download.consent.tdm_file import TdmRules
 from tasks.download.ledger import LEDGER, ledgers_of
+from tasks.download.robots import RobotsRules
 from tasks.report.findings import consent_signals
 from tasks.report.step import REPORT, ReportSettings, report
 from tests.tasks.corpus import rejected_of
 from tests.tasks.download.fetch_helpers import fetch, ledger_of, run, run_again
 from tests.tasks.web_server import PAGE, Handler, Site
+
+NOTHING = SiteSignals()
+AGENT, NEWS = "gpt2train", "http://a.example/news/1?x=2"
+
+
+def decide(*headers: tuple[str, str], body: bytes = b"", site: SiteSignals = NOTHING, **settings: object) -> Consent:
+    fields = CIMultiDict(headers)
+    return consent(ConsentSettings.model_validate(settings), AGENT, NEWS, site, fields, page_tags(body))
+
+
+def reason(*headers: tuple[str, str], body: bytes = b"", **settings: object) -> str:
+    refusal = decide(*headers, body=body, **settings).refusal
+    return refusal.name if refusal else ""
+
+
+def by_robots(text: str, url: str = NEWS, **settings: object) -> SiteSignals:
+    chosen = ConsentSettings.model_validate(settings)
+    return asyncio.run(robots_signals(RobotsRules(text), URL(url), AGENT, chosen))
+
+
+def names_by_robots(text: str, url: str = NEWS) -> list[str]:
+    return [signal.name for signal in by_robots(text, url).signals]
+
+
+FRIDAY = "unavailable_after: Fri, 25 Jun 2010 15:00:00 GMT"
+DATED = [FRIDAY, FRIDAY.replace("Fri,", "Friday,"), "unavailable_after: 25 Jun 2010 15:00:00 PST"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "values"),
+    [
+        ("noai", ["noai", "NoAI, NoImageAI", "gptbot: noindex, noai", "GPT2train: noai", "*: noai", "noindex; noai"]),
+        ("noai", ["max-snippet: 50, noai", "max-snippet: 50 noai", "gptbot/1.2: noai"]),
+        ("noai", ["otherbot: noai, claudebot: noai", *(f"{date}, noai" for date in DATED)]),
+        ("noimageai", ["noindex, noimageai"]),
+        ("", ["otherbot: noai", "10 20: noai", "noairplanes, all", ""]),
+        ("", ["unavailable_after: Wednesday, 25-Jun-10 15:00:00 GMT", *(f"otherbot: {date}, noai" for date in DATED)]),
+    ],
+)
+def test_x_robots_tag(expected: str, values: list[str]) -> None:
+    for value in values:
+        assert reason(("X-Robots-Tag", value)) == expected, value
+        assert reason(("x-robots-tag", "all"), ("X-ROBOTS-TAG", value)) == expected, value
+
+
+@pytest.mark.parametrize(
+    ("expected", "tags"),
+    [
+        ("noai", [f'<meta name="{name}" content="noai">' for name in ("GPTBot", "gpt2train", "robots")]),
+        ("noai", ['<meta name="robots" content="noai, noimageai">']),
+        ("noimageai", ["<META CONTENT=NOIMAGEAI NAME=Robots>"]),
+        ("", [f'<meta name="{name}" content="noai">' for name in ("otherbot", "description")]),
+        ("", ['<!-- <meta name="robots" content="noai"> -->', "<script>'<meta name=robots content=noai>'</script>"]),
+        ("tdm_reservation", ['<meta name="tdm-reservation" content="1">']),
+        ("", [f'<meta name="tdm-reservation" content="{value}">' for value in ("0", "yes")]),
+    ],
+)
+def test_meta_tags(expected: str, tags: list[str]) -> None:
+    for tag in tags:
+        page = f"<html><head><title>t</title>{tag}</head><body><p>text"
+        for encoding in ("utf-8", "utf-16"):
+            assert reason(body=page.encode(encoding)) == expected, (tag, encoding)
+
+
+def test_the_tag_overrides_the_header_and_the_header_the_file() -> None:
+    def found(file: bool | None, header: str | None, tag: str | None) -> bool:
+        headers = [("TDM-Reservation", header)] if header else []
+        body = f'<meta name="tdm-reservation" content="{tag}">'.encode() if tag else b""
+        return decide(*headers, body=body, site=SiteSignals(reserved=file)).refusal is not None
+
+    assert [found(True, None, None), found(False, None, None), found(None, None, None)] == [True, False, False]
+    assert [found(True, "0", None), found(False, "1", None), found(True, "2", None)] == [False, True, True]
+    assert [found(True, "1", "0"), found(False, "0", "1"), found(None, "1", "x")] == [False, True, True]
+
+
+def test_robots_rules_for_ai_agents() -> None:
+    for name in AI_AGENTS:
+        assert names_by_robots(f"User-agent: {name}\nDisallow: /\n") == ["robots_ai_agent"]
+    shared = "User-agent: a\nUser-Agent: ccbot/2.0\nUSER-AGENT: Google-Extended*\nDisallow: /news/\nAllow: /news/free\n"
+    assert names_by_robots(shared) == ["robots_ai_agent"]
+    assert names_by_robots(shared, "http://a.example/news/free") == names_by_robots(shared, "http://a.example/x") == []
+    assert names_by_robots("User-agent: GPTBot\nDisallow:\n") == []
+    assert names_by_robots("User-agent: *\nDisallow: /\n") == []  # decided by robots.txt itself, not here
+    assert names_by_robots("User-agent: Google\nUser-agent: Applebot\nDisallow: /\n") == []  # other crawlers
+    own = "User-agent: GPTBot\nDisallow: /\n\nUser-agent: gpt2train\nAllow: /\n"
+    assert names_by_robots(own) == []
+    assert by_robots("User-agent: NewBot\nDisallow: /", agents=["newbot"]).signals[0].name == "robots_ai_agent"
+
+
+def test_agents_with_a_version_or_in_one_line() -> None:
+    for names in ("GPTBot, CCBot", "CCBot/2.0 (https://commoncrawl.org)", "GPTBot crawler", "other,GPTBot/1.0"):
+        assert names_by_robots(f"User-agent: {names}\nDisallow: /\n") == ["robots_ai_agent"]
+        assert names_by_robots(f"User-agent: {names}\nContent-Signal: ai-train=no\n") == ["content_signal"]
+    assert names_by_robots("User-agent: Another GPTBot\nDisallow: /\n") == []
+    assert by_robots("User-agent: Kangaroo Bot\nDisallow: /\n", agents=["Kangaroo Bot"]).signals
+    own = "User-agent: GPTBot\nDisallow: /\n\nUser-agent: gpt2train/2.0, x\nDisallow: /news\nCrawl-delay: 3\n"
+    assert names_by_robots(own) == []  # decided by the rules for this crawler, which must count
+    for text in (own, own.replace(", x", "")):
+        rules = RobotsRules(text)
+        assert not asyncio.run(rules.allows_crawler(NEWS, AGENT)) and rules.delay(AGENT) == 3
+        assert asyncio.run(rules.allows_crawler("http://a.example/", AGENT))
+
+
+def test_content_signals() -> None:
+    for text in (
+        "# text\nUser-Agent: *\nContent-Signal: search=yes,ai-train=no\nAllow: /\n",
+        "User-agent: *\ncontent-signal: ai-train = NO , search=yes\n",
+        "User-agent: GPTBot\nContent-Signal: ai-train=no\n",
+        "Content-Signal: ai-train=no\nUser-agent: *\nAllow: /\n",
+        "User-agent: *\nContent-Signal: /news\tai-train=no\n",
+    ):
+        assert names_by_robots(text) == ["content_signal"], text
+    for signal in ("*\nContent-Signal: search=no, ai-train=yes", "*\nContent-Signal: search=yes, ai-input=no"):
+        assert names_by_robots(f"User-agent: {signal}\n") == [], signal
+    assert names_by_robots("User-agent: other\nContent-Signal: ai-train=no\n") == []
+    own = "User-agent: gpt2train\nContent-Signal: ai-train=yes\n\nUser-agent: *\nContent-Signal: ai-train=no\n"
+    assert names_by_robots(own) == []
+    paths = "User-agent: *\nContent-Signal: /news/*?x=$ ai-train=no\nContent-Signal: /blog ai-train=no\nDisallow: /x\n"
+    assert names_by_robots(paths) == []
+    assert names_by_robots(paths, "http://a.example/blog/2") == ["content_signal"]
+    assert reason(("Content-Signal", "ai-train=no, search=yes")) == "content_signal"
+    assert reason(("Content-Signal", "ai-train=yes")) == ""
+
+
+def test_tdm_files() -> None:
+    policy = {"location": "/news/*.html$", "tdm-reservation": 1, "tdm-policy": "https://a.example/p.json"}
+    values = {"/": 0, "/é": "1", "/bad": True, 3: 1}
+    rows = [{"location": location, "tdm-reservation": value} for location, value in values.items()]
+    rules = TdmRules(json.dumps([*rows, policy, "text"]))
+    assert rules.reserves("/news/a.html") and rules.reserves("/%C3%A9/x")
+    assert rules.reserves("/news/a.html?q") is False and rules.reserves("/bad") is False
+    assert TdmRules('[{"location": "/a", "tdm-reservation": 1}]').reserves("/b") is None
+
+
+def test_patterns_are_compared_in_one_encoding() -> None:
+    for location, url in {
+        **{"/%c3%a4": "/ä", "/%7Ejoe": "/~joe", "/%66oo?%62=%2f": "/foo?b=/", "/a%3Db": "/a=b", "/?a%3Db": "/?a%3db"},
+        **{"/a%2Ab$": "/a*b", "/a%24": "/a$b", "/a$b": "/a$b"},
+    }.items():
+        rules = TdmRules(json.dumps([{"location": location, "tdm-reservation": 1}]))
+        assert rules.reserves(URL(f"http://a.example{url}").raw_path_qs) is True, location
+        assert rules.reserves("/axb") is None and rules.reserves("/?a=b") is None, location
+
+
+def test_files_that_break_the_protocol_reserve_nothing() -> None:
+    rule = '[{"location": "/", "tdm-reservation": 1}'
+    for text in ("", "<html>", "{}", "[", rule, "[" * 200_000, "[" + "9" * 400_000 + "]"):
+        assert not TdmRules(text), text[:50]
+
+
+def test_licenses_are_recorded_and_drop_nothing() -> None:
+    body = b"""<link href="/license" rel="License canonical">
+      <a rel='nofollow license' href="//cc.example/by/4.0/">CC</a>
+      <link rel=stylesheet href=license.css><a rel=license href="http://[">"""
+    found = decide(("Link", '<https://l.example/1>; rel="license", </x>; rel=next, </y>; rel=license'), body=body)
+    expected = ["http://a.example/license", "http://cc.example/by/4.0/", "https://l.example/1", "http://a.example/y"]
+    assert found.licenses == (*expected,) and found.refusal is None
+    files = ("https://a.example/rsl.xml", "https://a.example/2.xml")
+    rsl = by_robots("License: {}\nUser-agent: *\nAllow: /\nLicense: {} # x\n".format(*files))
+    assert (rsl.licenses, rsl.signals) == (files, ())
+    assert decide(site=rsl).licenses == rsl.licenses
+
+
+def test_a_setting_says_which_signals_drop_a_page() -> None:
+    headers = [("X-Robots-Tag", "noai"), ("tdm-reservation", "1")]
+    found = decide(*headers, honour=["tdm_reservation"])
+    assert [signal.name for signal in found.signals] == ["noai", "tdm_reservation"]
+    assert found.refusal is not None and found.refusal.name == "tdm_reservation"
+    assert reason(*headers, honour=[]) == ""
+
+
+def test_hostile_values_take_bounded_time() -> None:
+    began = time.process_time()
+    megabyte = "noindex, a: " * 100_000
+    assert reason(("X-Robots-Tag", megabyte), ("Link", "<" * 10**6), ("Link", '<a>; rel="' * 10**5)) == ""
+    tags = b"<meta name=robots content=noindex>" * 30_000 + b"noai"
+    assert reason(body=tags) == "" and reason(body=b"<div>" * 200_000 + b"noai") == ""
+    assert reason(body=b'<meta name="tdm-reservation" content="' + b"1" * 2**20) == ""
+    assert not page_tags(b"rel=" * 250_000 + b"license").licenses
+    text = "User-agent: *\n" + "Content-Signal: /*a*a*a*b ai-train=no\n" * 10_000
+    assert names_by_robots(text, "http://a.example/" + "a" * 8000) == []
+    rules = TdmRules(json.dumps([{"location": "/*a*a*a*a*b", "tdm-reservation": 1}] * 5000))
+    assert rules.reserves("/" + "a" * 8000) is None
+    assert time.process_time() - began < 10
+    links = [("Link", f"<https://l.example/{n}>; rel=license") for n in range(1000)]
+    assert len(decide(*links).licenses) == 8 and link_licenses(["<" + "x" * 5000 + ">; rel=license"]) == []
+
+
+@given(st.text("ab*$", max_size=8), st.text("ab", max_size=12))
+def test_path_patterns_equal_regular_expressions(pattern: str, path: str) -> None:
+    plain = ".*".join(map(re.escape, pattern.removesuffix("$").split("*")))
+    assert matches(pattern, path) == bool(re.match(plain + (r"\Z" if pattern.endswith("$") else ""), path))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text("ab: ,;*-_\t\x00é" + "noaimgeunvlbft", max_size=40)), st.binary(max_size=200))
+def test_any_header_and_any_page_give_a_decision(values: list[str], body: bytes) -> None:
+    directives = robots_directives(values, {"a"})
+    assert all(one == one.lower() and "," not in one for one in directives)
+    fields = [(name, value) for name in ("X-Robots-Tag", "Link") for value in values]
+    found = decide(*fields, body=body + b"noai")
+    assert found.refusal is None or found.refusal in found.signals
+
 
 TDM = "/.well-known/tdmrep.json"
 ON = {"consent": {}}

@@ -1,8 +1,9 @@
-"""Malformed headers of hostile servers: none crashes a fetch or changes an archive."""
+"""Headers and robots.txt: malformed ones of hostile servers, and lifetimes by RFC 9111, 4.2."""
 
 import asyncio
 import contextlib
 import dataclasses
+import datetime
 import gzip
 import hashlib
 import random
@@ -14,26 +15,29 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 from warcio.archiveiterator import ArchiveIterator
 from yarl import URL
 
 from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.step import Step
 from tasks.download.fetch import Fetcher
+from tasks.download.freshness import MAX_DAYS, fresh_until, is_fresh
 from tasks.download.http_client import retry_after
 from tasks.download.ledger import Fetched
 from tasks.download.mime import parse_content_type, sniff_html, type_of
 from tasks.download.response_body import Decoder, FetchRejectedError
-from tasks.download.robots import RobotsRules
+from tasks.download.robots import MAX_AGENTS, RobotsRules
 from tasks.download.ssrf_guard import refuse
 from tasks.download.urls import join, parse, refresh_target
 from tasks.download.warc import encode_head, encode_record
 from tasks.extract.step import ExtractSettings, extract
 from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline, rejected_of
-from tests.tasks.download.fetch_helpers import make_settings
+from tests.tasks.download.fetch_helpers import fetch, make_settings
 from tests.tasks.download.malformed_responses import ANSWERS, answering
 from tests.tasks.warc_pages import make_page, write_pages
+from tests.tasks.web_server import Site
 
 words = str.split
 SIGNS = ["", " ", "\t", "\r", "\n", "\r\n", "\0", "\x85", "\u2028", "é", "\udc80", "ÿ", "%00", "%0d%0a", "%zz"]
@@ -320,3 +324,94 @@ def test_an_injected_record_head_costs_one_page_only(tmp_path: Path) -> None:
     (row,) = rejected_of(folder, documents)
     assert row["url"] == "http://a.example/1"
     assert row["detail"].startswith("part-00000.warc.gz, byte ") and row["detail"].endswith("it was written with")
+
+
+AGENT = "gpt2train"
+WILD = "User-agent: *\n" + "".join(f"Disallow: /*a*b{number}\n" for number in range(23_000))
+
+
+def allows(rules: RobotsRules, path: str) -> bool:
+    return asyncio.run(rules.allows(f"http://a.example/{path}", AGENT))
+
+
+def test_rules_are_obeyed() -> None:
+    rules = RobotsRules("User-agent: *\nDisallow: /private\nAllow: /private/open\nCrawl-delay: 2.5\n")
+    assert [allows(rules, path) for path in ("x", "private", "private/open/x")] == [True, False, True]
+    assert rules.delay(AGENT) == 2.5 and RobotsRules("").delay(AGENT) == 0.0
+
+
+def test_many_rules_take_bounded_time_for_any_url() -> None:
+    rules = RobotsRules(WILD)
+    assert allows(rules, "a" * 100) and not allows(rules, "a/b77")
+    began = time.process_time()
+    assert not allows(rules, "a" * 8000)  # 0.4 s of CPU time to compare; what cannot be compared is forbidden
+    assert time.process_time() - began < 0.1
+
+
+def test_the_product_of_agents_and_rules_is_bounded() -> None:
+    """The first of these asked for 2 x 10^8 rules from 360 kB."""
+    for text in (
+        "".join(f"User-agent: a{n}\n" for n in range(10_000)) + "Disallow: /x\n" * 20_000,
+        "".join(f"user agent a{n}\n" for n in range(4_000)) + "".join(f"Allow: /{n}\n" for n in range(4_000)),
+        "".join(f"User-agent: a{n}\n" for n in range(MAX_AGENTS + 1)) * 2,
+    ):
+        began = time.process_time()
+        with pytest.raises(FetchRejectedError, match="too many rules"):
+            RobotsRules(text)
+        assert time.process_time() - began < 2, text[:50]
+
+
+def test_long_lists_of_bots_are_read() -> None:
+    """As sites have them: thousands of agents that are all shut out, in one group or in one each."""
+    names = [f"bot-{number}" for number in range(3_000)]
+    one = "".join(f"User-agent: {name}\n" for name in names) + "Disallow: /\n\nUser-agent: *\nDisallow: /x\n"
+    each = "".join(f"User-agent: {name}\nDisallow: /\n\n" for name in names) + "User-agent: *\nDisallow: /x\n"
+    for text in (one, each):
+        assert [allows(RobotsRules(text), path) for path in ("page", "x")] == [True, False]
+
+
+def test_an_adversarial_file_delays_only_its_own_host(site: Site) -> None:
+    site.robots["evil.test"] = (200, "".join(f"User-agent: a{n}\n" for n in range(9000)) + "Disallow: /x\n" * 20_000)
+    site.robots["slow.test"] = (200, WILD)
+    urls = ["http://evil.test/page", "http://slow.test/page", "http://slow.test/" + "a" * 8000, "http://a.test/page"]
+    pages = fetch(site, urls, max_wire_bytes=2**20)
+    assert [page.reason for page in pages] == ["robots_unavailable", "", "robots_forbidden", ""]
+
+
+NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+DATE = ("Date", "Fri, 02 Jan 2026 03:04:05 GMT")
+HOUR = "2026-01-02T04:04:05Z"
+MOST = (NOW + datetime.timedelta(days=MAX_DAYS)).strftime("%Y-%m-%dT%H:%M:%SZ")
+IN_AN_HOUR = ("Expires", "Fri, 02 Jan 2026 04:04:05 GMT")
+LONG = "9" * 5000
+
+
+def control(*values: str, **fields: str) -> list[tuple[str, str]]:
+    return [*(("Cache-Control", value) for value in values), *fields.items()]
+
+
+@pytest.mark.parametrize(
+    ("expected", "headers"),
+    [
+        (HOUR, [control("max-age=3600"), control('public, MAX-AGE="3600"'), control("public", "max-age=3600")]),
+        (HOUR, [control("max-age=7200", Age="3600"), control("max-age=7200", Date="Fri, 02 Jan 2026 02:04:05 GMT")]),
+        (HOUR, [control("max-age=3600", Expires="Fri, 02 Jan 2026 09:04:05 GMT"), [DATE, IN_AN_HOUR], [IN_AN_HOUR]]),
+        (MOST, [control("max-age=31536000")]),
+        ("", [control(value) for value in ("max-age=0", "max-age=-1", "max-age=1h", "max-age", f"max-age={LONG}")]),
+        ("", [control("max-age=3600, no-cache"), control('no-cache="Set-Cookie", max-age=3600')]),
+        ("", [control("no-store, max-age=3600"), control("max-age=3600, " + "x" * 1024 + ", no-store")]),
+        ("", [control("s-maxage=3600"), control("max-age=3600, max-age=60"), []]),
+        ("", [control("max-age=3600", Age=age) for age in ("3600", "?")]),
+        ("", [control("max-age=3600", Vary="Accept, *"), control(Expires="0"), [IN_AN_HOUR] * 2]),
+        ("", [[DATE, ("Expires", DATE[1]), ("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")]]),
+    ],
+)
+def test_lifetime(expected: str, headers: list[list[tuple[str, str]]]) -> None:
+    for fields in headers:
+        assert fresh_until(CIMultiDict(fields), NOW) == expected, fields
+
+
+def test_a_page_is_fresh_before_that_time() -> None:
+    second = datetime.timedelta(seconds=1)
+    until = fresh_until(CIMultiDict([("Cache-Control", "max-age=1")]), NOW)
+    assert is_fresh(until, NOW) and not is_fresh(until, NOW + second) and not is_fresh("", NOW)

@@ -1,6 +1,9 @@
-"""`--refresh`: conditional requests, what stays, what leaves, the revisit records, and the report of changes."""
+"""`--refresh`: conditional requests, what stays and leaves, revisit records, pages declared fresh, damage and kills."""
 
 import io
+import json
+import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,10 +12,14 @@ import pyarrow as pa
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
-from gpt2train.store.manifest import Folder
+from gpt2train.errors import RunError
+from gpt2train.store.manifest import Folder, need_manifest
+from tasks.core.step import Step
+from tasks.download.journal import Journal
 from tasks.download.ledger import CONTENT, LEDGER, content_of, ledgers_of
 from tasks.download.revisit import checked_validator
 from tasks.download.shard_writer import changes
+from tasks.download.warc import MEMBER
 from tests.tasks.download.fetch_helpers import ledger_of, make_urls, pages_of, run, run_again
 from tests.tasks.download.refreshed_site import (
     CONSENT,
@@ -26,6 +33,7 @@ from tests.tasks.download.refreshed_site import (
     revisits,
     urls,
 )
+from tests.tasks.forked_orders import order_server
 
 
 def test_pages_stay_change_come_and_go(server: Server, tmp_path: Path) -> None:
@@ -283,3 +291,160 @@ def test_validators_that_can_be_sent_back() -> None:
         assert checked_validator(f" {value} ") == value
     for value in (None, "", '"\x85"', "a\r\nb", '"é"', '"' + "x" * 600 + '"', "\udc80"):
         assert checked_validator(value) == "", value
+
+
+def test_fresh_pages_are_not_requested_if_asked(server: Server, tmp_path: Path) -> None:
+    """Pages that the server declares fresh are not requested; robots.txt and tdmrep.json are."""
+    root, fields = Folder(tmp_path), {"Cache_Control": "max-age=3600"}
+    for path in ("/fresh", "/forbidden", "/moved/target"):
+        server.put(path, f"The page {path}.", **fields)
+    server.put("/stale", "A page.", **{"Cache_Control": "max-age=0"})
+    server.put("/plain", "Another page.")
+    server.put("/reserved", "A third page.", **fields)
+    server.site.handlers["/moved"] = lambda h: h.redirect("/moved/target")
+    shards = [urls("/fresh", "/forbidden", "/moved", "/stale", "/plain"), urls("/reserved", host="b")]
+    first = run(root, server.site, shards, **CONSENT)
+    stands = {page.url: page for page in pages_of(root, first)}
+    for path in ("/fresh", "/stale", "/plain"):
+        server.put(path, f"The page {path} has changed.", **server.extra[path])
+    server.site.robots["a.test"] = (200, "User-agent: *\nDisallow: /forbidden\n")
+    server.site.handlers["/.well-known/tdmrep.json"] = lambda h: h.answer(
+        b'[{"location": "*", "tdm-reservation": 1}]' if "b.test" in h.headers["Host"] else b"[]", "application/json"
+    )
+    shutil.copytree(tmp_path / "pages", tmp_path / "kept")
+    second = refresh(root, server, skip_fresh=True, **CONSENT)
+    assert {path for path, _, _ in server.asked} == {"/moved/target", "/plain", "/reserved", "/stale"}
+    found = {path: row["change"] for path, row in listed(root, second).items()}
+    assert found == {
+        **{"/fresh": "fresh", "/forbidden": "gone", "/moved": "unchanged", "/stale": "changed", "/plain": "changed"},
+        "/reserved": "gone",
+    }
+    assert changes(second) == {"new": 0, "changed": 2, "gone": 2, "unchanged": 1, "fresh": 1, "kept": 0, "missing": 0}
+    (page,) = (page for page in pages_of(root, second) if page.url.endswith("/fresh"))
+    assert page == stands[page.url]
+    rows = {row["url"]: row for row in ledger_of(root, second)}
+    assert rows[page.url]["fresh_until"] and rows[page.url]["etag"] and not rows["http://a.test/plain"]["fresh_until"]
+
+    shutil.rmtree(tmp_path / "pages")
+    shutil.move(tmp_path / "kept", tmp_path / "pages")
+    third = refresh(root, server, **CONSENT)
+    assert listed(root, third)["/fresh"]["change"] == "changed" and "fresh" not in changes(third)
+
+
+def test_a_confirmed_page_is_fresh_again(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header of a 304 replaces the lifetime. Without `skip_fresh` a shard without changes keeps its files."""
+    root = Folder(tmp_path)
+    server.put("/1", "Page 1.", **{"Cache_Control": "max-age=60"})
+    first = run(root, server.site, [urls("/1")])
+    server.extra["/1"] = {"Cache_Control": "max-age=3600"}
+    assert refresh(root, server).outputs == first.outputs
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.download.fetch.is_fresh", lambda until, now: False)  # an hour later
+        before = ledger_of(root, need_manifest(root / "pages"))[0]["fresh_until"]
+        second = refresh(root, server, skip_fresh=True)
+    assert changes(second)["unchanged"] == 1 and ledger_of(root, second)[0]["fresh_until"] > before
+    assert changes(refresh(root, server, skip_fresh=True))["fresh"] == 1 and not server.asked
+    server.extra["/1"] = {"Cache_Control": "no-cache"}
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.download.fetch.is_fresh", lambda until, now: False)
+        assert not ledger_of(root, refresh(root, server, skip_fresh=True))[0]["fresh_until"]
+
+
+def test_a_damaged_archive_is_not_copied(server: Server, tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    for name in ("1", "2"):
+        server.put(f"/{name}", f"Page {name}.")
+    first = run(root, server.site, [urls("/1", "/2")])
+    path = tmp_path / "pages" / first.outputs[0].name
+    data = path.read_bytes()
+    server.put("/2", "Page 2 has changed.")
+    for at in (5, 300, len(data) - 1):  # files of another size are fetched again
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(RunError, match="is damaged; remove it"):
+            refresh(root, server)
+    path.write_bytes(data)
+    assert refresh(root, server).outcome.kept == 2
+
+
+def test_a_page_with_the_first_bytes_of_a_record_is_copied(server: Server, tmp_path: Path) -> None:
+    """Bytes that do not compress are stored as they are: the archive seems to have one record more."""
+    root = Folder(tmp_path)
+    server.put("/1", "Page 1.")
+    noise = random.Random(1).randbytes(80_000)
+    body = b"<html>" + noise[:40_000] + MEMBER + noise[40_000:]
+    server.site.handlers["/2"] = lambda h: h.answer(body, "text/html")
+    first = run(root, server.site, [urls("/1", "/2")])
+    assert first.outcome.kept == 2 and (root / "pages").read_bytes(first.outputs[0].name).count(MEMBER) == 4
+    before = pages_of(root, first)
+    server.put("/1", "Page 1 has changed.")
+    second = refresh(root, server)
+    assert changes(second)["unchanged"] == 1 and pages_of(root, second)[1] == before[1]
+
+
+AT_PAGE = pytest.param((Journal, "add"), marks=pytest.mark.slow, id="page")
+
+
+@pytest.mark.parametrize("moment", [AT_PAGE, pytest.param((Step, "commit_batch"), id="shard")])
+def test_an_interrupted_refresh_goes_on(server: Server, tmp_path: Path, moment: tuple[type, str]) -> None:
+    """The earlier download stays valid; no page that was answered is asked for again."""
+    root, shards = Folder(tmp_path / "out"), fill(server)
+    first = run(root, server.site, shards)
+    shutil.copytree(tmp_path / "out", tmp_path / "straight")
+    change(server)
+    straight = refresh(Folder(tmp_path / "straight"), server)
+    owner, name = moment
+    original, calls = getattr(owner, name), []
+
+    def cut(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == (1 if name == "commit_batch" else 5):
+            raise KeyboardInterrupt if name == "commit_batch" else RuntimeError
+        return original(*args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((KeyboardInterrupt, RuntimeError)):
+        patch.setattr(owner, name, cut)
+        refresh(root, server)
+    assert need_manifest(root / "pages") == first
+    answered = {path for path, _, _ in server.asked}
+    again = refresh(root, server)
+    assert again.content == straight.content and changes(again) == changes(straight)
+    asked = [path for path, _, _ in server.asked]
+    assert len(asked) == len(set(asked)) < 12
+    if name == "commit_batch":
+        assert not answered & set(asked)
+
+
+@pytest.mark.parametrize("around", ["commit", pytest.param("everything", marks=pytest.mark.exhaustive)])
+def test_a_refresh_killed_at_any_instant_goes_on(server: Server, tmp_path: Path, around: str) -> None:
+    """SIGKILL at writes and before removals: the next refresh has the outputs of one that was not killed."""
+    root, kept = Folder(tmp_path / "out"), tmp_path / "kept"
+    first = run(root, server.site, fill(server))
+    change(server)
+    shutil.copytree(tmp_path / "out", kept)
+    straight = refresh(root, server)
+    expected, wanted = set((root / "pages").files()), plain(pages_of(root, straight))
+    with order_server("tests.tasks.download.killed_downloads") as send:
+
+        def order(**more: Any) -> int:
+            shutil.rmtree(tmp_path / "out")
+            shutil.copytree(kept, tmp_path / "out")
+            return int(send(root=root.url, address=server.site.address, again="refresh", **more)["status"])
+
+        assert order(record=str(tmp_path / "record")) == 0
+        counts = json.loads((tmp_path / "record").read_text())
+        writes, removals = range(counts["writes"]), range(counts["removals"])
+        assert len(writes) >= 8 and len(removals) >= 8
+        if around == "commit":  # the manifest is the last write
+            writes, removals = writes[-1:], removals[len(removals) // 2 : len(removals) // 2 + 1]
+        kills: list[dict[str, Any]] = [
+            {"write": number, "instant": instant} for number in writes for instant in ("between", "after")
+        ]
+        for kill in [*kills, *({"removal": number} for number in removals)]:
+            assert order(**kill) == -9, kill
+            stands = run_again(root, server.site.address)
+            assert stands == first or stands.content == straight.content, kill
+            again = refresh(root, server)
+            if stands == first:  # else this was one more refresh, of pages that stand
+                assert again.content == straight.content and changes(again) == changes(straight), kill
+                assert set((root / "pages").files()) == expected, kill
+            assert plain(pages_of(root, again)) == wanted, kill
