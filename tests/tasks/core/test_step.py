@@ -1,17 +1,34 @@
-"""The step contract: fingerprints, manifests, skipping, sweeping, resuming batch by batch."""
+"""The step contract: fingerprints, manifests, skipping, resuming batch by batch, outputs that vanish, shards."""
 
 import json
+import os
+import random
+import shutil
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.folder import FileRecord
+from gpt2train.store.lost_files import lost_files_error, translate_lost_files
 from gpt2train.store.manifest import Folder, Manifest, Outcome, canonical, fingerprint, need_manifest, read_manifest
 from tasks.core.runner import Runner
-from tasks.core.shards import commit_rows, read_rows, rejected_row, write_rows
+from tasks.core.shards import (
+    ROW_GROUP,
+    commit_rows,
+    in_groups,
+    read_rows,
+    read_table,
+    rejected_row,
+    sample_texts,
+    write_rows,
+    write_table,
+)
 from tasks.core.step import Step
 from tasks.core.timings import cpu_seconds, read_timings
 
@@ -198,3 +215,118 @@ def test_timings_include_the_cpu_time_of_workers(tmp_path: Path) -> None:
     run(Folder(tmp_path), tmp_path / "calls", [1])
     timing = read_timings(Folder(tmp_path))["double"]
     assert timing["rows"] == 1 and timing["cpu_seconds"] >= 0 and timing["seconds"] >= 0
+
+
+def remove_first(folder: Folder, name: str, item: str) -> Outcome:
+    """A batch whose input is removed before it is read."""
+    shutil.rmtree(item)
+    Path(item, "part-00000.parquet").read_bytes()
+    return Outcome()
+
+
+def remove_while_writing(folder: Folder, name: str, item: str) -> Outcome:
+    """A batch whose output is removed while it writes."""
+    with folder.writing("part-00000.parquet") as draft:
+        draft.write_bytes(b"x")
+        shutil.rmtree(item)
+    return Outcome()
+
+
+@pytest.mark.parametrize(("work", "gone"), [(remove_first, "clean"), (remove_while_writing, "dedup")])
+def test_a_batch_names_the_folder_that_was_removed(tmp_path: Path, work: object, gone: str) -> None:
+    (tmp_path / "out" / gone).mkdir(parents=True)
+    step = Step(Folder(tmp_path / "out"), "dedup", version=1, parameters={}, inputs={})
+    with Runner(workers=1) as runner, pytest.raises(UserError, match=f"out/{gone} was removed .*; run again"):
+        runner.batches(step, "part", [str(tmp_path / "out" / gone)], work, where="thread")  # type: ignore[arg-type]
+
+
+def test_the_whole_output_is_named_where_all_of_it_is_gone(tmp_path: Path) -> None:
+    root = Folder(tmp_path / "out")
+    with pytest.raises(UserError, match=r"/out was removed during the run"), translate_lost_files(root):
+        Path(root.path("clean/part-00000.parquet")).read_bytes()
+
+
+def test_a_file_that_pyarrow_misses_is_found_in_its_text(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out" / "clean")
+    write_table(folder, "part-00000.parquet", pa.table({"id": ["a"]}))
+    shutil.rmtree(folder.path())
+    with pytest.raises(UserError, match=r"/out/clean was removed"), translate_lost_files(Folder(tmp_path / "out")):
+        read_table(folder, "part-00000.parquet")
+    named = FileNotFoundError(2, f"Failed to open local file '{tmp_path}/out/clean/part-00000.parquet'")
+    assert "out/clean was removed" in str(lost_files_error(Folder(tmp_path / "out"), named))
+
+
+def test_files_of_others_keep_their_errors(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FileNotFoundError), translate_lost_files(Folder(tmp_path / "out")):
+        (tmp_path / "outside.txt").read_bytes()
+    with pytest.raises(IsADirectoryError), translate_lost_files(Folder(tmp_path / "out")):
+        (tmp_path / "out").read_bytes()
+
+
+def test_a_read_only_output_is_named_with_the_reason(tmp_path: Path) -> None:
+    locked = tmp_path / "out" / "clean"
+    locked.mkdir(parents=True)
+    if os.geteuid() == 0:  # permissions do not bind root, but a read-only mount does
+        bound = subprocess.run(["mount", "--bind", str(locked), str(locked)], capture_output=True).returncode == 0
+        if not bound:
+            pytest.skip("mounting is not allowed here")
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(locked)], check=True)
+    locked.chmod(0o500) if os.geteuid() else None
+    try:
+        said = r"cannot use .*/out/clean.*; give it back its permissions"
+        with pytest.raises(UserError, match=said), translate_lost_files(Folder(tmp_path / "out")):
+            (locked / "new.txt").write_bytes(b"x")
+    finally:
+        if os.geteuid() == 0:
+            subprocess.run(["umount", "-l", str(locked)], check=True)
+        locked.chmod(0o700)
+
+
+def test_shards_are_grouped_within_bounds() -> None:
+    def record(rows: int, size: int = 1) -> FileRecord:
+        return FileRecord(name="x", bytes=size, sha256="", rows=rows)
+
+    def cut(*records: FileRecord) -> list[list[int]]:
+        return [list(places) for places in in_groups(records, 10, 100, 4)]
+
+    assert cut() == [[]]
+    assert cut(record(11)) == [[0]]
+    assert cut(*[record(4)] * 5) == [[0, 1], [2, 3], [4]]
+    assert cut(record(1, 60), record(1, 60), record(1, 40)) == [[0], [1, 2]]
+    assert cut(*[record(10)] * 16) == [[n, n + 1, n + 2, n + 3] for n in (0, 4, 8, 12)]
+
+
+def test_a_sample_is_of_evenly_spaced_texts_and_reads_the_row_groups_that_it_needs(tmp_path: Path) -> None:
+    folder, draw = Folder(tmp_path), random.Random(3)
+    texts = [f"{row} " + "é" * draw.randrange(400) for row in range(3 * ROW_GROUP + 17)]
+    write_table(folder, "a.parquet", pa.table({"text": pa.array(texts, pa.large_string())}))
+    spaced = [text.encode() for text in texts[:: len(texts) // 64]]
+    whole = sample_texts(folder, ["a.parquet"], 1 << 20)
+    assert whole == [raw.decode() for raw in spaced]
+
+    found = sample_texts(folder, ["a.parquet"] * 2, 8192)
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+    assert 2048 < sum(len(text.encode()) for text in found[: len(found) // 2]) <= 4096
+    assert [text[:9] for text in found[: len(found) // 2]] == [text[:9] for text in whole[: len(found) // 2]]
+
+    last = pq.read_metadata(tmp_path / "a.parquet").row_group(2).column(0)
+    damaged = bytearray((tmp_path / "a.parquet").read_bytes())
+    start = last.dictionary_page_offset or last.data_page_offset
+    damaged[start : start + 64] = b"\xff" * 64
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    assert sample_texts(folder, ["a.parquet"] * 2, 8192) == found  # of the first row group
+    for read in (lambda: sample_texts(folder, ["a.parquet"], 1 << 20), lambda: read_table(folder, "a.parquet")):
+        with pytest.raises(RunError, match=r"a\.parquet is not the Parquet file expected"):
+            read()
+    with pytest.raises(FileNotFoundError):
+        read_table(folder, "absent.parquet")
+
+
+def test_a_local_table_is_read_by_arrow_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of Arrow may free a file when the process ends: one of Python would need the interpreter then."""
+    folder, table = Folder(tmp_path), pa.table({"a": [1, 2, 3], "b": ["x", "y", "z"]})
+    write_table(folder, "a.parquet", table)
+    monkeypatch.delattr(Folder, "open")
+    assert read_table(folder, "a.parquet", ["b", "a"]).equals(table.select(["b", "a"]))
+    assert read_table(folder, "a.parquet", ["b"], [("a", ">", 1)])["b"].to_pylist() == ["y", "z"]

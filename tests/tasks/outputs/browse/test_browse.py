@@ -1,4 +1,4 @@
-"""The page of `gpt2train data browse`, over HTTP on loopback: a document's way, duplicates, counts, tokens, samples."""
+"""The pages of `gpt2train data browse`, over HTTP on loopback and in a real browser, below the labelling page too."""
 
 import contextlib
 import http.client
@@ -21,7 +21,7 @@ from gpt2train.quality.label_server import LabelServer
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
-from gpt2train.store.manifest import Folder, Outcome
+from gpt2train.store.manifest import Folder, Outcome, need_manifest
 from gpt2train.store.output import FinishedStep
 from gpt2train.store.removal import PENDING, RemovalCheck
 from tasks.clean.step import CleanSettings, clean
@@ -34,12 +34,15 @@ from tasks.outputs.browse.page_account import accounted_step
 from tasks.outputs.browse.samples import samples_of
 from tasks.outputs.browse.server import MAX_WORDS, browse_routes, difference
 from tasks.outputs.forget.command import forget
+from tests.chromium import chromium, until
+from tests.gpt2train.quality.labelled_texts import cleaned, planted
 from tests.tasks.corpus import Inline, pieces_of_novels
 from tests.tasks.extract.made_pages import article
 from tests.tasks.extract.test_step import download
 from tests.tasks.extract.test_step import page as extract_page
 
 HOSTILE = "</div><script>document.title='bad'</script><img src=x onerror=alert(1)> \ud7ff"
+SCRIPT = "<script>document.title='bad'</script><img src=x onerror=\"document.title='bad'\"> "
 
 
 class Client:
@@ -284,3 +287,65 @@ def test_an_output_behind_a_url_is_read(output: Path, client: Client) -> None:
     found = server.pages[""].get["document"]({"id": "00000008"})
     server.server_close()
     assert found == client.ok("document", id="00000008")
+
+
+@pytest.fixture
+def server(open_data: Path, tmp_path: Path) -> Iterator[LabelServer]:
+    """The labelling page on good texts, of which the last repeats the first, and on texts too short for the rules."""
+    texts = [text for text, is_good in planted(open_data, 10) if is_good]
+    texts = [SCRIPT + texts[0], *texts[1:], "A few words\nmore", SCRIPT + texts[0] + " An addition."]
+    output = cleaned(tmp_path / "out", texts)
+    root = Folder(output)
+    with Inline(workers=1) as runner:
+        dedup(root, need_manifest(root / "clean"), DedupSettings(), runner)
+    session = Session(*sample_documents(output), VoteFile(tmp_path / "votes.jsonl"), tmp_path / "model")
+    found = LabelServer(session, browse=browse_routes(root))
+    thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+    thread.start()
+    yield found
+    found.shutdown()
+    thread.join()
+    found.server_close()
+
+
+@pytest.mark.slow
+def test_a_key_leads_from_a_document_to_its_way_and_its_duplicates(server: LabelServer, tmp_path: Path) -> None:
+    with chromium(tmp_path) as browser:
+        from selenium.webdriver.common.by import By
+        from selenium.webdriver.common.keys import Keys
+
+        def all_of(selector: str) -> list[Any]:
+            return list(browser.find_elements(By.CSS_SELECTOR, selector))
+
+        def text(selector: str) -> str:
+            script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText).join('\\n')"
+            return str(browser.execute_script(script, selector))  # in one step: the page may replace its elements
+
+        def search(query: str) -> None:
+            all_of("#query")[0].clear()
+            all_of("#query")[0].send_keys(query + Keys.ENTER)
+
+        browser.get(server.url)
+        until(lambda: text("article.active .text"), "a document")
+        shown, url = text("article.active .text"), text("article.active .url")
+        assert len([one for one in all_of(".way") if one.is_displayed()]) == 2
+        browser.find_element(By.TAG_NAME, "body").send_keys("w")
+        until(lambda: len(browser.window_handles) == 2, "the window of the browser")
+        browser.switch_to.window(next(one for one in browser.window_handles if one != browser.current_window_handle))
+        until(lambda: text("#way li"), "the way of the document")
+        assert text("#url") == url and f"{server.token}/browse/" in browser.current_url
+        assert text("#way li b").split() == ["documents", "clean", "dedup"]
+        until(lambda: text("#text")[:200] == shown[:200], "the text")
+
+        search("http://a.example/0")
+        until(lambda: text("#url") == "http://a.example/0", "the document with a duplicate")
+        until(lambda: "http://a.example/11" in text("#duplicates"), "its duplicate")
+        assert text("#text").startswith("<script>")
+        next(one for one in all_of("#duplicates button") if one.text == "difference").click()
+        until(lambda: all_of("#text ins, #text del"), "the difference")
+        assert "An addition." in text("#text ins") + text("#text del")
+
+        search("few words")
+        until(lambda: "rejected" in text("#way li"), "the document that the cleaning rejected")
+        assert "a.example" in text("#counts") and "clean" in text("#steps")
+        assert browser.title != "bad" and browser.get_log("browser") == []

@@ -1,6 +1,7 @@
-"""`gpt2train forget`: after it no file has the pages, and the flow gives what it gives without them."""
+"""`gpt2train forget`: after it no file, card or token has the pages, and the flow gives what it gives without them."""
 
 import contextlib
+import gzip
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from typing import Any
 
 import fsspec
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gpt2train.cli import app, run_command
+from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.output import MANIFEST, Folder, check_no_removal, read_manifest
 from gpt2train.store.output_lock import locked
@@ -19,11 +22,14 @@ from tasks.core.forgotten import FORGOTTEN, name_of, read_forgotten
 from tasks.core.shards import read_rows
 from tasks.outputs.forget.command import forget
 from tasks.outputs.forget.scan import scan
+from tasks.outputs.forget.token_text import forms_in_tokens, text_of
+from tasks.outputs.passport.facts import SOURCES
+from tasks.outputs.passport.write import write_passport
 from tasks.outputs.verify.command import verify_output
 from tests.flows.mini_pipeline import hashes
 from tests.tasks.cloze.test_step import story
 from tests.tasks.corpus import rejected_of, rows_of
-from tests.tasks.outputs.forget.corpus import PAGES, plant, run_flow, words_in
+from tests.tasks.outputs.forget.corpus import PAGES, html, plant, run_flow, words_in
 from tests.tasks.web_server import Site
 
 
@@ -255,3 +261,107 @@ def test_a_store_gets_the_same_files(out: Path, store: str) -> None:
     names = [name for name in local.files() if name != ".lock"]
     assert remote.files() == names
     assert [remote.record(name) for name in names] == [local.record(name) for name in names]
+
+
+LETTERS = "abcdefghijklmnop"
+
+
+def test_words_without_a_token_are_left_out(tmp_path: Path) -> None:
+    """A tokenizer as BERT's without the letters after p."""
+    pieces = ["[UNK]", "[SEP]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    (tmp_path / "deep/tokenizer").mkdir(parents=True)
+    tokenizer.save(str(tmp_path / "deep/tokenizer/tokenizer.json"))
+    text, kept = "A caf\u00e9 of old planks had NO lamp, a yellow yak", "hidden: a deep lake."
+    forms = forms_in_tokens(Folder(tmp_path), [text, kept])
+    assert [form.split() for form in forms] == [["a", "cafe", "of", "old", "had", "no", "lamp", "a"]]
+    own = load_tokenizer(tmp_path / "deep/tokenizer")
+    assert text_of(own, encode_ordinary(own, ["yellow yaks sit"])[0]).split() == []
+    (tmp_path / "deep/tokenizer/tokenizer.json").write_text("{}")
+    assert forms_in_tokens(Folder(tmp_path), [text]) == []
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_tokenizers_of_bytes_give_texts_back_unless_they_normalise(tmp_path: Path, replaces: bool) -> None:
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(letters, []))
+    tokenizer.normalizer = normalizers.Replace("o", " ") if replaces else None
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer.save(str(tmp_path / "tokenizer/tokenizer.json"))
+    assert forms_in_tokens(Folder(tmp_path), ["a fox"]) == (["a f x"] if replaces else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "language"), [("t5", "lv"), ("bert-base-uncased", "ko")])
+def test_a_copy_of_tokens_with_a_page_is_removed(real_data: Path, tmp_path: Path, name: str, language: str) -> None:
+    """A copy without the table of its documents, so that only their words show whose they are."""
+    with gzip.open(real_data / "lang/udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+        passages = [json.loads(line) for line in file]
+    chosen = [row for row in passages if row["lang"] in ("ko", "cs", "tr", "lv", "de") and len(row["text"]) > 200]
+    rows = [{"url": f"http://{row['lang']}.test/{number}", "text": row["text"]} for number, row in enumerate(chosen)]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings: dict[str, Any] = {
+        "workers": 1,
+        "documents": [str(tmp_path / "c.jsonl")],
+        "clean": {"language": {"keep": ["any"]}, "min_tokens": 8},
+        "tokenizer": {"name": "folder", "folder": str(real_data / "eval/tokenizers" / name)},
+    }
+    out = tmp_path / "out"
+    run_flow(out, settings)
+    for copied in ("tokens", "tokenizer"):
+        shutil.copytree(out / copied, out / "mine" / copied, ignore=shutil.ignore_patterns("*.parquet", "_*"))
+    copies = sorted((out / "mine/tokens").rglob("*.bin"))
+    target = next(row["url"] for row in rows if language in row["url"])
+    other = next(row["url"] for row in rows if "de.test" in row["url"])
+    assert copies
+    forget((target,), output=str(out), yes=True)
+    assert [copy for copy in copies if not copy.exists()]
+    forget((other,), output=str(out), yes=True)
+
+
+def manifest(out: Path, folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / folder / "_manifest.json").read_text())
+    return found
+
+
+def rows_of_card(out: Path) -> set[str]:
+    """Rows that the card must have, by the manifests alone."""
+    rows = set()
+    for folder in ("pages", "warcs", "webpages", "texts"):
+        made = manifest(out, folder)
+        rows.add(f"| {SOURCES[made['step']]} | {made['outcome']['seen']:,} | {made['outcome']['kept']:,} |")
+    for reason, count in manifest(out, "pages")["outcome"]["reasons"].items():
+        rows.add(f"| download | {reason.replace('_', ' ')} | {count:,} |")
+    facts = manifest(out, "tokens")["outcome"]["facts"]
+    return rows | {f"{facts['train_tokens']:,}"}
+
+
+def card_of(out: Path) -> str:
+    write_passport(Folder(out))
+    return (out / "passport/README.md").read_text()
+
+
+@pytest.mark.exhaustive
+def test_cards_follow_a_refresh_and_a_removal(
+    out: Path, settings: dict[str, Any], site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, expected = card_of(out), rows_of_card(out)
+    assert all(row in first for row in expected), expected
+    changed = html(f"{story('Quentin')} {story('Zora')}")
+    monkeypatch.setitem(site.handlers, "/5", lambda handler: handler.answer(changed, "text/html; charset=utf-8"))
+    monkeypatch.setitem(site.handlers, "/6", lambda handler: handler.answer(b"", status=404))
+    run_flow(out, settings | {"refresh": True})
+    second, refreshed = card_of(out), rows_of_card(out)
+    assert all(row in second for row in refreshed), refreshed
+    assert len(refreshed - expected) >= 3 and any(row not in first for row in refreshed)
+    forget(PAGES, output=str(out), yes=True)
+    run_flow(out, settings)
+    third, forgotten = card_of(out), rows_of_card(out)
+    assert all(row in third for row in forgotten), forgotten
+    assert "| download | forgotten |" in third and "| download | forgotten |" not in second
+    assert len(forgotten - refreshed) >= 3

@@ -1,11 +1,14 @@
-"""Signature and publication of a corpus without a model."""
+"""A corpus without a model: signature, publication; energy and hours of a training on the cards."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpt2train.cli import app, run_command
 from gpt2train.store.folder import Folder
+from tasks.outputs.passport.cards import training_sections
 from tasks.shuffle.step import ShuffleSettings, shuffle
 from tests.tasks.corpus import Inline, documents_of, row
 
@@ -72,3 +75,20 @@ def test_a_corpus_without_a_model_is_published_to_a_folder(out: Path, tmp_path: 
     assert {"README.md", "croissant.json", "data"} <= {path.name for path in target.iterdir()}
     loaded = datasets.load_dataset(str(target), split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(loaded["text"][:]) == [f"The text of page {number}." for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cpu", "expected"),
+    [
+        (1.5, None, "1.5 kWh of the GPUs, by NVML"),
+        (None, 0.25, "0.25 kWh of the CPU packages, by RAPL"),
+        (1.5, 0.25, "1.5 kWh of the GPUs, by NVML; 0.25 kWh of the CPU packages, by RAPL"),
+        (None, None, "unknown (not measured)"),
+    ],
+)
+def test_the_card_names_what_was_measured(gpu: float | None, cpu: float | None, expected: str) -> None:
+    run = SimpleNamespace(gpu_kwh=gpu, cpu_kwh=cpu, hours=2.0, rows=[{}])
+    training: Any = SimpleNamespace(run=run, devices=("cpu",))
+    ((title, text),) = training_sections(training)
+    assert title == "Cost"
+    assert f"| energy | {expected} |" in text
