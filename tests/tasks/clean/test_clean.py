@@ -1,22 +1,33 @@
-"""The clean step: repair, length, language, and reasons of rejected documents."""
+"""The clean step: repair, length, language, splits, counts of tokens, and reasons of rejected documents."""
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gpt2train.data.encoder import Encoded, PlainEncoder, Texts
+from gpt2train.data.text_units import UNSPACED
+from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_tables, save_tokenizer
+from gpt2train.errors import UserError
 from gpt2train.settings import build
 from gpt2train.store.manifest import Folder, Manifest, Outcome
+from tasks.clean import token_counts
 from tasks.clean.language import LanguageSettings
 from tasks.clean.language_share import detect
+from tasks.clean.splits import SplitSettings, split_of
 from tasks.clean.step import CleanSettings, clean
-from tasks.clean.token_counts import count_tokens, tokenizer_file
+from tasks.clean.token_counts import PRE_TOKENIZER, TokenizerFile, count_pieces, count_tokens, tokenizer_file
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, read_rows, write_rows
 from tasks.core.step import Step
-from tests.tasks.corpus import Inline, rejected_of, rows_of
+from tests.tasks.corpus import Inline, rejected_of, rows_of, texts_of
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time. " * 8
 GERMAN = "Die Bibliothek wartet auf die Antwort des Servers und gibt auf, wenn sie nicht rechtzeitig eintrifft. " * 12
@@ -179,3 +190,100 @@ def test_a_sample_gives_the_language_of_the_whole_text(open_data: Path) -> None:
     settings = LanguageSettings(detector="langdetect")
     whole = LanguageSettings(detector="langdetect", sample=10_000)
     assert all((detect(t, settings).language == "en") == (detect(t, whole).language == "en") for t in texts)
+
+
+SHARES = st.tuples(st.floats(0, 0.5), st.floats(0, 0.49))
+
+
+@given(st.text(), st.integers(0, 2**63 - 1), SHARES)
+def test_the_split_is_a_function_of_text_and_seed(text: str, seed: int, shares: tuple[float, float]) -> None:
+    settings = SplitSettings(seed=seed, valid=shares[0], test=shares[1])
+    split = split_of(text, settings)
+    assert split == split_of(text, settings.model_copy())
+    assert split in ("train", "valid", "test")
+    assert shares[0] > 0 or split != "valid"
+    assert shares[1] > 0 or split != "test"
+
+
+@given(st.text(), st.floats(0, 0.9), st.floats(0, 0.9))
+def test_a_larger_test_share_only_adds_documents(text: str, one: float, other: float) -> None:
+    small, large = sorted((one, other))
+    if split_of(text, SplitSettings(valid=0, test=small)) == "test":
+        assert split_of(text, SplitSettings(valid=0, test=large)) == "test"
+
+
+def test_shares_are_met_and_depend_on_the_seed() -> None:
+    texts = [f"document {n}" for n in range(20_000)]
+    counts = Counter(split_of(text, SplitSettings()) for text in texts)
+    assert counts["test"] == pytest.approx(1000, abs=120)  # 4 standard deviations
+    assert counts["valid"] == pytest.approx(1000, abs=120)
+    both = sum(split_of(text, SplitSettings()) == split_of(text, SplitSettings(seed=1)) == "test" for text in texts)
+    assert both == pytest.approx(50, abs=30)
+
+
+def test_known_texts_keep_their_split() -> None:
+    # Frozen: a change here would move documents of finished runs between the splits.
+    splits = [split_of(f"document {n}", SplitSettings()) for n in (9, 10, 41)]
+    assert splits == ["train", "valid", "test"]
+
+
+def test_shares_that_leave_no_training_data_are_refused() -> None:
+    with pytest.raises(UserError, match="leave no documents to train on"):
+        build(SplitSettings, {"valid": 0.5, "test": 0.5})
+
+
+# GPT-2's pre-tokenizer as OpenAI published it.
+PIECES = regex.compile(r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""")
+
+ASCII = st.characters(max_codepoint=127)
+
+
+@pytest.fixture
+def gpt2(open_data: Path, tmp_path: Path) -> TokenizerFile:
+    save_tokenizer(tmp_path, *read_tables(open_data / "bpe"))
+    return TokenizerFile(Folder(tmp_path), "tokenizer.json", "of gpt2")
+
+
+# Unassigned characters (Cn) are classed by the version of Unicode, which differs between the two libraries.
+SPACED = st.characters(codec="utf-8", exclude_categories=("Cn",)).filter(lambda letter: not UNSPACED.match(letter))
+
+
+@given(st.text(SPACED, max_size=200) | st.text(ASCII, max_size=60))
+def test_pieces_equal_those_of_gpt2(text: str) -> None:
+    assert count_pieces(text) == len(PIECES.findall(text)) == len(PRE_TOKENIZER.pre_tokenize_str(text))
+
+
+def test_each_letter_of_a_script_without_spaces_is_a_piece() -> None:
+    counts = {"今天天气很好。": 7, "他说：“走吧！”": 5, "ใช้ iPhone 12": 5, "한국어는 띄어쓰기가": 2}
+    assert {text: count_pieces(text) for text in counts} == counts
+
+
+@pytest.mark.slow
+def test_token_counts_of_real_texts_are_exact(open_data: Path, gpt2: TokenizerFile) -> None:
+    texts = texts_of(open_data / "text" / "speeches_dev.jsonl.gz", 60)
+    texts += texts_of(open_data / "lang" / "udhr_lang_dev.jsonl.gz", 200)[::5]
+    texts += ["<|endoftext|>", "", "a\u0300 \n\n x"]
+    ids = encode_ordinary(load_tokenizer(open_data / "bpe"), texts)
+    assert count_tokens(texts, gpt2) == [len(found) for found in ids]
+    assert [count_tokens([text], gpt2)[0] for text in texts[-3:]] == [len(found) for found in ids[-3:]]
+
+
+class OneTooMany:
+    """An encoder that is wrong about one text of the sample."""
+
+    def __init__(self, plain: PlainEncoder) -> None:
+        self.plain = plain
+
+    def __call__(self, texts: Texts) -> Encoded:
+        found = self.plain(texts)
+        lengths = found.lengths.copy()
+        lengths[1] += 1
+        return Encoded(np.append(found.ids, 0), lengths)
+
+
+def test_a_fast_library_that_disagrees_is_not_used(gpt2: TokenizerFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = token_counts._plain_encoder(*(gpt2.folder.url, gpt2.name, gpt2.sha256))
+    monkeypatch.setattr(token_counts, "_fast_encoder", lambda url, name, sha256: OneTooMany(plain))
+    monkeypatch.setattr(token_counts, "MIN_FAST", 1)
+    texts = [f"number {n} of many" for n in range(40)]
+    assert count_tokens(texts, gpt2) == plain(Texts.of(texts)).lengths.tolist()

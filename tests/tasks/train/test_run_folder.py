@@ -1,11 +1,14 @@
-"""The run folder of a training: a name by all inputs of the weights, and nothing else."""
+"""The run folder of a training: a name by all inputs of the weights, and a configuration in steps."""
 
 from pathlib import Path
 
 from gpt2train.config import TrainSettings
-from gpt2train.store.manifest import Folder, Manifest, Outcome
+from gpt2train.data.samples import samples_per_epoch
+from gpt2train.settings import build
+from gpt2train.store.manifest import Folder, Manifest, Outcome, need_manifest
 from tasks.core.step import Step
-from tasks.train.step import run_folder
+from tasks.train.step import resolved_config, run_folder
+from tests.flows.small_tokens import TRAIN, prepare_tokens
 
 SETTINGS = TrainSettings()
 
@@ -35,3 +38,13 @@ def test_equal_tokens_of_other_releases_are_the_same_run(tmp_path: Path) -> None
         run_folder(tokens, vocabulary, SETTINGS.model_copy(update={"seed": SETTINGS.seed + 1}), "tiny"),
     ]
     assert len({folder, *others}) == 4
+
+
+def test_epochs_become_steps(tmp_path: Path) -> None:
+    root = Folder(prepare_tokens(tmp_path))
+    manifests = [need_manifest(root / step) for step in ("tokens", "tokenizer")]
+    settings = build(TrainSettings, TRAIN, {"epochs": 3})
+    config = resolved_config(root, *manifests, settings, root / "run", 2)
+    assert config.steps == -(-3 * samples_per_epoch(config) // 2) > TRAIN["steps"]
+    plain = resolved_config(root, *manifests, build(TrainSettings, TRAIN), root / "run", 2)
+    assert plain.steps == TRAIN["steps"]

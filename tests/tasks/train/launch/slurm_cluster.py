@@ -1,6 +1,7 @@
-"""A private Slurm cluster: munged, slurmctld and two slurmd that simulate two machines of four slots each."""
+"""A private Slurm cluster, munged, slurmctld and two slurmd that simulate two machines of four slots; jobs for it."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -10,16 +11,23 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from gpt2train.config import RunConfig, to_toml
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.settings import build
 from gpt2train.store.process import die_with_parent
+from tasks.train.launch.job import Job
+from tasks.train.launch.settings import LaunchSettings
+from tests.gpt2train.jobs import make
 from tests.processes import wait_for, wait_until_ended
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons
-SECONDS = 60.0
+START_SECONDS = 60.0
 
 CONF = """\
 ClusterName=tests
@@ -125,7 +133,7 @@ def _started(folder: Path, more: str) -> Iterator[Slurm]:
         patch.setenv("PATH", PATH)
         stack.callback(_end_all, folder)
         stack.callback(_end, _daemon(munged))
-        wait_for((folder / "munge.socket").exists, SECONDS, "munged")
+        wait_for((folder / "munge.socket").exists, START_SECONDS, "munged")
         stack.callback(_end, _daemon(["slurmctld", "-i", "-D"]))
         for node in ("n1", "n2"):
             slurm.start(node)
@@ -137,7 +145,7 @@ def _started(folder: Path, more: str) -> Iterator[Slurm]:
             )
             return done.stdout.split() == ["idle", "idle"]
 
-        wait_for(idle, SECONDS, f"two idle machines; see {folder}/slurmctld.log")
+        wait_for(idle, START_SECONDS, f"two idle machines; see {folder}/slurmctld.log")
         yield slurm
 
 
@@ -193,3 +201,29 @@ def _free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [probe.getsockname()[1] for probe in probes]
+
+
+SECONDS = 180.0
+STEPS = 600
+NO_END = 1_000_000
+# The nodes' names lead nowhere: they are this machine.
+SETUP = ("export MASTER_ADDR=127.0.0.1",)
+
+
+def job_of(tokens: Path, run: Path, launch: dict[str, Any] | None = None, **changes: Any) -> Job:
+    """A job of two machines with one rank each, its settings in the run folder as the training step writes them."""
+    often = {"checkpoints": {"interval": 50, "keep": 100}, "logging": {"interval": 50}, "validation": {"interval": 300}}
+    config: RunConfig = make(tokens, run, **{"steps": STEPS} | often | changes)
+    run.mkdir()
+    (run / "config.toml").write_text(to_toml(config))
+    slurm = {"setup": SETUP, "poll": 0.3, "partition": "main"}
+    how = {"launcher": "slurm", "processes": 1, "nodes": 2, "slurm": slurm} | (launch or {})
+    return Job(str(run / "config.toml"), build(LaunchSettings, how))
+
+
+def steps_of(job: Job) -> int:
+    return len(read_metrics(job.run))
+
+
+def number_of(job: Job) -> str:
+    return str(json.loads((job.run / "slurm.json").read_text())["job"])

@@ -1,14 +1,34 @@
-"""Start of a training job: torchrun's arguments from the settings, and errors by exit code."""
+"""A training job: its start on this machine, its devices, errors by exit code, and the launcher of a plug-in."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 
+from gpt2train.checkpoint.manifest import read_manifest
+from gpt2train.config import TrainSettings, to_toml
 from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.launch.exit_codes import RESUMES
+from gpt2train.launch.rank_process import lock_run_folder
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.plan.devices import parse
 from gpt2train.settings import build
+from gpt2train.store.run_folder import newest_checkpoint
+from tasks.train.launch import launchers
 from tasks.train.launch.job import LOST, Job, job_error, torchrun_arguments
+from tasks.train.launch.local import run_local, wait_for_previous_job
+from tasks.train.launch.registry import Launcher, register_launcher
+from tasks.train.launch.registry import launchers as registered
 from tasks.train.launch.settings import LaunchSettings
+from tests.gpt2train.jobs import make, write_tokens
+from tests.processes import command_of, wait_for, wait_until_ended
+from tests.tasks.plugin_page import ROOT, files_of, install, run
 
 CONFIG = "/data/runs/demo-0123abcd/config.toml"
 
@@ -71,3 +91,109 @@ def test_the_message_says_where_the_same_command_begins(tmp_path: Path) -> None:
     assert "begins at step 0" in str(job_error(1, [], job))
     draft.rename(tmp_path / "checkpoints/step-00000004")
     assert str(job_error(LOST, [], job)).endswith("; the same command goes on from the last checkpoint")
+
+
+def test_a_job_of_this_machine_occupies_its_gpus_or_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = parse("\n".join(f"{n}, GPU-{n}abc, NVIDIA H200, 143771" for n in range(4)))
+    monkeypatch.setattr(launchers, "find_gpus", lambda: gpus)
+    train = TrainSettings()
+    assert launchers.devices_of(train, LaunchSettings(processes=2)) == ("GPU 0", "GPU 1")
+    assert launchers.devices_of(train.model_copy(update={"device": "cpu"}), LaunchSettings()) == ("cores",)
+    # As the engine does: with fewer GPUs than processes all train on the CPU.
+    assert launchers.devices_of(train, LaunchSettings(processes=8)) == ("cores",)
+
+
+def test_jobs_of_other_machines_occupy_nothing_here() -> None:
+    for launch in (LaunchSettings(launcher="slurm"), LaunchSettings(launcher="ssh", hosts=("node1",))):
+        assert launchers.devices_of(TrainSettings(device="cpu"), launch) == ()
+
+
+SAVES = """
+import sys, time
+from pathlib import Path
+from gpt2train.launch.rank_process import lock_run_folder
+with lock_run_folder(Path(sys.argv[1])):
+    print("holds", flush=True)
+    sys.stdin.read()
+    time.sleep(0.5)
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_next_job_waits_while_the_previous_one_saves(tmp_path: Path) -> None:
+    job = Job(str(tmp_path / "config.toml"), LaunchSettings(processes=1))
+    waits = f"waiting until the previous job has saved and ended in {tmp_path}"
+    command = [sys.executable, "-c", SAVES, str(tmp_path)]
+    before = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert before.stdin is not None and before.stdout is not None and before.stdout.readline() == "holds\n"
+    logged: list[str] = []
+
+    def log(line: str) -> None:
+        logged.append(line)
+        before.stdin.close()  # type: ignore[union-attr]  # it ends when it has been waited for
+
+    code = run_local(job, log)
+    assert before.poll() == 0
+    assert code == 2 and logged[0] == waits and "config.toml" in logged[-1]  # which is not there
+
+    with lock_run_folder(tmp_path):  # not for ever
+        wait_for_previous_job(Job(job.config, LaunchSettings(processes=1, shutdown_timeout=0.5)), logged.append)
+    assert logged[2:] == [waits]
+    wait_for_previous_job(job, logged.append)
+    assert logged[3:] == []
+
+
+PAGE = "add-a-launcher.md"
+SECONDS = 120.0
+
+
+def ranks_of(process: psutil.Process) -> list[psutil.Process]:
+    """The processes of a job that train."""
+    found = [child for child in process.children(recursive=True) if "-m gpt2train.train" in command_of(child)]
+    return [child for child in found if "gpt2train.launch" not in command_of(child)]
+
+
+@pytest.mark.slow
+def test_the_launcher_of_the_page_runs_a_job_and_lets_it_save(tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    config = make(write_tokens(tmp_path / "tokens"), tmp_path / "run", steps=1_000_000)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").write_text(to_toml(config))
+    install(PAGE, tmp_path)
+    settings = json.dumps(tomllib.loads(files_of(PAGE)["run.toml"])["launch"])
+    command = [sys.executable, "-m", "tests.tasks.train.launch.submit_job", str(tmp_path / "run/config.toml"), settings]
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: read_metrics(tmp_path / "run"), SECONDS, "metrics")
+        ranks = ranks_of(psutil.Process(process.pid))
+        assert [rank.nice() for rank in ranks] == [min(19, psutil.Process().nice() + 15)] * 2
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 130, printed
+    assert read_manifest(newest_checkpoint(tmp_path / "run")).position.step > 0
+    wait_until_ended(ranks)
+
+
+def test_settings_of_the_launcher_are_checked(tmp_path: Path) -> None:
+    install(PAGE, tmp_path)
+    code = "import json, sys; from gpt2train.settings import build; "
+    code += "from tasks.train.launch.settings import LaunchSettings; build(LaunchSettings, json.loads(sys.argv[1]))"
+    wrong = run(code, json.dumps({"launcher": "nice", "nice": {"niceness": 20}}), plugins=tmp_path)
+    assert "settings: nice.niceness: input should be less than or equal to 19 (got 20)" in wrong.stderr
+    wrong = run(code, json.dumps({"launcher": "nise"}), plugins=tmp_path)
+    assert "launcher: input should be 'torchrun', 'ssh', 'slurm' or 'nice' (got 'nise')" in wrong.stderr
+
+
+def test_launchers_without_plug_ins() -> None:
+    assert list(registered()) == ["torchrun", "ssh", "slurm"]
+    with pytest.raises(UserError, match="launcher: input should be 'torchrun', 'ssh' or 'slurm' \\(got 'nice'\\)"):
+        build(LaunchSettings, {"launcher": "nice"})
+
+
+@pytest.mark.parametrize(("name", "message"), [("hosts", "is no setting"), ("nice", "must not import them")])
+def test_a_wrong_registration_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        register_launcher(name, Launcher(lambda job, on_line: 0))

@@ -14,8 +14,17 @@ from gpt2train.store.run_folder import newest_checkpoint
 from tasks.train.launch.launchers import run_job
 from tests.gpt2train.jobs import curve, write_tokens
 from tests.processes import wait_for
-from tests.tasks.train.launch.slurm_cluster import Slurm, slurm_cluster
-from tests.tasks.train.launch.slurm_jobs import NO_END, SECONDS, SETUP, STEPS, job_of, number_of, steps_of
+from tests.tasks.train.launch.slurm_cluster import (
+    NO_END,
+    SECONDS,
+    SETUP,
+    STEPS,
+    Slurm,
+    job_of,
+    number_of,
+    slurm_cluster,
+    steps_of,
+)
 
 pytestmark = pytest.mark.exhaustive
 
