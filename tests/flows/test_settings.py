@@ -1,13 +1,38 @@
-"""Layers of settings: defaults < preset < file < flags, and what the demo changes."""
+"""Layers of settings: defaults < preset < file < flags, what the demo changes, recipes, and settings of a removal."""
 
+import json
+import logging
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from flows.settings import DataprepSettings, PipelineSettings, PretrainSettings, demo_layer, resolve
+from flows.pretrain import pretrain
+from flows.settings import (
+    DataprepSettings,
+    PipelineSettings,
+    PretrainFlowSettings,
+    PretrainSettings,
+    demo_layer,
+    resolve,
+)
 from flows.ui.flags import dump
+from gpt2train.cli import app, run_command
+from gpt2train.config import RunConfig, to_toml
 from gpt2train.errors import UserError
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.settings import build, read_toml
+from gpt2train.store.folder import Folder
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
+from tasks.core.forgotten import Forgotten, url_hash
+from tasks.outputs.forget.training import find_runs, read_by, write_settings
+from tests.flows.small_tokens import TRAIN, prepare_scored_data
+from tests.gpt2train.jobs import finish, start_alone
+from tests.tasks.corpus import Inline
 
 
 def test_flags_win_over_the_file_which_wins_over_the_preset(tmp_path: Path) -> None:
@@ -109,3 +134,88 @@ def test_every_field_has_a_help_text() -> None:
 
     check_fields(PipelineSettings, "pipeline")
     assert missing == []
+
+
+COLUMNS = ("step", "loss", "grad_norm", "lr", "valid_loss", "valid_bits_per_byte")
+SHORT = {"steps": 3, "schedule": {"warmup": 1}, "model": {"context": 16}, "validation": {"interval": 2}}
+FLAGS = "--train.steps 3 --train.schedule.warmup 1 --train.model.context 16 --train.validation.interval 2"
+
+
+def steps(run: Path | str) -> list[dict[str, float]]:
+    return [{name: row[name] for name in COLUMNS if name in row} for row in read_metrics(run)]
+
+
+@pytest.mark.exhaustive
+def test_the_flow_and_the_file_of_a_recipe_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = prepare_scored_data(tmp_path / "out")
+    recipe = ["--recipe", "modern", "--depth", "1"]
+    command = [sys.executable, "-m", "flows.pretrain", *recipe, "--data", str(out), "--output", str(out)]
+    command += [*FLAGS.split(), "--train.device", "cpu", "--launch.processes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = (out / "runs").glob("modern-1-*")
+    expected = steps(run)
+    assert [row["step"] for row in expected] == [1, 2, 3] and "valid_bits_per_byte" in expected[1]
+
+    tokens = ["--train", str(out / "tokens/train/tokens"), "--valid", str(out / "tokens/valid/tokens")]
+    capsys.readouterr()
+    assert run_command(app, ["config", *recipe, *tokens, "--vocab", "300", "--output", str(tmp_path / "run")]) == 0
+    file = tmp_path / "run.toml"
+    file.write_text(capsys.readouterr().out)
+    file.write_text(to_toml(build(RunConfig, read_toml(str(file)), {**SHORT, "device": "cpu"})))
+    code, shown, errors = finish(start_alone(str(file)))
+    assert code == 0, shown + errors
+    assert steps(tmp_path / "run") == expected
+
+
+@pytest.mark.slow
+def test_the_deployment_for_gpt2_ends_when_the_goal_is_passed(tmp_path: Path) -> None:
+    out, tasks = prepare_scored_data(tmp_path / "out"), tmp_path / "evaluation/commonsense_reasoning"
+    tasks.mkdir(parents=True)
+    rows = [{"query": f"Anna saw {n}", "choices": ["the harbour", "nobody"], "gold": n % 2} for n in range(6)]
+    (tasks / "copa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, "-m", "flows.pretrain", "--config", "pretrain/gpt2", "--output", str(out)]
+    command += ["--budget", "1e13", "--train.device", "cpu", "--launch.processes", "1", "--train.steps", "3"]
+    for name, value in (("batch.micro-batch", 2), ("batch.global-batch", 4), ("schedule.warmup", 1)):
+        command += [f"--train.{name}", str(value)]
+    for name in ("tasks", "train.validation.tasks"):
+        command += [f"--{name}.data", str(tmp_path / "evaluation"), f"--{name}.partial"]
+    command += ["--train.validation.interval", "2", "--train.validation.tasks.every", "1"]
+    goal = ["--train.validation.stop-at.valid_task_core_centred", "-2"]
+    done = subprocess.run([*command, *goal], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = (out / "runs").glob("modern-2-*")
+    assert [row["step"] for row in read_metrics(run)] == [1, 2]
+    assert "finished at step 2 of 3: reached valid_task_core_centred" in (run / "logs/rank-0.log").read_text()
+    assert json.loads((run / "eval/core.json").read_text())
+
+
+def train(config: str | None = None, **flags: Any) -> Path:
+    planned = pretrain.planned(resolve(PretrainFlowSettings, config, flags))
+    planned.check()
+    with Inline(workers=1) as runner:
+        [trained] = planned.recipe(runner)
+    return Path(planned.root.path(trained.folder))
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_from_the_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = prepare_scored_data(tmp_path / "out")
+    settings = {**TRAIN, "steps": 6, "device": "cpu", "checkpoints": {"interval": 2, "keep": 9}}
+    run = train(data=str(out), output=str(out), train=settings, launch={"processes": 1})
+    [found] = find_runs(Folder(out), None)
+    assert found == run
+    url = pq.read_table(out / "tokens/train/documents.parquet")["url"][0].as_py()
+    reading = read_by(run, Forgotten(urls=(url_hash(url),)))
+    assert reading.documents == 1
+    reading = reading.model_copy(update={"checkpoint": "step-00000004", "steps": 1})
+    path = write_settings(reading)
+    assert path is not None
+    shutil.move(out / "tokens", tmp_path / "before")
+    shutil.copytree(tmp_path / "before", out / "tokens")
+    with caplog.at_level(logging.INFO):
+        other = train(str(path))
+    assert other != run and list_checkpoints(run)
+    assert newest_checkpoint(other).name == "step-00000002"
+    assert [row["step"] for row in read_metrics(other) if "loss" in row] == [1, 2]
+    assert str(run / "checkpoints/step-00000004") in (other / "config.toml").read_text()

@@ -1,4 +1,4 @@
-"""Sources other than URL lists: alone, together, through the pipeline; mistakes are found before the start."""
+"""Sources other than URL lists: domains, archives, texts, alone and together; mistakes are found before the start."""
 
 from html import escape
 from pathlib import Path
@@ -7,12 +7,16 @@ import pytest
 
 from flows.dataprep import dataprep
 from flows.settings import DataprepSettings, PipelineSettings, resolve
+from flows.sources import Sources, documents_of
 from gpt2train.errors import UserError
 from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.shards import read_rows
 from tests.flows.mini_pipeline import Mini, lines_of
-from tests.tasks.corpus import pieces_of_novels
+from tests.tasks.corpus import Inline, pieces_of_novels
+from tests.tasks.discover.crawl_servers import serve_crawl
+from tests.tasks.discover.site_files import serve, urlset
 from tests.tasks.sources.archives import members, response
+from tests.tasks.web_server import running_site
 
 AFTER = ["clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer", "tokenize"]
 
@@ -79,3 +83,71 @@ def test_lists_archives_and_texts_are_read_together(mini: Mini, open_data: Path,
     sources = [row["source"] for found in clean.outputs for row in read_rows(Folder(output / "clean"), found.name)]
     order = list(dict.fromkeys(source if source[0].isalpha() else "docs" for source in sources))
     assert order == ["urls.txt", "a.warc.gz", "b.warc", "docs"]
+
+
+TEXT = "<html><body><article>" + "<p>It was a long way to the river, and nobody spoke on the road.</p>" * 30
+
+
+@pytest.mark.slow
+def test_domains_become_documents(tmp_path: Path) -> None:
+    with running_site() as site:
+        serve(site, "/sitemap.xml", urlset(["/1", "/2.pdf", "/private", "http://other.example.com/3"]))
+        site.robots["wiki.example.org"] = (200, "User-agent: GPTBot\nDisallow: /private\n")
+        for path in ("/", "/1", "/private"):
+            serve(site, path, TEXT.encode(), "text/html")
+        (tmp_path / "domains.txt").write_text("http://wiki.example.org\n")
+        flags = {
+            "output": str(tmp_path / "out"),
+            "domains": [f"{tmp_path}/domains.txt"],
+            "connect_to": {"*.example.org": site.address},
+            "download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"},
+        }
+        settings = resolve(DataprepSettings, flags=flags)
+        plan = dataprep.planned(settings).shown_plan()
+        assert "1 domain, by sitemaps, feeds" in plan and "discover" in plan
+        root = Folder(tmp_path / "out")
+        runner = Inline(1)
+        documents, steps = documents_of(root, settings, Sources(settings), runner)
+        assert [step.step for step in steps] == ["discover", "blacklist", "download", "extract"]
+        rows = [row for record in documents.outputs for row in read_rows(root / documents.folder, record.name)]
+        assert [(row["url"], row["source"]) for row in rows] == [
+            ("http://wiki.example.org/1", "discover/wiki.example.org")
+        ]
+        assert steps[1].outcome.reasons == {"forbidden_extension": 1}
+        assert steps[2].outcome.reasons == {"robots_ai_agent": 1}
+        again, _ = documents_of(root, settings, Sources(settings), runner)
+        assert again.identity == documents.identity and {"discover", "download"} <= runner.skipped
+        assert "cached" in dataprep.planned(settings).shown_plan()
+
+
+@pytest.mark.exhaustive
+def test_common_crawl_alone_needs_no_download(tmp_path: Path) -> None:
+    with running_site() as site:
+        urls = [f"http://wiki.example.org/{number}" for number in range(3)]
+        serve_crawl(site, {url: TEXT.replace("river", f"river {url}").encode() for url in urls})
+        flags = {
+            "output": str(tmp_path / "out"),
+            "domains": ["wiki.example.org"],
+            "connect_to": {"*.example.net": site.address},
+            "download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"},
+            "discover": {
+                "methods": ["commoncrawl"],
+                "index_server": "http://index.example.net",
+                "archive_server": "http://data.example.net",
+            },
+        }
+        settings = resolve(DataprepSettings, flags=flags)
+        assert "by commoncrawl" in dataprep.planned(settings).shown_plan()
+        root = Folder(tmp_path / "out")
+        documents, steps = documents_of(root, settings, Sources(settings), Inline(1))
+        assert [step.step for step in steps] == ["discover", "commoncrawl", "extract"]
+        rows = [row for record in documents.outputs for row in read_rows(root / documents.folder, record.name)]
+        assert [(row["url"], row["source"]) for row in rows] == [(url, "commoncrawl/CC-MAIN-2024-10") for url in urls]
+        assert {host for host, _ in site.hits} == {"index.example.net", "data.example.net"}
+
+
+def test_a_wrong_domain_is_found_before_the_start(tmp_path: Path) -> None:
+    settings = resolve(DataprepSettings, flags={"output": str(tmp_path), "domains": ["http://a.example/page"]})
+    assert settings.has_source
+    with pytest.raises(UserError, match=r"is no domain; expected a name as example\.org"):
+        Sources(settings).check()

@@ -1,4 +1,4 @@
-"""Access to the embedded Prefect server, and the wait for its start."""
+"""Access to the embedded Prefect server, and the wait for its start, the first one too."""
 
 import os
 import socket
@@ -209,3 +209,40 @@ def test_a_start_that_hangs_or_exits_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(embedded, "STALLED_SECONDS", 1.0)
     with pytest.raises(RunError, match="did not start"):
         wait_for_child("import os, time; print('asleep', flush=True); time.sleep(600)", lambda _: None, monkeypatch)
+
+
+COMMAND = """
+import os, sys
+from flows.orchestration.server import prefect_server
+print("ready", flush=True)
+sys.stdin.readline()
+with prefect_server():
+    print("started")
+"""
+TOGETHER = 3
+
+
+@pytest.mark.exhaustive
+def test_several_first_starts_at_once(tmp_path: Path) -> None:
+    """Each creates the tables of the database, unless another one does."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment["PREFECT_HOME"] = str(tmp_path / "prefect")
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-c", COMMAND],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(TOGETHER)
+    ]
+    for command in commands:
+        assert command.stdout is not None and command.stdout.readline() == "ready\n"
+    for command in commands:
+        assert command.stdin is not None
+        command.stdin.write("\n")
+        command.stdin.flush()
+    ends = [command.communicate(timeout=280) for command in commands]
+    assert [out for out, _ in ends] == ["started\n"] * TOGETHER, [err[-500:] for _, err in ends]

@@ -1,4 +1,4 @@
-"""Artifacts of a flow run: overview, warnings, and a server that does not answer."""
+"""Artifacts and log lines of a flow run: overview, warnings, and a server that does not answer."""
 
 import logging
 import socket
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.ui import log_filter
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import StepRow, as_table, counts, steps_summary, steps_table, training, training_summary
 from flows.ui.result import next_commands, output_paths
@@ -188,3 +189,22 @@ def test_text_of_a_training() -> None:
     records = [{"step": step, "seconds": 2.0, "tokens_per_second": 12345.6} for step in range(1, 41)]
     assert training_summary(records, 100) == "step 40 of 100, 12,346 tokens/s, 2:00 left"
     assert training_summary([*records, {"step": 100, "seconds": None}], 100) == "step 100 of 100"
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ("Completed()", None),
+        ("Cached(message='done before: fingerprint 0123')", None),
+        ("Failed('no space left')", "dedup band-00003: Finished in state Failed('no space left')"),
+        ("Crashed('Execution was aborted')", "dedup band-00003: Finished in state Crashed('Execution was aborted')"),
+    ],
+)
+def test_only_ends_that_say_something_are_logged_with_the_name_of_their_task_run(state: str, line: str | None) -> None:
+    log_filter.install()
+    name, message, extra = "prefect.task_runs", f"Finished in state {state}", {"task_run_name": "dedup band-00003"}
+    record = logging.getLogger(name).makeRecord(name, logging.INFO, "", 0, message, (), None, extra=extra)
+    kept = logging.getLogger(name).filter(record)
+    assert (record.getMessage() if kept else None) == line
+    flow_run = logging.makeLogRecord({"name": "prefect.flow_runs", "msg": "Finished in state Completed()"})
+    assert logging.getLogger("prefect.flow_runs").filter(flow_run)

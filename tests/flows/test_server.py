@@ -1,0 +1,264 @@
+"""The Prefect server: out of reach, schedules and their releases, PostgreSQL, no connection to another host."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import pwd
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.orchestration.server import NO_SERVER, configured_server, prefect_server
+from gpt2train.errors import UserError
+from tests.flows.conftest import Server
+from tests.flows.network_audit import NetworkAudit
+from tests.flows.prefect_server import ROOT, running_server
+from tests.processes import wait_for
+from tests.test_repository import required
+
+
+@pytest.fixture
+def unused_address() -> str:
+    """An address at which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/api"
+
+
+def test_an_unreachable_server_is_named_with_the_remedy(unused_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", unused_address)
+    with pytest.raises(UserError, match=rf"no Prefect server answers at {unused_address} \(.*refused\); start it"):
+        prefect_server().__enter__()
+
+
+def test_an_unreachable_server_of_the_profile_is_named(
+    unused_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.delenv("PREFECT_PROFILE", raising=False)
+    profiles = tmp_path / "profiles.toml"
+    monkeypatch.setenv("PREFECT_PROFILES_PATH", str(profiles))
+    assert configured_server() is None
+    profiles.write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "{unused_address}"\n')
+    assert configured_server() == unused_address
+    with pytest.raises(UserError, match=f"no Prefect server answers at {unused_address}"):
+        prefect_server().__enter__()
+
+
+def test_an_address_without_a_scheme_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "127.0.0.1:4200/api")
+    with pytest.raises(UserError, match=r"answers at 127\.0\.0\.1:4200/api"):
+        prefect_server().__enter__()
+
+
+# Libraries of Prefect's server that have had a release with which it does not work.
+BOUNDED = ("fastapi", "prefect", "sqlalchemy")
+HOURLY = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_the_installed_release_is_within_its_bounds(name: str) -> None:
+    bounds = {one.name: one.specifier for one in required("pipeline")}[name]
+    assert any(part.operator in ("<", "<=") for part in bounds), "no upper bound"
+    assert importlib.metadata.version(name) in bounds
+
+
+def test_the_server_schedules_runs(server: Server) -> None:
+    """The statement by which the scheduler's loop inserts runs, asked for over the API."""
+    flow = server.ask("POST", "flows/", name="scheduled")["id"]
+    schedules = [{"schedule": HOURLY, "active": True}]
+    deployment = server.ask("POST", "deployments/", name="hourly", flow_id=flow, schedules=schedules)["id"]
+    server.ask("POST", f"deployments/{deployment}/schedule", min_runs=3)
+    found = server.ask("POST", "flow_runs/filter", deployments={"id": {"any_": [deployment]}})
+    assert len(found) >= 3 and {run["state"]["type"] for run in found} == {"SCHEDULED"}
+    assert all(run["auto_scheduled"] for run in found)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_the_documented_schedule_starts_runs_one_at_a_time(tmp_path: Path) -> None:
+    """The command of the page, the runs that the server's own loop makes of it, and two that are due at once."""
+    page = (ROOT / "docs/operate/server.md").read_text().partition("## Run on a schedule")[2]
+    prefect, *command = shlex.split(page.partition("```\n")[2].partition("```")[0].replace("\\\n", ""))
+    assert (prefect, command.pop(0)) == ("prefect", "--no-prompt")
+    with running_server(tmp_path / "prefect") as home:
+        assert home.prefect("work-pool", "create", "gpt2train", "--type", "process").returncode == 0
+        done = home.prefect(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+        done = home.prefect("deployment", "schedule", "create", "dataprep/openwebtext", "--interval", "240")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+        def scheduled() -> list[dict[str, Any]]:
+            found = home.ask("POST", "flow_runs/filter", limit=50)
+            return found if len({run["created_by"]["id"] for run in found}) == 2 else []
+
+        wait_for(scheduled, 240, "runs of both schedules")
+        first, second = scheduled()[:2]
+        assert first["parameters"] == {"config": "dataprep/openwebtext", "refresh": True}
+        pending = {"type": "PENDING", "name": "Pending"}
+        answers = [home.ask("POST", f"flow_runs/{run['id']}/set_state", state=pending) for run in (first, second)]
+        assert [answer["status"] for answer in answers] == ["ACCEPT", "REJECT"]
+        assert answers[1]["state"]["name"] == "AwaitingConcurrencySlot"
+        log = (home.home / "server.log").read_text()
+        assert "Traceback" not in log and "Error" not in log, log[-3000:]
+
+
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+PASSWORD = "open-sesame"
+FLOW = """
+import json, time
+from prefect import flow, task
+from prefect.concurrency.sync import concurrency
+
+@task
+def double(n: int) -> int:
+    return 2 * n
+
+@flow(name="small")
+def small() -> tuple[float, float]:
+    with concurrency("gpt2train-gpu", occupy=1, strict=True):
+        began = time.time()
+        assert sum(double.map(range(20)).result()) == 380
+        time.sleep(1)
+        return began, time.time()
+
+print(json.dumps(small()))
+"""
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """The address of an empty database, of a cluster that runs as long as the test."""
+    if not BINARIES:
+        pytest.skip("needs PostgreSQL (Debian's postgresql)")
+    root = os.geteuid() == 0
+    user = "nobody" if root else pwd.getpwuid(os.getuid()).pw_name  # PostgreSQL does not start as root
+    folder = Path(tempfile.mkdtemp(prefix="gpt2train-postgres-", dir="/tmp"))  # pytest's own are closed to others
+    (folder / "password").write_text(PASSWORD)
+    if root:
+        for path in (folder, folder / "password"):
+            shutil.chown(path, user)
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def run(name: str, *arguments: str) -> None:
+        subprocess.run(
+            [str(BINARIES[-1] / name), *arguments],
+            user=user if root else None,
+            cwd=folder,
+            env={**os.environ, "PGPASSWORD": PASSWORD},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=120,
+        )
+
+    data = str(folder / "data")
+    try:
+        secret = ("--pwfile", str(folder / "password"), "--auth", "scram-sha-256")
+        run("initdb", "--pgdata", data, "--username", "prefect", "--encoding", "UTF8", "--no-sync", *secret)
+        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        run("pg_ctl", "--pgdata", data, "--wait", "--log", str(folder / "log"), "--options", options, "start")
+        run("createdb", "--host", "127.0.0.1", "--port", str(port), "--username", "prefect", "prefect")
+        yield f"postgresql+asyncpg://prefect:{PASSWORD}@127.0.0.1:{port}/prefect"
+    finally:
+        run("pg_ctl", "--pgdata", data, "--mode", "immediate", "stop")
+        shutil.rmtree(folder)
+
+
+@pytest.mark.exhaustive
+def test_the_server_keeps_its_state_in_postgres(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", postgres)
+    script = tmp_path / "small.py"
+    script.write_text(FLOW)
+    with running_server(tmp_path / "first") as first:
+        first.ask("POST", "v2/concurrency_limits/", name="gpt2train-gpu", limit=1)
+        first.ask("POST", "work_pools/", name="gpt2train", type="process")
+        command = [sys.executable, str(script)]
+        flows = [subprocess.Popen(command, env=first.environment, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+        spans = []
+        for flow in flows:
+            said, _ = flow.communicate(timeout=240)
+            assert flow.returncode == 0
+            spans.append(json.loads(said))
+        earlier, later = sorted(spans)
+        assert earlier[1] <= later[0]  # the limit of one let them in one after the other
+    assert not list((tmp_path / "first").rglob("*.db"))  # no SQLite beside it
+
+    with running_server(tmp_path / "second") as second:
+        runs = second.ask("POST", "flow_runs/filter", limit=9)
+        assert [run["state_type"] for run in runs] == ["COMPLETED"] * 2
+        limit = second.ask("GET", "v2/concurrency_limits/gpt2train-gpu")
+        assert (limit["limit"], limit["active_slots"]) == (1, 0)
+        assert second.ask("GET", "work_pools/gpt2train")["type"] == "process"
+        assert second.ask("POST", "task_runs/count") == 40
+    for home in ("first", "second"):
+        assert PASSWORD not in (tmp_path / home / "server.log").read_text()
+
+
+TASK_FLOW = """
+import flows
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+
+@task
+def add(number):
+    return number + 1
+
+@flow
+def small():
+    create_markdown_artifact("a picture", key="small")
+    return add(1)
+
+if __name__ == "__main__":
+    small.from_source(source={folder!r}, entrypoint="small.py:small").deploy("outside", work_pool_name="outside")
+"""
+
+
+def test_the_audit_hook_records_names_and_addresses_of_other_hosts(tmp_path: Path) -> None:
+    watch = NetworkAudit(tmp_path)
+    code = """
+import contextlib, socket
+for ask in (lambda: socket.getaddrinfo("elsewhere.invalid", 80), lambda: socket.gethostbyname("other.invalid"),
+            lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"", ("192.0.2.1", 9)),
+            lambda: socket.create_connection(("127.0.0.1", 9))):
+    with contextlib.suppress(OSError):
+        ask()
+"""
+    environment = watch.environment() | {"PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    noted = {what: host for _, what, host in watch.outside()}
+    assert noted == {"getaddrinfo": "elsewhere.invalid", "gethostbyname": "other.invalid", "sendto": "192.0.2.1"}
+    assert ("connect", "127.0.0.1") in [(what, host) for _, what, host in watch.notes()]
+
+
+@pytest.mark.exhaustive
+def test_server_worker_and_run_connect_to_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = NetworkAudit(tmp_path)
+    # By the proxy that is none, a server of Prefect finds its list of worker types beside it instead of outside.
+    for name, value in {**watch.environment(), "HTTPS_PROXY": NO_SERVER, "NO_PROXY": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "small.py").write_text(TASK_FLOW.format(folder=str(tmp_path)))
+    with running_server(tmp_path / "home") as home:
+        assert home.prefect("work-pool", "create", "outside", "--type", "process").returncode == 0
+        command = [sys.executable, str(tmp_path / "small.py")]
+        deployed = subprocess.run(command, env=home.environment, capture_output=True, text=True, timeout=200)
+        assert deployed.returncode == 0, deployed.stderr
+        with home.worker("outside", tmp_path / "worker.log"):
+            ran = home.prefect("deployment", "run", "small/outside", "--watch")
+            assert ran.returncode == 0, ran.stderr + (tmp_path / "worker.log").read_text()
+        [run] = home.ask("POST", "flow_runs/filter", limit=5)
+        assert run["state_name"] == "Completed", (tmp_path / "worker.log").read_text()
+    # Server, pool, deployment, worker, the command that asks for the run, and the run itself: a process each.
+    assert len({number for number, _, _ in watch.notes()}) >= 5
+    assert watch.outside() == []
