@@ -3,14 +3,16 @@
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.runner import Runner
-from tasks.core.shards import CLEAN, commit_rows, read_rows
+from tasks.core.shards import CLEAN, DOCUMENT, commit_rows, read_rows
 from tasks.core.step import Step
 
 
@@ -37,13 +39,39 @@ def row(text: str, url: str = "", document_id: str = "", split: str | None = "tr
 
 def documents_of(root: Folder, rows: list[dict[str, Any]], per_shard: int = 1000) -> Manifest:
     """A finished step `clean` that holds these rows."""
-    step = Step(root, "clean", version=1, parameters={}, inputs={})
+    return shards_of(root, [rows[i : i + per_shard] for i in range(0, len(rows), per_shard)] or [[]])
+
+
+def shards_of(
+    root: Folder,
+    shards: Iterable[list[dict[str, Any]]],
+    name: str = "clean",
+    schema: pa.Schema = CLEAN,
+    folder: str | None = None,
+    **parameters: Any,
+) -> Manifest:
+    """A finished step with a file for each list of rows."""
+    step = Step(root, name, version=1, parameters=parameters, inputs={}, folder=folder)
     step.begin()
-    parts = [rows[i : i + per_shard] for i in range(0, len(rows), per_shard)] or [[]]
-    outcomes = [
-        commit_rows(step.folder, f"part-{number:05d}.parquet", part, [], CLEAN) for number, part in enumerate(parts)
-    ]
+    outcomes = [commit_rows(step.folder, f"part-{n:05d}.parquet", rows, [], schema) for n, rows in enumerate(shards)]
     return step.commit(Outcome.total(outcomes))
+
+
+def cleaned(root: Folder, *shards: Sequence[tuple[str, str]], min_tokens: int = 20) -> Manifest:
+    """A finished step `clean` of documents that are given as text and split."""
+    rows = [
+        [
+            {"id": f"{number}-{n}", "url": f"http://a.example/{number}/{n}", "text": text, "tokens": 1, "split": split}
+            for n, (text, split) in enumerate(shard)
+        ]
+        for number, shard in enumerate(shards)
+    ]
+    return shards_of(root, rows, min_tokens=min_tokens)
+
+
+def extracted(root: Folder, *shards: list[dict[str, Any]], **parameters: Any) -> Manifest:
+    """The same as the extraction leaves it."""
+    return shards_of(root, shards, "extract", DOCUMENT, "documents", **parameters)
 
 
 def rows_of(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpt2train.store.manifest import Folder, Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.boilerplate.step import BoilerplateSettings, boilerplate, candidates, hash_of, without_lines
 from tasks.core.runner import Runner
-from tasks.core.shards import DOCUMENT, commit_rows, read_rows
-from tasks.core.step import Step
-from tests.tasks.corpus import Inline, rejected_of, rows_of
+from tasks.core.shards import read_rows
+from tests.tasks.corpus import Inline, extracted, rejected_of, rows_of
 
 MENU = "Home | News | About this site"
 NOTICE = "We value your privacy and use cookies"
@@ -24,20 +23,11 @@ def page(url: str, text: str) -> dict[str, Any]:
     return {"id": url, "url": url, "text": text, "source": "list"}
 
 
-def documents_of(root: Folder, rows: list[dict[str, Any]], per_shard: int) -> Manifest:
-    step = Step(root, "extract", version=1, parameters={}, inputs={}, folder="documents")
-    parts = [rows[start : start + per_shard] for start in range(0, len(rows), per_shard)]
-    outcomes = [
-        commit_rows(step.folder, f"part-{number:05d}.parquet", part, [], DOCUMENT) for number, part in enumerate(parts)
-    ]
-    return step.commit(Outcome.total(outcomes))
-
-
 def run(
     folder: Path, rows: list[dict[str, Any]], per_shard: int = 7, runner: Runner | None = None, **settings: Any
 ) -> tuple[Folder, Manifest]:
     root = Folder(folder)
-    documents = documents_of(root, rows, per_shard)
+    documents = extracted(root, *(rows[start : start + per_shard] for start in range(0, len(rows), per_shard)))
     with runner or Inline(workers=1) as used:
         return root, boilerplate(root, documents, BoilerplateSettings(enabled=True, **settings), used)
 

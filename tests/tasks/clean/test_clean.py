@@ -27,7 +27,7 @@ from tasks.clean.token_counts import PRE_TOKENIZER, TokenizerFile, count_pieces,
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, read_rows, write_rows
 from tasks.core.step import Step
-from tests.tasks.corpus import Inline, rejected_of, rows_of, texts_of
+from tests.tasks.corpus import Inline, extracted, rejected_of, rows_of, shards_of, texts_of
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time. " * 8
 GERMAN = "Die Bibliothek wartet auf die Antwort des Servers und gibt auf, wenn sie nicht rechtzeitig eintrifft. " * 12
@@ -41,13 +41,11 @@ def runner() -> Iterator[Runner]:
 
 
 def documents(root: Folder, *parts: list[str]) -> Manifest:
-    step = Step(root, "extract", version=1, parameters={}, inputs={}, folder="documents")
-    records = []
-    for number, texts in enumerate(parts):
-        rows = [{"id": f"{number}-{i}", "url": f"http://a.example/{i}", "text": t} for i, t in enumerate(texts)]
-        records.append(write_rows(step.folder, f"part-{number:05d}.parquet", rows, DOCUMENT))
-    count = sum(map(len, parts))
-    return step.commit(Outcome(outputs=tuple(records), seen=count, kept=count))
+    rows = [
+        [{"id": f"{number}-{i}", "url": f"http://a.example/{i}", "text": text} for i, text in enumerate(texts)]
+        for number, texts in enumerate(parts)
+    ]
+    return extracted(root, *rows)
 
 
 def test_each_reject_reason_is_given(tmp_path: Path, runner: Runner) -> None:
@@ -87,10 +85,8 @@ def test_entities_stay_in_texts_that_a_parser_has_read(tmp_path: Path, changed: 
     )
     given = origin
     if changed:  # by a step in between, which names its parts by numbers
-        step = Step(root, "boilerplate", version=1, parameters={}, inputs={})
         parts = [list(read_rows(root, record.name)) for record in records.values()]
-        written = [write_rows(step.folder, f"part-{n:05d}.parquet", rows, DOCUMENT) for n, rows in enumerate(parts)]
-        given = step.commit(Outcome(outputs=tuple(written), seen=3, kept=3))
+        given = shards_of(root, parts, "boilerplate", DOCUMENT)
     with Inline(workers=1) as inline:
         manifest = clean(root, given, CleanSettings(), inline, origin=origin)
     found = {row["id"]: row["text"] for row in rows_of(root, manifest)}

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from gpt2train.settings import build
-from gpt2train.store.manifest import MANIFEST, Folder, Manifest, Outcome
+from gpt2train.store.manifest import MANIFEST, Folder, Manifest
 from tasks.clean import step as module
 from tasks.clean.step import CleanSettings, clean
-from tasks.core.shards import DOCUMENT, write_rows
-from tasks.core.step import Step
 from tests.tasks.clean.test_clean import ENGLISH, GERMAN
-from tests.tasks.corpus import Inline
+from tests.tasks.corpus import Inline, extracted
 
 SETTINGS = {"language": {"cut_foreign": True}, "filters": {"pii": {"emails": True}}}
 NUMBERED = [f"The document {number} says this. {ENGLISH}" for number in range(6)]
@@ -31,15 +29,14 @@ TEXTS = [
 
 def documents(root: Folder, shards: Sequence[Sequence[tuple[str, str]]]) -> Manifest:
     """Documents as URL and text; other columns follow from the URL."""
-    step = Step(root, "extract", version=1, parameters={}, inputs={}, folder="documents")
-    records = []
-    for number, rows in enumerate(shards):
-        found = [
+    rows = [
+        [
             {"id": hashlib.md5(f"{url} {text}".encode()).hexdigest(), "url": url, "text": text, "title": url[::-1]}
-            for url, text in rows
+            for url, text in shard
         ]
-        records.append(write_rows(step.folder, f"part-{number:05d}.parquet", found, DOCUMENT))
-    return step.commit(Outcome(outputs=tuple(records)))
+        for shard in shards
+    ]
+    return extracted(root, *rows)
 
 
 @pytest.fixture

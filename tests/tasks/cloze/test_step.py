@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from gpt2train.data.text_units import units_of
 from gpt2train.evaluate.passages import last_unit, read_passages
-from gpt2train.store.manifest import Folder, Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.cloze.passages import passages
 from tasks.cloze.spaced import prose_runs
 from tasks.cloze.step import ClozeSettings, cloze, cloze_file, no_passages_message
 from tasks.core.runner import Runner
-from tasks.core.shards import CLEAN, read_rows, write_rows
-from tasks.core.step import Step
+from tasks.core.shards import read_rows
 from tasks.decontaminate.step import DecontaminateSettings, decontaminate
-from tests.tasks.corpus import Inline, texts_of
+from tests.tasks.corpus import Inline, cleaned, texts_of
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +34,6 @@ def story(name: str, sentences: int = 12) -> str:
         f"In chapter {n} the traveller {name} looked for {name} harbour, but nobody knew where {name} saw the harbour."
         for n in range(sentences)
     )
-
-
-def cleaned(root: Folder, *parts: Sequence[tuple[str, str]]) -> Manifest:
-    step = Step(root, "clean", version=1, parameters={"min_tokens": 0}, inputs={})
-    records = []
-    for number, documents in enumerate(parts):
-        rows = [
-            {"id": f"{number}-{i}", "url": f"http://a.example/{number}/{i}", "text": text, "split": split, "tokens": 1}
-            for i, (text, split) in enumerate(documents)
-        ]
-        records.append(write_rows(step.folder, f"part-{number:05d}.parquet", rows, CLEAN))
-    return step.commit(Outcome(outputs=tuple(records)))
 
 
 def drawn(root: Folder, manifest: Manifest) -> list[str]:

@@ -15,12 +15,11 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.store.manifest import Folder, Manifest, Outcome, fingerprint, read_manifest, versions_of
 from tasks.clean.step import CleanSettings, clean
 from tasks.core.runner import Runner
-from tasks.core.shards import DOCUMENT, commit_rows
 from tasks.core.step import Step
 from tasks.decontaminate.step import DecontaminateSettings, decontaminate
 from tasks.dedup.step import DedupSettings, dedup
 from tasks.extract.step import ENGINE_VERSIONS
-from tests.tasks.corpus import Inline
+from tests.tasks.corpus import Inline, extracted
 
 ROOT = Path(__file__).parents[3]
 
@@ -189,9 +188,8 @@ def upgrade(patch: pytest.MonkeyPatch, package: str, version: str = "99.0") -> N
 def documents(root: Folder, more: str = "") -> Manifest:
     """Two documents, as the extraction leaves them."""
     parameters = {"engine": "structure", "engine_version": ENGINE_VERSIONS["structure"]}
-    step = Step(root, "extract", version=1, parameters=parameters, inputs={}, folder="documents")
     rows = [{"id": str(n), "url": f"u{n}", "text": f"The harbour of town {n} is old. {more}" * 40} for n in range(2)]
-    return step.commit(commit_rows(step.folder, "part-00000.parquet", rows, [], DOCUMENT))
+    return extracted(root, rows, **parameters)
 
 
 def recipe(root: Folder, runner: Runner) -> list[Manifest]:

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from gpt2train.store.manifest import Folder, Manifest, Outcome
+from gpt2train.store.manifest import Folder, Manifest
 from tasks.core.runner import Runner
-from tasks.core.shards import CLEAN, read_rows, write_rows
-from tasks.core.step import Step
+from tasks.core.shards import read_rows
 from tasks.decontaminate.ngrams import NgramIndex, word_spans, words_of
 from tasks.decontaminate.step import DecontaminateSettings, decontaminate, plan_cuts, remove
-from tests.tasks.corpus import Inline, real_texts, texts_of
+from tests.tasks.corpus import Inline, cleaned, real_texts, texts_of
 
 FILLER = " ".join(f"Sentence number {n} says something about topic {n * 7}." for n in range(40))
 PASSAGE = "She walked down to the old harbour at night and waited there until the last boat came in."
@@ -31,19 +30,6 @@ def runner() -> Iterator[Runner]:
     NgramIndex(["one two"], 2, 2)  # compile before any test is timed
     with Inline(workers=1) as runner:
         yield runner
-
-
-def cleaned(root: Folder, *parts: Sequence[tuple[str, str]], min_tokens: int = 20) -> Manifest:
-    """A clean manifest of (text, split) documents."""
-    step = Step(root, "clean", version=1, parameters={"min_tokens": min_tokens}, inputs={})
-    records = []
-    for number, documents in enumerate(parts):
-        rows = [
-            {"id": f"{number}-{i}", "url": f"http://a.example/{i}", "text": text, "tokens": 1, "split": split}
-            for i, (text, split) in enumerate(documents)
-        ]
-        records.append(write_rows(step.folder, f"part-{number:05d}.parquet", rows, CLEAN))
-    return step.commit(Outcome(outputs=tuple(records)))
 
 
 def jsonl(path: Path, *texts: str) -> str:

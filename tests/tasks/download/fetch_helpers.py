@@ -3,17 +3,16 @@
 import asyncio
 from typing import Any
 
-from gpt2train.store.manifest import Folder, Manifest, Outcome, need_manifest
+from gpt2train.store.manifest import Folder, Manifest, need_manifest
 from tasks.blacklist.step import URLS
 from tasks.core.runner import Runner
-from tasks.core.shards import read_rows, write_rows
-from tasks.core.step import Step
+from tasks.core.shards import read_rows
 from tasks.download.fetch import Fetcher
 from tasks.download.ledger import Fetched, ledgers_of
 from tasks.download.step import DownloadSettings, download
 from tasks.download.warc import Page
 from tasks.sources.index import read_pages
-from tests.tasks.corpus import Inline
+from tests.tasks.corpus import Inline, shards_of
 from tests.tasks.web_server import Site
 
 # The request for tdmrep.json is left to the tests of the consent signals: others count requests.
@@ -41,12 +40,8 @@ def fetch(site: Site, urls: list[str], **changes: object) -> list[Fetched]:
 
 
 def make_urls(root: Folder, shards: list[list[str]]) -> Manifest:
-    step = Step(root, "blacklist", version=1, parameters={}, inputs={}, folder="urls")
-    records = tuple(
-        write_rows(step.folder, f"part-{n:05d}.parquet", [{"url": u, "source": "list.txt"} for u in shard], URLS)
-        for n, shard in enumerate(shards)
-    )
-    return step.commit(Outcome(outputs=records))
+    rows = [[{"url": url, "source": "list.txt"} for url in shard] for shard in shards]
+    return shards_of(root, rows, "blacklist", URLS, "urls")
 
 
 def run(root: Folder, site: Site, shards: list[list[str]], workers: int = 1, **changes: Any) -> Manifest:

@@ -19,16 +19,7 @@ from warcio.warcwriter import WARCWriter
 from gpt2train.errors import RunError
 from gpt2train.store.folder import Folder
 from tasks.download.journal import Journal
-from tasks.download.warc import (
-    EMPTY,
-    MEMBER,
-    encode,
-    encode_head,
-    encode_record,
-    escaped,
-    record_name,
-    record_spans,
-)
+from tasks.download.warc import EMPTY, MEMBER, encode, encode_head, encode_record, escaped, record_name, record_spans
 from tasks.sources.index import read_members, read_pages
 from tests.tasks.warc_pages import make_page, write_pages
 

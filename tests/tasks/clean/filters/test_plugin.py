@@ -9,12 +9,11 @@ import pytest
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
-from gpt2train.store.manifest import Folder, Outcome
+from gpt2train.store.manifest import Folder
 from tasks.clean.filters import filter_chain
 from tasks.clean.filters.filter_chain import FilterSettings
 from tasks.clean.filters.registry import TextFilter, filters, register_filter
-from tasks.core.shards import DOCUMENT, write_rows
-from tasks.core.step import Step
+from tests.tasks.corpus import extracted
 from tests.tasks.plugin_page import files_of, install, run
 
 PAGE = "add-a-filter.md"
@@ -61,9 +60,8 @@ def clean(root: Folder, settings: dict[str, Any], plugins: Path | None) -> tuple
 @pytest.mark.slow
 def test_the_filter_of_the_page_cleans_in_worker_processes(tmp_path: Path) -> None:
     root, plugins = Folder(tmp_path / "out"), tmp_path / "plugins"
-    step = Step(root, "extract", version=1, parameters={}, inputs={}, folder="documents")
-    rows = [{"id": name, "url": "u", "text": text} for name, text in (("prose", PROSE * 10), ("links", LINKS))]
-    step.commit(Outcome(outputs=(write_rows(step.folder, "part-00000.parquet", rows, DOCUMENT),)))
+    texts = {"prose": PROSE * 10, "links": LINKS}
+    extracted(root, [{"id": name, "url": "u", "text": text} for name, text in texts.items()])
     install(PAGE, plugins)
 
     before, rejected, _ = clean(root, {}, None)

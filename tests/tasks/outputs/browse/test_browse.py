@@ -21,11 +21,10 @@ from gpt2train.quality.label_server import LabelServer
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
-from gpt2train.store.manifest import Folder, Outcome, need_manifest
+from gpt2train.store.manifest import Folder, need_manifest
 from gpt2train.store.output import FinishedStep
 from gpt2train.store.removal import PENDING, RemovalCheck
 from tasks.clean.step import CleanSettings, clean
-from tasks.core.shards import DOCUMENT, write_rows
 from tasks.core.step import Step
 from tasks.dedup.step import DedupSettings, dedup
 from tasks.extract.command import explain
@@ -36,7 +35,7 @@ from tasks.outputs.browse.server import MAX_WORDS, browse_routes, difference
 from tasks.outputs.forget.command import forget
 from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import cleaned, planted
-from tests.tasks.corpus import Inline, pieces_of_novels
+from tests.tasks.corpus import Inline, extracted, pieces_of_novels
 from tests.tasks.extract.made_pages import article
 from tests.tasks.extract.test_step import download
 from tests.tasks.extract.test_step import page as extract_page
@@ -72,14 +71,12 @@ def output(open_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Documents, cleaned and deduplicated: 0000 has an altered copy 0008, 0009 is too short, 0007 is hostile."""
     root = tmp_path_factory.mktemp("out")
     folder = Folder(root)
-    step = Step(folder, "extract", version=1, parameters={}, inputs={}, folder="documents")
     texts = pieces_of_novels(open_data, 7)
     texts += [HOSTILE + texts[1][::-1], texts[0] + " Alteration.", "Short."]
     rows = [
         {"id": f"{n:08d}", "url": f"http://{'ab'[n % 2]}.example/{n}", "text": text} for n, text in enumerate(texts)
     ]
-    records = tuple(write_rows(step.folder, f"part-0000{k}.parquet", rows[k::2], DOCUMENT) for k in range(2))
-    made = step.commit(Outcome(outputs=records, seen=10, kept=10))
+    made = extracted(folder, rows[::2], rows[1::2])
     with Inline(workers=1) as runner:
         settings = CleanSettings.model_validate({"language": {"keep": ["any"]}, "min_tokens": 5})
         dedup(folder, clean(folder, made, settings, runner), DedupSettings(), runner)
@@ -156,16 +153,9 @@ def test_an_open_page_says_that_the_output_was_removed(output: Path, tmp_path: P
 def test_a_host_is_found_in_each_form_of_a_url(tmp_path: Path) -> None:
     """As the counts by host name it: without a port, a user and a password, in lower case."""
     folder = Folder(tmp_path)
-    step = Step(folder, "extract", version=1, parameters={}, inputs={}, folder="documents")
-    urls = [
-        "http://a.example",
-        "HTTP://me:x@A.Example/1",
-        "http://a.example?q",
-        "http://aaexample/",
-        "http://a.example:80/",
-    ]
-    rows = [{"id": f"{n:08d}", "url": url, "text": "t"} for n, url in enumerate([*urls, "http://b/?//a.example/"])]
-    step.commit(Outcome(outputs=(write_rows(step.folder, "part-00000.parquet", rows, DOCUMENT),), seen=6, kept=6))
+    urls = ["http://a.example", "HTTP://me:x@A.Example/1", "http://a.example?q", "http://aaexample/"]
+    urls += ["http://a.example:80/", "http://b/?//a.example/"]
+    extracted(folder, [{"id": f"{n:08d}", "url": url, "text": "t"} for n, url in enumerate(urls)])
     routes = browse_routes(folder).get
     counted = dict(routes["counts"]({"by": "host"})["rows"])
     assert counted == {"a.example": 4, "aaexample": 1, "b": 1}
