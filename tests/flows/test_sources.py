@@ -13,8 +13,7 @@ from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.shards import read_rows
 from tests.flows.mini_pipeline import Mini, lines_of
 from tests.tasks.corpus import Inline, pieces_of_novels
-from tests.tasks.discover.crawl_servers import serve_crawl
-from tests.tasks.discover.site_files import serve, urlset
+from tests.tasks.discover.site_files import serve, serve_crawl, urlset
 from tests.tasks.sources.archives import members, response
 from tests.tasks.web_server import running_site
 

@@ -52,15 +52,8 @@ def bodies(seed: int) -> dict[str, tuple[bytes, tuple[str, ...]]]:
     """Complete bodies with their accepted reasons, for HTTP and for archives."""
     kept = (KEPT,)
     nothing = ("no_text", "early_short", "extract_crashed", "extract_timeout")  # by the machine and its load
-    poor = (
-        "undecodable",
-        "too_short",
-        "wrong_language",
-        "no_language",
-        "early_language",
-        "too_many_elements",
-        *nothing,
-    )
+    languages = ("wrong_language", "no_language", "early_language")
+    poor = ("undecodable", "too_short", *languages, "too_many_elements", *nothing)
     return {
         "nested-tags": (b"<div>" * 100_000 + article(seed + 1).encode() + b"</div>" * 100_000, poor),
         "nested-tables": (b"<table><tr><td>" * 5_000 + article(seed + 2).encode(), poor),

@@ -10,16 +10,7 @@ from gpt2train.store.folder import Folder
 
 # Folders of the data steps, in the order of the recipe.
 FOLDERS = (
-    "urls",
-    "pages",
-    "documents",
-    "clean",
-    "evalset",
-    "decontaminated",
-    "dedup",
-    "shuffled",
-    "tokenizer",
-    "tokens",
+    *("urls", "pages", "documents", "clean", "evalset", "decontaminated", "dedup", "shuffled", "tokenizer", "tokens"),
     "report",
 )
 INSTANTS = ("before", "between", "after")

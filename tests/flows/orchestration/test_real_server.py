@@ -1,4 +1,4 @@
-"""A real Prefect server: retries, the automation for lost runs, and commands that lose their server."""
+"""A real Prefect server: retries, lost runs, commands that lose their server, trainings that wait for GPUs."""
 
 import datetime
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,83 @@ def test_a_command_whose_server_stops_answering_ends_with_its_result(
     assert done.returncode == (2 if fails else 0), text
     assert (done.stderr.splitlines()[-1] == "error: the mistake; repair it") == bool(fails), text
     assert fails or "did not take" in text, text
+
+
+TRAINS = """
+import sys
+import flows
+from prefect import flow
+from flows.orchestration.task_runner import PrefectRunner
+
+@flow(name="trains", flow_run_name=sys.argv[1])
+def trains():
+    with PrefectRunner() as runner, runner.gpu_slot(["cores"], 1, "out/runs/" + sys.argv[1]):
+        print("holds a slot", flush=True)
+        sys.stdin.read()
+
+trains()
+"""
+
+
+@dataclass
+class Trainings:
+    """Runs that take a GPU slot and hold it until they are asked to end.
+
+    Attributes:
+        prefect_server: their server.
+        folder: for logs and lock files.
+    """
+
+    prefect_server: PrefectServer
+    folder: Path
+    running: "list[subprocess.Popen[str]]" = field(default_factory=list)
+
+    def start(self, name: str) -> Path:
+        """Start one; its log."""
+        log = self.folder / f"{name}.log"
+        environment = {**self.prefect_server.environment, "GPT2TRAIN_GPU_QUEUE": str(self.folder / "locks")}
+        command = [sys.executable, "-c", TRAINS, name]
+        with log.open("w") as file:
+            self.running.append(
+                subprocess.Popen(
+                    command, env=environment, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, text=True
+                )
+            )
+        return log
+
+    def shows(self, words: str) -> bool:
+        """True if an artifact of a run contains this text."""
+        pages = self.prefect_server.ask("POST", "artifacts/filter")
+        return any(words in found["data"] for found in pages if found["key"] == "gpu-queue")
+
+
+def has_slot(log: Path) -> bool:
+    """True if a run has its slot."""
+    assert "Traceback" not in log.read_text(), log.read_text()
+    return "holds a slot" in log.read_text()
+
+
+@pytest.fixture
+def trainings(tmp_path: Path) -> Iterator[Trainings]:
+    with running_server(tmp_path / "prefect") as prefect_server:
+        found = Trainings(prefect_server, tmp_path)
+        try:
+            yield found
+        finally:
+            for one in found.running:
+                one.kill()
+                one.wait()
+
+
+@pytest.mark.exhaustive
+def test_a_waiting_run_names_the_holder(trainings: Trainings) -> None:
+    running = trainings.running
+    first = trainings.start("first")
+    wait_for(lambda: has_slot(first), 120, "the first training")
+    second = trainings.start("second")
+    taken = f"cores is taken by first at work in out/runs/first (process {running[0].pid})"
+    wait_for(lambda: trainings.shows(taken), 120, "what the second waits for")
+    assert not has_slot(second)
+    running[0].communicate("")
+    wait_for(lambda: has_slot(second), 120, "the second training")
+    wait_for(lambda: trainings.shows("Training began after the run waited"), 60, "its page")

@@ -12,8 +12,7 @@ from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.discover.settings import DiscoverSettings
 from tasks.sources.index import read_pages
-from tests.tasks.discover.crawl_servers import NAME, Crawl, capture, serve_crawl
-from tests.tasks.discover.site_files import rejected, rows, run
+from tests.tasks.discover.site_files import NAME, Crawl, capture, rejected, rows, run, serve_crawl
 from tests.tasks.download.fetch_helpers import make_settings
 from tests.tasks.web_server import Site
 

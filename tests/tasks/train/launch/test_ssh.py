@@ -163,13 +163,8 @@ class TwoHosts:
         """Start a job; its lines go to `job.log`."""
         settings = self.folder / "launch.json"
         settings.write_text(self.launch.model_dump_json())
-        command = [
-            sys.executable,
-            "-m",
-            "tests.tasks.train.launch.start_job",
-            f"{config.output}/config.toml",
-            str(settings),
-        ]
+        module = ["-m", "tests.tasks.train.launch.start_job"]
+        command = [sys.executable, *module, f"{config.output}/config.toml", str(settings)]
         with (self.folder / "job.log").open("w") as log:
             inside = ["ip", "netns", "exec", self.networks[0], *command]
             # As in a process that took part in a job of one machine; the launcher passes GLOO_* on to all machines.
