@@ -67,6 +67,7 @@ MIN_REPEATED = 20  # characters of a summary
 QUOTES = "\"“”„«»‹›'‘’ "  # around a pull quote
 BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1,200}\[Contents\]")
 MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text; number of them
+MAX_PULL_QUOTES = 50  # asides that are looked up in the text, each in all of it
 HARDLY = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
@@ -224,7 +225,8 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
 def _article_around(walk: Walk, start: int, end: int) -> int:
     """Characters of running text of the smallest `article` around some blocks; 0 if there is none."""
     around = [one for one in walk.candidates.found if one.tag == "article" and one.start <= start and end <= one.end]
-    return min((_running(walk.blocks[one.start : one.end]) for one in around), default=0)
+    smallest = min(around, key=lambda one: one.end - one.start, default=None)
+    return _running(walk.blocks[smallest.start : smallest.end]) if smallest else 0
 
 
 def _heading_blocks(blocks: Sequence[Block], parts: Sequence[Candidate]) -> int:
@@ -335,7 +337,7 @@ def _readmit_parts(blocks: Sequence[Block]) -> None:
 def _drop_pull_quotes(walk: Walk) -> None:
     """Drop the asides that say again what a paragraph says."""
     whole = _text(walk) if walk.asides else ""
-    for held in walk.asides:
+    for held in walk.asides[:MAX_PULL_QUOTES]:
         said = [one.text.strip(QUOTES) for one in _live(walk.blocks[held.start : held.end])]
         if all(whole.count(one) > 1 for one in said):
             _drop(walk.blocks[held.start : held.end], REPEATED)

@@ -36,12 +36,14 @@ def settle(walk: Walk, titles: Sequence[str]) -> None:
 
 def _settle_names(walk: Walk) -> None:
     """Keep all containers of a name if most of what they hold is text: it is that of the text, not of boilerplate."""
+    taken: set[Contents] = set()
     for found in walk.marked.values():
         dropped = [held for held, reason in found if reason]
-        if dropped and 2 * sum(held.running for held in dropped) < sum(held.running for held, _ in found):
-            walk.doubtful = [one for one in walk.doubtful if one[0] not in dropped]
+        if 2 * sum(held.running for held in dropped) < sum(held.running for held, _ in found):
+            taken.update(dropped)
             for held in dropped:
                 walk.keep(held, MARKED)
+    walk.doubtful = [one for one in walk.doubtful if one[0] not in taken]
 
 
 def _settle_comments(walk: Walk, found: Sequence[Contents], titles: Sequence[str]) -> None:

@@ -103,7 +103,7 @@ class Walk:
         posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         asides: asides that are text.
-        recipes: parts of recipes with a list.
+        recipes: parts of recipes with a list, no part inside another.
         size, links, running: characters of the blocks that are not dropped.
         left_out: for an account, place among the blocks, text, reason and element of what makes no block; else None.
         dialog: first and last block of a marked container that has the page's title and a text, over another page.
@@ -388,6 +388,8 @@ class Walk:
         """Weigh a container when it ends, by its marks and its share of links."""
         is_list = verdict.recipe > 0 and is_recipe(self.blocks[held.start : held.end], verdict.recipe)
         if is_list and not verdict.comments:
+            while self.recipes and self.recipes[-1].start >= held.start:  # an inner part is one of the outer
+                self.recipes.pop()
             self.recipes.append(held)
             self.keep(held, LINKS)
             reason = KEPT
