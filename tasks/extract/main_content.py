@@ -68,7 +68,7 @@ QUOTES = "\"“”„«»‹›'‘’ "  # around a pull quote
 BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1,200}\[Contents\]")
 MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text; number of them
 MAX_PULL_QUOTES = 50  # asides that are looked up in the text, each in all of it
-HARDLY = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
+SHORT_PAGE = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
@@ -330,7 +330,7 @@ def _readmit_parts(blocks: Sequence[Block]) -> None:
     running = Counter[str]()
     for one in blocks:
         running[one.dropped] += one.running
-    if running[KEPT] < HARDLY and running[TAG] > running[MARKED]:
+    if running[KEPT] < SHORT_PAGE and running[TAG] > running[MARKED]:
         _readmit(blocks, (FIGURE, TAG))
 
 

@@ -1,4 +1,4 @@
-"""Which documents are duplicates, and which of a cluster stay: rules on a few documents, bands, components, recall."""
+"""Duplicates, and those of a cluster that stay: rules on a few documents, bands, components, recall."""
 
 import csv
 import gzip

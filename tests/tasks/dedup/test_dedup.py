@@ -250,7 +250,7 @@ COUNT = 60_000
 @pytest.mark.slow
 @pytest.mark.alone
 def test_sixty_thousand_documents_are_deduplicated_in_bounds(tmp_path: Path) -> None:
-    """What is planted is found; `benchmarks.dedup` does it with a million."""
+    """All that is planted is found; `benchmarks.dedup` does it with a million."""
     settings = with_bands(DedupSettings())
     measured = measure(Folder(tmp_path), COUNT, 2, settings)
     reasons = measured.manifest.outcome.reasons

@@ -98,6 +98,9 @@ HEAVY = {
         f"<a onclick=\"open('a{n}')\">x</a>{PROSE if n == 0 else ''}<div hidden id=a{n}><p>x y z</p>"
         for n in range(900)
     ),
+    "nested navigations": "<nav><p>A text of some words, as long as it is.</p>" * 900,
+    "nested recipes": PROSE + "<div class=recipe>" * 1500 + "<li>100 g flour</li>" * 9000,
+    "asides": PROSE + "".join(f"<aside><p>{'A text of some words. ' * 5}{n}.</p></aside>" for n in range(9000)),
     "nested": f"{'<div>' * 100_000}{PROSE}",
     "unclosed quotes": "<p a='" * 30_000 + '<p a="' * 30_000 + PROSE,
     "unclosed comments": "<!--" * 100_000 + PROSE,
