@@ -60,8 +60,9 @@ def start_command(flow: str, words: Sequence[str]) -> None:
         load_plugins()
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in words))
-    # By its name, since this package stands below all its modules.
-    load("flows.ui.arguments:check_arguments")(flow, words)
+    # By their names, since this package stands below all its modules.
+    if not load("flows.ui.arguments:check_arguments")(flow, words).dry_run:
+        load("flows.orchestration.server:start_early")()
 
 
 if IS_COMMAND:

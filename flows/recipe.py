@@ -5,7 +5,7 @@ is the same recipe with the dry runner, which runs no step and records which of 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Generic, TypeVar
@@ -75,9 +75,9 @@ class PlannedRun(ABC, Generic[S]):
         """Estimate the bytes that the data steps still have to write."""
         return 0
 
-    def worker_modules(self) -> Sequence[str]:
-        """Return the modules that workers import while the server starts; none if no worker is to start early."""
-        return ()
+    def worker_module(self) -> str | None:
+        """Return the module that workers import while the server starts; None if no worker is to start early."""
+        return None
 
     def training(self) -> TrainingEstimate | None:
         """Estimate the training; None for a flow that has none, or whose training is not estimated."""

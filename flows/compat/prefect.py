@@ -34,9 +34,19 @@ FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"
 # Environment variable that makes `create_app` build an app that is not built again.
 # Breaks when: it is renamed. Then a change of settings builds the app twice.
 SERVER_FINAL = "PREFECT__SERVER_FINAL"
-# Function that makes Prefect read its settings from the environment again, after it was imported.
-# Breaks when: Prefect keeps the address of its API elsewhere than in the settings context.
-refresh_settings = refresh_global_settings_context
+
+
+def refresh_settings(heartbeats: bool = True) -> None:
+    """Make Prefect read its settings from the environment again, after it was imported.
+
+    Without heartbeats, which are for automations of a server that outlives its runs, a run ends up to a second earlier:
+    Prefect waits for their thread.
+
+    Breaks when: Prefect keeps its settings elsewhere than in the settings context.
+    """
+    refresh_global_settings_context()
+    if not heartbeats:
+        get_current_settings().flows.heartbeat_frequency = None
 
 
 class ParametersFlow(Flow[..., str]):

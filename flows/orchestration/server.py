@@ -33,8 +33,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import psutil
 
@@ -83,29 +84,15 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
         check_reachable(configured)
         yield None
         return
-    key = api_key()
-    with (
-        tempfile.TemporaryFile("w+") as output,
-        socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener,
-    ):
-        port, descriptor = listener.getsockname()[1], str(listener.fileno())
-        program = [sys.executable, "-m", "flows.orchestration.server"]
-        process = subprocess.Popen(
-            [*program, "--parent", str(os.getpid()), "--socket", descriptor],
-            env={**os.environ, SERVER_KEY: key},  # other users can read a command line, but not an environment
-            pass_fds=[listener.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # Ctrl-C reaches the command, which stops the server last
-        )
+    with _take_early() or _start() as server:
+        process, listener, port = server.process, server.listener, server.listener.getsockname()[1]
         saved = {name: os.environ.get(name) for name in (CLIENT_KEY, *NO_PROXY)}
         ended = threading.Event()
         watch = threading.Thread(target=_watch, args=(process, listener, ended), daemon=True)
         try:
-            _wait_until_healthy(process, port, output, print_status or functools.partial(print, file=sys.stderr))
+            _wait_until_healthy(process, port, server.output, print_status or functools.partial(print, file=sys.stderr))
             os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED] = f"http://127.0.0.1:{port}/api"
-            os.environ[CLIENT_KEY] = key
+            os.environ[CLIENT_KEY] = server.key
             # Prefect's client would ask a proxy for this machine's server. Of both names the lower one counts.
             direct = saved["no_proxy"] or saved["NO_PROXY"]
             if direct != "*":
@@ -125,6 +112,61 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             _stop(process, saved)
             if watch.is_alive():  # while it looks for connections, the port listens also if it is closed here
                 watch.join(2 * WATCH_SECONDS)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """Process of an embedded server, whose files are closed at the end of the block."""
+
+    process: subprocess.Popen[bytes]
+    listener: socket.socket
+    output: IO[str]
+    key: str
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.listener.close()
+        self.output.close()
+
+
+def _start() -> _Server:
+    """Start the process of an embedded server."""
+    key, output = api_key(), tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `_Server`
+    listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+    program = [sys.executable, "-m", "flows.orchestration.server"]
+    process = subprocess.Popen(
+        [*program, "--parent", str(os.getpid()), "--socket", str(listener.fileno())],
+        env={**os.environ, SERVER_KEY: key},  # other users can read a command line, but not an environment
+        pass_fds=[listener.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,  # Ctrl-C reaches the command, which stops the server last
+    )
+    return _Server(process, listener, output, key)
+
+
+_early: _Server | None = None  # of this process
+
+
+def start_early() -> None:
+    """Start the embedded server that `prefect_server` will need, if it needs one, while the command imports Prefect.
+
+    A command that then fails at its check leaves the server to end with it. `kill -9` does it no harm: each of its
+    migrations is a transaction.
+    """
+    global _early
+    with contextlib.suppress(UserError, RunError):  # `prefect_server` reports it
+        if not configured_server():
+            _early = _start()
+
+
+def _take_early() -> _Server | None:
+    global _early
+    early, _early = _early, None
+    return early
 
 
 def _stop(process: subprocess.Popen[bytes], saved: dict[str, str | None]) -> None:

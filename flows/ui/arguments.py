@@ -10,6 +10,7 @@ from flows.finetune_settings import FinetuneFlowSettings
 from flows.settings import (
     DataprepSettings,
     EvaluateFlowSettings,
+    FlowSettings,
     LayeredSettings,
     PipelineSettings,
     PretrainFlowSettings,
@@ -19,7 +20,6 @@ from flows.ui.commands import FLOWS
 from flows.ui.flags import dump, flags_model
 from flows.ui.help import ALL_FLAG, FlowApp, flow_app
 from gpt2train.command_line import run_command
-from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=LayeredSettings)
 
@@ -30,7 +30,7 @@ MODELS: dict[str, type[LayeredSettings]] = {
     "pipeline": PipelineSettings,
     "pretrain": PretrainFlowSettings,
 }
-resolved: Settings | None = None  # of the command of this process
+resolved: FlowSettings | None = None  # of the command of this process
 CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
 
 
@@ -63,13 +63,15 @@ def arguments_app(name: str, model: type[S], about: str, use: Callable[[S], obje
     return app
 
 
-def check_arguments(name: str, words: Sequence[str]) -> None:
-    """Resolve the settings of a flow's command. Exit with its mistake, or after its help page."""
+def check_arguments(name: str, words: Sequence[str]) -> FlowSettings:
+    """Return the settings of a flow's command. Exit with its mistake, or after its help page."""
 
-    def keep(settings: Settings) -> None:
+    def keep(settings: FlowSettings) -> None:
         global resolved
         resolved = settings
 
     is_help = not {"--help", "-h", ALL_FLAG}.isdisjoint(words)
-    if (code := run_command(arguments_app(name, MODELS[name], FLOWS[name], keep), words)) or is_help:
+    code = run_command(arguments_app(name, MODELS[name], FLOWS[name], keep), words)
+    if resolved is None or code or is_help:
         sys.exit(code)
+    return resolved

@@ -1,19 +1,19 @@
-"""Warm pool of spawned worker processes: calls with a deadline, and replacement of workers that hang or die.
+"""Warm pool of worker processes: calls with a deadline, and replacement of workers that hang or die.
 
-Workers are spawned, not forked: `tokenizers` and lxml misbehave after a fork of a process with threads. The pool is
-pebble's, which kills and replaces a single worker, where `concurrent.futures` would lose the whole pool.
+Workers are never forked from this process: `tokenizers` and lxml misbehave after a fork of a process with threads. They
+are spawned; on Linux those of an early pool are forked from a process that has done nothing but import what they need.
+The pool is pebble's, which kills and replaces a single worker, where `concurrent.futures` would lose the whole pool.
 """
 
 import concurrent.futures
 import contextlib
-import gc
 import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pebble
@@ -44,17 +44,20 @@ class WorkerPool:
 
     Args:
         workers: Number of processes.
-        modules: Modules that each process imports when it starts, before its first call needs them.
+        module: Module that is imported before the first call needs it; on Linux once for all processes, which share
+            its memory. One such module per process.
     """
 
-    def __init__(self, workers: int, modules: Sequence[str] = ()) -> None:
+    def __init__(self, workers: int, module: str | None = None) -> None:
         self.workers = workers
         for name, value in SINGLE_THREADED.items():
             os.environ.setdefault(name, value)
-        context = multiprocessing.get_context("spawn")
-        self._pool = pebble.ProcessPool(
-            max_workers=workers, initializer=_begin_worker, initargs=(tuple(modules),), context=context
-        )
+        context = multiprocessing.get_context("forkserver" if module and sys.platform == "linux" else "spawn")
+        if module:
+            context.set_forkserver_preload([module])
+        # A forked process would see the environment of the time when the first one was.
+        given = (module, dict(os.environ))
+        self._pool = pebble.ProcessPool(max_workers=workers, initializer=_begin_worker, initargs=given, context=context)
 
     def submit(
         self,
@@ -94,24 +97,22 @@ class WorkerPool:
         self._pool.join()
 
 
-def _begin_worker(modules: Sequence[str]) -> None:
+def _begin_worker(module: str | None, environment: dict[str, str]) -> None:
     die_after_parent()
-    gc.disable()  # imports create no garbage, and collection takes a tenth of their time
-    for module in modules:
-        with contextlib.suppress(Exception):  # the call that needs the module raises the error
+    os.environ.update(environment)
+    if module:
+        with contextlib.suppress(Exception):  # the call that needs it raises the error
             importlib.import_module(module)
-    gc.freeze()
-    gc.enable()
 
 
 _early_pool: WorkerPool | None = None
 
 
 @contextlib.contextmanager
-def early_pool(workers: int, modules: Sequence[str]) -> Iterator[None]:
-    """Start workers that import modules, for the first `open_pool` of the block with this number of them."""
+def early_pool(workers: int, module: str) -> Iterator[None]:
+    """Start workers that import a module, for the first `open_pool` of the block with this number of them."""
     global _early_pool
-    pool = _early_pool = WorkerPool(workers, modules)
+    pool = _early_pool = WorkerPool(workers, module)
     pool.submit(os.getpid)
     try:
         yield

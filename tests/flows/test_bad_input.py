@@ -8,15 +8,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from flows.dataprep import dataprep
+from flows.orchestration.server import KEY_FILE
 from flows.settings import DataprepSettings, resolve
 from gpt2train.errors import UserError
 from tests.flows.commands import run
 from tests.flows.conftest import Finished, Server
+from tests.processes import wait_until_ended
 
 
 def check_line(error: str, *said: str) -> None:
@@ -26,13 +29,20 @@ def check_line(error: str, *said: str) -> None:
         assert part in error
 
 
-def test_a_missing_list_is_refused(tmp_path: Path) -> None:
-    """Exit code and output as the shell gets them."""
-    command = [sys.executable, "-m", "flows.pipeline", "--urls", str(tmp_path / "none.txt")]
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_missing_list_is_refused(tmp_path: Path, more: list[str]) -> None:
+    """Exit code and output as the shell gets them; the server, if one was started, ends with the command."""
+    command = [sys.executable, "-m", "flows.pipeline", "--urls", str(tmp_path / "none.txt"), *more]
     command += ["--output", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 2 and done.stdout == ""
-    check_line(done.stderr, "none.txt", "No such file", "check the path")
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment["PREFECT_HOME"] = str(tmp_path / "home")
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        printed, error = run.communicate(timeout=240)
+    assert run.returncode == 2 and printed == ""
+    check_line(error, "none.txt", "No such file", "check the path")
+    assert (tmp_path / "home" / KEY_FILE).exists() is not bool(more)
+    servers = [one for one in psutil.process_iter(["cmdline"]) if str(run.pid) in (one.info["cmdline"] or [])]
+    wait_until_ended(servers)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from prefect import Flow, flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.events.clients import NullEventsClient
+from prefect.flow_engine import FlowRunEngine
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings
 
@@ -141,8 +142,9 @@ def test_settings_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = PREFECT_API_URL.value()
     with monkeypatch.context() as patch:
         patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-        compat.refresh_settings()
+        compat.refresh_settings(heartbeats=False)
         assert PREFECT_API_URL.value() == "http://127.0.0.1:9/api"
+        assert FlowRunEngine(flow=Flow(lambda: None, name="one")).heartbeat_seconds is None
     compat.refresh_settings()
     assert PREFECT_API_URL.value() == before
 

@@ -16,7 +16,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.runner import Group, Runner, Stage, Where
 from tasks.core.step import Step
-from tasks.core.worker_pool import WorkerPool, early_pool, explained_loss, local_pool
+from tasks.core.worker_pool import WorkerLostError, WorkerPool, early_pool, explained_loss, local_pool, result
 
 
 def note(folder: Folder, name: str, item: int) -> Outcome:
@@ -141,8 +141,31 @@ def is_imported(module: str) -> bool:
     return module in sys.modules
 
 
+def end_later(number: int) -> int:
+    """Spend CPU time, so that the worker of the call is killed, from 1; 0 returns the parent of the process."""
+    while number:
+        pass
+    return os.getppid()
+
+
+def test_early_workers_share_one_import_and_see_the_environment_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, module in (("one", "cgitb"), ("two", "missing.module")):
+        monkeypatch.setenv("SEEN_BY_A_WORKER", value)
+        with early_pool(2, module), contextlib.closing(Runner(2).pool) as pool:
+            assert pool.call(os.getenv, "SEEN_BY_A_WORKER") == value
+            assert pool.call(is_imported, "cgitb")  # by the process from which those of the second pool are forked too
+            parents = {pool.submit(end_later, 0) for _ in range(4)}
+            if sys.platform == "linux":
+                assert len({one.result() for one in parents}) == 1 and os.getpid() not in {
+                    one.result() for one in parents
+                }
+            lost = pool.submit(end_later, 1, cpu_seconds=0.1)
+            with pytest.raises(WorkerLostError, match="limit of CPU time"):
+                result(lost)
+
+
 def test_an_early_pool_is_taken_once_by_a_runner_with_as_many_workers() -> None:
-    with early_pool(1, ["missing.module", "cgitb"]):  # nothing else imports cgitb
+    with early_pool(1, "cgitb"):  # nothing else imports cgitb
         runners = [Runner(2), Runner(1), Runner(1)]
         pools = [runner.pool for runner in runners]
         assert pools[1].call(is_imported, "cgitb") and len({id(pool) for pool in pools}) == 3
@@ -156,13 +179,14 @@ def test_a_batch_on_a_full_disk_is_one_error_line(tmp_path: Path, where: Where) 
         runner.batches(step_in(tmp_path), "part", [1], fill_up, where=where)
 
 
-def test_a_lost_worker_is_reported_with_its_end_and_what_resumes() -> None:
+@pytest.mark.parametrize("module", [None, "cgitb"])
+def test_a_lost_worker_is_reported_with_its_end_and_what_resumes(module: str | None) -> None:
     ends = (
         (signal.raise_signal, signal.SIGKILL, r"was killed by SIGKILL \(out of memory\?\)"),
         (signal.raise_signal, signal.SIGTERM, "was ended by SIGTERM"),
         (os._exit, 3, r"died \(exit code 3\)"),
     )
-    with contextlib.closing(WorkerPool(1)) as pool:
+    with contextlib.closing(WorkerPool(1, module)) as pool:
         for end, argument, said in ends:
             message = f"clean: a worker process {said}; .* the same command, or Retry, resumes"
             with pytest.raises(RunError, match=message), explained_loss("clean"):
