@@ -56,12 +56,23 @@ class NgramIndex:
         self._known = np.zeros(2, dtype=bool)
         self._shift = np.uint64(63)  # the table is empty
         numbers = [self._numbers(text) for text in texts]
-        grams, keys, holders = self._distinct(texts, numbers, ngram)
         self._words = np.concatenate([*numbers, np.zeros(0, dtype=np.uint32)])
-        self._starts, self._lengths = grams[:, 0], grams[:, 1].astype(np.uint8)
-        order = np.argsort(holders[:, 0], kind="stable")
-        self._holders = holders[order, 1].astype(np.int32)
-        self._ends = np.cumsum(np.bincount(holders[:, 0], minlength=len(grams)))
+        sizes = np.array([len(words) for words in numbers], dtype=np.int64)
+        self.ignored = int((sizes < min_ngram).sum())
+        # All n-grams: their text, their first word within it and among all words, and their number of words.
+        lengths = np.minimum(sizes, ngram)
+        counts = np.where(sizes < min_ngram, 0, sizes - lengths + 1)
+        text = np.repeat(np.arange(len(texts)), counts)
+        offset = np.arange(len(text)) - (np.cumsum(counts) - counts)[text]
+        start, length = (np.cumsum(sizes) - sizes)[text] + offset, lengths[text]
+        first, gram = _distinct(self._words, start, length, ngram)
+        self._starts, self._lengths = start[first], length[first].astype(np.uint8)
+        holders = np.unique(gram * len(texts) + text)  # pairs of an n-gram and a text
+        self._holders = (holders % max(len(texts), 1)).astype(np.int32)
+        self._ends = np.cumsum(np.bincount(holders // max(len(texts), 1), minlength=len(first)))
+        hashes = [self._windows(text)[0] for text in texts]
+        before = np.cumsum([0, *map(len, hashes)])
+        keys = np.concatenate([*hashes, np.zeros(0, dtype=np.uint64)])[(before[text] + offset)[first]]
         self._grams = np.argsort(keys, kind="stable").astype(np.int32)
         self._keys = keys[self._grams]
         bits = min(max(16, (SLOTS_PER_NGRAM * len(keys)).bit_length()), 26)
@@ -73,31 +84,6 @@ class NgramIndex:
         """Words of an evaluation text as numbers from 1; new words are added to the vocabulary."""
         known = self._vocabulary
         return np.array([known.setdefault(word, len(known) + 1) for word in words_of(text)], dtype=np.uint32)
-
-    def _distinct(
-        self, texts: Sequence[str], numbers: Sequence[npt.NDArray[np.uint32]], ngram: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Start among all words and length of each distinct n-gram [n-grams, 2], its key, and (n-gram, text) pairs."""
-        grams: list[tuple[int, int]] = []
-        keys: list[np.uint64] = []
-        holders: dict[tuple[int, int], None] = {}
-        seen: dict[bytes, int] = {}
-        first = 0
-        for text_number, (text, words) in enumerate(zip(texts, numbers, strict=True)):
-            length = min(len(words), ngram)
-            if len(words) >= self.min_ngram:
-                hashes, _ = self._windows(text)
-                for start in range(len(words) - length + 1):
-                    gram = seen.setdefault(words[start : start + length].tobytes(), len(grams))
-                    if gram == len(grams):
-                        grams.append((first + start, length))
-                        keys.append(hashes[start])
-                    holders[gram, text_number] = None
-            else:
-                self.ignored += 1
-            first += len(words)
-        pairs = np.array(list(holders), dtype=np.int64).reshape(-1, 2)
-        return np.array(grams, dtype=np.int64).reshape(-1, 2), np.array(keys, dtype=np.uint64), pairs
 
     @property
     def size(self) -> int:
@@ -163,6 +149,18 @@ class NgramIndex:
             words, self.min_ngram, self._keys, self._known, self._shift, hashes, windows_found
         )
         return hashes[:windows], windows_found[:found]
+
+
+def _distinct(
+    words: npt.NDArray[np.uint32], start: npt.NDArray[np.int64], length: npt.NDArray[np.int64], ngram: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Index of the first of each distinct n-gram, in their order, and of each n-gram its number among these."""
+    padded = np.concatenate([words, np.zeros(ngram, dtype=np.uint32)])
+    rows = np.lib.stride_tricks.sliding_window_view(padded, ngram)[start]
+    rows[np.arange(ngram) >= length[:, None]] = 0  # the number of no word
+    _, first, found = np.unique(rows.view(f"V{4 * ngram}").ravel(), return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order], np.argsort(order)[found]
 
 
 def words_of(text: str) -> list[str]:
