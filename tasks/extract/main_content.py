@@ -23,6 +23,7 @@ from tasks.extract.blocks import (
     LINKS,
     MARKED,
     MIN_RUNNING,
+    REPEATED,
     TAG,
     TOC,
     Block,
@@ -53,7 +54,7 @@ RULES = {
 }
 LENIENT = RULES | {ARTICLE: AttributeRules(BOILERPLATE, site_prose=False)}
 # The numbers below were chosen on the gold pages; benchmarks/extract.py shows them by quarters.
-OUTSIDE, HEADER, BESIDE_PAGES, REPEATED = "outside", "header", "beside", "repeated"
+OUTSIDE, HEADER, BESIDE_PAGES = "outside", "header", "beside"
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
 MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it

@@ -1,10 +1,11 @@
 """Containers that are marked as boilerplate, weighed against the whole page when it has been read."""
 
+from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 
 from tasks.extract.article_lines import holds_title
-from tasks.extract.blocks import COMMENT, FIGURE, FORM, HIDDEN, LINKS, MARKED, TOC, Contents
+from tasks.extract.blocks import COMMENT, FIGURE, FORM, HIDDEN, LINKS, MARKED, REPEATED, TOC, Contents
 from tasks.extract.walk import MAX_DROPPED, MIN_ARTICLE, Walk
 
 MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
@@ -44,6 +45,18 @@ def _settle_names(walk: Walk) -> None:
             for held in dropped:
                 walk.keep(held, MARKED)
     walk.doubtful = [one for one in walk.doubtful if one[0] not in taken]
+    _drop_repeated(walk)
+
+
+def _drop_repeated(walk: Walk) -> None:
+    """Drop the marked containers that only say again what the page says, as a caption for each size of a screen."""
+    marked = sorted((held for found in walk.marked.values() for held, _ in found), key=attrgetter("start"))
+    said = Counter(one.text for one in walk.blocks if not one.dropped) if len(marked) > 1 else Counter[str]()
+    for held in reversed(marked):
+        own = Counter(one.text for one in walk.blocks[held.start : held.end] if not one.dropped)
+        if own and all(said[text] > count for text, count in own.items()):
+            walk.drop(held, REPEATED)
+            said -= own
 
 
 def _settle_comments(walk: Walk, found: Sequence[Contents], titles: Sequence[str]) -> None:
