@@ -1,4 +1,4 @@
-"""`gpt2train data tokenize`: Megatron's bytes, any number of workers, any packing, bad rows named, resumable; Parquet."""
+"""`gpt2train data tokenize`: Megatron's bytes, any workers and packing, bad rows named, resumable; Parquet."""
 
 import gzip
 import io
