@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -20,8 +19,6 @@ from gpt2train.convert.merge import merge
 from gpt2train.errors import RunError, UserError
 from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.trained_run import VOCAB, TrainedRun
-
-LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -56,32 +53,6 @@ def test_the_merged_model_equals_the_trained_one(trained_run: TrainedRun, model:
 def test_a_checkpoint_can_be_named(trained_run: TrainedRun, tmp_path: Path, model: Path) -> None:
     merge(trained_run.run / "checkpoints/step-00000002", tmp_path / "m", trained_run.tokenizer)
     assert (tmp_path / "m/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
-
-
-def test_lambada_is_scored(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "set.jsonl"
-    passages = [" ".join(paragraph.split()[:9]) for paragraph in LICENSE.split("\n\n") if len(paragraph.split()) > 9]
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
-    assert run_command(app, ["evaluate", "lambada", "--model", str(model), "--data", str(data)]) == 0
-    said = capsys.readouterr().out
-    scores = model / "eval/lambada.json"
-    assert said.splitlines()[-1] == f"scores: {scores}"
-    result = json.loads(scores.read_text())
-    assert result["passages"] == len(passages)
-    assert result["data"] == "set.jsonl"
-    assert set(result["definitions"]) == {"lambada_openai", "last_token", "megatron_strict"}
-    assert "note: none of" in said
-
-
-def test_wikitext_is_scored(model: Path, tmp_path: Path, open_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "wiki.test.tokens"
-    data.write_text((open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:3000], encoding="utf-8")
-    out = tmp_path / "w.json"
-    flags = ["--model", str(model), "--data", str(data), "--stride", "64", "--output", str(out)]
-    assert run_command(app, ["evaluate", "wikitext", *flags]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"scores: {out}"
-    # After two steps every byte is still about as likely as any other.
-    assert json.loads(out.read_text())["token_perplexity"] == pytest.approx(VOCAB, rel=0.3)
 
 
 def test_text_is_generated(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

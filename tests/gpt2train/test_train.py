@@ -46,7 +46,7 @@ def two_ranks(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         name: make(tokens, folder / name.replace(" ", ""), parallel=parallel, **SHORT)
         for name, parallel in LAYOUTS.items()
     }
-    run_ranks(HERE / "runs_of_layouts.py", *map(write, runs.values()))
+    run_ranks(HERE / "parity/train_runs.py", *map(write, runs.values()))
     return runs
 
 
@@ -98,10 +98,7 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "line"),
-    [
-        ("raise", "error: rank 1: ValueError: broken on purpose"),
-        ("die", "error: rank 1 on "),
-    ],
+    [("raise", "error: rank 1: ValueError: broken on purpose"), ("die", "error: rank 1 on ")],
 )
 def test_a_failing_rank_ends_the_job_in_one_line(
     how: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +191,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tokens: Path, tmp_pa
 def test_all_ranks_skip_a_damaged_checkpoint(tokens: Path, tmp_path: Path) -> None:
     settings = {"model": {"dropout": 0.1}, "steps": 60, "checkpoints": {"interval": 10, "keep": 2}}
     config = make(tokens, tmp_path / "run", **settings)
-    run_ranks(HERE / "runs_of_layouts.py", write(config))
+    run_ranks(HERE / "parity/train_runs.py", write(config))
     straight = curve(config.output)
     (newest_checkpoint(config.output) / ".metadata").write_bytes(b"")
     code, out, err = finish(start("-m", "gpt2train.train", "--config", write(config)))
@@ -236,10 +233,8 @@ def test_non_finite_gradients_are_skipped_and_counted_and_end_the_run(
     tokens: Path, tmp_path: Path, alone: DistContext
 ) -> None:
     config = with_lr(make(tokens, tmp_path / "run", schedule={"warmup": 0, "min_lr": 0.0}), 1e30)
-    with pytest.raises(
-        RunError,
-        match=r"10 steps in a row were skipped, up to step 11; first in step 2: the loss on rank 0 is not finite",
-    ):
+    said = "10 steps in a row were skipped, up to step 11; first in step 2: the loss on rank 0 is not finite"
+    with pytest.raises(RunError, match=said):
         train(config, alone)
     rows = read_metrics(config.output)
     assert [row["skipped"] for row in rows] == [0, *range(1, 11)]

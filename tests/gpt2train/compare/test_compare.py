@@ -71,7 +71,6 @@ def test_intervals_hold_by_simulation() -> None:
 
 
 def test_planned_seeds_find_the_difference_in_four_of_five_runs() -> None:
-    """The planned number of seeds has about the stated power."""
     seeds = seeds_needed(0.02, 0.015)
     assert seeds is not None and detectable(seeds, 0.015) <= 0.02 < detectable(seeds - 1, 0.015)
     drawn = np.random.default_rng(0).normal(0.02, 0.015, (4000, seeds))
@@ -89,7 +88,6 @@ def test_the_verdict_names_winner_and_sets_without_difference() -> None:
 
 
 def test_each_seed_has_texts_of_its_own_with_all_copies(tmp_path: Path) -> None:
-    """Copies keep together, and the seeds share no text."""
     texts = reviews(60, 0)
     corpus = read_corpus(write(tmp_path / "a.jsonl", [*texts, *texts[:20]]), "text", "A")
     parts = [corpus.of_seed(seed, 3) for seed in range(3)]
@@ -99,7 +97,6 @@ def test_each_seed_has_texts_of_its_own_with_all_copies(tmp_path: Path) -> None:
 
 
 def test_held_out_texts_leave_both_corpora() -> None:
-    """A drawn set, and a file with a passage of 13 words."""
     texts = reviews(60, 0)
     first, second = (Corpus(name, dict.fromkeys(texts, 2)) for name in "AB")
     drawn = draw_heldout(first, second)
@@ -123,7 +120,6 @@ def test_held_out_texts_leave_both_corpora() -> None:
     ],
 )
 def test_bad_requests_are_one_line(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    """Each names the remedy."""
     files = [write(tmp_path / f"{name}.jsonl", reviews(200, at)) for at, name in enumerate("ab")]
     request = {"seeds": 2, "proxy": "micro", "jobs": 1} | change
     with pytest.raises(UserError) as caught:
@@ -132,7 +128,6 @@ def test_bad_requests_are_one_line(tmp_path: Path, change: dict[str, object], me
 
 
 def test_held_out_files_that_hold_a_whole_corpus_are_refused(tmp_path: Path) -> None:
-    """Nothing is left to train on."""
     file = write(tmp_path / "a.jsonl", reviews(50, 0))
     with pytest.raises(UserError, match="all of its documents are in the held-out files"):
         Comparison([file, file], tmp_path / "out", Request(heldout=(file,), proxy="micro"))
@@ -166,7 +161,6 @@ def test_a_large_corpus_is_cut_by_the_bytes_of_its_texts(tmp_path: Path, monkeyp
     ],
 )
 def test_folders_of_a_data_flow_without_tokens(tmp_path: Path, manifest: str, message: str) -> None:
-    """Their files are not read as documents."""
     write(tmp_path / "documents.jsonl", reviews(3, 0))
     (tmp_path / "clean").mkdir()
     (tmp_path / manifest).write_text("{}")

@@ -48,7 +48,6 @@ def test_lines_of_a_text_without_spaces_are_no_words() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=60), max_size=12))
 def test_any_texts_have_groups_named_by_their_first_text(texts: list[str]) -> None:
-    """Equal texts share a group, and a group's name is one of its members."""
     found = near_duplicate_groups(texts)
     assert len(found) == len(texts)
     assert all(name <= index and found[name] == name for index, name in enumerate(found))

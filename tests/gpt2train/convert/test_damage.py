@@ -11,9 +11,11 @@ import pytest
 
 from gpt2train.cli import app, run_command
 from gpt2train.convert.huggingface import write_model
+from gpt2train.convert.megatron_core_write import Target, write_megatron_core
 from gpt2train.data.tokenizer import save_tokenizer
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.test_huggingface import make_model, weights_of
+from tests.gpt2train.convert.test_megatron_core_formats import source
 from tests.gpt2train.data.test_tokenizer import small_tables
 
 VALUES: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 10**9, 10**30, 1.5, float("nan"), "x", "", [], [1], {}, {"a": 1})
@@ -22,18 +24,23 @@ SHAPE = Shape(len(small_tables()[0]), 1, 2, 8, 16)
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model as `hf`, `meg`, `tp2` and `ck`; its tokenizer in `bpe`; passages in `set.jsonl`."""
+    """Small models as `hf`, `meg`, `tp2`, `ck`, `torch` and `torch_dist`, of which the last two have an optimizer; the
+    tokenizer of the first in `bpe`; passages in `set.jsonl`."""
     root = tmp_path_factory.mktemp("sources")
     (root / "bpe").mkdir()
     save_tokenizer(root / "bpe", *small_tables())
     write_model(root / "hf", weights_of(make_model(SHAPE)), SHAPE, root / "bpe")
     for target, *flags in (("meg", "megatron"), ("tp2", "megatron", "--tp", "2"), ("ck", "gpt2train")):
         assert run_command(app, ["convert", str(root / "hf"), str(root / target), "--to", *flags]) == 0
+    for form in ("torch", "torch_dist"):
+        write_megatron_core(root / form, *source(Shape(20, 2, 2, 8, 4)), form, Target(2, 1))  # type: ignore[arg-type]
     (root / "set.jsonl").write_text('{"text": "a b c"}\n')
     return root
 
 
 def commands(kind: str, root: Path, model: Path, out: Path) -> list[list[str]]:
+    if kind.startswith("torch"):
+        return [["convert", str(model), str(out / "m"), "--to", "gpt2train"]]
     bpe = ["--tokenizer", str(root / "bpe")]
     convert = ["convert", str(model), str(out / "m"), "--to"]
     found = [[*convert, to, *bpe] for to in ("huggingface", "megatron", "gpt2train")] + [[*convert, "huggingface"]]
@@ -90,9 +97,12 @@ def damage(file: Path, rng: random.Random) -> str:
     return kind
 
 
-def check_damaged(sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+@pytest.mark.parametrize("seed", [*range(50), *(pytest.param(one, marks=pytest.mark.slow) for one in range(50, 150))])
+def test_a_damaged_folder_is_one_error_line(
+    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
     rng = random.Random(seed)
-    kind = rng.choice(["hf", "hf", "meg", "tp2", "ck"])
+    kind = rng.choice(["hf", "hf", "meg", "tp2", "ck", "torch", "torch_dist"])
     model = tmp_path / "model"
     shutil.copytree(sources / kind, model)
     file = rng.choice(sorted(path for path in model.rglob("*") if path.is_file()))
@@ -104,23 +114,6 @@ def check_damaged(sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     # A damaged checkpoint of a run is a failure (1) that names itself; all else is bad input (2).
     assert code in ((0, 1, 2) if kind == "ck" else (0, 2)), what
     assert "Error:" not in error and error.count("\n") == (code != 0), what
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_a_damaged_folder_is_one_error_line(
-    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
-) -> None:
-    check_damaged(sources, tmp_path, capsys, seed)
-
-
-@pytest.mark.slow
-def test_randomly_damaged_folders_are_one_error_line(
-    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for seed in range(1000, 1100):
-        (tmp_path / str(seed)).mkdir()
-        check_damaged(sources, tmp_path / str(seed), capsys, seed)
-        shutil.rmtree(tmp_path / str(seed))
 
 
 def post_processor(token: str, ids: dict[str, int]) -> dict[str, Any]:

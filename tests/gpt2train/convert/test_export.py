@@ -1,5 +1,6 @@
 """`gpt2train export`: llama.cpp itself gives the same tokens and the same greedy continuations."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ pytest.importorskip("gguf", reason="needs the extra gguf")
 HARD = ["", "\n", " \n", " a", "a  b ", "'Tis we'll she'LL", "x\u00a0y\u3000z", "<|endoftext|> </s>"]
 HARD += ["😀👩‍👩‍👧 é e\u0301"]
 BIASED = {"attention_bias": "all", "mlp_bias": True}
+QKV = {"attention_bias": "qkv"}
+QWEN3: dict[str, Any] = GQA | {"qk_norm": True, "head_dim": 32}
+ORIGINAL = {"original_max_position_embeddings": 16}  # prompts and continuations are longer
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}
+YARN_ALL = {**YARN, "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.707, "mscale_all_dim": 1.0}
+
+
+def scaled(options: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "rope_theta": 500.0, "rope_scaling": json.dumps(scaling)}
+
+
 # Model -> tokenizer, family and options.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("bpe", "gpt2", {}),
@@ -36,13 +50,25 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("sentencepiece_bpe", "llama", GQA),
     "llama with biases": ("bpe", "llama", GQA | BIASED | {"head_dim": 24, "tied": True}),
     "llama, unigram": ("sentencepiece_unigram", "llama", {}),
-    "qwen2": ("bpe", "llama", GQA | {"attention_bias": "qkv"}),
-    "qwen2 with wide heads": ("bpe", "llama", GQA | {"attention_bias": "qkv", "head_dim": 32}),
-    "qwen3": ("bpe", "llama", GQA | {"qk_norm": True, "head_dim": 32, "rope_theta": 1e6, "norm_eps": 1e-6}),
+    "qwen2": ("bpe", "llama", GQA | QKV),
+    "qwen2 with wide heads": ("bpe", "llama", GQA | QKV | {"head_dim": 32}),
+    "qwen3": ("bpe", "llama", QWEN3 | {"rope_theta": 1e6, "norm_eps": 1e-6}),
     "qwen3 with biases": ("bpe", "llama", {"qk_norm": True, "attention_bias": "qkv"}),
     "arcee": ("bpe", "llama", GQA | {"activation": "relu2"}),
+    "llama, linear": ("bpe", "llama", scaled(GQA, LINEAR)),
+    "llama, llama3": ("bpe", "llama", scaled(GQA, LLAMA3)),
+    "llama, yarn": ("bpe", "llama", scaled(GQA, YARN_ALL)),
+    "llama, yarn not rounded": (
+        "bpe",
+        "llama",
+        scaled({}, YARN | {"attention_factor": 0.8, "truncate": False}),
+    ),
+    "arcee, llama3": ("bpe", "llama", scaled(GQA | {"activation": "relu2"}, LLAMA3)),
+    "qwen2, yarn": ("bpe", "llama", scaled(GQA | QKV, YARN)),
+    "qwen3, linear": ("bpe", "llama", scaled(QWEN3, LINEAR)),
+    "qwen3, yarn": ("bpe", "llama", scaled(QWEN3, YARN | {"attention_factor": 0.8})),
 }
-FAST = {"gpt2", "llama", "qwen3"}
+FAST = {"gpt2", "llama", "qwen3", "llama, llama3", "qwen3, yarn"}
 CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.exhaustive) for name in MODELS]
 
 
@@ -52,6 +78,9 @@ def test_llama_cpp_continues_as_the_model_does(name: str, tmp_path: Path, open_d
     texts = passages(open_data)
     write_model(tmp_path / "m", write_tokenizer(tmp_path / "t", algorithm, texts), family, options)
     notes = export_folder(tmp_path / "m", tmp_path / "m.gguf")
+    if "rope_scaling" in options:
+        architecture = name.partition(",")[0].replace("qwen2", "llama")
+        assert read_gguf(tmp_path / "m.gguf")[0]["general.architecture"] == architecture
     tokenizer = load_tokenizer(tmp_path / "m")
     model = read_model(tmp_path / "m")
     settings = SamplingSettings(max_new_tokens=64, temperature=0)

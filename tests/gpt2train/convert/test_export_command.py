@@ -148,15 +148,12 @@ def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(tmp_path: Path, cha
 
 def test_rows_without_a_token_get_names_of_their_own(tmp_path: Path) -> None:
     vocab = {"a": 0, "<|endoftext|>": 1, "[PAD3]": 2}
-    found = gguf_tokenizer(saved(tmp_path / "t", {"model": {"vocab": vocab}}), SHAPE)
+    change = {"model": {"vocab": vocab}, "normalizer": {"type": "NFC"}}
+    found = gguf_tokenizer(saved(tmp_path / "t", change), SHAPE)
+    assert "does not normalise texts (NFC)" in found.notes[0]
     tokens = found.metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list) and tokens[:5] == ["a", "<|endoftext|>", "[PAD3]", "[PAD3]_", "[PAD4]"]
     assert len(tokens) == len(set(tokens)) == SHAPE.vocab
-
-
-def test_a_normaliser_is_noted(tmp_path: Path) -> None:
-    found = gguf_tokenizer(saved(tmp_path / "t", {"normalizer": {"type": "NFC"}}), SHAPE)
-    assert "does not normalise texts (NFC)" in found.notes[0]
 
 
 def test_a_damaged_chat_template_is_one_line(tmp_path: Path) -> None:

@@ -87,16 +87,11 @@ def test_the_server_ends_a_text_there(tmp_path: Path) -> None:
     ("ends", "found"), [(None, ()), (5, (5,)), ([5, 7, 5], (5, 7)), ([], ()), ([-1, 96, 10**30, 3], (3,)), (-1, ())]
 )
 def test_ids_are_read(ends: Any, found: tuple[int, ...], tmp_path: Path) -> None:
-    write_ends(tmp_path, ends)
-    assert read_end_tokens(tmp_path, ROWS) == found
-
-
-def test_config_json_is_read_where_there_is_no_such_file(tmp_path: Path) -> None:
     assert read_end_tokens(tmp_path, ROWS) == ()
     (tmp_path / "config.json").write_text('{"eos_token_id": [1, 2]}')
-    assert read_end_tokens(tmp_path, ROWS) == (1, 2)
-    (tmp_path / "generation_config.json").write_text("{}")
-    assert read_end_tokens(tmp_path, ROWS) == ()
+    assert read_end_tokens(tmp_path, ROWS) == (1, 2)  # where there is no such file
+    write_ends(tmp_path, ends)
+    assert read_end_tokens(tmp_path, ROWS) == found
 
 
 @pytest.mark.parametrize("content", ['{"eos_token_id": ' + ends + "}" for ends in (

@@ -13,7 +13,6 @@ from gpt2train.convert.huggingface import open_model, read_model, save_model, to
 from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, Shape, build_model
-from gpt2train.model.families import sizes
 from gpt2train.model.init import initialise
 from tests.gpt2train.convert.peers import edit, stirred
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
@@ -102,6 +101,9 @@ def test_a_folder_written_here_is_loaded_by_transformers(kind: str, tmp_path: Pa
 
 def test_names_of_classes_are_kept_through_a_converted_checkpoint(tmp_path: Path) -> None:
     """Folder -> checkpoint to train from -> merged folder."""
+    peer_of("gpt2", tmp_path / "two", 2)
+    edit(tmp_path / "two", id2label=None, label2id=None)  # as transformers writes two classes of no names
+    assert open_model(tmp_path / "two").labels == ("LABEL_0", "LABEL_1")
     names, bpe = ("nein", "vielleicht", 'ja – "sicher"'), write_tokenizer(tmp_path / "bpe", VOCAB)
     peer_of("gpt2", tmp_path / "theirs", 3)
     save_model(tmp_path / "folder", replace(open_model(tmp_path / "theirs"), labels=names), bpe)
@@ -111,14 +113,6 @@ def test_names_of_classes_are_kept_through_a_converted_checkpoint(tmp_path: Path
     assert open_model(tmp_path / "merged").labels == names
     config = transformers.AutoConfig.from_pretrained(tmp_path / "merged")
     assert config.id2label == dict(enumerate(names)) and config.label2id[names[2]] == 2
-
-
-def test_the_default_number_of_labels_is_that_of_transformers(tmp_path: Path) -> None:
-    """Its files leave out the names of two classes."""
-    peer_of("gpt2", tmp_path, 2)
-    edit(tmp_path, id2label=None, label2id=None)
-    assert open_model(tmp_path).shape.labels == 2
-    assert open_model(tmp_path).labels == ("LABEL_0", "LABEL_1")
 
 
 @pytest.mark.parametrize(
@@ -149,12 +143,3 @@ def test_each_kind_is_refused_where_the_other_is_needed(tmp_path: Path) -> None:
     write_model(tmp_path / "lm", plain, shape, write_tokenizer(tmp_path / "bpe", VOCAB))
     with pytest.raises(UserError, match="is a language model, not a classifier"):
         read_model(tmp_path / "lm", classifier=True)
-
-
-def test_a_classifier_has_no_output_projection() -> None:
-    for family in ("gpt2", "llama"):
-        shape = Shape(VOCAB, 2, 2, 32, 32, family=family, labels=5)
-        assert sizes(shape)["score.weight"] == (5, 32) and "lm_head.weight" not in sizes(shape)
-        first, last = build_model(shape).keep_layers(range(1)), build_model(shape).keep_layers(range(1, 2))
-        assert hasattr(first, "wte") and not hasattr(first, "score")
-        assert hasattr(last, "score") and not hasattr(last, "wte")

@@ -81,6 +81,27 @@ def test_a_folder_of_transformers_is_read_and_written_back(kind: str, tmp_path: 
     assert "library_name: transformers" in (tmp_path / "ours/README.md").read_text()
 
 
+def test_a_bias_that_another_program_has_trained_is_kept(tmp_path: Path) -> None:
+    """Of a model with biases of queries, keys and values alone, which is written as a Llama."""
+    save_peer("qwen2", tmp_path / "theirs")
+    folder = tmp_path / "m"
+    save_model(folder, open_model(tmp_path / "theirs"), write_tokenizer(tmp_path / "tokenizer", VOCAB))
+    stored = load_file(folder / "model.safetensors")
+    stored["model.layers.1.self_attn.o_proj.bias"][3] = 1
+    save_file(stored, folder / "model.safetensors")
+    for field, message in (
+        ("qkv", r"layers\.1.* is not zero.*; remove this field"),
+        ("q", "gpt2train_attention_bias is 'q', but only 'qkv' is supported"),
+    ):
+        edit(folder, gpt2train_attention_bias=field)
+        with pytest.raises(UserError, match=message) as caught:
+            open_model(folder)
+        assert "\n" not in str(caught.value)
+    edit(folder, gpt2train_attention_bias=None)
+    assert dict(read_model(folder).shape.options)["attention_bias"] == "all"
+    assert difference(folder, transformers.AutoModelForCausalLM.from_pretrained(folder)) <= 1e-5
+
+
 def test_a_mistral_with_a_sliding_window_is_refused(tmp_path: Path) -> None:
     save_peer("mistral", tmp_path)
     file = tmp_path / "config.json"

@@ -102,20 +102,6 @@ def test_a_run_that_records_no_tokenizer_names_the_one_in_its_folder(tmp_path: P
     merge(tmp_path / "run", tmp_path / "model", folder)
 
 
-def test_folders_of_others_are_not_replaced(tmp_path: Path) -> None:
-    """A config.json alone does not make a folder a model of ours: any program has one."""
-    from gpt2train.convert.hf_config import check_free
-
-    (tmp_path / "app").mkdir()
-    check_free(tmp_path / "app")
-    (tmp_path / "app/config.json").write_text('{"theme": "dark"}')
-    with pytest.raises(UserError, match="already exists and is not a model folder"):
-        check_free(tmp_path / "app")
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="already exists"):
-        check_free(tmp_path / "file")
-
-
 MEASURE = """
 import sys, threading, time
 from pathlib import Path

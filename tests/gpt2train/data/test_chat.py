@@ -29,7 +29,7 @@ from tests.gpt2train.data.test_tokenizer import small_tables
 
 SPECIAL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
-    *("<|eot_id|>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    *("<|eot_id|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
 )
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
 # In the style of published ones: the end of an answer, and the template.
@@ -62,29 +62,6 @@ TEMPLATES = {
 {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}""",
-    ),
-    "zephyr": (
-        "</s>",
-        """{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '### user\\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'system' %}
-{{ '### system\\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'assistant' %}
-{{ '### assistant\\n'  + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '### assistant' }}
-{% endif %}
-{% endfor %}""",
-    ),
-    "gemma": (
-        "<end_of_turn>",
-        """{{ '<bos>' }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}
-{% for message in messages %}
-{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
-{%- endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}""",
     ),
     "mistral": (
         "</s>",

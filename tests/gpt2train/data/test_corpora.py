@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from gpt2train.config import DocumentSettings
 from gpt2train.data.batch import Batch
 from gpt2train.data.samples import Samples
-from gpt2train.data.training_data import TrainingData
+from gpt2train.data.training_data import TrainingData, positions_within
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import document_mask
+from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE
 from tests.gpt2train.data.token_files import write_documents
 
@@ -128,3 +130,27 @@ def test_a_token_outside_the_vocabulary_names_its_corpus(tmp_path: Path) -> None
     bad.vocab = 50
     with pytest.raises(UserError, match=r"two/t\.bin contains the token id 99"):
         TrainingData([good, bad], [1, 1], NONE).check()
+
+
+SHAPE = Shape(vocab=100, layers=2, heads=2, hidden=32, context=24)
+LENGTHS = [[7, 1, 16], [24, 0, 0]]  # of the documents in each of two samples
+
+
+def sample() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(SHAPE.vocab, (2, SHAPE.context), generator=generator)
+    documents = [torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)) for lengths in LENGTHS]
+    return tokens, torch.stack(documents)
+
+
+def test_masked_documents_with_their_own_positions_are_as_if_alone() -> None:
+    model, (tokens, documents) = initialise(GPT2(SHAPE), seed=3), sample()
+    positions = torch.from_numpy(positions_within(documents.numpy()))
+    together = model(tokens, positions=positions, documents=documents)
+    for row in range(2):
+        for number in range(3):
+            here = documents[row] == number
+            if here.any():
+                alone = model(tokens[row : row + 1, here])[0]
+                assert torch.allclose(together[row, here], alone, atol=1e-5)
+    assert not torch.allclose(together[0, 8:], model(tokens)[0, 8:], atol=1e-2)  # without the mask it is another text

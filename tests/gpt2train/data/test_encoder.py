@@ -66,12 +66,6 @@ def test_real_texts_have_equal_ids(published: Tokenizer, open_data: Path, name: 
     assert differing(published, texts_of(open_data / f"{name}_dev.jsonl.gz", 400)) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["imdb", "reuters"])
-def test_reviews_and_news_have_equal_ids(published: Tokenizer, real_data: Path, name: str) -> None:
-    assert differing(published, texts_of(real_data / f"text/{name}_dev.jsonl.gz", 400)) == []
-
-
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 SPACED = st.lists(
     st.sampled_from([" ", "  ", "\n", "a", "é", "'s", "7", "-", "\u00a0", "汉", "\t", "The"]), max_size=40

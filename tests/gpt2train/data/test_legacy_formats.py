@@ -12,7 +12,7 @@ from gpt2train.cli import app, run_command
 from gpt2train.data.indexed import IndexedDataset, write_index
 from gpt2train.data.legacy_formats import LegacyDataset, convert, open_any
 from gpt2train.errors import RunError, UserError
-from tests.gpt2train.data.token_files import sequences, write_documents
+from tests.gpt2train.data.token_files import sequences
 
 SEQUENCES = [[5, 6, 7], [], [8], [9, 50256], [1]]
 DOCUMENTS = [0, 2, 4, 5]
@@ -45,25 +45,11 @@ def test_reading_and_conversion_keep_everything(
     made = convert(folder / "old", folder / "new/tokens", np.dtype("<u2"))
     assert isinstance(found, LegacyDataset) and made.dtype == np.dtype("<u2")
     assert sequences(made) == tokens
+    assert sequences(convert(folder / "new/tokens", folder / "wide", np.dtype("<i4"))) == tokens
     for opened in (found, made):
         assert opened.documents.tolist() == documents
         assert opened.lengths.tolist() == [len(ids) for ids in tokens]
         assert opened.tokens.tolist() == [token for ids in tokens for token in ids]
-
-
-def test_what_is_written_is_what_megatron_writes(tmp_path: Path) -> None:
-    convert(write(tmp_path / "old", [[5, 6], [7]], [0, 1, 2]), tmp_path / "new", np.dtype("<u2"))
-    write_documents(tmp_path / "direct", [[5, 6], [7]])
-    for ending in (".bin", ".idx"):
-        assert (tmp_path / f"new{ending}").read_bytes() == (tmp_path / f"direct{ending}").read_bytes()
-    # And the width can be changed back.
-    assert convert(tmp_path / "new", tmp_path / "wide", np.dtype("<i4")).dtype == np.dtype("<i4")
-
-
-def test_shards_are_converted_into_one_file(tmp_path: Path) -> None:
-    for number, ids in enumerate([[1, 2], [3]]):
-        write_documents(tmp_path / f"tokens-{number:05d}-of-00002", [ids])
-    assert sequences(convert(tmp_path / "tokens", tmp_path / "one")) == [[1, 2], [3]]
 
 
 def test_ids_out_of_range_and_existing_targets_are_refused(tmp_path: Path) -> None:

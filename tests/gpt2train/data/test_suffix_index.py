@@ -16,8 +16,6 @@ from tests.gpt2train.data.token_files import write_documents
 
 pytest.importorskip("pydivsufsort", reason="needs the extra trace")
 
-PLANTED, LENGTHS = 1000, (8, 9, 15, 16, 17, 31, 64)
-
 
 def write_tokens(prefix: Path, documents: list[list[int]], dtype: str = "<u2") -> TokenDataset:
     return open_tokens(write_documents(prefix, documents, dtype))
@@ -54,41 +52,14 @@ def test_spans_and_counts_equal_a_plain_scan(data: st.DataObject, tmp_path_facto
     dataset = write_tokens(folder / "tokens", documents, dtype)
     build_index(dataset, folder / "index", block_tokens=data.draw(st.sampled_from([1, 16, 10_000])))
     index, end = SuffixIndex(dataset, folder / "index"), base + 1
-    spans = find_spans([index], text, least, breaks=frozenset((end,)), limit=1000)
+    limit = data.draw(st.sampled_from([1, 3, 1000]))
+    spans = find_spans([index], text, least, breaks=frozenset((end,)), limit=limit)
     assert [(span.start, span.end, span.count) for span in spans] == scan(documents, text, least, end)
     flat = [token for document in documents for token in document]
     for span in spans:
-        assert len(set(span.positions[0])) == span.count
+        assert len(set(span.positions[0])) == min(span.count, limit)
         assert all(flat[place : place + span.end - span.start] == text[span.start : span.end]
                    for place in span.positions[0])  # fmt: skip
-
-
-def test_every_planted_span_is_found_and_nothing_else(tmp_path: Path) -> None:
-    """1,000 spans of the corpus between tokens that it does not contain: recall 1, and no false hit."""
-    rng = np.random.default_rng(5)
-    vocabulary = 30_000  # the corpus has the lower half of the ids
-    documents = [rng.integers(0, vocabulary, rng.integers(20, 400)).tolist() for _ in range(1500)]
-    dataset = write_tokens(tmp_path / "tokens", documents)
-    build_index(dataset, tmp_path / "index", block_tokens=200_000)
-    index = SuffixIndex(dataset, tmp_path / "index")
-    text: list[int] = []
-    planted: list[tuple[int, int]] = []
-    while len(planted) < PLANTED:
-        document, length = documents[rng.integers(len(documents))], int(rng.choice(LENGTHS))
-        if len(document) >= length:
-            place = int(rng.integers(len(document) - length + 1))
-            text += rng.integers(vocabulary, 2 * vocabulary, 3).tolist()
-            planted.append((len(text), len(text) + length))
-            text += document[place : place + length]
-            if rng.random() < 0.3:  # shorter than a span
-                text += [vocabulary, *document[:7]]
-    found = find_spans([index], text, 8)
-    assert [(span.start, span.end) for span in found] == planted
-    flat = dataset.tokens[:]
-    for span in found[::50]:
-        windows = np.lib.stride_tricks.sliding_window_view(flat, span.end - span.start)
-        places = np.flatnonzero((windows == text[span.start : span.end]).all(axis=1))
-        assert span.positions[0] == tuple(places[:3].tolist())
 
 
 def test_an_index_belongs_to_the_content_of_tokens(tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 import json
 import shutil
-from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from gpt2train.data.encoder import Encoded, with_end
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.template import encode_prompts, prefix_ids, start_ids
 from gpt2train.data.tokenize_files import TokenizeOptions, tokenize_files
@@ -207,17 +204,3 @@ def test_documents_begin_with_the_template_on_request(tmp_path: Path) -> None:
     plain = read_files(folder_of(source, POST_PROCESSORS["eos"][0]))
     with pytest.raises(UserError, match="puts no token before a text; leave out --prepend-bos"):
         tokenize_files([tmp_path / "in.jsonl"], tmp_path / "p/z", plain, TokenizeOptions(prepend_bos=True))
-
-
-@given(
-    st.lists(st.lists(st.integers(5, 90), max_size=4), max_size=5),
-    st.lists(st.integers(0, 4), max_size=3),
-    st.none() | st.integers(0, 4),
-)
-def test_prefix_and_end_surround_each_text(texts: list[list[int]], prefix: list[int], end: int | None) -> None:
-    encoded = Encoded(np.array([*chain(*texts)], dtype=np.int64), np.array([len(ids) for ids in texts], dtype=np.int64))
-    ids, lengths = with_end(encoded, end, np.dtype("<u2"), prefix)
-    after = [] if end is None else [end]
-    assert ids.dtype == np.dtype("<u2")
-    assert ids.tolist() == [*chain(*([*prefix, *text, *after] for text in texts))]
-    assert lengths.tolist() == [len(prefix) + len(text) + len(after) for text in texts]

@@ -1,9 +1,11 @@
-"""`gpt2train data tokenize`: Megatron's bytes, any number of workers, any packing, every bad row named, resumable."""
+"""`gpt2train data tokenize`: Megatron's bytes, any workers and packing, bad rows named, resumable; Parquet."""
 
 import gzip
 import io
 import json
 import lzma
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -14,10 +16,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flows.settings import DataprepSettings
 from gpt2train.cli import app, run_command
 from gpt2train.data import documents, tokenize_files
 from gpt2train.data.documents import Rejected, Row, read_rows, read_text
@@ -319,3 +324,80 @@ def test_no_worker_outlives_a_killed_command(bpe: Path, tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
     assert not (tmp_path / "t.bin").exists()
+
+
+TEXTS = [f"Document {number}: {'the fox ' * (number % 7)}\n日本 \ufeff" for number in range(700)]
+
+
+def pair(prefix: Path) -> tuple[bytes, bytes]:
+    return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_the_bytes_are_those_of_json_lines(
+    bpe: Path, tmp_path: Path, kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
+    assert tokenize(bpe, tmp_path / "lines/a", tmp_path / "a.jsonl", "--json-key", "body", "--workers", 1) == 0
+    table = pa.table({"number": range(len(TEXTS)), "body": pa.array(TEXTS).cast(kind)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=300, compression="zstd")
+    monkeypatch.setattr(tokenize_files, "BLOCK_BYTES", 4000)  # several blocks, which end within a row group
+    assert tokenize(bpe, tmp_path / "rows/a", tmp_path / "a.parquet", "--json-key", "body", "--workers", 1) == 0
+    assert pair(tmp_path / "rows/a") == pair(tmp_path / "lines/a")
+    assert not (tmp_path / "rows/a.rejected.jsonl").exists()
+
+
+def test_rows_without_text_are_named(bpe: Path, tmp_path: Path) -> None:
+    texts = pa.array([b"one", None, b"", b"\xff", b"two"], pa.binary())
+    nested = pa.array([{"text": "nested"}, {"text": None}, None, {"text": ""}, {"text": "x"}])
+    pq.write_table(pa.table({"text": texts, "in": nested}), tmp_path / "a.parquet")
+    assert tokenize(bpe, tmp_path / "out/a", tmp_path / "a.parquet", "--workers", 1) == 0
+    rows = rejected(tmp_path / "out/a")
+    assert [(row["line"], row["reason"]) for row in rows] == [(2, "not_text"), (3, "empty"), (4, "not_utf8")]
+    assert tokenize(bpe, tmp_path / "nulls/a", tmp_path / "a.parquet", "--workers", 1, "--json-key", "in.text") == 0
+    assert [one.name for one in (tmp_path / "nulls").glob("a.b*")] == ["a.bin"]
+    assert rows[0]["detail"] == "text is null" and rows[0]["file"] == str(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("body", "a.parquet has no column 'text'; it has 'body'; name it with --json-key"),
+        ("text", "column 'text' of {folder}/a.parquet holds int64, strings expected; name another by --json-key"),
+        ("", "a.parquet, line 1: cannot read on: not a valid Parquet file after row 0"),
+    ],
+)
+def test_a_file_without_texts_is_refused_in_one_line(
+    bpe: Path, tmp_path: Path, column: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.table({column: [1, 2] if column == "text" else ["a", "b"]}), tmp_path / "a.parquet")
+    if not column:
+        (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
+    assert tokenize(bpe, tmp_path / "out/a", tmp_path / "a.parquet", "--workers", 1) == 2
+    error = capsys.readouterr().err
+    assert message.format(folder=tmp_path) in error and error.count("\n") == 1
+
+
+PAGE = Path(__file__).parents[3] / "docs/data/tokenize.md"
+
+
+def commands() -> list[list[str]]:
+    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample.json").write_text(SAMPLE)
+    (tmp_path / "openwebtext.tar.xz").write_bytes(owt([b"one page", b"another"]))
+    (tmp_path / "gpt2-tokenizer").mkdir()
+    save_tokenizer(tmp_path / "gpt2-tokenizer", *small_tables())
+    first, second, flow = commands()
+    for command in (first, second):
+        assert command[0] == "gpt2train" and run_command(app, command[1:]) == 0
+    assert [len(IndexedDataset(prefix)) for prefix in ("tokens/sample", "owt/tokens")] == [2, 2]
+    # The flow takes minutes; tests/tasks/tokenizer runs the step. Its flags are settings.
+    assert flow[:3] == ["python", "-m", "flows.dataprep"]
+    given = dict(zip(flow[7::2], flow[8::2], strict=True))
+    settings = {name.removeprefix("--tokenizer.").replace("-", "_"): value for name, value in given.items()}
+    assert DataprepSettings.model_validate({"tokenizer": settings}).tokenizer.algorithm == "sentencepiece_unigram"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpt2train.evaluate.overfitted_model import write
-from tests.gpt2train.evaluate.small_models import noisy_model
+from tests.gpt2train.evaluate.small_models import noisy_model, write
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import finish, start
 

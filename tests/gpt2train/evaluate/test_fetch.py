@@ -129,6 +129,7 @@ def test_a_hash_of_the_description_is_checked(server: Server, tmp_path: Path) ->
         ("/loop", "cannot fetch"),
         ("/short", "gave 3 bytes of 8|IncompleteRead"),
         ("/empty", "gave 0 bytes"),
+        ("", "cannot fetch"),  # no server
     ],
 )
 def test_hostile_answers_are_one_line_and_leave_nothing(
@@ -136,6 +137,8 @@ def test_hostile_answers_are_one_line_and_leave_nothing(
 ) -> None:
     monkeypatch.setattr(fetch, "MAX_BYTES", 1_000_000)
     server.files |= {"/short": b"abc", "/empty": b""}
+    if not path:
+        server.server_close()
     with pytest.raises(UserError, match=message) as caught:
         fetched(describe(tmp_path, server, path), tmp_path / "data")
     assert "\n" not in str(caught.value) and not list(tmp_path.glob("data/**/*.jsonl"))
@@ -160,13 +163,6 @@ def test_descriptions_that_name_no_file_are_refused(
     with pytest.raises(UserError, match=message):
         fetched(name, tmp_path / "data")
     assert server.asked == []
-
-
-def test_a_lost_server_is_one_line(server: Server, tmp_path: Path) -> None:
-    name = describe(tmp_path, server)
-    server.server_close()
-    with pytest.raises(UserError, match="cannot fetch"):
-        fetched(name, tmp_path / "data")
 
 
 def test_addresses_of_the_package_are_https_and_name_the_first_file() -> None:

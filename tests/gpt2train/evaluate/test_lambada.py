@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,24 +104,11 @@ def test_scores_equal_the_reference_implementation(model: GPT2, tokenizer: Token
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-@pytest.mark.slow
-def test_every_passage_of_the_real_set_gives_one_pair(tokenizer: Tokenizer, passages: list[str]) -> None:
-    """Every passage exactly once, no empty side, and the definitions differ only at unusual spaces."""
-    openai, last, strict = (f(tokenizer, passages) for f in (openai_pairs, last_token_pairs, strict_pairs))
-    for pairs in (openai, last, strict):
-        assert len(pairs) == 5153
-        assert all(pair.context and pair.target for pair in pairs)
-    for text, pair, end in zip(passages, openai, last, strict=True):
-        assert tokenizer.decode(pair.context + pair.target) == text
-        assert pair.context + pair.target == end.context + end.target
-    # Seven last words have no single space in front: after a line break, or two spaces.
-    assert sum(a != b for a, b in zip(openai, strict, strict=True)) == 7
-
-
-def test_a_model_that_is_always_right_scores_one(tokenizer: Tokenizer, passages: list[str]) -> None:
+@pytest.mark.parametrize("right", [12, 9])
+def test_a_model_that_is_right_scores_one(tokenizer: Tokenizer, passages: list[str], right: int) -> None:
     some = passages[:12]
     follow = {}
-    for pair in openai_pairs(tokenizer, some):
+    for pair in openai_pairs(tokenizer, some[:right]):
         ids = pair.context + pair.target
         follow |= {ids[: place + 1]: ids[place + 1] for place in range(len(ids) - 1)}
 
@@ -129,8 +117,9 @@ def test_a_model_that_is_always_right_scores_one(tokenizer: Tokenizer, passages:
 
     result = evaluate_lambada(Scorer(Oracle(50257, answer).eval(), tokenizer), some)
     for scores in result["definitions"].values():
-        assert scores["accuracy"] == 1
-        assert scores["correct"] == 12
+        assert (scores["accuracy"], scores["correct"]) == (right / 12, right)
+        error = statistics.stdev([1] * right + [0] * (12 - right)) / math.sqrt(12)
+        assert scores["standard_error"] == pytest.approx(error, abs=1e-6)
     assert len(result["notes"]) == 1
     assert "12 passages, LAMBADA's test set has 5,153" in result["notes"][0]
 
@@ -244,20 +233,6 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
         score(model, [ScoringRequest((1, 2, 3), 2)])
 
 
-@pytest.mark.parametrize(
-    "line", ["{", '{"txt": "a b"}', '"a b"', "[]", '{"text": 3}', '{"text": "  "}', '{"text": "\\ud800 b"}']
-)
-def test_bad_lines_are_named(line: str) -> None:
-    data = f'{{"text": "a good line"}}\n{line}\n'.encode()
-    with pytest.raises(UserError, match=r"set.jsonl line 2"):
-        read_passages(data, "set.jsonl")
-
-
-def test_an_empty_file_is_refused() -> None:
-    with pytest.raises(UserError, match="no passage"):
-        read_passages(b"\n\n", "set.jsonl")
-
-
 @settings(max_examples=50, deadline=None)
 @given(texts=st.lists(st.text(min_size=1).filter(lambda text: text.strip()), min_size=1, max_size=4))
 def test_any_text_gives_pairs_with_context_and_target(texts: list[str], tokenizer: Tokenizer) -> None:
@@ -296,3 +271,12 @@ def test_a_curve_names_the_passages(about: dict[str, Any], passages: str) -> Non
     assert (accuracy.axis, perplexity.axis) == (f"{passages} accuracy, %", f"{passages} perplexity")
     head = curve_lines(curve)[0]
     assert head.endswith(f"{passages} accuracy  {passages} perplexity") != (passages == "LAMBADA")
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"txt": "a b"}', '"a b"', "[]", '{"text": 3}', '{"text": "  "}', '{"text": "\\ud800 b"}']
+)
+def test_bad_lines_are_named_and_an_empty_file_is_refused(line: str) -> None:
+    for data, message in ((f'{{"text": "a good line"}}\n{line}\n', r"set.jsonl line 2"), ("\n\n", "no passage")):
+        with pytest.raises(UserError, match=message):
+            read_passages(data.encode(), "set.jsonl")

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
@@ -121,30 +120,6 @@ def test_wikitext_equals_the_reference_implementation(model: GPT2, tokenizer: To
     assert got["loss"] == pytest.approx(loss, rel=1e-4)
     adjusted = math.exp(min(20, loss * (len(tokens) - 1) / (words - 1)))
     assert got["adjusted_perplexity"] == pytest.approx(adjusted, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_wikitext_equals_transformers(model: GPT2, tokenizer: Tokenizer, open_data: Path, tmp_path: Path) -> None:
-    """Window after window by transformers' own model, labels masked: sums of its loss."""
-    transformers = pytest.importorskip("transformers")
-    write_model(tmp_path / "m", dict(model.state_dict()), SHAPE, open_data / "bpe")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
-    text = (open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:2000]
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")(detokenize_wikitext(text))["input_ids"]
-    total, done, start = 0.0, 0, 0
-    while done < len(tokens) - 1:
-        window = torch.tensor(tokens[start : start + SHAPE.context + 1])
-        labels = window[1:].clone()
-        labels[: done - start] = -100
-        with torch.no_grad():
-            logits = theirs(window[None, :-1]).logits[0]
-        total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
-        done, start = start + len(labels), start + 8
-    got = wikitext_perplexity(Scorer(model, tokenizer), text, stride=8)
-    words = len(text.strip().split(" "))
-    assert got["tokens"] == len(tokens)
-    assert got["token_perplexity"] == pytest.approx(math.exp(total / (len(tokens) - 1)), rel=1e-3)
-    assert got["adjusted_perplexity"] == pytest.approx(math.exp(min(20, total / (words - 1))), rel=1e-3)
 
 
 def test_perplexity_above_that_of_token_counts_is_explained(uniform: GPT2, tokenizer: Tokenizer) -> None:

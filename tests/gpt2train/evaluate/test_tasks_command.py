@@ -11,8 +11,7 @@ from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.tasks import description, scores
 from gpt2train.evaluate.tasks.description import ready_files
 from tests.gpt2train.evaluate.conftest import Call
-from tests.gpt2train.evaluate.overfitted_model import write
-from tests.gpt2train.evaluate.small_models import noisy_model
+from tests.gpt2train.evaluate.small_models import noisy_model, write
 from tests.trained_run import TrainedRun
 
 
@@ -32,6 +31,9 @@ def folder(tmp_path: Path) -> Path:
         '"Another model" = { accuracy = 0.75 }\n'
     )
     (tmp_path / "lambada.toml").write_text('kind = "perplexity"\ndata = ["texts.jsonl"]\n')
+    for file in (data / "many.jsonl", data / "deep/many.jsonl"):
+        file.touch()
+    (tmp_path / "twice.toml").write_text('kind = "multiple_choice"\ndata = ["**/many.jsonl"]\n')
     (tmp_path / "both.toml").write_text(
         'kind = "suite"\n[defaults]\nrule = "core"\nkind = "multiple_choice"\n[tasks.one]\ndata = ["**/items.jsonl"]\n'
         '[tasks.two]\ndata = ["**/items.jsonl"]\nshots = 2\nrandom = 0.4\n[tasks.three]\ndata = ["absent.jsonl"]\n'
@@ -40,6 +42,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_command(call: Call, folder: Path, open_data: Path) -> None:
+    code, out, _ = call()  # without a task the help is shown
+    assert code == 0 and any("lambada" in line for line in out)
     bpe, weights = noisy_model(open_data, folder, 64)
     model = folder / "linked"
     model.symlink_to(write(weights, folder / "model", bpe))
@@ -145,11 +149,6 @@ def test_an_edited_description_of_the_package_scores_again(folder: Path, monkeyp
     assert EVALUATIONS["hellaswag"].identity != before
 
 
-def test_without_a_task_the_help_is_shown(call: Call) -> None:
-    code, out, _ = call()
-    assert code == 0 and any("lambada" in line for line in out)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -165,6 +164,7 @@ def test_without_a_task_the_help_is_shown(call: Call) -> None:
         (["{folder}/both.toml", "--model", "m", "--data", "{data}", "--partial", "--limit", "2"], "--limit 2; give"),
         (["{folder}/lambada.toml", "--model", "m", "--data", "{data}"], "task 'lambada': curve, "),
         (["documents", "documents", "--model", "m", "--data", "{data}"], "given twice"),
+        (["{folder}/twice.toml", "--model", "m", "--data", "{data}"], "both fit **/many.jsonl; give --data the "),
         (["documents", "--model", "m", "--data", "{data}/deep/items.jsonl"], "'text' is undefined"),
     ],
 )
@@ -173,9 +173,3 @@ def test_mistakes_are_one_error_line(call: Call, folder: Path, arguments: list[s
     assert code == 2
     assert err.startswith("error: ") and err.count("\n") == 1
     assert message in err
-
-
-def test_an_ambiguous_name_of_a_data_file(call: Call, folder: Path) -> None:
-    (folder / "data/items.jsonl").write_bytes((folder / "data/deep/items.jsonl").read_bytes())
-    code, _, err = call(folder / "choice.toml", "--model", "m", "--data", folder / "data")
-    assert code == 2 and "both fit **/items.jsonl; give --data the folder of one" in err

@@ -10,10 +10,11 @@ import pytest
 from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.lambada import evaluate_lambada
+from gpt2train.evaluate.passages import read_passages
 from gpt2train.evaluate.tasks.suite import read_work, score_work
 from tests.gpt2train.evaluate.eval_sets import HARNESS, SETS, SPLIT, write_set
-from tests.gpt2train.evaluate.overfitted_model import write
-from tests.gpt2train.evaluate.small_models import noisy_model
+from tests.gpt2train.evaluate.small_models import noisy_model, write
 
 READY = Path(__file__).parents[3] / "gpt2train/evaluate/tasks/ready"
 WRITTEN = """
@@ -64,6 +65,15 @@ def own_scores(model: Path, task: str, data: Path) -> tuple[dict[str, Any], list
     return result, samples[work.name]
 
 
+def check_evaluation(model: Path, data: Path, summary: dict[str, float], shots: int) -> None:
+    """Hold the evaluation `lambada`, which is no task, against the harness's `lambada_openai`."""
+    passages = read_passages(data.read_bytes(), "lambada")
+    ours = evaluate_lambada(Scorer(read_model(model), load_tokenizer(model)), passages)["definitions"]["lambada_openai"]
+    if not shots:
+        assert summary["acc,none"] * len(passages) == pytest.approx(ours["correct"], abs=1e-6)
+        assert summary["perplexity,none"] == pytest.approx(ours["perplexity"], rel=1e-4)
+
+
 def check_tasks(model: Path, real_data: Path, tmp_path: Path, count: int, shots: int = 0) -> None:
     """Hold log-probabilities and answers of all tasks against the harness's."""
     lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is in the extra peers")
@@ -94,6 +104,7 @@ def check_tasks(model: Path, real_data: Path, tmp_path: Path, count: int, shots:
             assert result["accuracy_norm"] == pytest.approx(summary["acc_norm,none"], abs=1e-5)
         if "perplexity,none" in summary:
             assert result["perplexity"] == pytest.approx(summary["perplexity,none"], rel=1e-4)
+            check_evaluation(model, data[name], summary, shots)
         truncated += result["truncated"]
     assert truncated > 0
 

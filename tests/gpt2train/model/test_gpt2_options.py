@@ -10,25 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gpt2train.config import RunConfig, TrainSettings, to_toml
+from gpt2train.config import TrainSettings, to_toml
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.huggingface import from_huggingface, read_model, read_shape, to_huggingface, write_model
-from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.convert.megatron_write import write_megatron
-from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
 from gpt2train.model.families import HEAD, is_tied, sizes
 from gpt2train.model.gpt2_family import drop_published
 from gpt2train.model.lazy_weights import LazyWeights, empty_model, in_memory
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.test_huggingface import weights_of
-from tests.gpt2train.jobs import VOCAB, make
-from tests.gpt2train.model.test_llama import check_steps, train_alone
+from tests.gpt2train.jobs import VOCAB
+from tests.gpt2train.model.test_llama import check_steps
 from tests.gpt2train.models import lively
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
-from tests.tasks.plugin_page import run as run_code
 
-MAIN = "import sys; from gpt2train.cli import main; sys.exit(main())"
 PUBLISHED = Shape(vocab=VOCAB, layers=2, heads=4, hidden=32, context=16)
 # Models that GPT2LMHeadModel has, and one that it does not have.
 PEERS: dict[str, dict[str, Any]] = {
@@ -136,17 +132,7 @@ def test_a_folder_is_read_back_and_transformers_loads_what_it_has(options: dict[
             transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
 
 
-@pytest.mark.exhaustive
-def test_formats_without_the_options_are_refused(tmp_path: Path) -> None:
-    for options, refused in (({"bias": False}, "bias = false"), ({"head_dim": 12}, "head_dim = 12")):
-        shape, folder = shape_of(options), tmp_path / refused.split()[0]
-        folder.mkdir()
-        write_tokenizer(folder / "tokenizer", VOCAB)
-        write_model(folder / "model", weights_of(lively(shape, noise=0.1)), shape, folder / "tokenizer")
-        words = ["convert", str(folder / "model"), str(folder / "out"), "--to", "huggingface"]
-        done = run_code(MAIN, *words)
-        assert done.returncode == 2 and f"has {refused}, which no class of transformers has" in done.stderr
-        assert done.stderr.count("\n") == 1 and not (folder / "out").exists()
+def test_megatron_has_the_published_models_alone(tmp_path: Path) -> None:
     shape = shape_of({"inner": 40})
     with pytest.raises(UserError, match="GPT-2 as published, not with inner = 40"):
         write_megatron(tmp_path / "megatron", LazyWeights(shape, in_memory(weights_of(lively(shape, noise=0.1)))))
@@ -157,60 +143,3 @@ def test_formats_without_the_options_are_refused(tmp_path: Path) -> None:
 def test_a_step_with_the_cache_has_the_logits_of_a_whole_pass(options: dict[str, Any]) -> None:
     shape = shape_of(options | ({"head_dim": 12} if options.get("head_dim", 0) > 9 else {}))
     check_steps(lively(shape, noise=0.1), 4)
-
-
-def run_of(tokens: Path, output: Path, options: dict[str, Any], parallel: dict[str, Any], **changes: Any) -> RunConfig:
-    model = {"layers": 4, "heads": 4, "options": options}
-    batch = {"micro_batch": 1, "global_batch": 16}
-    return make(tokens, output, model=model, batch=batch, parallel=parallel, **changes)
-
-
-@pytest.fixture(scope="module")
-def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
-    folder = tmp_path_factory.mktemp("one") / "run"
-    train_alone(run_of(tokens, folder, ODD, {}))
-    return folder
-
-
-@pytest.mark.slow
-def test_a_run_of_other_options_is_refused(tokens: Path, reference: Path) -> None:
-    for options, message in (
-        ({}, "model.options.head_dim (12 there, 0 now)"),
-        (ODD | {"bias": True}, "model.options.bias (False there, True now)"),
-        (ODD | {"inner": 128}, "model.options.inner (40 there, 0 now)"),
-    ):
-        with pytest.raises(UserError) as refused:
-            train_alone(run_of(tokens, reference, options, {}))
-        assert message in str(refused.value)
-
-
-def test_a_run_starts_from_a_folder_of_the_same_options(tokens: Path, tmp_path: Path) -> None:
-    shape = shape_of(ODD)
-    model = lively(replace(shape, layers=4), noise=0.1)
-    write_tokenizer(tmp_path / "tokenizer", VOCAB)
-    write_model(tmp_path / "model", weights_of(model), model.shape, tmp_path / "tokenizer")
-    start_from = {"checkpoints": {"init_from": str(tmp_path / "model")}, "steps": 1, "schedule": {"warmup": 0}}
-    config = run_of(tokens, tmp_path / "run", ODD, {}, **start_from)
-    opened = open_initial_weights(config, tmp_path / "model")
-    stored = {name: tensor.read(torch.float32) for name, tensor in opened.weights.tensors.items()}
-    assert stored.keys() == weights_of(model).keys()
-    for name, tensor in weights_of(model).items():
-        rows = VOCAB if name in ("wte.weight", HEAD) else None
-        assert torch.equal(stored[name][:rows], tensor[:rows]), name
-    with pytest.raises(UserError, match=r"has another model\.options"):
-        open_initial_weights(run_of(tokens, tmp_path / "run", {"bias": False}, {}, **start_from), tmp_path / "model")
-
-
-@pytest.mark.exhaustive
-def test_a_merged_run_generates_the_same_on_several_processes(reference: Path, tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "tokenizer", VOCAB)
-    merge(reference, tmp_path / "model", tmp_path / "tokenizer")
-    assert read_shape(tmp_path / "model").options == tuple(ODD.items())
-    words = ["generate", "--model", str(tmp_path / "model"), "--prompt", "th", "--temperature", "0", "--json"]
-    outputs = []
-    for flags in ([], ["--tp", "2"], ["--pp", "2"]):
-        done = run_code(MAIN, *words, "--max-new-tokens", "8", *flags)
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
-    assert outputs[0] == outputs[1] == outputs[2] != ""

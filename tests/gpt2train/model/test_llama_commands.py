@@ -8,7 +8,6 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-import torch.nn.functional as F
 
 from gpt2train.cli import app
 from gpt2train.command_line import run_command
@@ -100,17 +99,3 @@ def test_a_model_over_two_processes_generates_the_same(name: str, flag: str, fol
     runs = ([*generate, *more] for more in ((), (flag, "2")))
     whole, split = (subprocess.run(command, capture_output=True, text=True, timeout=300) for command in runs)
     assert (split.returncode, split.stdout) == (0, whole.stdout) and whole.stdout, split.stderr
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_score_of_a_text_is_that_of_its_logits(
-    name: str, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text, output = tmp_path / "wiki.tokens", tmp_path / "score.json"
-    text.write_text("the tin on the stern")
-    run(capsys, "evaluate", "wikitext", "--model", folders / name, "--data", text, "--output", output)
-    ids = torch.tensor(encode_ordinary(load_tokenizer(folders / name), [text.read_text()]))
-    with torch.no_grad():
-        logits = read_model(folders / name)(ids)[0, :-1, :VOCAB]
-    loss = F.cross_entropy(logits, ids[0, 1:]).item()
-    assert json.loads(output.read_text())["loss"] == pytest.approx(loss, rel=1e-5)

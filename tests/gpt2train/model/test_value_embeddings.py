@@ -125,10 +125,13 @@ def test_decoding_has_the_logits_of_a_whole_pass(model: CausalLM) -> None:
     assert list(beams[0].tokens) == expected[0]
 
 
-def test_the_scores_of_a_tree_are_those_of_each_text(model: CausalLM) -> None:
+def test_the_scores_of_a_tree_are_those_of_each_text_and_of_its_logits(model: CausalLM) -> None:
     start = [5, 6, 7, 8]
     requests = [ScoringRequest((*start, *end), len(end)) for end in ((9, 10), (9, 11), (12,), (13, 14, 15))]
-    for found, alone in zip(score_shared(model, requests), score(model, requests), strict=True):
+    for request, found, alone in zip(requests, score_shared(model, requests), score(model, requests), strict=True):
+        ids = torch.tensor([request.tokens])
+        logits = model(ids[:, :-1])[0, :, :VOCAB].log_softmax(-1).gather(1, ids[0, 1:, None])[-request.scored :, 0]
+        assert found.log_probs == pytest.approx(logits.tolist(), abs=1e-5)
         assert found.log_probs == pytest.approx(alone.log_probs, abs=1e-5) and found.greedy == alone.greedy
 
 

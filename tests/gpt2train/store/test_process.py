@@ -14,7 +14,6 @@ from gpt2train.store.process import Heartbeat, LastChange
 
 
 def test_it_beats_until_the_block_ends() -> None:
-    """Several calls inside, none after."""
     beats, three = [], threading.Event()
 
     def beat() -> bool:
@@ -31,7 +30,6 @@ def test_it_beats_until_the_block_ends() -> None:
 
 
 def test_it_ends_by_itself_when_the_function_returns_false() -> None:
-    """No further call."""
     beats = []
 
     def beat() -> bool:
@@ -45,7 +43,6 @@ def test_it_ends_by_itself_when_the_function_returns_false() -> None:
 
 
 def test_a_block_shorter_than_the_interval_waits_for_no_beat() -> None:
-    """The end of the block wakes the thread."""
     beats: list[int] = []
     with Heartbeat(lambda: beats.append(1) is None, 3600) as heartbeat:
         assert heartbeat._thread.is_alive()
@@ -53,7 +50,6 @@ def test_a_block_shorter_than_the_interval_waits_for_no_beat() -> None:
 
 
 def test_the_age_counts_from_the_last_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An equal value grows old, another one is new."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     change = LastChange()
