@@ -9,6 +9,12 @@ from tasks.core.shards import read_rows
 from tasks.dedup.step import DedupSettings, dedup
 from tests.tasks.corpus import Inline, documents_of
 
+WORDS = [f"word{number:03d}" for number in range(400)]
+
+
+def words(*spans: tuple[int, int]) -> str:
+    return " ".join(word for start, end in spans for word in WORDS[start:end])
+
 
 def run(
     folder: Path, rows: list[dict[str, Any]], settings: DedupSettings | None = None, per_shard: int = 1000

@@ -24,7 +24,7 @@ from tasks.dedup.shingles import Sets, Texts, content_hashes, folded, shingle_se
 from tasks.dedup.step import CHECK_BYTES, DedupSettings
 from tasks.dedup.unicode_tables import KNOWN, SINGLE, SPACE, TABLED, WORD, build_tables
 from tasks.dedup.verify import compare, similarities
-from tests.tasks.corpus import content_of, read_jsonl, real_texts, row
+from tests.tasks.corpus import content_of, real_texts, row
 from tests.tasks.dedup.dedup_helpers import jaccard, run
 
 # Letters that change their number, fold to several, compose, reorder, are no letters, or are white space only to some.
@@ -116,17 +116,6 @@ def test_signatures_equal_datasketch(documents: list[list[int]], count: int, see
     for signature, one in zip(ours, documents, strict=True):
         kernels.sign(np.array(one, dtype=np.uint32), 0, len(one), *permutations(count, seed), signature)
     assert ours.tolist() == [datasketch_signature(one, count, seed) for one in documents]
-
-
-def test_signatures_of_real_texts_equal_datasketch(open_data: Path) -> None:
-    texts = real_texts(open_data)
-    assert len(texts) > 200
-    chosen = with_bands(DedupSettings())
-    signatures, _ = sign(folded(column(texts), chosen), chosen)
-    shingles = [reference.shingle_hashes(reference.folded(text), True, 5) for text in texts]
-    low = [[number & reference.MASK32 for number in hashes] for hashes in shingles]
-    expected = MinHash.bulk(low, num_perm=128, seed=1, scheme="affine32", hashfunc=lambda value: value)
-    assert signatures.tolist() == [sketch.hashvalues.tolist() for sketch in expected]
 
 
 def test_bands_agree_exactly_where_the_rows_do() -> None:
@@ -246,20 +235,6 @@ def test_the_engine_changes_no_byte(tmp_path: Path, open_data: Path, chosen: Ded
     ours = run(tmp_path / "ours", rows, chosen, 60)
     assert ours[1].outcome.facts["clusters"] > 40
     same_files(ours, run(tmp_path / "theirs", rows, by_datasketch(chosen), 60))
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        pytest.param(DedupSettings(), id="default", marks=pytest.mark.exhaustive),
-        pytest.param(DedupSettings(parity="megatron"), id="megatron", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_clusters_of_the_planted_duplicates_are_equal(real_data: Path, tmp_path: Path, chosen: DedupSettings) -> None:
-    rows = [row(d["text"], d["url"], d["id"]) for d in read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz")]
-    ours = run(tmp_path / "ours", rows, chosen, 700)
-    assert ours[1].outcome.facts["clusters"] > 200
-    same_files(ours, run(tmp_path / "theirs", rows, by_datasketch(chosen), 700))
 
 
 def test_the_check_is_in_the_manifest_and_only_the_other_engine_in_the_fingerprint(
