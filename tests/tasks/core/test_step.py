@@ -78,10 +78,12 @@ def test_a_second_run_is_cached_and_a_changed_parameter_runs_again(tmp_path: Pat
     assert first.outcome.facts == {"sum": 6}
     assert run(root, calls, [1, 2, 3], k=1) == first
     assert sorted(calls.read_text().split()) == ["1", "2", "3"]
+    (root / "double").write_bytes("README.md", b"written by hand, after the step")
+    assert run(root, calls, [1, 2, 3], k=1) == first and (root / "double").size("README.md")
     second = run(root, calls, [1, 2], k=2)
     assert second.fingerprint != first.fingerprint
     assert len(calls.read_text().split()) == 5
-    # No manifest names the third part of the first run any more, so it is removed.
+    # A commit removes what no manifest names any more: the third part of the first run, and files of others.
     assert (root / "double").files() == ["_manifest.json", "part-00000.parquet", "part-00001.parquet"]
 
 
@@ -136,14 +138,6 @@ def test_files_of_the_old_manifest_stay_until_the_new_one_is_written(
             assert set((root / "double").files()) == {"_manifest.json", *names}, instant
 
 
-def test_only_a_commit_removes_foreign_files(tmp_path: Path) -> None:
-    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
-    run(root, calls, [1])
-    (root / "double").write_bytes("README.md", b"written by hand, after the step")
-    run(root, calls, [1])
-    assert (root / "double").size("README.md")
-
-
 def test_committed_batches_are_not_run_again(tmp_path: Path) -> None:
     root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
     step = make_step(root)
@@ -167,8 +161,8 @@ def test_a_damaged_output_is_written_again(tmp_path: Path, damage: str) -> None:
 
 
 def test_verify_finds_a_flipped_bit(tmp_path: Path) -> None:
-    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
-    run(root, calls, [1])
+    root = Folder(tmp_path / "out")
+    run(root, tmp_path / "calls", [1])
     data = bytearray((root / "double").read_bytes("part-00000.parquet"))
     data[len(data) // 2] ^= 1
     (root / "double").write_bytes("part-00000.parquet", bytes(data))
@@ -240,27 +234,19 @@ def test_a_batch_names_the_folder_that_was_removed(tmp_path: Path, work: object,
         runner.batches(step, "part", [str(tmp_path / "out" / gone)], work, where="thread")  # type: ignore[arg-type]
 
 
-def test_the_whole_output_is_named_where_all_of_it_is_gone(tmp_path: Path) -> None:
+def test_the_folder_that_was_removed_is_named_and_files_of_others_keep_their_errors(tmp_path: Path) -> None:
     root = Folder(tmp_path / "out")
     with pytest.raises(UserError, match=r"/out was removed during the run"), translate_lost_files(root):
         Path(root.path("clean/part-00000.parquet")).read_bytes()
-
-
-def test_a_file_that_pyarrow_misses_is_found_in_its_text(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out" / "clean")
-    write_table(folder, "part-00000.parquet", pa.table({"id": ["a"]}))
-    shutil.rmtree(folder.path())
-    with pytest.raises(UserError, match=r"/out/clean was removed"), translate_lost_files(Folder(tmp_path / "out")):
-        read_table(folder, "part-00000.parquet")
-    named = FileNotFoundError(2, f"Failed to open local file '{tmp_path}/out/clean/part-00000.parquet'")
-    assert "out/clean was removed" in str(lost_files_error(Folder(tmp_path / "out"), named))
-
-
-def test_files_of_others_keep_their_errors(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    with pytest.raises(FileNotFoundError), translate_lost_files(Folder(tmp_path / "out")):
+    write_table(root / "clean", "part-00000.parquet", pa.table({"id": ["a"]}))
+    shutil.rmtree((root / "clean").path())
+    with pytest.raises(UserError, match=r"/out/clean was removed"), translate_lost_files(root):
+        read_table(root / "clean", "part-00000.parquet")
+    named = FileNotFoundError(2, f"Failed to open local file '{tmp_path}/out/clean/part-00000.parquet'")  # by pyarrow
+    assert "out/clean was removed" in str(lost_files_error(root, named))
+    with pytest.raises(FileNotFoundError), translate_lost_files(root):
         (tmp_path / "outside.txt").read_bytes()
-    with pytest.raises(IsADirectoryError), translate_lost_files(Folder(tmp_path / "out")):
+    with pytest.raises(IsADirectoryError), translate_lost_files(root):
         (tmp_path / "out").read_bytes()
 
 
