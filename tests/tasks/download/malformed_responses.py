@@ -12,22 +12,18 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def typed(value: bytes) -> bytes:
-    """A page of this Content-Type."""
     return b"HTTP/1.1 200 OK\r\nContent-Type: " + value + b"\r\n" + HI
 
 
 def moved(location: bytes) -> bytes:
-    """A redirect to this location."""
     return b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\nContent-Length: 0\r\n\r\n"
 
 
 def busy(retry_after: bytes) -> bytes:
-    """A busy server with a Retry-After header."""
     return b"HTTP/1.1 503 No\r\nRetry-After: " + retry_after + b"\r\nContent-Length: 0\r\n\r\n"
 
 
 def forever(head: bytes, piece: bytes) -> Callable[[], Iterator[bytes]]:
-    """A response that never ends."""
     return lambda: itertools.chain([head], itertools.repeat(piece))
 
 

@@ -13,7 +13,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 from warcio.archiveiterator import ArchiveIterator
@@ -69,7 +69,7 @@ BITS["Content-Language"] = BITS["Set-Cookie"] = BITS["Link"] = BITS["Content-Typ
 
 def spellings(kind: str, rng: random.Random) -> str:
     """A random header of tokens that its parser knows and of characters that no header should have."""
-    bits = BITS[kind] + (SIGNS if rng.random() < 0.5 else SIGNS[:3])
+    bits = BITS[kind] + ([*SIGNS, chr(rng.randrange(0x110000))] if rng.random() < 0.5 else SIGNS[:3])
     between = rng.choice(["", "", " "])
     words = between.join(rng.choice(bits) for _ in range(rng.randint(1, 8)))
     return {"Content-Type": rng.choice(["", "text/html;", "text/html; charset="])}.get(kind, "") + words
@@ -124,31 +124,12 @@ PARSERS: dict[str, Callable[[str], bool]] = {
 }
 
 
-def read_badly(kind: str, count: int, seed: int) -> list[str]:
-    """Headers out of `count` that were parsed to an invalid value; fails if the parser raises."""
-    rng = random.Random(f"{kind} {seed}")
-    found = []
-    for _ in range(count):
-        value = spellings(kind, rng)
-        try:
-            sound = PARSERS[kind](value)
-        except Exception as error:
-            raise AssertionError(f"{kind}: {value!r}") from error
-        if not sound:
-            found.append(value)
-    return found
-
-
 @pytest.mark.parametrize("count", [1500, pytest.param(35_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", PARSERS)
 def test_any_header_is_parsed_without_an_exception(kind: str, count: int) -> None:
-    assert read_badly(kind, count // (10 if kind == "robots.txt" else 1), count) == []
-
-
-@settings(max_examples=30)  # of 30 ms each, most of it to draw the text
-@given(st.text(max_size=300))
-def test_any_text_is_parsed_without_an_exception(value: str) -> None:
-    assert [kind for kind, take in PARSERS.items() if kind != "robots.txt" and not take(value)] == []
+    rng = random.Random(f"{kind} {count}")
+    for value in (spellings(kind, rng) for _ in range(count // (10 if kind == "robots.txt" else 1))):
+        assert PARSERS[kind](value), value
 
 
 @given(st.binary(max_size=300))
@@ -157,7 +138,6 @@ def test_any_body_is_sniffed_without_an_exception(body: bytes) -> None:
 
 
 def test_media_types_equal_those_of_the_standard_library() -> None:
-    """A well-formed header is read as the standard library reads it."""
     for value in (
         *("text/html", "TEXT/HTML; Charset=UTF-8", "text/html;charset=x-sjis", "application/xhtml+xml; q=1"),
         *('text/html; a="b;c"; charset="iso-8859-1"', "text/html ; charset=utf-8 ; x=y"),
@@ -245,21 +225,17 @@ def test_a_refresh_is_looked_for_in_linear_time(piece: bytes) -> None:
 
 
 def test_each_malformed_response_ends_with_a_reason() -> None:
-    """Over loopback: at least the 41 responses that were first tried by hand."""
-    assert len(ANSWERS) >= 41
-
     async def run(address: str, numbers: list[int], deadline: float) -> list[Fetched]:
         settings = make_settings(obey_robots=False, attempts=3, deadline=deadline, max_wait=0, max_host_failures=1000)
         async with Fetcher(settings, {"c*": address}) as fetcher:
             return await asyncio.gather(*(fetcher.fetch(f"http://c{n}.example/", "list") for n in numbers))
 
-    endless = [number for number, (_, reasons) in enumerate(ANSWERS.values()) if reasons == ("deadline",)]
-    others = [number for number in range(len(ANSWERS)) if number not in endless]
+    answers = list(ANSWERS.items())
+    endless = [number for number, (_, (_, reasons)) in enumerate(answers) if reasons == ("deadline",)]
+    others = [number for number in range(len(answers)) if number not in endless]
     with answering() as address:
-        found = dict(zip(others, asyncio.run(run(address, others, 60.0)), strict=True))
-        found |= zip(endless, asyncio.run(run(address, endless, 2.0)), strict=True)
-    pages = [found[number] for number in range(len(ANSWERS))]
-    for page, (name, (_, reasons)) in zip(pages, ANSWERS.items(), strict=True):
+        pages = asyncio.run(run(address, others, 60.0)) + asyncio.run(run(address, endless, 2.0))
+    for page, (name, (_, reasons)) in zip(pages, [answers[n] for n in others + endless], strict=True):
         assert page.reason in reasons, (name, page)
         assert page.body == (None if page.reason else b"hi"), name
         if reasons == ("protocol_error",):
@@ -274,7 +250,6 @@ ENDS = st.sampled_from(["\r\n", "\r\n\r\nZZZ", "\r\nContent-Encoding: gzip", "\r
 def test_no_header_value_changes_a_body_in_the_archive(
     tmp_path_factory: pytest.TempPathFactory, changes: list[dict[str, str]], name: str
 ) -> None:
-    """With any value in any field, body and digest are read back unchanged."""
     folder = tmp_path_factory.mktemp("warc")
     pages = [make_page(**change) for change in changes]
     pages = [dataclasses.replace(page, final_url=f"http://a.example/{page.final_url}") for page in pages]
@@ -315,8 +290,6 @@ def test_an_injected_record_head_costs_one_page_only(tmp_path: Path) -> None:
     step = Step(folder, "download", version=1, parameters={}, inputs={}, folder="pages")
     with step.folder.writing("part-00000.warc.gz") as draft:
         draft.write_bytes(encode_record(good[0]) + injected(body, 1) + encode_record(good[1]))
-    found = list(read_pages(step.folder, "part-00000.warc.gz"))
-    assert [bool(page.fault) for page in found] == [False, True, False] and found[1].body == b""
     pages = step.commit(Outcome(outputs=(step.folder.record("part-00000.warc.gz"),)))
     with Inline(1) as runner:
         documents = extract(folder, pages, ExtractSettings(prefilter=False), runner)
@@ -334,15 +307,11 @@ def allows(rules: RobotsRules, path: str) -> bool:
     return asyncio.run(rules.allows(f"http://a.example/{path}", AGENT))
 
 
-def test_rules_are_obeyed() -> None:
-    rules = RobotsRules("User-agent: *\nDisallow: /private\nAllow: /private/open\nCrawl-delay: 2.5\n")
-    assert [allows(rules, path) for path in ("x", "private", "private/open/x")] == [True, False, True]
-    assert rules.delay(AGENT) == 2.5 and RobotsRules("").delay(AGENT) == 0.0
-
-
 def test_many_rules_take_bounded_time_for_any_url() -> None:
-    rules = RobotsRules(WILD)
+    rules = RobotsRules(f"{WILD}Disallow: /private\nAllow: /private/open\nCrawl-delay: 2.5\n")
     assert allows(rules, "a" * 100) and not allows(rules, "a/b77")
+    assert allows(rules, "private/open/x") and not allows(rules, "private")
+    assert (rules.delay(AGENT), RobotsRules("").delay(AGENT)) == (2.5, 0.0)
     began = time.process_time()
     assert not allows(rules, "a" * 8000)  # 0.4 s of CPU time to compare; what cannot be compared is forbidden
     assert time.process_time() - began < 0.1
@@ -362,7 +331,6 @@ def test_the_product_of_agents_and_rules_is_bounded() -> None:
 
 
 def test_long_lists_of_bots_are_read() -> None:
-    """As sites have them: thousands of agents that are all shut out, in one group or in one each."""
     names = [f"bot-{number}" for number in range(3_000)]
     one = "".join(f"User-agent: {name}\n" for name in names) + "Disallow: /\n\nUser-agent: *\nDisallow: /x\n"
     each = "".join(f"User-agent: {name}\nDisallow: /\n\n" for name in names) + "User-agent: *\nDisallow: /x\n"
