@@ -32,7 +32,6 @@ def plain_ranking(text: str) -> list[Guess]:
 
 
 def plain_certainty(text: str, settings: LanguageSettings) -> tuple[str | None, float]:
-    """`certainty` of `plain_ranking`."""
     guesses = plain_ranking(text)
     if guesses[0].language is None:
         return None, 0.0

@@ -316,7 +316,7 @@ def test_any_change_gives_the_bytes_of_a_run_from_scratch(tmp_path: Path, cleane
 
 
 @pytest.mark.slow
-def test_rows_of_other_settings_or_tokenizers_are_not_taken(
+def test_rows_of_other_settings_are_not_taken(
     tmp_path: Path, cleaned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [("a", TEXTS[0]), ("b", TEXTS[6])]

@@ -69,7 +69,7 @@ def test_identity_depends_on_the_content_and_not_on_the_path(tmp_path: Path) -> 
         ("empty", "no file in .*empty ends in .txt, .parquet; check the folder given with --urls"),
     ],
 )
-def test_a_missing_file_is_reported_with_the_option(
+def test_a_missing_file_is_one_line(
     tmp_path: Path, pattern: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line; for a relative path it names the working folder too."""
@@ -112,9 +112,7 @@ def test_each_compression_is_decompressed(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESSORS if suffix])
 @pytest.mark.parametrize("missing", [9, 100_000, None])
-def test_a_truncated_or_false_archive_is_read_to_its_end_and_then_refused(
-    tmp_path: Path, suffix: str, missing: int | None
-) -> None:
+def test_a_truncated_or_false_archive_is_refused_at_its_end(tmp_path: Path, suffix: str, missing: int | None) -> None:
     data = random.Random(1).randbytes(1_200_000)
     path = tmp_path / f"cut{suffix}"
     path.write_bytes(COMPRESSORS[suffix](data)[:-missing] if missing else b"plain text, and no archive at all\n")
@@ -128,8 +126,6 @@ def test_a_truncated_or_false_archive_is_read_to_its_end_and_then_refused(
 
 
 class Trickle(io.BytesIO):
-    """Stream that returns three bytes at a time."""
-
     def read1(self, size: int | None = -1) -> bytes:
         return super().read1(3)
 
@@ -152,8 +148,6 @@ def test_lines_equal_those_of_split(
 
 
 class Failing(io.RawIOBase):
-    """Stream that ends in an error."""
-
     def __init__(self, error: Exception) -> None:
         self.error, self.data = error, [b"one\n"]
 

@@ -248,7 +248,6 @@ def test_drafts_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pyt
 
 
 def run_code(code: str, **variables: str) -> str:
-    """Run code in a new process; its error, as text."""
     program = f"""
 from gpt2train.store.folder import Folder
 from gpt2train.errors import UserError
@@ -300,7 +299,7 @@ def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
         ("gs://ünïcode/x", "'ünïcode' cannot be the name"),
     ],
 )
-def test_a_malformed_bucket_is_refused_in_one_line(
+def test_a_malformed_bucket_is_one_line(
     url: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,6 @@
 """The step contract: fingerprints, manifests, skipping, resuming batch by batch, outputs that vanish, shards."""
 
+import itertools
 import json
 import os
 import random
@@ -92,39 +93,31 @@ class Cut(BaseException):
 
 
 @pytest.mark.parametrize("act", ["write_bytes", "remove"])
-def test_files_of_the_old_manifest_stay_until_the_new_one_is_written(
+def test_old_files_stay_until_the_new_manifest_is_written(
     tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted at each write and removal of a second commit: one of the manifests is there with all its files."""
-    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
-    count = 0
+    root, calls, real = Folder(tmp_path / "out"), tmp_path / "calls", getattr(Folder, act)
 
-    def commit(cut_at: int | None) -> None:
-        """Commit three files, then two others under the same fingerprint, as a retry does."""
-        nonlocal count
-        step = make_step(root)
-        (step.folder).remove(*step.folder.files())
+    def commit(cut_at: int) -> int:
+        """Commit three files, then two others under the same fingerprint, as a retry does; the number of instants."""
+        step, instants = make_step(root), itertools.count()
+        step.folder.remove(*step.folder.files())
         step.commit(Outcome.total(double(step.folder, f"old-{n}", n, str(calls)) for n in range(3)))
         new = Outcome.total(double(step.folder, f"new-{n}", n, str(calls)) for n in range(2))
-        real, count = getattr(Folder, act), 0
 
         def counted(self: Folder, *args: object) -> object:
-            nonlocal count
-            count += 1
-            if count - 1 == cut_at:
+            if next(instants) == cut_at:
                 raise Cut
-            if act == "remove":  # one name at a time, as the disk does
-                for name in args:
-                    real(self, name)
-                return None
-            return real(self, *args)
+            # One name at a time, as the disk does.
+            return [real(self, name) for name in args] if act == "remove" else real(self, *args)
 
         with monkeypatch.context() as patch:
             patch.setattr(Folder, act, counted)
             step.commit(new)
+        return next(instants)
 
-    commit(None)
-    instants = count
+    instants = commit(-1)
     assert instants >= 2
     for instant in range(instants):
         with pytest.raises(Cut):
@@ -212,14 +205,12 @@ def test_timings_include_the_cpu_time_of_workers(tmp_path: Path) -> None:
 
 
 def remove_first(folder: Folder, name: str, item: str) -> Outcome:
-    """A batch whose input is removed before it is read."""
     shutil.rmtree(item)
     Path(item, "part-00000.parquet").read_bytes()
     return Outcome()
 
 
 def remove_while_writing(folder: Folder, name: str, item: str) -> Outcome:
-    """A batch whose output is removed while it writes."""
     with folder.writing("part-00000.parquet") as draft:
         draft.write_bytes(b"x")
         shutil.rmtree(item)

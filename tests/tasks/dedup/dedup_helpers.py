@@ -31,6 +31,5 @@ def audit(root: Folder, manifest: Manifest, kind: str) -> list[dict[str, Any]]:
 
 
 def jaccard(one: Iterable[int], other: Iterable[int]) -> float:
-    """Jaccard similarity of two sets; 0 if both are empty."""
     left, right = set(one), set(other)
     return len(left & right) / len(left | right) if left | right else 0.0

@@ -132,7 +132,7 @@ def planted_recall(texts: Sequence[str], join: str, edits: int, folder: Path) ->
     ("edits", "least"),
     [(5, 0.97), (9, 0.7)],  # the most edits leave a Jaccard similarity of about 0.84, and of 0.74, below the threshold
 )
-def test_planted_chinese_duplicates_have_the_recall_of_english_ones(
+def test_chinese_duplicates_have_the_recall_of_english_ones(
     real_data: Path, tmp_path: Path, edits: int, least: float
 ) -> None:
     corpus = real_data / "eval/zh/corpus"

@@ -23,14 +23,17 @@ from tasks.dedup.step import DedupSettings, dedup
 from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
 from tests.tasks.dedup.dedup_helpers import audit, jaccard, run, words
 
+Rows = list[dict[str, Any]]
+Done = tuple[Folder, Manifest]
+
 
 @pytest.fixture(scope="module")
-def planted(real_data: Path) -> list[dict[str, Any]]:
+def planted(real_data: Path) -> Rows:
     return [row(d["text"], d["url"], d["id"]) for d in read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz")]
 
 
 @pytest.fixture(scope="module")
-def planted_run(planted: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, Manifest]:
+def planted_run(planted: Rows, tmp_path_factory: pytest.TempPathFactory) -> Done:
     root = Folder(tmp_path_factory.mktemp("planted"))
     with Inline(workers=1) as runner:
         return root, dedup(root, documents_of(root, planted, 700), DedupSettings(), runner)
@@ -39,7 +42,7 @@ def planted_run(planted: list[dict[str, Any]], tmp_path_factory: pytest.TempPath
 RAW = DedupSettings(shingle="characters", normalise=False)
 
 
-def check_pairs(documents: list[dict[str, Any]], truth: Path, done: tuple[Folder, Manifest]) -> int:
+def check_pairs(documents: Rows, truth: Path, done: Done) -> int:
     """Precision 1.0 at the threshold, recall of pairs within a point of what the S-curve promises. The count."""
     root, manifest = done
     settings = DedupSettings(**manifest.parameters)
@@ -63,9 +66,7 @@ def check_pairs(documents: list[dict[str, Any]], truth: Path, done: tuple[Folder
 
 
 @pytest.mark.slow
-def test_planted_duplicates_are_found_by_words(
-    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], real_data: Path
-) -> None:
+def test_planted_duplicates_are_found_by_words(planted: Rows, planted_run: Done, real_data: Path) -> None:
     truth = real_data / "neardup/planted_dev/allpairs_w5_ge0.3.tsv.gz"
     assert check_pairs(planted, truth, planted_run) > 300
 
@@ -77,7 +78,7 @@ def test_planted_duplicates_are_found_by_words(
     ids=["words", "characters", "megatron"],
 )
 def test_candidate_rates_follow_the_s_curve(
-    planted: list[dict[str, Any]], real_data: Path, settings: DedupSettings, truth: str
+    planted: Rows, real_data: Path, settings: DedupSettings, truth: str
 ) -> None:
     """Over six seeds, the share of pairs with a common band follows the curve at any similarity."""
     settings = with_bands(settings)
@@ -109,9 +110,7 @@ def test_natural_pairs_are_found(real_data: Path, tmp_path: Path, kind: str, set
 
 
 @pytest.mark.slow
-def test_every_dropped_document_is_verified_against_a_kept_one(
-    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest]
-) -> None:
+def test_every_dropped_document_has_a_kept_one(planted: Rows, planted_run: Done) -> None:
     root, manifest = planted_run
     texts = {document["id"]: document["text"] for document in planted}
     kept = {document["id"] for document in rows_of(root, manifest)}
@@ -134,9 +133,7 @@ def test_every_dropped_document_is_verified_against_a_kept_one(
     assert manifest.outcome.seen == 3000 == manifest.outcome.kept + sum(manifest.outcome.reasons.values())
 
 
-def test_the_largest_clusters_are_listed_with_their_texts(
-    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest]
-) -> None:
+def test_the_largest_clusters_are_listed_with_their_texts(planted: Rows, planted_run: Done) -> None:
     root, manifest = planted_run
     texts = {document["id"]: document["text"] for document in planted}
     sizes: dict[str, int] = defaultdict(int)
@@ -153,7 +150,7 @@ def test_the_largest_clusters_are_listed_with_their_texts(
 
 @pytest.mark.slow
 def test_other_shards_and_another_order_keep_the_same_documents(
-    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], tmp_path: Path
+    planted: Rows, planted_run: Done, tmp_path: Path
 ) -> None:
     shuffled = planted.copy()
     random.Random(0).shuffle(shuffled)
@@ -176,7 +173,7 @@ def test_known_pairs_of_articles_are_found(open_data: Path, tmp_path: Path) -> N
     assert sorted(map(sorted, clusters.values())) == sorted(map(sorted, pairs))
 
 
-def test_only_files_of_the_manifest_are_left(planted_run: tuple[Folder, Manifest]) -> None:
+def test_only_files_of_the_manifest_are_left(planted_run: Done) -> None:
     root, manifest = planted_run
     named = {record.name for record in manifest.outcome.files}
     assert set((root / "dedup").files()) == named | {"_manifest.json"}
@@ -185,7 +182,7 @@ def test_only_files_of_the_manifest_are_left(planted_run: tuple[Folder, Manifest
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("policy", ["greedy", "connected"])
 def test_small_groups_ranges_and_pieces_give_the_same_result(
-    planted: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
+    planted: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
 ) -> None:
     """As with a hundred million documents: many groups, ranges of hashes, sets in pieces."""
     settings = DedupSettings(policy=policy)
@@ -226,7 +223,7 @@ def text(start: int, count: int = 100) -> str:
     return words((start, start + count))
 
 
-def run_with(folder: Path, rows: list[dict[str, Any]], per_shard: int = 3, **settings: Any) -> tuple[Folder, Manifest]:
+def run_with(folder: Path, rows: Rows, per_shard: int = 3, **settings: Any) -> Done:
     return run(folder, rows, DedupSettings(**settings), per_shard)
 
 
