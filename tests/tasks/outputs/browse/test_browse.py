@@ -45,8 +45,6 @@ SCRIPT = "<script>document.title='bad'</script><img src=x onerror=\"document.tit
 
 
 class Client:
-    """Client of a server."""
-
     def __init__(self, server: LocalPageServer) -> None:
         parts = urlsplit(server.url)
         self.port, self.path = parts.port, parts.path

@@ -77,7 +77,6 @@ class Killed:
         shutil.copytree(self.kept, self.out)
 
     def state(self) -> dict[str, str]:
-        """Hash of each file, and the folders."""
         folders = (path.relative_to(self.out).as_posix() for path in self.out.rglob("*") if path.is_dir())
         return {name: one for name, one in hashes(self.out).items() if name != ".lock"} | dict.fromkeys(folders, "")
 
@@ -175,7 +174,7 @@ def test_a_flow_after_a_kill_takes_no_page_back(killed: Killed, settings: dict[s
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
-def test_a_removal_in_an_object_store_killed_in_the_middle_is_completed(
+def test_a_removal_in_an_object_store_that_is_killed_is_completed(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3fs = pytest.importorskip("s3fs")

@@ -47,7 +47,7 @@ ROWS = [row(f"Chapter {n}: {'a fox and a wolf ' * (n % 5 + 1)}.", f"http://a.tes
     st.none() | st.integers(0, 3),
     st.sets(st.integers(0, 11)),
 )
-def test_samples_of_documents_are_those_of_their_tokens(
+def test_samples_of_documents_hold_their_tokens(
     lengths: list[int], context: int, seed: int | None, chosen: set[int]
 ) -> None:
     bounds = np.concatenate(([0], np.cumsum(lengths)))
@@ -81,7 +81,6 @@ def write_tokens(root: Folder, rows: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def run(out: Path, tmp_path: Path) -> Path:
-    """A copy of the run to change."""
     return Path(shutil.copytree(out / "runs/tiny-0123abcd", tmp_path / "runs/tiny-0123abcd"))
 
 
@@ -256,7 +255,6 @@ def test_steps_on_tokens_that_were_made_again_are_not_known(out: Path, tmp_path:
 
 
 def write_recorded(out: Path, folder: Path, outputs: list[Path]) -> Path:
-    """Write a run on the tokens of several outputs, with the record of its data."""
     [run] = find_runs(Folder(out), None)
     prefixes = [f"{output}/tokens/train/tokens" for output in outputs]
     config = read_run_config(run / CONFIG_FILE)
@@ -270,7 +268,7 @@ def write_recorded(out: Path, folder: Path, outputs: list[Path]) -> Path:
     return run
 
 
-def test_a_run_outside_of_the_output_is_said_not_to_be_searched(
+def test_a_run_elsewhere_is_said_not_to_be_searched(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inside = out / "runs" / "tiny-0123abcd"

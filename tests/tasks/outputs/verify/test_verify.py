@@ -50,7 +50,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def out(corpus: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
     return Path(shutil.copytree(corpus, tmp_path / "out"))
 
 
@@ -168,7 +167,7 @@ def test_a_flipped_byte_in_any_file_is_found(corpus: Path, tmp_path: Path, capsy
         ("tokens", lambda m: m["outcome"]["outputs"][0].update(rows=9), "do not give"),
     ],
 )
-def test_an_edited_manifest_is_found(
+def test_an_edit_is_found(
     out: Path, folder: str, change: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit(out, folder, change)
@@ -227,7 +226,7 @@ def test_another_package_version_is_a_difference_unless_accepted(
     assert accepted["problems"] == [] and accepted["redone"] == "1 of 1 batches"
 
 
-def test_a_corpus_without_recorded_packages_is_verified_and_said_to_be_one(
+def test_a_corpus_without_recorded_packages_is_verified_and_named(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Manifest.model_validate_json((out / "tokenizer" / MANIFEST).read_text())
