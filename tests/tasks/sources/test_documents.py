@@ -373,9 +373,7 @@ class Away(io.RawIOBase):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_a_hub_that_goes_away_is_an_error_that_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+def test_a_hub_that_goes_away_is_asked_again_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     content = parquet(*map(str, range(20))) if name.endswith("parquet") else lines(*(["word " * 99] * 400))
     for module in (input_files, text_records):
         monkeypatch.setattr(module, "open_raw", lambda *_, **__: Away(content))

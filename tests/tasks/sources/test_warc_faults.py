@@ -117,9 +117,7 @@ def test_a_flipped_byte_costs_at_most_its_record(tmp_path_factory: pytest.TempPa
 
 @given(st.data())
 @settings(max_examples=20, deadline=None)
-def test_a_truncated_file_keeps_its_complete_pages(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_a_truncated_file_keeps_its_whole_pages(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("cut")
     packed = [members([response(n, numbered(n))]) for n in range(3)]
     first = len(packed[0])
@@ -133,9 +131,7 @@ def test_a_truncated_file_keeps_its_complete_pages(
 
 @pytest.mark.parametrize("name", ["one_stream.warc.gz", "frames.warc.zst", "stream.warc.zst", "stream.warc.xz"])
 @pytest.mark.parametrize("share", [0.5, 0.99])
-def test_a_truncated_archive_keeps_its_complete_pages_in_any_compression(
-    tmp_path: Path, name: str, share: float
-) -> None:
+def test_a_truncated_archive_of_any_compression_keeps_its_whole_pages(tmp_path: Path, name: str, share: float) -> None:
     noise = random.Random(1)
     pages = [BODY + noise.randbytes(900).hex().encode() for _ in range(300)]
     whole = COMPRESSORS[name]([INFO, *(response(number, page) for number, page in enumerate(pages))])

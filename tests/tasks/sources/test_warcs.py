@@ -51,9 +51,7 @@ def test_every_compression_is_read_and_indexed(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["one_stream.warc.gz", "stream.warc.zst"])
-def test_a_large_archive_in_one_stream_is_split_into_shards(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_stream_is_split_into_shards(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.sources.warcs.MAX_SHARD_FACTOR", 3)
     path = archive(tmp_path, COMPRESSORS[name]([response(n, numbered(n)) for n in range(7)]), name)
     manifest = index(tmp_path / "out", path, shard_rows=1)
