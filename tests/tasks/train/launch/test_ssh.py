@@ -199,17 +199,9 @@ def hosts(networks: list[str], tmp_path: Path) -> Iterator[TwoHosts]:
     hosts = "".join(f"Host gpu{n}\n HostName 10.99.0.{n}\n Port 2222\n" for n in (1, 2))
     (tmp_path / "ssh_config").write_text(f"{hosts}Host *\n{known}")
     alive = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=2"
-    launch = LaunchSettings.model_validate(
-        {
-            "launcher": "ssh",
-            "hosts": ("gpu1", "gpu2"),
-            "endpoint": "10.99.0.1:29500",
-            "processes": 2,
-            "restarts": 1,
-            "shutdown_timeout": 20,
-            "ssh": {"command": f"ssh -F {tmp_path}/ssh_config {alive} {{host}}", "peer_timeout": 10},
-        }
-    )
+    how = {"launcher": "ssh", "hosts": ("gpu1", "gpu2"), "endpoint": "10.99.0.1:29500", "processes": 2, "restarts": 1}
+    ssh = {"command": f"ssh -F {tmp_path}/ssh_config {alive} {{host}}", "peer_timeout": 10}
+    launch = build(LaunchSettings, how, {"shutdown_timeout": 20, "ssh": ssh})
     with contextlib.ExitStack() as stack:
         for name in networks:
             command = ["ip", "netns", "exec", name, SSHD, "-D", "-e", "-f", str(tmp_path / "sshd_config")]
