@@ -75,12 +75,10 @@ def extracted(root: Folder, *shards: list[dict[str, Any]], **parameters: Any) ->
 
 
 def rows_of(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
-    """All output rows of a step, in order."""
     return [found for record in manifest.outputs for found in read_rows(root / manifest.folder, record.name)]
 
 
 def rejected_of(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
-    """All rejected rows of a step, in order."""
     return [found for record in manifest.outcome.rejected for found in read_rows(root / manifest.folder, record.name)]
 
 
@@ -90,13 +88,11 @@ def content_of(root: Folder, manifest: Manifest) -> dict[str, str]:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a .jsonl or .jsonl.gz file."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         yield from map(json.loads, file)
 
 
 def texts_of(path: Path, count: int) -> list[str]:
-    """The first texts of a .jsonl file."""
     return [found["text"] for found in islice(read_jsonl(path), count)]
 
 

@@ -110,7 +110,6 @@ def stop_clocks() -> None:
 
 @contextlib.contextmanager
 def recording(path: Path) -> Iterator[None]:
-    """Record the target of every rename, in order."""
     targets: list[str] = []
     replace = Path.replace
 

@@ -45,7 +45,6 @@ def order_server(module: str, errors: Any = None, **environment: str) -> Iterato
 
 
 def answer_orders(serve: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-    """Fork for each order, a line of standard input, and answer with a line."""
     for line in sys.stdin:
         given = json.loads(line)
         read, write = os.pipe()

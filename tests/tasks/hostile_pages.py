@@ -22,8 +22,6 @@ KEPT = ""  # instead of a reason: the page is kept
 
 @dataclass(frozen=True)
 class Case:
-    """Response of a path, and the accepted reject reasons."""
-
     send: Callable[[Handler], object]
     reasons: tuple[str, ...]
 
@@ -42,7 +40,6 @@ def article(seed: int) -> str:
 
 
 def html(text: str, head: str = "") -> bytes:
-    """A page around a text."""
     return (
         f"<html><head><title>A page</title>{head}</head><body><article><p>{text}</p></article></body></html>".encode()
     )
@@ -161,7 +158,6 @@ def answers() -> dict[str, Case]:
 
 
 def pour(h: Handler, pieces: Iterator[bytes]) -> None:
-    """Send pieces until there are no more, or the client disconnects."""
     for piece in pieces:
         h.wfile.write(piece)
 

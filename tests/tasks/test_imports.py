@@ -22,7 +22,6 @@ def table(text: str) -> dict[str, set[str]]:
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Names of the modules of `tasks` that a file imports."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tasks":
             yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -45,12 +45,10 @@ class Matrix:
     writes: dict[str, list[str]] = field(default_factory=dict)
 
     def order(self, **more: Any) -> int:
-        """Run the recipe; the exit status, -9 if it was killed."""
         settings = {**self.settings, "output": str(self.output)}
         return int(self.send(settings=settings, **more)["status"])
 
     def clear(self) -> None:
-        """Remove the output."""
         shutil.rmtree(self.output, ignore_errors=True)
 
     def check(self, folder: str, number: int, instant: str) -> None:
@@ -93,7 +91,6 @@ def make_files(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def started(log: Path, seed: str = "0") -> Iterator[Callable[..., dict[str, Any]]]:
-    """Start the process that runs the recipe."""
     with log.open("w") as errors, order_server("tests.tasks.fault_injection", errors, PYTHONHASHSEED=seed) as send:
         yield send
 

@@ -81,7 +81,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def raw(h: Handler, data: bytes) -> None:
-    """Send these bytes and no more."""
     h.wfile.write(data)
     h.close_connection = True
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gpt2train.store.manifest import Folder, Manifest
 from tasks.boilerplate.step import BoilerplateSettings, boilerplate, candidates, hash_of, without_lines
-from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tests.tasks.corpus import Inline, extracted, rejected_of, rows_of
 
@@ -23,13 +22,11 @@ def page(url: str, text: str) -> dict[str, Any]:
     return {"id": url, "url": url, "text": text, "source": "list"}
 
 
-def run(
-    folder: Path, rows: list[dict[str, Any]], per_shard: int = 7, runner: Runner | None = None, **settings: Any
-) -> tuple[Folder, Manifest]:
+def run(folder: Path, rows: list[dict[str, Any]], per_shard: int = 7, **settings: Any) -> tuple[Folder, Manifest]:
     root = Folder(folder)
     documents = extracted(root, *(rows[start : start + per_shard] for start in range(0, len(rows), per_shard)))
-    with runner or Inline(workers=1) as used:
-        return root, boilerplate(root, documents, BoilerplateSettings(enabled=True, **settings), used)
+    with Inline(workers=1) as runner:
+        return root, boilerplate(root, documents, BoilerplateSettings(enabled=True, **settings), runner)
 
 
 def site(host: str, count: int, menus: int) -> list[dict[str, Any]]:
@@ -53,9 +50,8 @@ CORPUS = [
 def test_lines_of_many_pages_of_a_host_are_removed(tmp_path: Path) -> None:
     root, manifest = run(tmp_path, CORPUS)
     texts = {found["id"]: found["text"] for found in rows_of(root, manifest)}
-    assert texts["http://a.example/5"] == (
-        "Story number 5 of a.example\n\nIt is on one page only: 5.\n}"  # the bracket is on every page
-    )
+    # The bracket is on every page.
+    assert texts["http://a.example/5"] == "Story number 5 of a.example\n\nIt is on one page only: 5.\n}"
     assert texts["http://b.example/5"].startswith(f"{MENU}\n\nStory") and NOTICE not in texts["http://b.example/5"]
     unchanged = {found["id"]: found["text"] for found in CORPUS}
     for document, text in texts.items():
@@ -64,22 +60,20 @@ def test_lines_of_many_pages_of_a_host_are_removed(tmp_path: Path) -> None:
     [rejected] = rejected_of(root, manifest)
     assert (rejected["id"], rejected["reason"]) == ("http://a.example/0", "only_boilerplate")
     lines = list(read_rows(root / "boilerplate", "lines/part-00000.parquet"))
-    assert [tuple(line.values()) for line in lines] == [
-        ("a.example", NOTICE, 30, 30),
-        ("b.example", NOTICE, 30, 30),
-        ("a.example", MENU, 12, 12),
-    ]
+    expected = [("a.example", NOTICE, 30, 30), ("b.example", NOTICE, 30, 30), ("a.example", MENU, 12, 12)]
+    assert [tuple(line.values()) for line in lines] == expected
     facts = manifest.outcome.facts
     assert (facts["documents_changed"], facts["lines_removed"], facts["distinct_lines"]) == (60, 72, 3)
     before, after = (sum(map(len, some.values())) for some in (unchanged, texts))
     assert facts["characters_removed"] == before - after
 
 
-def test_the_bounds_are_inclusive(tmp_path: Path) -> None:
+def test_the_bounds_are_inclusive_and_an_empty_corpus_is_handled(tmp_path: Path) -> None:
     _, manifest = run(tmp_path / "share", CORPUS, min_share=12 / 30, min_documents=12)
     assert manifest.outcome.facts["distinct_lines"] == 3
     _, manifest = run(tmp_path / "more", CORPUS, min_share=0.41, min_documents=12)
     assert manifest.outcome.facts["distinct_lines"] == 2
+    assert run(tmp_path / "empty", [])[1].outcome.kept == 0
 
 
 def test_ranges_groups_and_shards_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +83,6 @@ def test_ranges_groups_and_shards_do_not_matter(tmp_path: Path, monkeypatch: pyt
     root, manifest = run(tmp_path / "many", CORPUS, per_shard=4)
     assert rows_of(root, manifest) == expected
     assert {name.partition("/")[0] for name in (root / "boilerplate").files() if "/" in name} == {"lines", "rejected"}
-
-
-def test_an_empty_corpus_is_handled(tmp_path: Path) -> None:
-    assert run(tmp_path, [])[1].outcome.kept == 0
 
 
 @given(st.lists(st.text(st.sampled_from("ab \n\t\u3000}\r语"), max_size=12), max_size=5))

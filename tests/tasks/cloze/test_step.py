@@ -72,16 +72,13 @@ def test_passages_have_lambadas_format_and_come_from_the_test_split(tmp_path: Pa
 def test_the_choice_does_not_depend_on_the_layout_or_the_workers(tmp_path: Path, runner: Runner) -> None:
     documents = [(story(name, 30), "test") for name in ("Anna", "Bert", "Carl", "Dora")]
     settings = ClozeSettings(max_passages=9)
-    one = Folder(tmp_path / "one")
+    one, two = Folder(tmp_path / "one"), Folder(tmp_path / "two")
     first = drawn(one, cloze(one, cleaned(one, documents), settings, runner))
-    two = Folder(tmp_path / "two")
     with Runner(workers=1) as single:
         second = cloze(two, cleaned(two, documents[:1], documents[1:3], documents[3:]), settings, single)
     assert first == drawn(two, second)
-    three = Folder(tmp_path / "three")
-    other = drawn(three, cloze(three, cleaned(three, documents), ClozeSettings(max_passages=9, seed=1), runner))
-    assert len(first) == len(other) == 9
-    assert first != other
+    other = drawn(one, cloze(one, cleaned(one, documents), ClozeSettings(max_passages=9, seed=1), runner))
+    assert len(first) == len(other) == 9 and first != other
 
 
 def test_limits_duplicates_and_common_phrases_are_respected(tmp_path: Path, runner: Runner) -> None:
@@ -115,15 +112,15 @@ def test_decontamination_removes_the_drawn_passages(tmp_path: Path, runner: Runn
     assert "Bert" in train["text"] and "Carl" in train["text"]
 
 
+COMMON = [(story("Anna", 2), "test"), *((f"{story('Anna', 2)} {n}", "train") for n in range(5))]
+
+
 @pytest.mark.parametrize(
     ("documents", "reason"),
     [
         ([("Some text.", "train")], "no cloze passage in the 0 test documents"),
         ([("x = f(y)\n" * 50, "test")], "no cloze passage in the 1 test documents"),
-        (
-            [(story("Anna", 2), "test"), *[(story("Anna", 2) + f" {n}", "train") for n in range(5)]],
-            "each of the 1 cloze passages of the test documents is a common phrase",
-        ),
+        (COMMON, "each of the 1 cloze passages of the test documents is a common phrase"),
     ],
 )
 def test_a_corpus_without_passages_gives_no_set_and_a_reason(
@@ -149,10 +146,6 @@ def test_the_set_of_an_earlier_corpus_is_removed(tmp_path: Path, runner: Runner)
     assert "cloze.jsonl" not in (root / "evalset").files()
 
 
-def prose(text: str) -> list[list[str]]:
-    return [[text[start:end] for start, end in run] for run in prose_runs(text)]
-
-
 def test_code_signatures_and_tables_end_a_paragraph_of_prose() -> None:
     text = """Usage
 =====
@@ -165,13 +158,11 @@ This begins after the heading. So does the next.
 >>> open(1)
 | cell | The cell holds prose. |
 - A bullet begins here. And "it" ends (here)."""
-    assert prose(text) == [
+    assert [[text[start:end] for start, end in run] for run in prose_runs(text)] == [
         ["The first call opens the file.", "It is slow, e.g. on a network.", "See Dr. Who."],
-        ["Raise OSError upon failure."],
-        ["Each ``name`` is looked up once."],
+        *(["Raise OSError upon failure."], ["Each ``name`` is looked up once."]),
         ["This begins after the heading.", "So does the next."],
-        ["The cell holds prose."],
-        ["A bullet begins here.", 'And "it" ends (here).'],
+        *(["The cell holds prose."], ["A bullet begins here.", 'And "it" ends (here).']),
     ]
 
 
@@ -219,18 +210,15 @@ def test_the_last_word_occurs_before(word: str) -> None:
     assert (last_unit(passage.text) is None) == spaced
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_prose_gives_no_passage() -> None:
+    for text in (
         "曹操见玄德。孙权见吕布。关公问周瑜。",  # no word of the end occurs before
         "第一回玄德见曹操\n第二回玄德见曹操\n第三回玄德见曹操",  # headings
         "曹操说：“你看，这是玄德，我们都认识这一位玄德。",  # an open quote
         "使用 import Python 语言，运行 a = b 得到结果，再运行 a = b 得到结果。",  # code
         "玄德 likes New York and Boston 玄德，去了 New York 玄德。",  # words that a passage without spaces would join
-    ],
-)
-def test_what_is_no_prose_gives_no_passage(text: str) -> None:
-    assert list(passages(text, 5, 110)) == []
+    ):
+        assert list(passages(text, 5, 110)) == [], text
 
 
 @given(st.text(st.sampled_from("曹操。“”ก่ \nA") | st.characters(), max_size=200), st.integers(5, 20))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -121,18 +121,13 @@ def check_refused(reason: str, *place: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
-def test_a_link_to_an_own_file_is_not_followed(tmp_path: Path, link: str) -> None:
+@pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to, lambda file, _: os.mkfifo(file)])
+def test_a_link_is_not_followed_and_a_pipe_blocks_nobody(tmp_path: Path, make: Callable[[Path, Path], None]) -> None:
     (tmp_path / "precious").write_text("mine")
-    getattr(tmp_path / "cores.0", link)(tmp_path / "precious")
-    check_refused(gpu_queue.FOLDER_VARIABLE if link == "symlink_to" else "not a regular file", tmp_path)
+    make(tmp_path / "cores.0", tmp_path / "precious")
+    check_refused(gpu_queue.FOLDER_VARIABLE if make is Path.symlink_to else "not a regular file", tmp_path)
     assert (tmp_path / "precious").read_text() == "mine"
     assert gpu_queue._holders(tmp_path, "cores", 1) == []
-
-
-def test_a_pipe_in_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "cores.0")
-    check_refused("not a regular file", tmp_path)
 
 
 def test_a_symbolic_link_instead_of_the_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,18 +20,15 @@ from tasks.core.worker_pool import WorkerLostError, WorkerPool, early_pool, expl
 
 
 def note(folder: Folder, name: str, item: int) -> Outcome:
-    """A batch that writes where it ran."""
     folder.write_bytes(f"{name}.pid", str(os.getpid()).encode())
     return Outcome(seen=item, facts={"own": int(os.getpid() == _parent(folder))})
 
 
 def feed(folder: Folder, name: str, item: int) -> Outcome:
-    """A batch that hands its piece to the pool of its process."""
     return Outcome(facts={"elsewhere": int(local_pool().call(os.getpid) != os.getpid())}, seen=item)
 
 
 def fail_at(folder: Folder, name: str, item: int, calls: str, bad: int) -> Outcome:
-    """A batch that fails at one item."""
     with Path(calls).open("a") as file:
         file.write(f"{item} ")
     if item == bad:
@@ -40,7 +37,6 @@ def fail_at(folder: Folder, name: str, item: int, calls: str, bad: int) -> Outco
 
 
 def fill_up(folder: Folder, name: str, item: int) -> Outcome:
-    """A batch for whose last byte there is no space."""
     with Path("/dev/full").open("wb") as file:
         file.write(b"x")
     return Outcome(seen=item)
@@ -57,8 +53,6 @@ def step_in(folder: Path) -> Step:
 
 
 class Counting(Runner):
-    """A runner that records the groups and the progress."""
-
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self.pieces: list[str] = []
@@ -137,7 +131,6 @@ def test_a_daemonic_worker_is_refused_with_the_setting() -> None:
 
 
 def is_imported(module: str) -> bool:
-    """Return True if the process of a worker has imported a module."""
     return module in sys.modules
 
 

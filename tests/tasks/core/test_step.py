@@ -1,5 +1,6 @@
 """The step contract: fingerprints, manifests, skipping, resuming batch by batch, outputs that vanish, shards."""
 
+import itertools
 import json
 import os
 import random
@@ -78,10 +79,12 @@ def test_a_second_run_is_cached_and_a_changed_parameter_runs_again(tmp_path: Pat
     assert first.outcome.facts == {"sum": 6}
     assert run(root, calls, [1, 2, 3], k=1) == first
     assert sorted(calls.read_text().split()) == ["1", "2", "3"]
+    (root / "double").write_bytes("README.md", b"written by hand, after the step")
+    assert run(root, calls, [1, 2, 3], k=1) == first and (root / "double").size("README.md")
     second = run(root, calls, [1, 2], k=2)
     assert second.fingerprint != first.fingerprint
     assert len(calls.read_text().split()) == 5
-    # No manifest names the third part of the first run any more, so it is removed.
+    # A commit removes what no manifest names any more: the third part of the first run, and files of others.
     assert (root / "double").files() == ["_manifest.json", "part-00000.parquet", "part-00001.parquet"]
 
 
@@ -90,39 +93,31 @@ class Cut(BaseException):
 
 
 @pytest.mark.parametrize("act", ["write_bytes", "remove"])
-def test_files_of_the_old_manifest_stay_until_the_new_one_is_written(
+def test_old_files_stay_until_the_new_manifest_is_written(
     tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted at each write and removal of a second commit: one of the manifests is there with all its files."""
-    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
-    count = 0
+    root, calls, real = Folder(tmp_path / "out"), tmp_path / "calls", getattr(Folder, act)
 
-    def commit(cut_at: int | None) -> None:
-        """Commit three files, then two others under the same fingerprint, as a retry does."""
-        nonlocal count
-        step = make_step(root)
-        (step.folder).remove(*step.folder.files())
+    def commit(cut_at: int) -> int:
+        """Commit three files, then two others under the same fingerprint, as a retry does; the number of instants."""
+        step, instants = make_step(root), itertools.count()
+        step.folder.remove(*step.folder.files())
         step.commit(Outcome.total(double(step.folder, f"old-{n}", n, str(calls)) for n in range(3)))
         new = Outcome.total(double(step.folder, f"new-{n}", n, str(calls)) for n in range(2))
-        real, count = getattr(Folder, act), 0
 
         def counted(self: Folder, *args: object) -> object:
-            nonlocal count
-            count += 1
-            if count - 1 == cut_at:
+            if next(instants) == cut_at:
                 raise Cut
-            if act == "remove":  # one name at a time, as the disk does
-                for name in args:
-                    real(self, name)
-                return None
-            return real(self, *args)
+            # One name at a time, as the disk does.
+            return [real(self, name) for name in args] if act == "remove" else real(self, *args)
 
         with monkeypatch.context() as patch:
             patch.setattr(Folder, act, counted)
             step.commit(new)
+        return next(instants)
 
-    commit(None)
-    instants = count
+    instants = commit(-1)
     assert instants >= 2
     for instant in range(instants):
         with pytest.raises(Cut):
@@ -134,14 +129,6 @@ def test_files_of_the_old_manifest_stay_until_the_new_one_is_written(
         assert names in ([f"old-{n}.parquet" for n in range(3)], [f"new-{n}.parquet" for n in range(2)])
         if (act, instant) != ("write_bytes", 0):  # the commit had begun: the next run sweeps what it left
             assert set((root / "double").files()) == {"_manifest.json", *names}, instant
-
-
-def test_only_a_commit_removes_foreign_files(tmp_path: Path) -> None:
-    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
-    run(root, calls, [1])
-    (root / "double").write_bytes("README.md", b"written by hand, after the step")
-    run(root, calls, [1])
-    assert (root / "double").size("README.md")
 
 
 def test_committed_batches_are_not_run_again(tmp_path: Path) -> None:
@@ -167,8 +154,8 @@ def test_a_damaged_output_is_written_again(tmp_path: Path, damage: str) -> None:
 
 
 def test_verify_finds_a_flipped_bit(tmp_path: Path) -> None:
-    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
-    run(root, calls, [1])
+    root = Folder(tmp_path / "out")
+    run(root, tmp_path / "calls", [1])
     data = bytearray((root / "double").read_bytes("part-00000.parquet"))
     data[len(data) // 2] ^= 1
     (root / "double").write_bytes("part-00000.parquet", bytes(data))
@@ -218,14 +205,12 @@ def test_timings_include_the_cpu_time_of_workers(tmp_path: Path) -> None:
 
 
 def remove_first(folder: Folder, name: str, item: str) -> Outcome:
-    """A batch whose input is removed before it is read."""
     shutil.rmtree(item)
     Path(item, "part-00000.parquet").read_bytes()
     return Outcome()
 
 
 def remove_while_writing(folder: Folder, name: str, item: str) -> Outcome:
-    """A batch whose output is removed while it writes."""
     with folder.writing("part-00000.parquet") as draft:
         draft.write_bytes(b"x")
         shutil.rmtree(item)
@@ -240,27 +225,19 @@ def test_a_batch_names_the_folder_that_was_removed(tmp_path: Path, work: object,
         runner.batches(step, "part", [str(tmp_path / "out" / gone)], work, where="thread")  # type: ignore[arg-type]
 
 
-def test_the_whole_output_is_named_where_all_of_it_is_gone(tmp_path: Path) -> None:
+def test_the_folder_that_was_removed_is_named_and_files_of_others_keep_their_errors(tmp_path: Path) -> None:
     root = Folder(tmp_path / "out")
     with pytest.raises(UserError, match=r"/out was removed during the run"), translate_lost_files(root):
         Path(root.path("clean/part-00000.parquet")).read_bytes()
-
-
-def test_a_file_that_pyarrow_misses_is_found_in_its_text(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out" / "clean")
-    write_table(folder, "part-00000.parquet", pa.table({"id": ["a"]}))
-    shutil.rmtree(folder.path())
-    with pytest.raises(UserError, match=r"/out/clean was removed"), translate_lost_files(Folder(tmp_path / "out")):
-        read_table(folder, "part-00000.parquet")
-    named = FileNotFoundError(2, f"Failed to open local file '{tmp_path}/out/clean/part-00000.parquet'")
-    assert "out/clean was removed" in str(lost_files_error(Folder(tmp_path / "out"), named))
-
-
-def test_files_of_others_keep_their_errors(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    with pytest.raises(FileNotFoundError), translate_lost_files(Folder(tmp_path / "out")):
+    write_table(root / "clean", "part-00000.parquet", pa.table({"id": ["a"]}))
+    shutil.rmtree((root / "clean").path())
+    with pytest.raises(UserError, match=r"/out/clean was removed"), translate_lost_files(root):
+        read_table(root / "clean", "part-00000.parquet")
+    named = FileNotFoundError(2, f"Failed to open local file '{tmp_path}/out/clean/part-00000.parquet'")  # by pyarrow
+    assert "out/clean was removed" in str(lost_files_error(root, named))
+    with pytest.raises(FileNotFoundError), translate_lost_files(root):
         (tmp_path / "outside.txt").read_bytes()
-    with pytest.raises(IsADirectoryError), translate_lost_files(Folder(tmp_path / "out")):
+    with pytest.raises(IsADirectoryError), translate_lost_files(root):
         (tmp_path / "out").read_bytes()
 
 

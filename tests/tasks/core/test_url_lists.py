@@ -108,7 +108,7 @@ WET = b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\n"
     ],
     ids=["archives", "paths", "texts and a page", "JSON and a page", "JSON and Parquet", "a program"],
 )
-def test_a_file_that_is_no_list_is_refused_with_the_right_option(
+def test_a_file_that_is_no_list_is_refused_with_its_option(
     tmp_path: Path, option: str, files: dict[str, bytes]
 ) -> None:
     (tmp_path / "list.txt").write_bytes(LINES)
@@ -146,11 +146,9 @@ def test_any_bytes_are_read_as_lines(tmp_path_factory: pytest.TempPathFactory, d
 
 
 HOSTS_PARTS = (
-    ("http://", "HTTPS://", "s3://"),
-    ("", "u@", "u:p@", "a@b@"),
+    *(("http://", "HTTPS://", "s3://"), ("", "u@", "u:p@", "a@b@")),
     ("a.example", "A.Example", "[2001:db8::1]", "127.0.0.1", "bücher.example"),
-    ("", ":80", ":"),
-    ("", "/", "/a@b/://c", "?q=://b@c", "#@d"),
+    *(("", ":80", ":"), ("", "/", "/a@b/://c", "?q=://b@c", "#@d")),
 )
 
 

@@ -24,11 +24,11 @@ from tests.tasks.corpus import Inline, extracted
 ROOT = Path(__file__).parents[3]
 
 # The modules that compute a step's outputs, by the step's name. Other modules in tasks/ only run or store steps.
+OF_A_FOLDER = ("discover", "commoncrawl", "boilerplate", "dedup", "substrings", "shuffle", "ready_tokens", "report")
 MODULES = {
+    **{step: [f"tasks/{step}/*.py"] for step in OF_A_FOLDER},
     "blacklist": ["tasks/blacklist/*.py", "tasks/core/url_lists.py"],
     "download": ["tasks/download/**/*.py"],
-    "discover": ["tasks/discover/*.py"],
-    "commoncrawl": ["tasks/commoncrawl/*.py"],
     "warcs": [
         *(f"tasks/sources/{name}.py" for name in ("warcs", "warc_records", "http_payload", "archived_consent")),
         *("tasks/blacklist/rules.py", "tasks/download/consent/page_tags.py"),
@@ -36,16 +36,11 @@ MODULES = {
     "webpages": ["tasks/sources/webpages.py"],
     "texts": ["tasks/sources/texts.py", "tasks/sources/text_records.py"],
     "extract": ["tasks/extract/*.py", "tasks/clean/language.py"],
-    "boilerplate": ["tasks/boilerplate/*.py"],
     "clean": ["tasks/clean/**/*.py", "gpt2train/quality/features.py", "gpt2train/quality/model_file.py"],
     "cloze": ["tasks/cloze/*.py", *(f"tasks/decontaminate/{name}.py" for name in ("ngrams", "folding", "kernel"))],
     "decontaminate": ["tasks/decontaminate/*.py", "tasks/clean/token_counts.py"],
-    "dedup": ["tasks/dedup/*.py"],
-    "substrings": ["tasks/substrings/*.py"],
-    "shuffle": ["tasks/shuffle/*.py"],
     "tokenizer": ["tasks/tokenizer/*.py", "gpt2train/data/bpe_training.py"],
     "tokenize": ["tasks/tokenize/*.py", "gpt2train/data/encoder.py"],
-    "ready_tokens": ["tasks/ready_tokens/*.py"],
     "samples": [f"tasks/finetune/{name}.py" for name in ("step", "rows", "encoding", "settings", "base_model")],
     "train": ["tasks/train/step.py"],
     "task_scores": ["tasks/finetune/scores.py"],
@@ -54,7 +49,6 @@ MODULES = {
         "tasks/evaluate/*.py",
         *(f"gpt2train/evaluate/{name}.py" for name in ("lambada", "perplexity", "scoring_request", "wikitext")),
     ],
-    "report": ["tasks/report/*.py"],
 }
 # Folders of modules that run or store steps.
 RUNS_AND_STORES = (
@@ -148,15 +142,14 @@ def declared() -> dict[str, set[str]]:
 def test_every_library_that_affects_the_bytes_of_a_step_is_declared(step: str) -> None:
     found = [[*ROOT.glob(pattern)] for pattern in MODULES[step]]
     assert all(found)
-    paths = [path for some in found for path in some]
     packages = declared()[step]
+    assert "none" not in versions_of(packages).values()  # they are installed
     if step in NOTHING_DECLARED:
         assert packages == set()
         return
-    for path in paths:
-        for name in imports_of(path) - set(NOT_SHAPING):
-            if (step, name) in NOT_SHAPING_THERE:
-                continue
+    passed = {*NOT_SHAPING, *(name for other, name in NOT_SHAPING_THERE if other == step)}
+    for path in (path for some in found for path in some):
+        for name in imports_of(path) - passed:
             wanted = DISTRIBUTIONS.get(name, {name})
             assert wanted <= packages, f"{path.relative_to(ROOT)} imports {name}; {step} declares {sorted(packages)}"
 
@@ -174,11 +167,6 @@ def test_every_step_and_every_module_is_checked() -> None:
         assert imports_of(path) <= allowed, path
 
 
-def test_declared_packages_are_installed() -> None:
-    for step, packages in declared().items():
-        assert "none" not in versions_of(packages).values(), step
-
-
 def upgrade(patch: pytest.MonkeyPatch, package: str, version: str = "99.0") -> None:
     """Let the installed version of one package be another."""
     true = importlib.metadata.version
@@ -186,14 +174,12 @@ def upgrade(patch: pytest.MonkeyPatch, package: str, version: str = "99.0") -> N
 
 
 def documents(root: Folder, more: str = "") -> Manifest:
-    """Two documents, as the extraction leaves them."""
     parameters = {"engine": "structure", "engine_version": ENGINE_VERSIONS["structure"]}
     rows = [{"id": str(n), "url": f"u{n}", "text": f"The harbour of town {n} is old. {more}" * 40} for n in range(2)]
     return extracted(root, rows, **parameters)
 
 
 def recipe(root: Folder, runner: Runner) -> list[Manifest]:
-    """Three steps, one above the other."""
     settings = CleanSettings(min_tokens=0)
     cleaned = clean(root, documents(root), settings, runner)
     cut = decontaminate(root, cleaned, [], DecontaminateSettings(), runner)
@@ -220,7 +206,6 @@ def test_a_new_version_repeats_its_step_and_no_earlier_one(tmp_path: Path, monke
 
 
 def changed(make: Callable[..., Step], *arguments: Any, packages: tuple[str, ...] = (), **options: Any) -> Step:
-    """A step that depends on one package more."""
     return make(*arguments, packages=(*packages, "pytest"), **options)
 
 
@@ -246,7 +231,7 @@ def test_outputs_of_another_environment_are_redone_refused_or_accepted(
     assert f"clean: made with ftfy {true} (here 99.0); running again" in caplog.text
 
 
-def test_outputs_of_a_release_that_recorded_no_packages_are_kept(
+def test_outputs_of_a_release_without_recorded_packages_are_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their fingerprint knows no packages, and what their manifest says of them may be false."""
@@ -265,16 +250,16 @@ def test_outputs_of_a_release_that_recorded_no_packages_are_kept(
         clean(root, documents(root), settings, runner)
 
 
-def step_with(root: Path, *packages: str) -> Step:
-    return Step(Folder(root), "s", version=1, parameters={}, inputs={}, packages=packages)
+def step_with(root: Path, *more: str) -> Step:
+    return Step(Folder(root), "s", version=1, parameters={}, inputs={}, packages=("ftfy", *more))
 
 
 @pytest.mark.parametrize("environment", ["redo", "accept", "refuse"])
-def test_batches_of_two_environments_never_make_one_step(
+def test_no_step_has_batches_of_two_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: Any
 ) -> None:
     def work() -> Outcome | None:
-        step = step_with(tmp_path, "ftfy")
+        step = step_with(tmp_path)
         step.environment = environment
         found = step.batch("part-00000")
         assert [*step.batches(["part-00000"]).values()] == ([] if found is None else [found])
@@ -282,34 +267,28 @@ def test_batches_of_two_environments_never_make_one_step(
 
     with monkeypatch.context() as patch:
         upgrade(patch, "ftfy", "6.0")
-        step_with(tmp_path, "ftfy").commit_batch("part-00000", Outcome(seen=1))
+        step_with(tmp_path).commit_batch("part-00000", Outcome(seen=1))
         assert work() == Outcome(seen=1)
     if environment == "refuse":
         with pytest.raises(UserError, match=r"made with ftfy 6\.0 \(here "):
             work()
     else:
         assert work() is None
-        versions = step_with(tmp_path, "ftfy").commit(Outcome()).versions
+        versions = step_with(tmp_path).commit(Outcome()).versions
         assert versions == {"ftfy": importlib.metadata.version("ftfy")}
 
 
-def test_a_worker_with_another_library_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster's worker gets the step as the flow made it."""
-    step = step_with(tmp_path, "ftfy", "unicodedata")
-    step.check_versions()
-    upgrade(monkeypatch, "ftfy", "6.0")
-    with pytest.raises(RunError, match=r"s: a worker has ftfy 6\.0, the flow has .* install the same"):
-        step.check_versions()
-
-
-def test_a_distribution_before_the_installed_one_is_the_version_that_counts(
+def test_the_first_distribution_on_the_path_is_the_version_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `pip install --target` puts it on the path: the real look-up, nothing replaced."""
-    before = step_with(tmp_path, "ftfy")
+    """As `pip install --target` puts it on the path; a cluster's worker with it is refused."""
+    before = step_with(tmp_path)
+    step_with(tmp_path, "unicodedata").check_versions()
     folder = tmp_path / "site/ftfy-99.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ftfy\nVersion: 99.0\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    after = step_with(tmp_path, "ftfy")
+    after = step_with(tmp_path)
     assert after.versions == {"ftfy": "99.0"} and after.fingerprint != before.fingerprint
+    with pytest.raises(RunError, match=r"s: a worker has ftfy 99\.0, the flow has .* install the same"):
+        before.check_versions()

@@ -33,27 +33,20 @@ STEP = DataStep("cut_texts", CutSettings, cut, after="dedup", limit=0.25)
 TEXTS = ["one two three", "one two STOP three", "bad one", "STOP", "four five"]
 
 
-def test_texts_are_changed_and_rejected(tmp_path: Path) -> None:
-    root, function = Folder(tmp_path), function_of(STEP)
-    documents = documents_of(root, [row(text) for text in TEXTS], per_shard=2)
+def test_texts_are_changed_and_rejected_and_rows_keep_their_identity(tmp_path: Path) -> None:
+    root, function, rows = Folder(tmp_path), function_of(STEP), [row(text) for text in TEXTS]
+    documents = documents_of(root, rows, per_shard=2)
     with Inline(1) as runner:
         done = runner.run_step(function, root, documents, CutSettings())
         assert runner.run_step(function, root, documents, CutSettings()) == done and runner.skipped == {"cut_texts"}
+        kept, rejected = rows_of(root, done), rejected_of(root, done)
         other = runner.run_step(function, root, documents, CutSettings(word="two"))
     assert done.folder == "data_steps/cut_texts" and done.fingerprint != other.fingerprint
     assert done.outcome.reasons == {"bad_start": 1, "too_short": 1} and done.outcome.facts == {"changed": 2}
-
-
-def test_rows_keep_their_identity(tmp_path: Path) -> None:
-    root = Folder(tmp_path)
-    rows = [row(text) for text in TEXTS]
-    with Inline(1) as runner:
-        done = runner.run_step(function_of(STEP), root, documents_of(root, rows, per_shard=2), CutSettings())
-    kept = rows_of(root, done)
     assert [found["text"] for found in kept] == ["one two three", "one two ", "four five"]
     assert [found["id"] for found in kept] == [rows[number]["id"] for number in (0, 1, 4)]
     assert [found["tokens"] for found in kept] == [3, 3, 2]  # the space at the end is a piece
-    assert [found["reason"] for found in rejected_of(root, done)] == ["bad_start", "too_short"]
+    assert [found["reason"] for found in rejected] == ["bad_start", "too_short"]
 
 
 def no_verdict(document: dict[str, Any], settings: CutSettings) -> Any:
@@ -62,10 +55,9 @@ def no_verdict(document: dict[str, Any], settings: CutSettings) -> Any:
 
 def test_another_result_than_a_text_or_a_rejection_is_named(tmp_path: Path) -> None:
     step = DataStep("no_verdict", CutSettings, no_verdict)
+    root = Folder(tmp_path)
     with Inline(1) as runner, pytest.raises(RunError, match=r"test_step.no_verdict returned bool; return the text to"):
-        runner.run_step(
-            function_of(step), Folder(tmp_path), documents_of(Folder(tmp_path), [row("one")]), CutSettings()
-        )
+        runner.run_step(function_of(step), root, documents_of(root, [row("one")]), CutSettings())
 
 
 class NoDefaultSettings(Settings):
@@ -75,27 +67,19 @@ class NoDefaultSettings(Settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "step", "message"),
+    ("changes", "message"),
     [
-        ("other", STEP, "data step other: its DataStep has the name 'cut_texts'; give both the same"),
-        ("cut_texts", dataclasses.replace(STEP, after="texts"), "after='texts'; choose clean, decontaminate, dedup"),
-        ("cut_texts", dataclasses.replace(STEP, limit=50), "limit=50; give a share from 0 to 1"),
-        (
-            "cut_texts",
-            dataclasses.replace(STEP, process=lambda d, s: ""),
-            "workers cannot import <function <lambda>.*; put it at the top",
-        ),
-        (
-            "cut_texts",
-            dataclasses.replace(STEP, settings=NoDefaultSettings),
-            "word: field required; give every field a",
-        ),
+        ({"name": "other"}, "data step cut_texts: its DataStep has the name 'other'; give both the same"),
+        ({"after": "texts"}, "after='texts'; choose clean, decontaminate, dedup"),
+        ({"limit": 50}, "limit=50; give a share from 0 to 1"),
+        ({"process": lambda d, s: ""}, "workers cannot import <function <lambda>.*; put it at the top"),
+        ({"settings": NoDefaultSettings}, "word: field required; give every field a"),
     ],
 )
-def test_a_wrong_registration_is_refused(name: str, step: DataStep, message: str) -> None:
+def test_a_wrong_registration_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        DATA_STEPS.register(name, step)
-    assert name not in list(DATA_STEPS)
+        DATA_STEPS.register("cut_texts", dataclasses.replace(STEP, **changes))
+    assert "cut_texts" not in list(DATA_STEPS)
 
 
 def test_registration_adds_settings_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

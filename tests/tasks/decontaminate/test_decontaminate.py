@@ -19,7 +19,7 @@ from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.decontaminate.ngrams import NgramIndex, word_spans, words_of
 from tasks.decontaminate.step import DecontaminateSettings, decontaminate, plan_cuts, remove
-from tests.tasks.corpus import Inline, cleaned, real_texts, texts_of
+from tests.tasks.corpus import Inline, cleaned, read_jsonl
 
 FILLER = " ".join(f"Sentence number {n} says something about topic {n * 7}." for n in range(40))
 PASSAGE = "She walked down to the old harbour at night and waited there until the last boat came in."
@@ -79,9 +79,8 @@ def test_the_step_cuts_matches_and_reports_them(tmp_path: Path, runner: Runner) 
         [(PASSAGE, "valid"), (many, "train"), (f"{PASSAGE} {FILLER[:500]}", "train"), (planted, "valid")],
         min_tokens=100,
     )
-    evaluation = [
-        ("cloze", jsonl(tmp_path / "cloze.jsonl", "Nothing of it is in any of the documents at all.", PASSAGE))
-    ]
+    nothing = "Nothing of it is in any of the documents at all."
+    evaluation = [("cloze", jsonl(tmp_path / "cloze.jsonl", nothing, PASSAGE))]
     manifest = decontaminate(root, clean, evaluation, DecontaminateSettings(), runner)
     kept = {row["id"]: row for row in rows_of(root, manifest)}
     assert sorted(kept) == ["0-0", "0-1", "0-2", "1-3"]
@@ -100,10 +99,8 @@ def test_the_step_cuts_matches_and_reports_them(tmp_path: Path, runner: Runner) 
     assert manifest.outcome.facts["documents_exempt"] == 1
     assert manifest.outcome.facts["matches_before"] == 6 * (13 + 4)
     assert manifest.outcome.facts["matches_after"] == 0
-    cuts = [
-        row for r in manifest.outcome.audit if "cuts" in r.name for row in read_rows(root / manifest.folder, r.name)
-    ]
-    [cut] = [row for row in cuts if row["id"] == "0-0"]
+    tables = [record.name for record in manifest.outcome.audit if "cuts" in record.name]
+    [cut] = [row for name in tables for row in read_rows(root / manifest.folder, name) if row["id"] == "0-0"]
     assert PASSAGE in planted[cut["start"] : cut["end"]]
     assert (cut["set"], cut["row"], cut["matches"]) == ("cloze", 2, 6)
     assert decontaminate(root, clean, evaluation, DecontaminateSettings(), runner) == manifest
@@ -144,29 +141,17 @@ def test_cut_positions_refer_to_the_original_text() -> None:
     # 'İ'.lower() has two characters: positions in the lower-cased text are 50 higher.
     head = "İ" * 50 + " first. "
     assert cut_once(f"{head}{PASSAGE} Last.", PASSAGE) == f"{head.strip()}\n\nLast."
-
-
-def test_a_match_is_cut_whatever_separates_its_words() -> None:
-    # " ".join(words) is far shorter than the span with these gaps.
-    spread = PASSAGE.replace(" ", " — \t ")
+    spread = PASSAGE.replace(" ", " — \t ")  # far longer than its words
     assert cut_once(f"First. {spread} Last.", PASSAGE) == "First.\n\nLast."
 
 
-@pytest.mark.parametrize("words", [8, 12, 13])
-def test_documents_shorter_than_an_ngram_are_checked(words: int) -> None:
-    text = " ".join(PASSAGE.split()[:words])
-    assert cut_once(text, text) == ""
-
-
-def test_the_last_words_of_a_document_are_checked() -> None:
+def test_short_documents_and_the_last_words_of_one_are_checked() -> None:
     words = PASSAGE.split()
+    for count in (8, 12, 13):
+        text = " ".join(words[:count])
+        assert cut_once(text, text) == "" and cut_once(f"First. {text}", text) == "First."
     assert cut_once(f"First. {' '.join(words[:13])}", PASSAGE) == "First."
-    short = "one two three four five six seven eight"
-    assert cut_once(f"First. {short}", short) == "First."
-
-
-def test_passages_shorter_than_the_shortest_ngram_are_not_searched() -> None:
-    short = "one two three four five six seven"
+    short = " ".join(words[:7])  # than the shortest n-gram: it is not searched
     assert cut_once(f"First. {short}", short) == f"First. {short}"
 
 
@@ -195,8 +180,7 @@ def test_short_remaining_pieces_are_dropped() -> None:
 
 
 def test_planted_passages_of_lambada_are_removed(open_data: Path) -> None:
-    with (open_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
-        passages = [json.loads(line)["text"] for line in file]
+    passages = [row["text"] for row in read_jsonl(open_data / "lambada" / "lambada_test.jsonl")]
     index = NgramIndex(passages)
     assert len(passages) == 5153
     draw = random.Random(0)
@@ -211,60 +195,10 @@ def test_planted_passages_of_lambada_are_removed(open_data: Path) -> None:
     assert index.matches(FILLER) == []
 
 
-@pytest.mark.slow
-def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
-    tmp_path: Path, open_data: Path, runner: Runner
-) -> None:
-    """Passages planted in news, speeches and novels; the reference counts what is left by tuples in a Python set."""
-    root = Folder(tmp_path)
-    lambada, wikitext = open_data / "lambada" / "lambada_test.jsonl", open_data / "wikitext" / "wiki.test.head20.raw"
-    passages = [json.loads(line)["text"] for line in lambada.open(encoding="utf-8")]
-    paragraphs = [line for line in wikitext.read_text(encoding="utf-8").split("\n") if len(words_of(line)) >= 13]
-    texts = real_texts(open_data)
-    texts += [text[50_000:90_000] for text in texts_of(open_data / "text" / "novels_dev.jsonl.gz", 5)]
-    draw = random.Random(1)
-    for number in draw.sample(range(len(texts)), 60):
-        at = draw.randrange(len(texts[number]))
-        planted = draw.choice(passages if number % 2 else paragraphs)
-        texts[number] = f"{texts[number][:at]} {planted.upper() if number % 3 else planted} {texts[number][at:]}"
-    clean = cleaned(root, [(text, "train") for text in texts[::2]], [(text, "valid") for text in texts[1::2]])
-    settings = DecontaminateSettings(against=(str(wikitext),))
-    manifest = decontaminate(root, clean, [("lambada", str(lambada))], settings, runner)
-    known = {
-        tuple(words[i : i + min(13, len(words))])
-        for words in map(words_of, [*passages, *wikitext.read_text(encoding="utf-8").split("\n")])
-        if len(words) >= 8
-        for i in range(max(1, len(words) - 12))
-    }
-
-    def count(kept: Sequence[str]) -> int:
-        return sum(
-            tuple(words[i : i + n]) in known
-            for words in map(words_of, kept)
-            for n in range(8, 14)
-            for i in range(len(words) - n + 1)
-        )
-
-    assert manifest.outcome.facts["matches_before"] >= count(texts) > 1000  # there are some over line ends, too
-    assert manifest.outcome.facts["matches_after"] == 0
-    assert count([row["text"] for row in rows_of(root, manifest)]) == 0
-    found = manifest.outcome.facts["documents_cut"] + sum(manifest.outcome.reasons.values())
-    assert found >= 60
-    names = {
-        row["set"]
-        for r in manifest.outcome.audit
-        if "cuts" in r.name
-        for row in read_rows(root / manifest.folder, r.name)
-    }
-    assert names == {"lambada", "wiki"}
-
-
 def test_evaluation_sets_of_the_user_are_searched(tmp_path: Path, runner: Runner) -> None:
     """A Parquet file with a key of its own and a plain text with other line ends."""
     root = Folder(tmp_path)
-    other = (
-        "Nobody had ever told the old man that the mill would be sold in the spring of that year."  # retired-word: ok
-    )
+    other = "Nobody had ever said to the old man that the mill would be sold in the spring of that year."
     clean = cleaned(root, [(f"{FILLER} {PASSAGE} {FILLER}", "train"), (f"{FILLER} {other} {FILLER}", "train")])
     folder = tmp_path / "sets"
     folder.mkdir()

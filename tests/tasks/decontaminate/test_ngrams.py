@@ -1,12 +1,9 @@
 """The n-gram index against a reference implementation, in all scripts; evaluation sets, and planted passages."""
 
 import gzip
-import json
-import random
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +69,7 @@ def test_any_text_is_found_in_any_context(text: str, before: str, behind: str) -
 
 @given(st.text(max_size=3), st.text(max_size=3))
 def test_texts_equal_in_lower_case_match_in_the_kernel(one: str, other: str) -> None:
-    same = words_of(f"a {one}") == words_of(f"a {other}") and len(words_of(one)) == 1
-    if same:
+    if words_of(f"a {one}") == words_of(f"a {other}") and len(words_of(one)) == 1:
         assert NgramIndex([f"a {one}"], 2, 2).matches(f"a {other}")
 
 
@@ -194,9 +190,9 @@ def test_cuts_end_at_the_sentence_boundaries_of_chinese() -> None:
     assert [text[cut.start : cut.end] for cut in cuts] == ["然后这是考试的文章中的一句话，再来一句！"]
 
 
-@pytest.mark.parametrize("text", ["佐々木さんの話", "ｶﾅの話", "ㄅㄆㄇ", "ꆈꌠꁱ"])
-def test_each_ideograph_is_a_word(text: str) -> None:
-    assert len(words_of(text)) == len(re.findall(r"\w", text))
+def test_each_ideograph_is_a_word() -> None:
+    for text in ("佐々木さんの話", "ｶﾅの話", "ㄅㄆㄇ", "ꆈꌠꁱ"):
+        assert len(words_of(text)) == len(re.findall(r"\w", text)), text
 
 
 def sets(folder: Path, name: str, data: bytes, key: str = "text") -> list[EvaluationSet]:
@@ -217,15 +213,8 @@ def test_json_lines_are_read(tmp_path: Path, name: str) -> None:
 
 def test_plain_text_is_split_into_lines_and_paragraphs(tmp_path: Path) -> None:
     data = "\ufeffone\r\ntwo\n \nthree\n\nfour\nfive".encode()
-    assert rows(tmp_path, "s.txt", data) == [
-        ("s", 1, "one"),
-        ("s", 2, "two"),
-        ("s", 1, "one\ntwo"),
-        ("s", 4, "three"),
-        ("s", 6, "four"),
-        ("s", 7, "five"),
-        ("s", 6, "four\nfive"),
-    ]
+    expected = [(1, "one"), (2, "two"), (1, "one\ntwo"), (4, "three"), (6, "four"), (7, "five"), (6, "four\nfive")]
+    assert rows(tmp_path, "s.txt", data) == [("s", *row) for row in expected]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
@@ -287,13 +276,10 @@ WIDE = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
 
 
 def inside(mark: str) -> Callable[[str], str]:
-    """Insert a mark in the middle of each word of four letters and more."""
     return lambda text: re.sub(r"\b(\w{2})(\w{2,})\b", rf"\1{mark}\2", text)
 
 
 def every(count: int, change: Callable[[str, int], str]) -> Callable[[str], str]:
-    """Change every n-th word."""
-
     def changed(text: str) -> str:
         words = text.split()
         return " ".join(change(word, n) if n % count == count - 1 else word for n, word in enumerate(words))
@@ -349,74 +335,24 @@ KINDS: dict[str, Callable[[str], str]] = {
     "Greek letters": lambda text: text.translate(GREEK),
     "combining accents": lambda text: unicodedata.normalize("NFD", re.sub("e", "é", text)),
 }
-SETTINGS = DecontaminateSettings()
-
-
-def left_of(passage: str, kind: str, index: NgramIndex, around: str, at: int) -> int:
-    """Words of a planted passage that are left, except those in which an n-gram may begin or end."""
-    planted = KINDS[kind](passage)
-    text, _ = remove(f"{around[:at]} {planted} {around[at:]}", index, SETTINGS)
-    kept, words = words_of(text), words_of(planted)
-    runs = {tuple(kept[start : start + 5]) for start in range(len(kept))}
-    return sum(tuple(words[start : start + 5]) in runs for start in range(len(words) - 4))
-
-
-def test_there_are_28_variants() -> None:
-    assert len(KINDS) >= 28
-    changed = [kind for kind, change in KINDS.items() if change(f"\"{PROSE} don't ﬂ fl") != f"\"{PROSE} don't ﬂ fl"]
-    assert set(KINDS) - set(changed) == {"exact"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_planted_passage_is_cut_out(kind: str) -> None:
-    index = NgramIndex([PROSE])
+    """No word of it is left, but those in which an n-gram may begin or end."""
+    assert (KINDS[kind](f"{PROSE} don't ﬂ") != f"{PROSE} don't ﬂ") == (kind != "exact")
+    index, planted = NgramIndex([PROSE]), KINDS[kind](PROSE)
+    words = words_of(planted)
     for at in (0, len(FILLER) // 2, len(FILLER)):
-        assert left_of(PROSE, kind, index, FILLER, at) == 0
+        text, _ = remove(f"{FILLER[:at]} {planted} {FILLER[at:]}", index, DecontaminateSettings())
+        kept = words_of(text)
+        runs = {tuple(kept[start : start + 5]) for start in range(len(kept))}
+        assert not [start for start in range(len(words) - 4) if tuple(words[start : start + 5]) in runs]
     assert index.matches(FILLER) == []
 
 
-@pytest.fixture(scope="module")
-def lambada(open_data: Path) -> list[str]:
-    with (open_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
-        return [json.loads(line)["text"] for line in islice(file, 1500)]
-
-
-@pytest.fixture(scope="module")
-def index(lambada: list[str]) -> NgramIndex:
-    return NgramIndex(lambada)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", KINDS)
-def test_fifteen_passages_of_lambada_are_cut_out(
-    kind: str, open_data: Path, lambada: list[str], index: NgramIndex
-) -> None:
-    speeches = texts_of(open_data / "text" / "speeches_dev.jsonl.gz", 15)
-    chosen = random.Random(kind).sample([text for text in lambada if len(text.split()) > 40], 15)
-    for number, passage in enumerate(chosen):
-        around = speeches[number]
-        assert index.matches(around) == []
-        assert left_of(passage, kind, index, around, (0, len(around) // 2, len(around))[number % 3]) == 0, passage
-
-
-def cuts_in(real_data: Path, counts: dict[str, int]) -> tuple[int, list[str]]:
-    """Number of clean texts that were searched for all of LAMBADA, and those with a match."""
-    with (real_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
-        index = NgramIndex([json.loads(line)["text"] for line in file])
-    seen, cut = 0, []
-    for name, count in counts.items():
-        for row in islice(read_jsonl(real_data / "text" / f"{name}_dev.jsonl.gz"), count):
-            seen += 1
-            cut += [row["text"][:200]] if index.matches(row["text"]) else []
-    return seen, cut
-
-
-def test_clean_reviews_are_unchanged(real_data: Path) -> None:
-    assert cuts_in(real_data, {"imdb": 1000, "reuters": 500}) == (1500, [])
-
-
-@pytest.mark.slow
-def test_no_clean_text_is_cut(real_data: Path) -> None:
-    """All reviews, news and speeches: 30,000 texts that have nothing of LAMBADA."""
-    seen, cut = cuts_in(real_data, {"imdb": 10**6, "reuters": 10**6, "speeches": 10**6})
-    assert seen > 30_000 and cut == []
+def test_clean_texts_have_nothing_of_lambada(real_data: Path) -> None:
+    index = NgramIndex([row["text"] for row in read_jsonl(real_data / "lambada" / "lambada_test.jsonl")])
+    files = [real_data / "text" / f"{name}_dev.jsonl.gz" for name in ("imdb", "reuters", "speeches")]
+    texts = [text for file in files for text in texts_of(file, 1000)]
+    assert len(texts) > 2000 and not [text[:200] for text in texts if index.matches(text)]

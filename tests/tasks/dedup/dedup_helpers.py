@@ -9,6 +9,12 @@ from tasks.core.shards import read_rows
 from tasks.dedup.step import DedupSettings, dedup
 from tests.tasks.corpus import Inline, documents_of
 
+WORDS = [f"word{number:03d}" for number in range(400)]
+
+
+def words(*spans: tuple[int, int]) -> str:
+    return " ".join(word for start, end in spans for word in WORDS[start:end])
+
 
 def run(
     folder: Path, rows: list[dict[str, Any]], settings: DedupSettings | None = None, per_shard: int = 1000
@@ -25,6 +31,5 @@ def audit(root: Folder, manifest: Manifest, kind: str) -> list[dict[str, Any]]:
 
 
 def jaccard(one: Iterable[int], other: Iterable[int]) -> float:
-    """Jaccard similarity of two sets; 0 if both are empty."""
     left, right = set(one), set(other)
     return len(left & right) / len(left | right) if left | right else 0.0

@@ -15,23 +15,25 @@ from benchmarks.dedup import GIGA, measure, recall
 from benchmarks.synthetic import COPIES, HUNDRED
 from gpt2train.errors import UserError
 from gpt2train.store.manifest import Folder, Manifest
-from tasks.core.shards import read_rows
 from tasks.dedup import reference
 from tasks.dedup.bands import with_bands
 from tasks.dedup.cluster_report import largest_clusters
 from tasks.dedup.minhash import band_name, sketch_texts
 from tasks.dedup.step import DedupSettings, dedup
 from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
-from tests.tasks.dedup.dedup_helpers import audit, jaccard, run
+from tests.tasks.dedup.dedup_helpers import audit, jaccard, run, words
+
+Rows = list[dict[str, Any]]
+Done = tuple[Folder, Manifest]
 
 
 @pytest.fixture(scope="module")
-def planted(real_data: Path) -> list[dict[str, Any]]:
+def planted(real_data: Path) -> Rows:
     return [row(d["text"], d["url"], d["id"]) for d in read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz")]
 
 
 @pytest.fixture(scope="module")
-def planted_run(planted: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, Manifest]:
+def planted_run(planted: Rows, tmp_path_factory: pytest.TempPathFactory) -> Done:
     root = Folder(tmp_path_factory.mktemp("planted"))
     with Inline(workers=1) as runner:
         return root, dedup(root, documents_of(root, planted, 700), DedupSettings(), runner)
@@ -40,9 +42,7 @@ def planted_run(planted: list[dict[str, Any]], tmp_path_factory: pytest.TempPath
 RAW = DedupSettings(shingle="characters", normalise=False)
 
 
-def check_pairs(
-    documents: list[dict[str, Any]], truth: Path, done: tuple[Folder, Manifest], slack: float = 0.01
-) -> int:
+def check_pairs(documents: Rows, truth: Path, done: Done) -> int:
     """Precision 1.0 at the threshold, recall of pairs within a point of what the S-curve promises. The count."""
     root, manifest = done
     settings = DedupSettings(**manifest.parameters)
@@ -59,28 +59,16 @@ def check_pairs(
     assert found.keys() <= exact.keys()
     assert all(exact[pair] > settings.threshold - 1e-5 and abs(exact[pair] - j) < 1e-5 for pair, j in found.items())
     promised = sum(1 - (1 - j**settings.rows_per_band) ** settings.num_bands for j in expected.values()) / len(expected)
-    assert len(found.keys() & expected.keys()) / len(expected) >= promised - slack
+    assert len(found.keys() & expected.keys()) / len(expected) >= promised - 0.01
     rejected = [p["jaccard"] for p in pairs if not p["accepted"]]
     assert rejected and max(rejected) < settings.threshold
     return len(expected)
 
 
 @pytest.mark.slow
-def test_planted_duplicates_are_found_by_words(
-    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], real_data: Path
-) -> None:
+def test_planted_duplicates_are_found_by_words(planted: Rows, planted_run: Done, real_data: Path) -> None:
     truth = real_data / "neardup/planted_dev/allpairs_w5_ge0.3.tsv.gz"
     assert check_pairs(planted, truth, planted_run) > 300
-
-
-@pytest.mark.exhaustive
-def test_planted_duplicates_are_found_by_characters(
-    planted: list[dict[str, Any]], real_data: Path, tmp_path: Path
-) -> None:
-    truth = real_data / "neardup/planted_dev/allpairs_c5_ge0.5.tsv.gz"
-    assert check_pairs(planted, truth, run(tmp_path / "16x8", planted, RAW)) > 600
-    # Half of these pairs are where the curve of 10 x 10 is steep: one seed deviates by more than a point.
-    assert check_pairs(planted, truth, run(tmp_path / "10x10", planted, DedupSettings(parity="megatron")), 0.03) > 600
 
 
 @pytest.mark.slow
@@ -90,7 +78,7 @@ def test_planted_duplicates_are_found_by_characters(
     ids=["words", "characters", "megatron"],
 )
 def test_candidate_rates_follow_the_s_curve(
-    planted: list[dict[str, Any]], real_data: Path, settings: DedupSettings, truth: str
+    planted: Rows, real_data: Path, settings: DedupSettings, truth: str
 ) -> None:
     """Over six seeds, the share of pairs with a common band follows the curve at any similarity."""
     settings = with_bands(settings)
@@ -114,28 +102,15 @@ def test_candidate_rates_follow_the_s_curve(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("corpus", "kind", "settings"),
-    [
-        ("reuters", "w5_ge0.4", DedupSettings()),
-        ("reuters", "c5_ge0.4", RAW),
-        pytest.param("imdb", "w5_ge0.4", DedupSettings(), marks=pytest.mark.exhaustive),
-        pytest.param("imdb", "c5_ge0.7", RAW, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_natural_pairs_are_found(
-    real_data: Path, tmp_path: Path, corpus: str, kind: str, settings: DedupSettings
-) -> None:
-    found = read_jsonl(real_data / f"text/{corpus}_dev.jsonl.gz")
-    rows = [row(d["text"], document_id=d["id"]) for d in found]
+@pytest.mark.parametrize(("kind", "settings"), [("w5_ge0.4", DedupSettings()), ("c5_ge0.4", RAW)])
+def test_natural_pairs_are_found(real_data: Path, tmp_path: Path, kind: str, settings: DedupSettings) -> None:
+    rows = [row(d["text"], document_id=d["id"]) for d in read_jsonl(real_data / "text/reuters_dev.jsonl.gz")]
     done = run(tmp_path, rows, settings, 5000)
-    assert check_pairs(rows, real_data / f"neardup/natural/{corpus}_dev.{kind}.tsv.gz", done) > 10
+    assert check_pairs(rows, real_data / f"neardup/natural/reuters_dev.{kind}.tsv.gz", done) > 10
 
 
 @pytest.mark.slow
-def test_every_dropped_document_is_verified_against_a_kept_one(
-    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest]
-) -> None:
+def test_every_dropped_document_has_a_kept_one(planted: Rows, planted_run: Done) -> None:
     root, manifest = planted_run
     texts = {document["id"]: document["text"] for document in planted}
     kept = {document["id"] for document in rows_of(root, manifest)}
@@ -158,9 +133,7 @@ def test_every_dropped_document_is_verified_against_a_kept_one(
     assert manifest.outcome.seen == 3000 == manifest.outcome.kept + sum(manifest.outcome.reasons.values())
 
 
-def test_the_largest_clusters_are_listed_with_their_texts(
-    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest]
-) -> None:
+def test_the_largest_clusters_are_listed_with_their_texts(planted: Rows, planted_run: Done) -> None:
     root, manifest = planted_run
     texts = {document["id"]: document["text"] for document in planted}
     sizes: dict[str, int] = defaultdict(int)
@@ -176,33 +149,19 @@ def test_the_largest_clusters_are_listed_with_their_texts(
 
 
 @pytest.mark.slow
-def test_other_shards_and_workers_keep_the_same_documents(
-    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], tmp_path: Path
+def test_other_shards_and_another_order_keep_the_same_documents(
+    planted: Rows, planted_run: Done, tmp_path: Path
 ) -> None:
-    root, manifest = planted_run
-    one, with_one_worker = run(tmp_path / "one", planted, per_shard=700)
-    assert content_of(one, with_one_worker) == content_of(root, manifest)
-    assert with_one_worker.fingerprint == manifest.fingerprint
     shuffled = planted.copy()
     random.Random(0).shuffle(shuffled)
-    other, cut = run(tmp_path / "other", shuffled, per_shard=1100)
-    assert {r["id"] for r in rows_of(other, cut)} == {r["id"] for r in rows_of(root, manifest)}
-    outcomes = [
-        {(r["id"], r["reason"], r["detail"]) for r in rejected_of(*done)} for done in ((root, manifest), (other, cut))
-    ]
-    assert outcomes[0] == outcomes[1]
+    runs = (planted_run, run(tmp_path, shuffled, per_shard=1100))
+    one, other = ({(r["id"], r.get("reason"), r.get("detail")) for r in (*rows_of(*d), *rejected_of(*d))} for d in runs)
+    assert one == other
 
 
 def test_known_pairs_of_articles_are_found(open_data: Path, tmp_path: Path) -> None:
-    check_articles(open_data / "neardup/minhash_articles_100", tmp_path)
-
-
-def test_known_pairs_of_a_thousand_articles_are_found(real_data: Path, tmp_path: Path) -> None:
-    check_articles(real_data / "neardup/minhash_articles_1000", tmp_path)
-
-
-def check_articles(name: Path, tmp_path: Path) -> None:
     """The clusters are exactly the planted pairs."""
+    name = open_data / "neardup/minhash_articles_100"
     articles = list(read_jsonl(name.with_suffix(".jsonl")))
     pairs = [line.split() for line in name.with_suffix(".truth.tsv").read_text().splitlines()[1:]]
     # These are planted at character-5-gram similarity >= 0.5: at a low threshold of words all must be found.
@@ -214,20 +173,16 @@ def check_articles(name: Path, tmp_path: Path) -> None:
     assert sorted(map(sorted, clusters.values())) == sorted(map(sorted, pairs))
 
 
-def test_only_files_of_the_manifest_are_left(planted_run: tuple[Folder, Manifest]) -> None:
+def test_only_files_of_the_manifest_are_left(planted_run: Done) -> None:
     root, manifest = planted_run
     named = {record.name for record in manifest.outcome.files}
     assert set((root / "dedup").files()) == named | {"_manifest.json"}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("policy", ["greedy", pytest.param("connected", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("policy", ["greedy", "connected"])
 def test_small_groups_ranges_and_pieces_give_the_same_result(
-    planted: list[dict[str, Any]],
-    planted_run: tuple[Folder, Manifest],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    policy: Any,
+    planted: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
 ) -> None:
     """As with a hundred million documents: many groups, ranges of hashes, sets in pieces."""
     settings = DedupSettings(policy=policy)
@@ -264,14 +219,11 @@ def test_sixty_thousand_documents_are_deduplicated_in_bounds(tmp_path: Path) -> 
     assert measured.core_seconds / COUNT < 1800e-6  # 15 minutes of two cores for a million
 
 
-WORDS = [f"word{number:03d}" for number in range(400)]
-
-
 def text(start: int, count: int = 100) -> str:
-    return " ".join(WORDS[start : start + count])
+    return words((start, start + count))
 
 
-def run_with(folder: Path, rows: list[dict[str, Any]], per_shard: int = 3, **settings: Any) -> tuple[Folder, Manifest]:
+def run_with(folder: Path, rows: Rows, per_shard: int = 3, **settings: Any) -> Done:
     return run(folder, rows, DedupSettings(**settings), per_shard)
 
 
@@ -310,20 +262,12 @@ def test_documents_of_a_previous_run_are_not_kept_again(tmp_path: Path, policy: 
         "copy-of-other-again": ("near_duplicate_earlier", f"much like {url['other']}"),
         "new-again": ("near_duplicate", f"much like {url['new']}"),
     }
-    clusters = [r for name in audits(manifest) for r in read_rows(root / "dedup", name)]
+    clusters = audit(root, manifest, "clusters/")
     assert {r["id"] for r in clusters if r["earlier"] == 0} == {"long", "copy", "other"}
     assert all(r["reason"] is None for r in clusters if r["earlier"] is not None)
-    assert {c.id: c.size for c in largest_clusters(root / "dedup", manifest)} == {
-        "long": 3,
-        "other": 3,
-        "copy": 2,
-        "new": 2,
-    }
+    sizes = {cluster.id: cluster.size for cluster in largest_clusters(root / "dedup", manifest)}
+    assert sizes == {"long": 3, "other": 3, "copy": 2, "new": 2}
     assert {name: (tmp_path / "old/dedup" / name).read_bytes() for name in before} == before
-
-
-def audits(manifest: Manifest) -> list[str]:
-    return [record.name for record in manifest.outcome.audit if record.name.startswith("clusters/")]
 
 
 @pytest.mark.exhaustive
@@ -332,13 +276,7 @@ def test_crawls_deduplicated_in_turn_leave_no_pair(real_data: Path, tmp_path: Pa
     found = list(read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz"))[:1500]
     rows = [row(d["text"], d["url"], d["id"]) for d in found]
     together, whole = run_with(tmp_path / "whole", rows, 400)
-    pairs = [
-        {p["first_id"], p["second_id"]}
-        for record in whole.outcome.audit
-        if record.name.startswith("pairs/")
-        for p in read_rows(together / "dedup", record.name)
-        if p["accepted"]
-    ]
+    pairs = [{p["first_id"], p["second_id"]} for p in audit(together, whole, "pairs/") if p["accepted"]]
     done = []
     for part in range(3):
         previous = [f"{root.url}/dedup" for root, _ in done]

@@ -24,8 +24,8 @@ from tasks.dedup.shingles import Sets, Texts, content_hashes, folded, shingle_se
 from tasks.dedup.step import CHECK_BYTES, DedupSettings
 from tasks.dedup.unicode_tables import KNOWN, SINGLE, SPACE, TABLED, WORD, build_tables
 from tasks.dedup.verify import compare, similarities
-from tests.tasks.corpus import content_of, read_jsonl, real_texts, row
-from tests.tasks.dedup.dedup_helpers import jaccard, run
+from tests.tasks.corpus import content_of, real_texts, row
+from tests.tasks.dedup.dedup_helpers import run
 
 # Letters that change their number, fold to several, compose, reorder, are no letters, or are white space only to some.
 HARD = (
@@ -86,7 +86,7 @@ def test_shingles_equal_the_reference_implementation(texts: list[str], ngram: in
 
 @given(TEXTS, st.integers(1, 6), SHINGLES, st.integers(1, 40))
 @settings(deadline=None)
-def test_signatures_of_texts_equal_those_of_their_shingles(
+def test_signatures_of_texts_are_those_of_their_shingles(
     texts: list[str], ngram: int, shingle: Any, limit: int
 ) -> None:
     chosen = with_bands(DedupSettings(shingle=shingle, ngram=ngram, sketch_characters=limit, seed=7))
@@ -118,17 +118,6 @@ def test_signatures_equal_datasketch(documents: list[list[int]], count: int, see
     assert ours.tolist() == [datasketch_signature(one, count, seed) for one in documents]
 
 
-def test_signatures_of_real_texts_equal_datasketch(open_data: Path) -> None:
-    texts = real_texts(open_data)
-    assert len(texts) > 200
-    chosen = with_bands(DedupSettings())
-    signatures, _ = sign(folded(column(texts), chosen), chosen)
-    shingles = [reference.shingle_hashes(reference.folded(text), True, 5) for text in texts]
-    low = [[number & reference.MASK32 for number in hashes] for hashes in shingles]
-    expected = MinHash.bulk(low, num_perm=128, seed=1, scheme="affine32", hashfunc=lambda value: value)
-    assert signatures.tolist() == [sketch.hashvalues.tolist() for sketch in expected]
-
-
 def test_bands_agree_exactly_where_the_rows_do() -> None:
     random = np.random.default_rng(0)
     signatures = random.integers(0, 2, (200, 12), dtype=np.uint32)
@@ -155,12 +144,11 @@ def test_short_documents_have_no_bands() -> None:
 def test_similarities_equal_sets(ones: list[set[int]], others: list[set[int]]) -> None:
     pairs = np.array([(a, b) for a in range(len(ones)) for b in range(len(others))])
     overlap = compare(packed(ones), packed(others), pairs[:, 0], pairs[:, 1])
-    by_kind = {kind: similarities(overlap, DedupSettings(jaccard=kind)).tolist() for kind in ("union", "min", "max")}
-    for place, (a, b) in enumerate(pairs.tolist()):
-        one, other = ones[a], others[b]
-        assert by_kind["union"][place] == jaccard(one, other)
-        for kind, size in (("min", min(len(one), len(other))), ("max", max(len(one), len(other)))):
-            assert by_kind[kind][place] == (len(one & other) / size if size else 0.0)
+    for kind in ("union", "min", "max"):
+        for (a, b), found in zip(pairs.tolist(), similarities(overlap, DedupSettings(jaccard=kind)), strict=True):
+            one, other = ones[a], others[b]
+            size = {"min": min(len(one), len(other)), "max": max(len(one), len(other)), "union": len(one | other)}[kind]
+            assert found == (len(one & other) / size if size else 0.0)
 
 
 def packed(sets: list[set[int]]) -> NumberedSets:
@@ -175,19 +163,14 @@ def test_the_content_hash_ignores_case_unicode_forms_and_space() -> None:
     assert raw[0] != raw[1] == raw[2]
 
 
-@pytest.mark.parametrize(
-    "mark", ["\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\u200e", "\u034f", "\ufe0f", "\U000e0101"]
-)
+@pytest.mark.parametrize("mark", ["\xad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\u200e", "͏", "️", "󠄁"])
 def test_invisible_characters_are_ignored(mark: str) -> None:
     plainly = "Reading a book beside the harbour, the captain waited for Ω and the 語 of 7 letters\n"
     marked = "".join(letter + mark * (place % 3 == 0) for place, letter in enumerate(plainly)) + mark
     for shingle in ("words", "characters"):
-        one, other = (
-            sketch_texts(column([text]), with_bands(DedupSettings(shingle=shingle))) for text in (plainly, marked)
-        )
-        assert one == other
-    kept = folded(column([marked]), DedupSettings(normalise=False))
-    assert strings(kept) == [marked]
+        chosen = with_bands(DedupSettings(shingle=shingle))
+        assert sketch_texts(column([plainly]), chosen) == sketch_texts(column([marked]), chosen)
+    assert strings(folded(column([marked]), DedupSettings(normalise=False))) == [marked]
 
 
 def test_a_slice_of_a_column_is_read_at_its_offset() -> None:
@@ -210,7 +193,6 @@ def by_datasketch(chosen: DedupSettings) -> DedupSettings:
 
 
 def similar(texts: list[str]) -> list[dict[str, Any]]:
-    """Each text, an exact copy, and one with another end."""
     return [row(text, f"http://h/{n}/{k}") for n, t in enumerate(texts) for k, text in enumerate((t, t, f"{t} end"))]
 
 
@@ -248,27 +230,10 @@ def test_the_engine_changes_no_byte(tmp_path: Path, open_data: Path, chosen: Ded
     same_files(ours, run(tmp_path / "theirs", rows, by_datasketch(chosen), 60))
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        pytest.param(DedupSettings(), id="default", marks=pytest.mark.exhaustive),
-        pytest.param(DedupSettings(parity="megatron"), id="megatron", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_clusters_of_the_planted_duplicates_are_equal(real_data: Path, tmp_path: Path, chosen: DedupSettings) -> None:
-    rows = [row(d["text"], d["url"], d["id"]) for d in read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz")]
-    ours = run(tmp_path / "ours", rows, chosen, 700)
-    assert ours[1].outcome.facts["clusters"] > 200
-    same_files(ours, run(tmp_path / "theirs", rows, by_datasketch(chosen), 700))
-
-
-def test_the_check_is_in_the_manifest_and_only_the_other_engine_in_the_fingerprint(
-    tmp_path: Path, open_data: Path
-) -> None:
+def test_the_check_is_in_the_manifest_and_the_other_engine_in_the_fingerprint(tmp_path: Path, open_data: Path) -> None:
     rows = similar(real_texts(open_data)[:10])
-    (_, ours), (_, theirs) = (
-        run(tmp_path / engine, rows, DedupSettings(engine=engine)) for engine in ("compiled", "datasketch")
-    )
+    ours = run(tmp_path / "ours", rows)[1]
+    theirs = run(tmp_path / "theirs", rows, DedupSettings(engine="datasketch"))[1]
     assert ours.outcome.facts["engine_checked"] == 30 and "engine_mismatches" not in ours.outcome.facts
     assert "engine" not in ours.parameters and ours.versions.keys() == {"unicodedata"}
     assert "engine_checked" not in theirs.outcome.facts
@@ -297,17 +262,8 @@ def test_sketches_that_differ_are_not_used(
     same_files(found, expected)
 
 
-def test_the_sample_is_bounded(tmp_path: Path, open_data: Path) -> None:
-    rows = [row(text * 40, f"http://h/{n}") for n, text in enumerate(real_texts(open_data))]
-    sizes = []
-    honest = engine_check.sample_texts
-
-    def measured(*arguments: Any) -> list[str]:
-        texts = honest(*arguments)
-        sizes.append(sum(len(text.encode()) for text in texts))
-        return texts
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_check, "sample_texts", measured)
-        run(tmp_path, rows, per_shard=10)
-    assert 0 < sizes[0] <= CHECK_BYTES
+def test_the_sample_is_bounded(tmp_path: Path, open_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, honest, samples = real_texts(open_data), engine_check.sample_texts, list[list[str]]()
+    monkeypatch.setattr(engine_check, "sample_texts", lambda *given: samples.append(honest(*given)) or samples[-1])
+    run(tmp_path, [row(text * 40, f"http://h/{n}") for n, text in enumerate(texts)], per_shard=10)
+    assert 0 < sum(len(text.encode()) for text in samples[0]) <= CHECK_BYTES

@@ -82,14 +82,12 @@ class Crawl:
 
 
 def capture(url: str, offset: int, length: int, **changes: object) -> dict[str, object]:
-    """A row of the index."""
     found = {"url": url, "timestamp": "20240301000000", "mime": "text/html", "mime-detected": "text/html"}
     place = {"status": "200", "filename": NAME, "offset": str(offset), "length": str(length)}
     return {**found, **place, **changes}
 
 
 def serve_crawl(site: Site, pages: Mapping[str, bytes]) -> Crawl:
-    """Serve the pages as a crawl."""
     records = [response(0, body).replace(b"http://a.example/0", url.encode()) for url, body in pages.items()]
     crawl = Crawl(site, b"", [])
     for url, record in zip(pages, map(gzip.compress, records), strict=True):

@@ -87,9 +87,8 @@ def test_faults_of_the_servers_end_the_run(crawl: Crawl, tmp_path: Path) -> None
     crawl.site.handlers["/collinfo.json"] = lambda h: h.answer(b"[]")
     with pytest.raises(RunError, match=r"name a crawl with discover\.crawls"):
         run(tmp_path, crawl.site, ["a.test"], **CC)
-    crawl.site.handlers["/none-index"] = crawl.site.handlers[
-        "/gone"
-    ]  # as the index answers for a domain that it does not have
+    # As the index answers for a domain that it does not have.
+    crawl.site.handlers["/none-index"] = crawl.site.handlers["/gone"]
     with pytest.raises(RunError, match="no URL was found"):
         run(tmp_path, crawl.site, ["a.test"], **CC, crawls=["none"])
     found = run(tmp_path, crawl.site, ["a.test"], **CC, crawls=["CC-MAIN-2024-10"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.manifest import Folder, Manifest
+from gpt2train.store.manifest import Folder
 from tasks.core.runner import Runner
 from tasks.discover.domains import find_domains
 from tasks.discover.step import DiscoverSettings, discover
@@ -41,9 +41,8 @@ def test_a_tree_of_indexes(site: Site, tmp_path: Path) -> None:
     first = rows(tmp_path, manifest)[3]
     found_in = {"method": "sitemap", "found_in": f"{A}/maps/1.xml", "depth": 1, "modified": "2024-01-02"}
     assert first == {"url": f"{A}/1", "domain": "a.test", **found_in}
-    assert sorted(reason for _, reason in rejected(tmp_path, manifest)) == [
-        *("not_found", "other_host", "other_host", "other_host", "sitemap_loop")
-    ]
+    reasons = sorted(reason for _, reason in rejected(tmp_path, manifest))
+    assert reasons == ["not_found", "other_host", "other_host", "other_host", "sitemap_loop"]
     again = run(tmp_path, site, [A], methods=["sitemaps"])
     assert again.identity == manifest.identity
     assert site.hits["a.test", "/maps/1.xml"] == 1  # the step is cached
@@ -100,12 +99,9 @@ def test_hostile_files_are_refused(body: bytes, reason: str) -> None:
     assert time.process_time() - began < 5
 
 
-def test_a_file_of_too_many_entries_is_cut() -> None:
+def test_deep_damaged_and_long_files_give_what_comes_before() -> None:
     found = read_entries(gzip.compress(urlset(f"{A}/{number}" for number in range(MAX_ENTRIES + 3))), 100)
     assert (len(found.entries), found.left_out) == (MAX_ENTRIES, 3)
-
-
-def test_deep_and_damaged_files_give_what_comes_before() -> None:
     found = read_entries(b"<urlset><url><loc>http://a.test/1</loc></url>" + b"<url>" * 100_000, 100)
     assert found.entries == [("http://a.test/1", "")]
     with_image = b"<urlset><url><loc>/p</loc><i:image xmlns:i='i'><i:loc>/i.jpg</i:loc></i:image></url></urlset>"
@@ -114,16 +110,13 @@ def test_deep_and_damaged_files_give_what_comes_before() -> None:
 
 def test_a_fault_changes_no_other_url() -> None:
     """A bare `&`, a control character, a wrong byte: the references of the other URLs stay what they are."""
-    stated = [
-        f"{A}/1?a=1&b=2&copy=3",
-        f"{A}/2?a=1&amp;b=&lt;&#38;c=3",
-        f"<![CDATA[{A}/3?a=1&b=2&amp;c]]>",
-        f"{A}/4&nbsp;",
-    ]
-    expected = [f"{A}/1?a=1&b=2&copy=3", f"{A}/2?a=1&b=<&c=3", f"{A}/3?a=1&b=2&amp;c", f"{A}/4&nbsp;"]
+    stated = {
+        **{f"{A}/1?a=1&b=2&copy=3": f"{A}/1?a=1&b=2&copy=3", f"{A}/2?a=1&amp;b=&lt;&#38;c=3": f"{A}/2?a=1&b=<&c=3"},
+        **{f"<![CDATA[{A}/3?a=1&b=2&amp;c]]>": f"{A}/3?a=1&b=2&amp;c", f"{A}/4&nbsp;": f"{A}/4&nbsp;"},
+    }
     for fault in (b"", b"<url><loc>http://a.test/\x01\xe4</lod></url>"):
         body = urlset(stated).replace(b"<url>", fault + b"<url>", 1)
-        assert [url for url, _ in read_entries(body, 100).entries][-4:] == expected
+        assert [url for url, _ in read_entries(body, 100).entries][-4:] == [*stated.values()]
 
 
 @pytest.mark.parametrize("declared", ["UTF-16", "utf-16le", "ISO-10646-UCS-2", "UTF-7", "x-unknown"])
@@ -132,11 +125,6 @@ def test_a_wrong_declaration_of_the_encoding_is_passed_over(declared: str) -> No
     assert read_entries(body, 100).entries == [(f"{A}/ä", "")]
     latin = body.replace(declared.encode(), b"ISO-8859-1").decode().encode("latin-1")
     assert read_entries(latin, 100).entries == [(f"{A}/ä", "")]
-
-
-def test_an_entry_of_a_feed_is_its_page() -> None:
-    links = "<link rel='alternate' type='application/pdf' href='/1.pdf'/><link type='text/html' href='/1'/>"
-    assert read_entries(f"<feed><entry>{links}</entry></feed>".encode(), 100).entries == [("/1", "")]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +150,9 @@ def test_xml_base_holds_for_the_links_below_it(feed: str, expected: list[str]) -
     assert [url for url, _ in read_entries(feed.encode(), 100, f"{A}/feeds/atom.xml").entries] == expected
 
 
-def test_an_item_is_named_by_its_permalink_and_not_by_its_picture() -> None:
+def test_an_item_is_named_by_its_page_and_not_by_its_picture() -> None:
+    links = "<link rel='alternate' type='application/pdf' href='/1.pdf'/><link type='text/html' href='/1'/>"
+    assert read_entries(f"<feed><entry>{links}</entry></feed>".encode(), 100).entries == [("/1", "")]
     items = (
         f"<item><guid>{A}/1</guid></item><item><guid isPermaLink='false'>{A}/2</guid></item>"
         f"<item><guid>17</guid></item><item><guid isPermaLink='true'>{A}/3</guid><link>/4</link></item>"
@@ -185,12 +175,8 @@ def test_any_file_gives_entries_or_a_reason(head: bytes, text: str) -> None:
 def test_domains(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("# mine\nB.example\n\nhttps://www.c.example/\nb.example\n")
     found = find_domains(["a.example:8080", f"{tmp_path}/list.txt", "http://d.example"])
-    assert [(one.name, one.scheme, one.port) for one in found] == [
-        ("a.example", None, 8080),
-        ("b.example", None, None),
-        ("c.example", "https", None),
-        ("d.example", "http", None),
-    ]
+    expected = [("a", None, 8080), ("b", None, None), ("c", "https", None), ("d", "http", None)]
+    assert [(one.name, one.scheme, one.port) for one in found] == [(f"{n}.example", *rest) for n, *rest in expected]
     for bad in ("http://a.example/page", "ftp://a.example", "a b", "http://[::1", "", "user@"):
         with pytest.raises(UserError, match="is no domain"):
             find_domains([bad])
@@ -224,17 +210,12 @@ def test_a_stopped_discovery_goes_on_with_the_domains_that_are_left(site: Site, 
 
         site.robots["h1.test"] = (200, "Sitemap: /held.xml\n")
         site.handlers["/held.xml"] = held
-        settings = DiscoverSettings(methods=("sitemaps",))
-
-        def find() -> Manifest:
-            given = make_settings()
-            return discover(Folder(tmp_path), domains, settings, runner, given, {"*.test": site.address})
-
+        given = (DiscoverSettings(methods=("sitemaps",)), runner, make_settings(), {"*.test": site.address})
         with pytest.raises(RunError, match="run again to go on"):
-            find()
+            discover(Folder(tmp_path), domains, *given)
         hold.set()
         serve(site, "/held.xml", urlset(["/2"]))
         hits = site.hits["h0.test", "/sitemap.xml"]
-        manifest = find()
+        manifest = discover(Folder(tmp_path), domains, *given)
     assert urls(tmp_path, manifest) == ["http://h0.test/1", "http://h1.test/2", "http://h1.test/1"]
     assert hits == site.hits["h0.test", "/sitemap.xml"] == 1

@@ -181,12 +181,14 @@ def test_the_items_of_a_feed_are_pages(site: Site, tmp_path: Path) -> None:
     assert [reason for _, reason in rejected(tmp_path, manifest)] == ["other_host", "other_host", "too_long"]
 
 
-def test_a_feed_of_version_1_as_a_sitemap(site: Site, tmp_path: Path) -> None:
+def test_a_feed_of_version_1_as_a_sitemap_and_one_of_too_many_items(site: Site, tmp_path: Path) -> None:
     site.robots["a.test"] = (200, f"Sitemap: {A}/feed\n")
     body = b"\xef\xbb\xbf \n" + feed([{"url": "/1"}], "https://jsonfeed.org/version/1")
     serve(site, "/feed", body, "application/json")
     assert urls(tmp_path, run(tmp_path, site, [A])) == [f"{A}/1"]
     assert read_entries(feed([{"url": "/1"}]).decode().encode("utf-16"), 100).entries == [("/1", "")]
+    found = read_entries(feed([{"url": f"/{number}"} for number in range(MAX_ENTRIES + 3)]), 100)
+    assert (len(found.entries), found.left_out, found.kind) == (MAX_ENTRIES, 3, "feed")
 
 
 def serve_pages(site: Site, count: int, last: object) -> None:
@@ -221,38 +223,33 @@ def test_the_pages_of_a_feed_are_followed(site: Site, tmp_path: Path, last: obje
     assert site.hits["b.test", "/f/9"] == site.hits["a.test", "/private/9"] == 0
 
 
-def test_an_endless_feed_ends_at_the_limit(site: Site, tmp_path: Path) -> None:
+def test_an_endless_feed_ends_at_the_limit_and_any_at_a_page_without_items(site: Site, tmp_path: Path) -> None:
     serve_pages(site, 1, "/t/0")
     for n in range(9):
         serve(site, f"/t/{n}", feed([{"url": "/same"}], next_url=f"/t/{n + 1}"), "application/json")
-    manifest = run(tmp_path, site, [A], methods=["feeds"], max_sitemaps=4)
-    assert urls(tmp_path, manifest) == [f"{A}/0", f"{A}/same"]
-    assert rejected(tmp_path, manifest)[-1] == (f"{A}/t/3", "max_sitemaps")
+    manifest = run(tmp_path / "endless", site, [A], methods=["feeds"], max_sitemaps=4)
+    assert urls(tmp_path / "endless", manifest) == [f"{A}/0", f"{A}/same"]
+    assert rejected(tmp_path / "endless", manifest)[-1] == (f"{A}/t/3", "max_sitemaps")
     assert site.hits["a.test", "/t/2"] == 1 and site.hits["a.test", "/t/3"] == 0
-
-
-def test_a_page_without_items_is_the_last(site: Site, tmp_path: Path) -> None:
     site.robots["a.test"] = (200, f"Sitemap: {A}/feed\n")
     serve(site, "/feed", feed([{"url": "/1"}], next_url="/feed2"), "application/json")
     serve(site, "/feed2", feed([], next_url="/feed3"), "application/json")
-    assert urls(tmp_path, run(tmp_path, site, [A])) == [f"{A}/1"]
+    assert urls(tmp_path, run(tmp_path, site, [A], methods=["sitemaps"])) == [f"{A}/1"]
     assert site.hits["a.test", "/feed2"] == 1 and site.hits["a.test", "/feed3"] == 0
 
 
-def test_the_interface_of_wordpress_is_no_feed() -> None:
-    head = "".join(f'<link rel="alternate" title="JSON" type="application/json" href="{target}">' for target in (
-        f"{A}/wp-json/wp/v2/pages/2", "/blog/wp-json/", f"{A}/?rest_route=/wp/v2/posts/1", "/feed.json", "/wp-jsonfeed",
-    ))  # fmt: skip
-    head += '<link rel="alternate" type="application/feed+json" href="/wp-json/feed">'
-    assert read_links(head.encode()).feeds == ["/feed.json", "/wp-jsonfeed", "/wp-json/feed"]
+def test_links_to_feeds_of_any_type_but_not_to_the_interface_of_wordpress() -> None:
+    def feeds(*links: tuple[str, str]) -> list[str]:
+        head = "".join(f'<link rel="alternate" title="x" type="{kind}" href="{target}">' for kind, target in links)
+        return read_links(head.encode()).feeds
 
-
-def test_links_to_feeds_of_any_type() -> None:
-    head = "".join(f'<link rel="alternate" type="{kind}" href="/{n}">' for n, kind in enumerate([
-        "application/feed+json", "Application/JSON", "application/rss+xml; charset=UTF-8", "application/json+oembed",
-        "application/ld+json", "text/html", "",
-    ]))  # fmt: skip
-    assert read_links(head.encode()).feeds == ["/0", "/1", "/2"]
+    ours = ("application/feed+json", "Application/JSON", "application/rss+xml; charset=UTF-8")
+    others = ("application/json+oembed", "application/ld+json", "text/html", "")
+    assert feeds(*((kind, f"/{n}") for n, kind in enumerate((*ours, *others)))) == ["/0", "/1", "/2"]
+    wordpress = (f"{A}/wp-json/wp/v2/pages/2", "/blog/wp-json/", f"{A}/?rest_route=/wp/v2/posts/1")
+    found = feeds(*(("application/json", target) for target in (*wordpress, "/feed.json", "/wp-jsonfeed")))
+    assert found == ["/feed.json", "/wp-jsonfeed"]
+    assert feeds(("application/feed+json", "/wp-json/feed")) == ["/wp-json/feed"]
 
 
 @pytest.mark.parametrize(
@@ -294,11 +291,6 @@ def test_memory_is_bounded() -> None:
         tracemalloc.stop()
 
 
-def test_a_feed_of_too_many_items_is_cut() -> None:
-    found = read_entries(feed([{"url": f"/{number}"} for number in range(MAX_ENTRIES + 3)]), 100)
-    assert (len(found.entries), found.left_out, found.kind) == (MAX_ENTRIES, 3, "feed")
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20),
     lambda inner: (
@@ -327,6 +319,9 @@ LISTED = Forgotten(
 
 def test_forgotten_pages_are_not_requested(site: Site, tmp_path: Path) -> None:
     (tmp_path / FORGOTTEN).write_bytes(encode_forgotten(LISTED))
+    with pytest.raises(RunError, match=r"no URL was found for 1 domain \(forgotten 1\)"):
+        run(tmp_path, site, ["www.gone.test"], methods=["sitemaps", "links"])
+    assert not site.hits
     serve(site, "/", b'<html><body><a href="/secret">x</a><a href="/to">x</a><a href="/1">x</a>', "text/html")
     serve(site, "/secret", b'<html><body><a href="/by-secret">x</a>', "text/html")
     serve(site, "/1", b'<html><body><a href="/2">x</a>', "text/html")
@@ -338,13 +333,5 @@ def test_forgotten_pages_are_not_requested(site: Site, tmp_path: Path) -> None:
     assert urls(tmp_path, found) == [f"{A}/3", f"{A}/", f"{A}/to", f"{A}/1", f"{A}/2"]
     assert not {path for host, path in site.hits if path.startswith(("/secret", "/map"))}
     assert "gone.test" not in {host for host, _ in site.hits}  # not even for robots.txt
-    assert sorted(rejected(tmp_path, found)) == sorted(
-        (name_of(url), "forgotten") for url in (f"{A}/secret", f"{A}/map.xml", "http://gone.test/")
-    )
-
-
-def test_a_forgotten_domain_alone_has_no_url(site: Site, tmp_path: Path) -> None:
-    (tmp_path / FORGOTTEN).write_bytes(encode_forgotten(LISTED))
-    with pytest.raises(RunError, match=r"no URL was found for 1 domain \(forgotten 1\)"):
-        run(tmp_path, site, ["www.gone.test"], methods=["sitemaps", "links"])
-    assert not site.hits
+    names = [name_of(url) for url in (f"{A}/secret", f"{A}/map.xml", "http://gone.test/")]
+    assert sorted(rejected(tmp_path, found)) == sorted((name, "forgotten") for name in names)

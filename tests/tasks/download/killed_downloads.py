@@ -12,7 +12,6 @@ from tests.tasks.kill_points import kill_at
 
 
 def kill_at_removal(number: int) -> None:
-    """Kill this process before it removes the file of this number."""
     removed = iter(range(10**6))
     remove = Folder.remove
 
@@ -26,7 +25,6 @@ def kill_at_removal(number: int) -> None:
 
 
 def serve(order: dict[str, Any]) -> None:
-    """Fetch the failed URLs again, or refresh the pages."""
     root = Folder(order["root"])
     if "record" in order:
         _record(Path(order["record"]))
@@ -38,7 +36,6 @@ def serve(order: dict[str, Any]) -> None:
 
 
 def _record(path: Path) -> None:
-    """Count the writes and removals of this process."""
     replace, remove = Path.replace, Folder.remove
     counts = {"writes": 0, "removals": 0}
 

@@ -20,8 +20,6 @@ CONSENT: dict[str, Any] = {"consent": {"enabled": True}}
 
 @dataclasses.dataclass
 class Server:
-    """Pages with validators, behind the test site."""
-
     site: Site
     bodies: dict[str, str] = dataclasses.field(default_factory=dict)
     validators: dict[str, str] = dataclasses.field(default_factory=dict)  # path -> etag, date, both, none
@@ -77,14 +75,17 @@ def plain(found: list[Page]) -> list[Page]:
     return [dataclasses.replace(page, fetched_at="", ip="") for page in found]
 
 
-def revisits(root: Folder, made: Manifest) -> list[Any]:
-    found = []
-    for name in [one.name for one in made.outcome.audit if one.name.startswith("refresh/") and "warc" in one.name]:
-        for record in ArchiveIterator(io.BytesIO((root / "pages").read_bytes(name))):
-            if record.rec_type != "warcinfo":
-                assert record.rec_type == "revisit" and not record.content_stream().read()
-                found.append(record)
-    return found
+def records_of(root: Folder, name: str) -> list[tuple[Any, Any, bytes]]:
+    """Heads, HTTP heads and bodies of the records of an archive, with their digests checked."""
+    records = ArchiveIterator(io.BytesIO((root / "pages").read_bytes(name)), check_digests="raise")
+    return [(record.rec_headers, record.http_headers, record.content_stream().read()) for record in records]
+
+
+def revisits(root: Folder, made: Manifest) -> list[tuple[Any, Any]]:
+    names = [one.name for one in made.outcome.audit if one.name.startswith("refresh/") and "warc" in one.name]
+    records = [one for name in names for one in records_of(root, name) if one[0]["WARC-Type"] != "warcinfo"]
+    assert all(head["WARC-Type"] == "revisit" and not body for head, _, body in records)
+    return [(head, http) for head, http, _ in records]
 
 
 def fill(server: Server) -> list[list[str]]:

@@ -95,7 +95,13 @@ def test_meta_tags(expected: str, tags: list[str]) -> None:
             assert reason(body=page.encode(encoding)) == expected, (tag, encoding)
 
 
-def test_the_tag_overrides_the_header_and_the_header_the_file() -> None:
+def test_the_tag_overrides_the_header_and_the_header_the_file_and_a_setting_says_what_drops() -> None:
+    headers = [("X-Robots-Tag", "noai"), ("tdm-reservation", "1")]
+    both = decide(*headers, honour=["tdm_reservation"])
+    assert [signal.name for signal in both.signals] == ["noai", "tdm_reservation"]
+    assert both.refusal is not None and both.refusal.name == "tdm_reservation"
+    assert reason(*headers, honour=[]) == ""
+
     def found(file: bool | None, header: str | None, tag: str | None) -> bool:
         headers = [("TDM-Reservation", header)] if header else []
         body = f'<meta name="tdm-reservation" content="{tag}">'.encode() if tag else b""
@@ -106,51 +112,48 @@ def test_the_tag_overrides_the_header_and_the_header_the_file() -> None:
     assert [found(True, "1", "0"), found(False, "0", "1"), found(None, "1", "x")] == [False, True, True]
 
 
-def test_robots_rules_for_ai_agents() -> None:
-    for name in AI_AGENTS:
-        assert names_by_robots(f"User-agent: {name}\nDisallow: /\n") == ["robots_ai_agent"]
-    shared = "User-agent: a\nUser-Agent: ccbot/2.0\nUSER-AGENT: Google-Extended*\nDisallow: /news/\nAllow: /news/free\n"
-    assert names_by_robots(shared) == ["robots_ai_agent"]
-    assert names_by_robots(shared, "http://a.example/news/free") == names_by_robots(shared, "http://a.example/x") == []
-    assert names_by_robots("User-agent: GPTBot\nDisallow:\n") == []
-    assert names_by_robots("User-agent: *\nDisallow: /\n") == []  # decided by robots.txt itself, not here
-    assert names_by_robots("User-agent: Google\nUser-agent: Applebot\nDisallow: /\n") == []  # other crawlers
-    own = "User-agent: GPTBot\nDisallow: /\n\nUser-agent: gpt2train\nAllow: /\n"
-    assert names_by_robots(own) == []
-    assert by_robots("User-agent: NewBot\nDisallow: /", agents=["newbot"]).signals[0].name == "robots_ai_agent"
+VERSIONED = ("GPTBot, CCBot", "CCBot/2.0 (https://commoncrawl.org)", "GPTBot crawler", "other,GPTBot/1.0")
+SHARED = "User-agent: a\nUser-Agent: ccbot/2.0\nUSER-AGENT: Google-Extended*\nDisallow: /news/\nAllow: /news/free\n"
+PATHS = "User-agent: *\nContent-Signal: /news/*?x=$ ai-train=no\nContent-Signal: /blog ai-train=no\nDisallow: /x\n"
+OWN = "User-agent: GPTBot\nDisallow: /\n\nUser-agent: gpt2train/2.0, x\nDisallow: /news\nCrawl-delay: 3\n"
+ROBOTS = {
+    "robots_ai_agent": [SHARED, *(f"User-agent: {name}\nDisallow: /\n" for name in (*AI_AGENTS, *VERSIONED))],
+    "content_signal": [
+        "# text\nUser-Agent: *\nContent-Signal: search=yes,ai-train=no\nAllow: /\n",
+        "User-agent: *\ncontent-signal: ai-train = NO , search=yes\n",
+        "Content-Signal: ai-train=no\nUser-agent: *\nAllow: /\n",
+        "User-agent: *\nContent-Signal: /news\tai-train=no\n",
+        *(f"User-agent: {names}\nContent-Signal: ai-train=no\n" for names in ("GPTBot", *VERSIONED)),
+    ],
+    "": [
+        *("User-agent: GPTBot\nDisallow:\n", "User-agent: Another GPTBot\nDisallow: /\n"),
+        "User-agent: *\nDisallow: /\n",  # decided by robots.txt itself, not here
+        "User-agent: Google\nUser-agent: Applebot\nDisallow: /\n",  # other crawlers
+        "User-agent: GPTBot\nDisallow: /\n\nUser-agent: gpt2train\nAllow: /\n",
+        OWN,  # decided by the rules for this crawler, which must count
+        *(f"User-agent: *\nContent-Signal: {signal}\n" for signal in ("search=no, ai-train=yes", "ai-input=no")),
+        "User-agent: other\nContent-Signal: ai-train=no\n",
+        "User-agent: gpt2train\nContent-Signal: ai-train=yes\n\nUser-agent: *\nContent-Signal: ai-train=no\n",
+        PATHS,
+    ],
+}
 
 
-def test_agents_with_a_version_or_in_one_line() -> None:
-    for names in ("GPTBot, CCBot", "CCBot/2.0 (https://commoncrawl.org)", "GPTBot crawler", "other,GPTBot/1.0"):
-        assert names_by_robots(f"User-agent: {names}\nDisallow: /\n") == ["robots_ai_agent"]
-        assert names_by_robots(f"User-agent: {names}\nContent-Signal: ai-train=no\n") == ["content_signal"]
-    assert names_by_robots("User-agent: Another GPTBot\nDisallow: /\n") == []
-    assert by_robots("User-agent: Kangaroo Bot\nDisallow: /\n", agents=["Kangaroo Bot"]).signals
-    own = "User-agent: GPTBot\nDisallow: /\n\nUser-agent: gpt2train/2.0, x\nDisallow: /news\nCrawl-delay: 3\n"
-    assert names_by_robots(own) == []  # decided by the rules for this crawler, which must count
-    for text in (own, own.replace(", x", "")):
+@pytest.mark.parametrize("expected", ROBOTS)
+def test_signals_of_robots_txt(expected: str) -> None:
+    for text in ROBOTS[expected]:
+        assert names_by_robots(text) == ([expected] if expected else []), text
+
+
+def test_signals_of_robots_txt_by_path_agent_and_header() -> None:
+    assert names_by_robots(SHARED, "http://a.example/news/free") == names_by_robots(SHARED, "http://a.example/x") == []
+    assert names_by_robots(PATHS, "http://a.example/blog/2") == ["content_signal"]
+    for agent in ("NewBot", "Kangaroo Bot"):
+        assert by_robots(f"User-agent: {agent}\nDisallow: /", agents=[agent]).signals[0].name == "robots_ai_agent"
+    for text in (OWN, OWN.replace(", x", "")):
         rules = RobotsRules(text)
         assert not asyncio.run(rules.allows_crawler(NEWS, AGENT)) and rules.delay(AGENT) == 3
         assert asyncio.run(rules.allows_crawler("http://a.example/", AGENT))
-
-
-def test_content_signals() -> None:
-    for text in (
-        "# text\nUser-Agent: *\nContent-Signal: search=yes,ai-train=no\nAllow: /\n",
-        "User-agent: *\ncontent-signal: ai-train = NO , search=yes\n",
-        "User-agent: GPTBot\nContent-Signal: ai-train=no\n",
-        "Content-Signal: ai-train=no\nUser-agent: *\nAllow: /\n",
-        "User-agent: *\nContent-Signal: /news\tai-train=no\n",
-    ):
-        assert names_by_robots(text) == ["content_signal"], text
-    for signal in ("*\nContent-Signal: search=no, ai-train=yes", "*\nContent-Signal: search=yes, ai-input=no"):
-        assert names_by_robots(f"User-agent: {signal}\n") == [], signal
-    assert names_by_robots("User-agent: other\nContent-Signal: ai-train=no\n") == []
-    own = "User-agent: gpt2train\nContent-Signal: ai-train=yes\n\nUser-agent: *\nContent-Signal: ai-train=no\n"
-    assert names_by_robots(own) == []
-    paths = "User-agent: *\nContent-Signal: /news/*?x=$ ai-train=no\nContent-Signal: /blog ai-train=no\nDisallow: /x\n"
-    assert names_by_robots(paths) == []
-    assert names_by_robots(paths, "http://a.example/blog/2") == ["content_signal"]
     assert reason(("Content-Signal", "ai-train=no, search=yes")) == "content_signal"
     assert reason(("Content-Signal", "ai-train=yes")) == ""
 
@@ -163,6 +166,9 @@ def test_tdm_files() -> None:
     assert rules.reserves("/news/a.html") and rules.reserves("/%C3%A9/x")
     assert rules.reserves("/news/a.html?q") is False and rules.reserves("/bad") is False
     assert TdmRules('[{"location": "/a", "tdm-reservation": 1}]').reserves("/b") is None
+    rule = '[{"location": "/", "tdm-reservation": 1}'  # what breaks the protocol reserves nothing
+    for text in ("", "<html>", "{}", "[", rule, "[" * 200_000, "[" + "9" * 400_000 + "]"):
+        assert not TdmRules(text), text[:50]
 
 
 def test_patterns_are_compared_in_one_encoding() -> None:
@@ -173,12 +179,6 @@ def test_patterns_are_compared_in_one_encoding() -> None:
         rules = TdmRules(json.dumps([{"location": location, "tdm-reservation": 1}]))
         assert rules.reserves(URL(f"http://a.example{url}").raw_path_qs) is True, location
         assert rules.reserves("/axb") is None and rules.reserves("/?a=b") is None, location
-
-
-def test_files_that_break_the_protocol_reserve_nothing() -> None:
-    rule = '[{"location": "/", "tdm-reservation": 1}'
-    for text in ("", "<html>", "{}", "[", rule, "[" * 200_000, "[" + "9" * 400_000 + "]"):
-        assert not TdmRules(text), text[:50]
 
 
 def test_licenses_are_recorded_and_drop_nothing() -> None:
@@ -192,14 +192,6 @@ def test_licenses_are_recorded_and_drop_nothing() -> None:
     rsl = by_robots("License: {}\nUser-agent: *\nAllow: /\nLicense: {} # x\n".format(*files))
     assert (rsl.licenses, rsl.signals) == (files, ())
     assert decide(site=rsl).licenses == rsl.licenses
-
-
-def test_a_setting_says_which_signals_drop_a_page() -> None:
-    headers = [("X-Robots-Tag", "noai"), ("tdm-reservation", "1")]
-    found = decide(*headers, honour=["tdm_reservation"])
-    assert [signal.name for signal in found.signals] == ["noai", "tdm_reservation"]
-    assert found.refusal is not None and found.refusal.name == "tdm_reservation"
-    assert reason(*headers, honour=[]) == ""
 
 
 def test_hostile_values_take_bounded_time() -> None:
@@ -365,8 +357,6 @@ def test_the_table_is_bounded(signalling: Site, tmp_path: Path) -> None:
     urls = [f"http://h{n}.test/noai" for n in range(5)] + ["http://h0.test/header", "http://h1.test/cc"]
     manifest = run(root, signalling, [urls], **ON)
     table = tally_signals(root / "pages", ledgers_of(manifest.outcome.audit), max_rows=2).to_pylist()
-    assert [(row["value"], row["host"], row["pages"], row["dropped"]) for row in table] == [
-        ("noai", OTHERS, 5, 5),
-        ("tdm_reservation", OTHERS, 1, 1),
-        ("https://cc.example/by/4.0/", "h1.test", 1, 0),
-    ]
+    others = [("noai", OTHERS, 5, 5), ("tdm_reservation", OTHERS, 1, 1)]
+    found = [(row["value"], row["host"], row["pages"], row["dropped"]) for row in table]
+    assert found == [*others, ("https://cc.example/by/4.0/", "h1.test", 1, 0)]

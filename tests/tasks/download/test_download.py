@@ -45,8 +45,6 @@ def test_pages_are_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
 
 
 class ProgressRunner(Runner):
-    """A runner that records the progress of batches in flight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.stages: list[dict[str, int]] = []
@@ -118,7 +116,6 @@ print(crawl(sys.argv[1], sys.argv[2]))
 
 
 def crawl(root: str, address: str) -> str:
-    """Download as a command does; the identity of what was fetched."""
     with Runner(1) as runner:
         return str(run_again(Folder(root), address, runner, delay=0.05).identity)
 

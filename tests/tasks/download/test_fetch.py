@@ -51,12 +51,17 @@ def test_each_failure_has_its_reason(site: Site, reason: str, retryable: bool, s
 
 
 def test_facts_of_a_page_are_recorded(site: Site) -> None:
-    site.handlers["/xhtml2"] = site.handlers["/xhtml"]
-    (page, hopped) = fetch(site, ["http://me:secret@a.test/xhtml2#part", "http://a.test/hop1"])
-    assert (page.url, page.final_url) == ("http://me:secret@a.test/xhtml2#part", "http://a.test/xhtml2")
+    """The last of several content types counts, unless the bytes are those of another."""
+    twice = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Type: text/html;charset=koi8-r\r\n\r\n" + PAGE
+    site.handlers |= {"/twice": lambda h: raw(h, twice), "/pdf": lambda h: h.answer(b"%PDF-1.4\n(Text) Tj")}
+    names = ("me:secret@a.test/xhtml#part", "a.test/hop1", "a.test/twice", "a.test/pdf")
+    page, hopped, *others = fetch(site, [f"http://{name}" for name in names])
+    assert (page.url, page.final_url) == ("http://me:secret@a.test/xhtml#part", "http://a.test/xhtml")
     assert (page.content_type, page.charset, page.attempts) == ("application/xhtml+xml", "iso-8859-1", 1)
-    assert hopped.final_url == "http://a.test/page"
-    assert hopped.charset == "utf-8"
+    assert (hopped.final_url, hopped.charset) == ("http://a.test/page", "utf-8")
+    found = [(one.reason, one.content_type, one.charset) for one in others]
+    assert found == [("", "text/html", "koi8-r"), ("content_type", "application/pdf", None)]
+    assert others[1].detail == "sent as text/html, but the bytes are those of application/pdf"
 
 
 LONG = b"<p>" + b"A page that is there to be read. " * 60
@@ -118,20 +123,6 @@ def test_cookies_are_kept_for_the_hops_of_one_page(site: Site) -> None:
     assert site.hits["a.test", "/gate"] == 4  # each page begins without cookies
 
 
-def test_the_last_of_several_content_types_counts(site: Site) -> None:
-    def twice(h: Handler) -> None:
-        raw(h, b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Type: text/html;charset=koi8-r\r\n\r\n" + PAGE)
-
-    site.handlers["/twice"] = twice
-    site.handlers["/pdf"] = lambda h: h.answer(b"%PDF-1.4\n(Text) Tj")
-    pages = fetch(site, ["http://a.test/twice", "http://a.test/pdf"])
-    assert [(page.reason, page.content_type, page.charset) for page in pages] == [
-        ("", "text/html", "koi8-r"),
-        ("content_type", "application/pdf", None),
-    ]
-    assert pages[1].detail == "sent as text/html, but the bytes are those of application/pdf"
-
-
 def test_attempts_are_counted_and_capped(site: Site) -> None:
     for path, attempts in (("broken", 4), ("cut-chunk", 4), ("later", 1), ("nonsense", 1), ("long-header", 1)):
         (page,) = fetch(site, [f"http://a.test/{path}"], attempts=4)
@@ -158,11 +149,15 @@ def test_an_unexpected_error_rejects_one_page_only(
 
 
 def test_the_backoff_grows_between_attempts(site: Site) -> None:
-    """Exponential, with jitter: 0.5 to 1.5 times 0.1 s, then twice that."""
+    """Exponential, with jitter: 0.5 to 1.5 times 0.1 s, then twice that; or as Retry-After says."""
     (page,) = fetch(site, ["http://a.test/broken"], obey_robots=False, backoff=0.1, deadline=5)
     first, second, third = [at for _, at in site.starts]
     assert (page.reason, page.attempts) == ("http_error", 3)
     assert second - first > 0.05 and third - second > 0.1
+    assert [retry_after(value) for value in ("7", "Mon, 01 Jan 2001 00:00:00 GMT")] == [7.0, 0.0]
+    for value in ("soon", "9" * 5000, "Mon, 01 Jan 99999999999 00:00:00 GMT", None):
+        assert retry_after(value) is None, value
+    assert retry_after("Mon, 01 Jan 0001 00:00:00 +2359") in (None, 0.0)
 
 
 def test_unreachable_hosts_have_their_reasons(site: Site) -> None:
@@ -175,14 +170,7 @@ def test_unreachable_hosts_have_their_reasons(site: Site) -> None:
     assert asyncio.run(run()) == ["connection_failed", "dns_failed", "malformed"]
 
 
-def test_the_retry_after_header_is_obeyed() -> None:
-    assert [retry_after(value) for value in ("7", "Mon, 01 Jan 2001 00:00:00 GMT")] == [7.0, 0.0]
-    for value in ("soon", "9" * 5000, "Mon, 01 Jan 99999999999 00:00:00 GMT", None):
-        assert retry_after(value) is None, value
-    assert retry_after("Mon, 01 Jan 0001 00:00:00 +2359") in (None, 0.0)
-
-
-def test_urls_in_every_spelling_are_fetched(site: Site) -> None:
+def test_urls_in_every_spelling_are_fetched_with_the_expected_headers(site: Site) -> None:
     port = site.address.rpartition(":")[2]
     urls = ["http://b\u00fccher.test/p\u00e4ge?q=\u00e4", f"http://127.0.0.1:{port}/page"]
     pages = fetch(site, urls, ports=(80, int(port)))
@@ -191,6 +179,13 @@ def test_urls_in_every_spelling_are_fetched(site: Site) -> None:
     assert site.hits["xn--bcher-kva.test", "/p%C3%A4ge"] == 1
     assert site.hits[f"127.0.0.1:{port}", "/page"] == 1
     assert {page.ip for page in pages} == {"127.0.0.1"}
+    seen: list[dict[str, str]] = []
+    site.handlers["/look"] = lambda h: (seen.append(dict(h.headers)), ok(h))[1]
+    fetch(site, ["http://me:secret@a.test/look"])
+    (headers,) = seen
+    assert headers["Accept-Encoding"] == "gzip, deflate"  # what is decoded within bounds, and no brotli
+    assert headers["User-Agent"].startswith("gpt2train/")
+    assert not {"Authorization", "Cookie"} & set(headers)
 
 
 def test_an_ipv6_address_is_fetched() -> None:
@@ -203,16 +198,6 @@ def test_an_ipv6_address_is_fetched() -> None:
         pytest.skip("no IPv6 on this machine")
     assert (page.reason, page.ip) == ("", "::1")
     assert refused.reason == "port_forbidden"
-
-
-def test_a_request_has_the_expected_headers(site: Site) -> None:
-    seen: list[dict[str, str]] = []
-    site.handlers["/look"] = lambda h: (seen.append(dict(h.headers)), ok(h))[1]
-    fetch(site, ["http://me:secret@a.test/look"])
-    (headers,) = seen
-    assert headers["Accept-Encoding"] == "gzip, deflate"  # what is decoded within bounds, and no brotli
-    assert headers["User-Agent"].startswith("gpt2train/")
-    assert not {"Authorization", "Cookie"} & set(headers)
 
 
 TARGET = "http://a.test/secret"

@@ -6,14 +6,17 @@ import dataclasses
 import datetime
 import gzip
 import hashlib
+import itertools
 import random
+import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 from warcio.archiveiterator import ArchiveIterator
@@ -35,7 +38,6 @@ from tasks.extract.step import ExtractSettings, extract
 from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline, rejected_of
 from tests.tasks.download.fetch_helpers import fetch, make_settings
-from tests.tasks.download.malformed_responses import ANSWERS, answering
 from tests.tasks.warc_pages import make_page, write_pages
 from tests.tasks.web_server import Site
 
@@ -69,7 +71,7 @@ BITS["Content-Language"] = BITS["Set-Cookie"] = BITS["Link"] = BITS["Content-Typ
 
 def spellings(kind: str, rng: random.Random) -> str:
     """A random header of tokens that its parser knows and of characters that no header should have."""
-    bits = BITS[kind] + (SIGNS if rng.random() < 0.5 else SIGNS[:3])
+    bits = BITS[kind] + ([*SIGNS, chr(rng.randrange(0x110000))] if rng.random() < 0.5 else SIGNS[:3])
     between = rng.choice(["", "", " "])
     words = between.join(rng.choice(bits) for _ in range(rng.randint(1, 8)))
     return {"Content-Type": rng.choice(["", "text/html;", "text/html; charset="])}.get(kind, "") + words
@@ -124,31 +126,12 @@ PARSERS: dict[str, Callable[[str], bool]] = {
 }
 
 
-def read_badly(kind: str, count: int, seed: int) -> list[str]:
-    """Headers out of `count` that were parsed to an invalid value; fails if the parser raises."""
-    rng = random.Random(f"{kind} {seed}")
-    found = []
-    for _ in range(count):
-        value = spellings(kind, rng)
-        try:
-            sound = PARSERS[kind](value)
-        except Exception as error:
-            raise AssertionError(f"{kind}: {value!r}") from error
-        if not sound:
-            found.append(value)
-    return found
-
-
 @pytest.mark.parametrize("count", [1500, pytest.param(35_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", PARSERS)
 def test_any_header_is_parsed_without_an_exception(kind: str, count: int) -> None:
-    assert read_badly(kind, count // (10 if kind == "robots.txt" else 1), count) == []
-
-
-@settings(max_examples=30)  # of 30 ms each, most of it to draw the text
-@given(st.text(max_size=300))
-def test_any_text_is_parsed_without_an_exception(value: str) -> None:
-    assert [kind for kind, take in PARSERS.items() if kind != "robots.txt" and not take(value)] == []
+    rng = random.Random(f"{kind} {count}")
+    for value in (spellings(kind, rng) for _ in range(count // (10 if kind == "robots.txt" else 1))):
+        assert PARSERS[kind](value), value
 
 
 @given(st.binary(max_size=300))
@@ -157,7 +140,6 @@ def test_any_body_is_sniffed_without_an_exception(body: bytes) -> None:
 
 
 def test_media_types_equal_those_of_the_standard_library() -> None:
-    """A well-formed header is read as the standard library reads it."""
     for value in (
         *("text/html", "TEXT/HTML; Charset=UTF-8", "text/html;charset=x-sjis", "application/xhtml+xml; q=1"),
         *('text/html; a="b;c"; charset="iso-8859-1"', "text/html ; charset=utf-8 ; x=y"),
@@ -244,22 +226,123 @@ def test_a_refresh_is_looked_for_in_linear_time(piece: bytes) -> None:
     assert time.process_time() - began < 2
 
 
-def test_each_malformed_response_ends_with_a_reason() -> None:
-    """Over loopback: at least the 41 responses that were first tried by hand."""
-    assert len(ANSWERS) >= 41
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+HI = b"Content-Length: 2\r\n\r\nhi"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
+
+def typed(value: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Type: " + value + b"\r\n" + HI
+
+
+def moved(location: bytes) -> bytes:
+    return b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\nContent-Length: 0\r\n\r\n"
+
+
+def busy(retry_after: bytes) -> bytes:
+    return b"HTTP/1.1 503 No\r\nRetry-After: " + retry_after + b"\r\nContent-Length: 0\r\n\r\n"
+
+
+def forever(head: bytes, piece: bytes) -> Callable[[], Iterator[bytes]]:
+    return lambda: itertools.chain([head], itertools.repeat(piece))
+
+
+KEPT = ("",)
+PROTOCOL = ("protocol_error",)
+NOWHERE = ("malformed", "dns_failed", "not_public_address")
+# Name -> (what is sent, the reasons that are right for it).
+ANSWERS: dict[str, tuple[bytes | Callable[[], Iterator[bytes]], tuple[str, ...]]] = {
+    "type: continued charset": (typed(b"text/html;charset*;charset*0"), KEPT),
+    "type: charset of bytes": (typed(b"text/html; charset=\xc3\xa9\x80"), KEPT),
+    "type: number of 4,400 digits": (typed(b"text/html; charset*" + b"1" * 4400 + b"=x"), KEPT),
+    "type: NUL in the charset's charset": (typed(b"text/html; charset*=%00''x"), KEPT),
+    "type: line ends in the charset": (typed(b"text/html; charset*=utf-8''x%0d%0a%0d%0aZZZ"), KEPT),
+    "retry-after: year 99999999999": (busy(b"Mon, 01 Jan 99999999999 00:00:00 GMT"), ("http_error",)),
+    "retry-after: 5,000 digits": (busy(b"9" * 5000), ("http_error",)),
+    "length: 5,000 digits": (OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\nhi", PROTOCOL),
+    "length: negative": (OK + b"Content-Length: -5\r\n\r\nhi", PROTOCOL),
+    "length: two of them": (OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi", PROTOCOL),
+    "length: hexadecimal": (OK + b"Content-Length: 0x2\r\n\r\nhi", PROTOCOL),
+    "status 99": (b"HTTP/1.1 99 OK\r\nContent-Type: text/html\r\n\r\nhi", PROTOCOL),
+    "status 1000": (b"HTTP/1.1 1000 OK\r\nContent-Type: text/html\r\n\r\nhi", PROTOCOL),
+    "status 101": (b"HTTP/1.1 101 Switch\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nhi", ("http_error",)),
+    "HTTP/0.9": (b"hello", PROTOCOL),
+    "encoding: brotli": (OK + b"Content-Encoding: br\r\n" + HI, ("content_encoding",)),
+    "encoding: gzip twice": (OK + b"Content-Encoding: gzip, gzip\r\n" + HI, ("content_encoding",)),
+    "encoding: bytes": (OK + b"Content-Encoding: \xff\xfe\r\n" + HI, ("",)),
+    "encoding: none": (OK + b"Content-Encoding: none\r\n" + HI, ("",)),
+    "encoding: a charset": (OK + b"Content-Encoding: UTF-8, identity\r\n" + HI, ("",)),
+    "location: empty": (moved(b""), ("redirect_loop",)),
+    "location: bytes": (moved(b"http://\xff\xfe.example/"), NOWHERE),
+    "location: port 99999": (moved(b"http://a:99999/"), ("malformed",)),
+    "location: international": (moved("http://a\u0301.\u0130stanbul.example/".encode()), NOWHERE),
+    "location: label of 200": (moved(b"http://" + b"a" * 200 + b".example/"), ("malformed",)),
+    "location: empty label": (moved(b"http://a..b/"), ("malformed",)),
+    "location: file": (moved(b"file:///etc/passwd"), ("scheme_forbidden",)),
+    "location: gopher": (moved(b"gopher://127.0.0.1:25/x"), ("scheme_forbidden",)),
+    "location: web socket": (moved(b"ws://127.0.0.1/x"), ("scheme_forbidden",)),
+    "location: metadata": (moved(b"http://169.254.169.254/latest/meta-data/"), ("not_public_address",)),
+    "location: NAT64": (moved(b"http://[64:ff9b::a9fe:a9fe]/"), ("not_public_address",)),
+    "location: half an IPv6": (moved(b"http://[::1"), ("malformed",)),
+    "location: NUL": (moved(b"http://a.example/%00\xc2\x85"), NOWHERE),
+    "chunk: negative": (CHUNKED + b"-5\r\nhi\r\n0\r\n\r\n", PROTOCOL),
+    "chunk: huge": (CHUNKED + b"ffffffffffffffffff\r\nhi\r\n0\r\n\r\n", PROTOCOL),
+    "cookie: bytes and a date": (OK + b"Set-Cookie: \xff=\xfe; expires=Mon, 99999999999\r\n" + HI, KEPT),
+    "cookie: quoted": (OK + b'Set-Cookie: a="\\777\\' + b"x" * 3000 + b"\r\n" + HI, KEPT),
+    "language: bytes": (OK + b"Content-Language: \xff\r\n" + HI, KEPT),
+    "link: broken": (OK + b"Link: <http://[>; rel=\xff\r\n" + HI, KEPT),
+    "endless: headers": (forever(b"HTTP/1.1 200 OK\r\n", b"X-A: " + b"v" * 4000 + b"\r\n"), PROTOCOL),
+    "endless: header": (forever(b"HTTP/1.1 200 OK\r\nX: ", b"a" * 65536), PROTOCOL),
+    "endless: trailers": (forever(CHUNKED + b"2\r\nhi\r\n0\r\n", b"X: " + b"v" * 4000 + b"\r\n"), PROTOCOL),
+    "endless: early hints": (forever(b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 100), ("deadline",)),
+    "endless: chunk extension": (forever(CHUNKED + b"2;", b"a" * 65536), ("deadline",)),
+}
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[str]:
+    """Serve `ANSWERS` at 127.0.0.1; the first label of the asked host, `c7`, is the number of the answer."""
+    sent = [answer for answer, _ in ANSWERS.values()]
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            head = connection.recv(65536)
+            number = int(head.lower().partition(b"\nhost: c")[2].partition(b".")[0])
+            what = sent[number]
+            for piece in [what] if isinstance(what, bytes) else what():
+                connection.sendall(piece)
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(5)
+            while connection.recv(65536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_each_malformed_response_ends_with_a_reason() -> None:
     async def run(address: str, numbers: list[int], deadline: float) -> list[Fetched]:
         settings = make_settings(obey_robots=False, attempts=3, deadline=deadline, max_wait=0, max_host_failures=1000)
         async with Fetcher(settings, {"c*": address}) as fetcher:
             return await asyncio.gather(*(fetcher.fetch(f"http://c{n}.example/", "list") for n in numbers))
 
-    endless = [number for number, (_, reasons) in enumerate(ANSWERS.values()) if reasons == ("deadline",)]
-    others = [number for number in range(len(ANSWERS)) if number not in endless]
+    answers = list(ANSWERS.items())
+    endless = [number for number, (_, (_, reasons)) in enumerate(answers) if reasons == ("deadline",)]
+    others = [number for number in range(len(answers)) if number not in endless]
     with answering() as address:
-        found = dict(zip(others, asyncio.run(run(address, others, 60.0)), strict=True))
-        found |= zip(endless, asyncio.run(run(address, endless, 2.0)), strict=True)
-    pages = [found[number] for number in range(len(ANSWERS))]
-    for page, (name, (_, reasons)) in zip(pages, ANSWERS.items(), strict=True):
+        pages = asyncio.run(run(address, others, 60.0)) + asyncio.run(run(address, endless, 2.0))
+    for page, (name, (_, reasons)) in zip(pages, [answers[n] for n in others + endless], strict=True):
         assert page.reason in reasons, (name, page)
         assert page.body == (None if page.reason else b"hi"), name
         if reasons == ("protocol_error",):
@@ -274,7 +357,6 @@ ENDS = st.sampled_from(["\r\n", "\r\n\r\nZZZ", "\r\nContent-Encoding: gzip", "\r
 def test_no_header_value_changes_a_body_in_the_archive(
     tmp_path_factory: pytest.TempPathFactory, changes: list[dict[str, str]], name: str
 ) -> None:
-    """With any value in any field, body and digest are read back unchanged."""
     folder = tmp_path_factory.mktemp("warc")
     pages = [make_page(**change) for change in changes]
     pages = [dataclasses.replace(page, final_url=f"http://a.example/{page.final_url}") for page in pages]
@@ -315,8 +397,6 @@ def test_an_injected_record_head_costs_one_page_only(tmp_path: Path) -> None:
     step = Step(folder, "download", version=1, parameters={}, inputs={}, folder="pages")
     with step.folder.writing("part-00000.warc.gz") as draft:
         draft.write_bytes(encode_record(good[0]) + injected(body, 1) + encode_record(good[1]))
-    found = list(read_pages(step.folder, "part-00000.warc.gz"))
-    assert [bool(page.fault) for page in found] == [False, True, False] and found[1].body == b""
     pages = step.commit(Outcome(outputs=(step.folder.record("part-00000.warc.gz"),)))
     with Inline(1) as runner:
         documents = extract(folder, pages, ExtractSettings(prefilter=False), runner)
@@ -334,15 +414,11 @@ def allows(rules: RobotsRules, path: str) -> bool:
     return asyncio.run(rules.allows(f"http://a.example/{path}", AGENT))
 
 
-def test_rules_are_obeyed() -> None:
-    rules = RobotsRules("User-agent: *\nDisallow: /private\nAllow: /private/open\nCrawl-delay: 2.5\n")
-    assert [allows(rules, path) for path in ("x", "private", "private/open/x")] == [True, False, True]
-    assert rules.delay(AGENT) == 2.5 and RobotsRules("").delay(AGENT) == 0.0
-
-
 def test_many_rules_take_bounded_time_for_any_url() -> None:
-    rules = RobotsRules(WILD)
+    rules = RobotsRules(f"{WILD}Disallow: /private\nAllow: /private/open\nCrawl-delay: 2.5\n")
     assert allows(rules, "a" * 100) and not allows(rules, "a/b77")
+    assert allows(rules, "private/open/x") and not allows(rules, "private")
+    assert (rules.delay(AGENT), RobotsRules("").delay(AGENT)) == (2.5, 0.0)
     began = time.process_time()
     assert not allows(rules, "a" * 8000)  # 0.4 s of CPU time to compare; what cannot be compared is forbidden
     assert time.process_time() - began < 0.1
@@ -362,7 +438,6 @@ def test_the_product_of_agents_and_rules_is_bounded() -> None:
 
 
 def test_long_lists_of_bots_are_read() -> None:
-    """As sites have them: thousands of agents that are all shut out, in one group or in one each."""
     names = [f"bot-{number}" for number in range(3_000)]
     one = "".join(f"User-agent: {name}\n" for name in names) + "Disallow: /\n\nUser-agent: *\nDisallow: /x\n"
     each = "".join(f"User-agent: {name}\nDisallow: /\n\n" for name in names) + "User-agent: *\nDisallow: /x\n"

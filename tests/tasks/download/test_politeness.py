@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import json
 import subprocess
 import sys
 import time
@@ -42,18 +43,15 @@ def test_robots_txt_is_obeyed_unless_it_is_ignored(site: Site, status: int, text
         assert site.hits["a.test", "/robots.txt"] == int(obey)
 
 
-def test_requests_for_robots_txt_pass_the_ssrf_guard(site: Site) -> None:
-    site.handlers["/robots.txt"] = site.handlers["/inside"]
-    (page,) = fetch(site, ["http://a.test/page"])
-    assert (page.reason, page.detail) == ("not_public_address", "169.254.169.254")
-    assert site.hits["a.test", "/page"] == 0
-
-
-def test_crawl_delay_is_obeyed(site: Site) -> None:
+def test_crawl_delay_is_obeyed_and_robots_txt_passes_the_ssrf_guard(site: Site) -> None:
     site.robots["a.test"] = (200, "User-agent: *\nCrawl-delay: 0.4")
     fetch(site, ["http://a.test/1", "http://a.test/2"])
     first, second = [at for host, at in site.starts if host == "a.test"][1:]
     assert second - first > 0.1
+    site.handlers["/robots.txt"] = site.handlers["/inside"]
+    (page,) = fetch(site, ["http://a.test/page"])
+    assert (page.reason, page.detail) == ("not_public_address", "169.254.169.254")
+    assert site.hits["a.test", "/page"] == 0
 
 
 def test_the_number_of_concurrent_requests_is_capped(site: Site) -> None:
@@ -92,18 +90,14 @@ def test_limits_of_a_host_hold_across_shards(site: Site, tmp_path: Path) -> None
     assert site.hits["a.test", "/robots.txt"] == 1
 
 
-def test_a_failing_host_is_given_up(site: Site, tmp_path: Path) -> None:
+def test_a_failing_host_is_given_up_unless_one_page_is_good(site: Site, tmp_path: Path) -> None:
     """Three failures in a row are enough, over all shards."""
     dead = [[f"http://dead.test/broken?{shard}-{n}" for n in range(9)] for shard in (1, 2)]
     shards = [[*urls, f"http://h.test/{shard}"] for shard, urls in enumerate(dead)]
     manifest = run(Folder(tmp_path), site, shards, max_host_failures=3, per_host=1, attempts=1, obey_robots=False)
     assert site.hits["dead.test", "/broken"] == 3  # and not 18
     assert manifest.outcome.reasons == {"http_error": 3, "host_given_up": 15}
-    assert manifest.outcome.facts["retryable"] == 18
-    assert manifest.outcome.kept == 2
-
-
-def test_one_good_page_resets_the_failures_of_a_host(site: Site) -> None:
+    assert (manifest.outcome.facts["retryable"], manifest.outcome.kept) == (18, 2)
     urls = ["http://a.test/broken", "http://a.test/1", "http://a.test/broken?2", "http://a.test/gone"]
     pages = fetch(site, [*urls, *urls], max_host_failures=2, per_host=1, attempts=1)
     assert [page.reason for page in pages] == ["http_error", "", "http_error", "not_found"] * 2
@@ -157,28 +151,22 @@ asyncio.run(run())
 """
 
 
-def crawl(site: Site, urls: list[str], **changes: Any) -> "subprocess.Popen[str]":
-    """A process that fetches as soon as it reads a line of input."""
+def crawl(site: Site, *lists: list[str], **changes: Any) -> "list[subprocess.Popen[str]]":
+    """Processes that begin to fetch their URLs once all are ready."""
     settings = make_settings(per_host=1, obey_robots=False, **changes).model_dump_json()
-    arguments = [settings, f'"{site.address}"', str(urls).replace("'", '"')]
-    command = [sys.executable, "-c", CRAWLS, *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    return process
-
-
-def go(*processes: "subprocess.Popen[str]") -> None:
+    commands = [[sys.executable, "-c", CRAWLS, settings, f'"{site.address}"', json.dumps(urls)] for urls in lists]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes: list[Any] = [subprocess.Popen(command, **streams) for command in commands]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * len(lists)
     for process in processes:
-        assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
+    return processes
 
 
 def test_two_processes_share_the_delay_of_a_host(site: Site, tmp_path: Path) -> None:
-    site.handlers["/busy"] = lambda h: (time.sleep(0.1), ok(h))[1]
     lists = [[f"http://a.test/{name}{n}" for n in range(5)] for name in "xy"]
-    together = [crawl(site, urls, shared_rate_limit_dir=str(tmp_path), delay=0.3) for urls in lists]
-    go(*together)
+    together = crawl(site, *lists, shared_rate_limit_dir=str(tmp_path), delay=0.3)
     assert [process.communicate()[0] for process in together] == [f"{[''] * 5}\n"] * 2
     times = sorted(at for _, at in site.starts)
     assert len(times) == 10
@@ -187,11 +175,9 @@ def test_two_processes_share_the_delay_of_a_host(site: Site, tmp_path: Path) -> 
 
 def test_the_slot_of_a_killed_process_is_freed(site: Site, tmp_path: Path) -> None:
     site.handlers["/hangs"] = lambda h: time.sleep(60)
-    killed = crawl(site, ["http://a.test/hangs"], shared_rate_limit_dir=str(tmp_path), deadline=50)
-    go(killed)
+    [killed] = crawl(site, ["http://a.test/hangs"], shared_rate_limit_dir=str(tmp_path), deadline=50)
     wait_for(lambda: site.hits["a.test", "/hangs"] == 1, 30, "the first request")
-    waits = crawl(site, ["http://a.test/1", "http://c.test/1"], shared_rate_limit_dir=str(tmp_path))
-    go(waits)
+    [waits] = crawl(site, ["http://a.test/1", "http://c.test/1"], shared_rate_limit_dir=str(tmp_path))
     wait_for(lambda: site.hits["c.test", "/1"] == 1, 30, "a page of another host")
     assert site.hits["a.test", "/1"] == 0
     killed.kill()
@@ -208,8 +194,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return held
 
 
+Two = tuple[SharedRateLimiter, SharedRateLimiter]
+
+
 @pytest.fixture
-def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedRateLimiter, SharedRateLimiter]:
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Two:
     """Two objects that simulate two processes: POSIX locks belong to a process, so theirs checks ours."""
     ours, theirs = SharedRateLimiter(tmp_path), SharedRateLimiter(tmp_path)
     theirs._pid = ours._pid + 1
@@ -223,7 +212,7 @@ def take(limiter: SharedRateLimiter, host: str = "a") -> Any:
     return slot
 
 
-def test_a_waiting_process_goes_first(two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace) -> None:
+def test_a_waiting_process_goes_first(two: Two, clock: SimpleNamespace) -> None:
     ours, theirs = two
     slot = take(ours)
     assert theirs.acquire("a", 1) is None
@@ -238,9 +227,7 @@ def test_a_waiting_process_goes_first(two: tuple[SharedRateLimiter, SharedRateLi
     take(theirs)
 
 
-def test_a_waiting_process_goes_first_at_any_clock_value(
-    two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace
-) -> None:
+def test_a_waiting_process_goes_first_at_any_clock_value(two: Two, clock: SimpleNamespace) -> None:
     """At the same instant, with a clock slightly behind, when a timestamp wraps around; but not a second later."""
     ours, theirs = two
     begins_anew = 2**32 * 420 / 1000
@@ -271,17 +258,13 @@ def test_each_host_has_a_schedule_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / FILE).stat().st_blocks * 512 < 2**20  # of 16 MiB
 
 
-def test_redirected_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
-    fetch(site, ["http://a.test/1"], shared_rate_limit_dir=str(tmp_path), delay=50.0, obey_robots=False)
-    shared = shared_rate_limit.open_rate_limiter(str(tmp_path))
-    assert shared is not None
-    assert shared.reserve("a.test", 0.0) == 0.0
-    assert shared.reserve(f"a.test at {site.address}", 0.0) > 1.0
-
-
 def test_the_folder_is_found_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    fetch(site, ["http://a.test/1"], shared_rate_limit_dir=str(tmp_path / "a"), delay=50.0, obey_robots=False)
+    shared = open_rate_limiter(str(tmp_path / "a"))
+    assert shared is not None and shared.reserve("a.test", 0.0) == 0.0  # redirected hosts are counted apart
+    assert shared.reserve(f"a.test at {site.address}", 0.0) > 1.0
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     assert open_rate_limiter("auto") is open_rate_limiter(str(tmp_path / "own" / "gpt2train" / "rate-limit"))
     assert (tmp_path / "own" / "gpt2train" / "rate-limit" / FILE).exists()

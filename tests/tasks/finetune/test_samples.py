@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,11 +81,11 @@ def test_labels_are_names_or_numbers(tokenizer: Tokenizer) -> None:
     for label in (None, "", -1):
         [one] = encoded(task(), tokenizer, {"text": "the", "label": label})
         assert isinstance(one, Rejected) and one.reason == "no_label", label
+    said = r"file\.tsv, row 1: the label '.*' is none of no, yes; correct it, or data"
     for label in (2, "maybe", "-2", 0.5):  # none of the task ends it
-        with pytest.raises(
-            UserError, match=r"file\.tsv, row 1: the label '.*' is none of no, yes; correct it, or data"
-        ):
+        with pytest.raises(UserError, match=said):
             encoded(task(), tokenizer, {"text": "the", "label": label})
+    assert sort_labels({"10", "9", "-1"}) == ("-1", "9", "10") and sort_labels({"b", "10", "9"}) == ("10", "9", "b")
 
 
 @pytest.mark.parametrize(
@@ -178,25 +179,17 @@ def test_tools_are_kept_or_refused(tokenizer: Tokenizer) -> None:
             if keeps:
                 assert isinstance(one, Sample) and '"add"' in tokenizer.decode(one.sequences[0])
             else:
-                assert one == Rejected("template", "the chat template leaves out a tool; leave it out too, or give "
-                                       "another template")  # fmt: skip
+                assert isinstance(one, Rejected) and one.reason == "template"
+                assert one.detail.startswith("the chat template leaves out a tool; leave it out too, or give another")
             text_of_tools = encoded(settings, chat, row | {"t": "[]"}, length=60)
             assert text_of_tools == [Rejected("template", "t is no list of tools")]
     with pytest.raises(UserError, match=r"data\.tools is for conversations"):
         task("answers", tools="t")
 
 
-def test_labels_are_sorted_by_number_if_all_are_numbers() -> None:
-    assert sort_labels({"10", "9", "-1"}) == ("-1", "9", "10") and sort_labels({"b", "10", "9"}) == ("10", "9", "b")
-
-
 def test_the_template_of_a_model_is_that_of_its_samples(tmp_path: Path, tokenizer_folder: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for file in tokenizer_folder.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    rows = [{"prompt": "the", "answer": "a"}]
-    settings = task("answers", train=write(tmp_path, "rows.jsonl", rows))
+    folder = Path(shutil.copytree(tokenizer_folder, tmp_path / "model"))
+    settings = task("answers", train=write(tmp_path, "rows.jsonl", [{"prompt": "the", "answer": "a"}]))
     plain = prepared(tmp_path, folder, settings, length=60)
     assert (tmp_path / "out/task" / FILE).read_text().startswith("{% for message in messages %}")
     (folder / FILE).write_text("{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ eos_token }}{% endfor %}")
@@ -247,12 +240,11 @@ def test_the_step_writes_token_files_labels_and_rejected_rows(tmp_path: Path, to
     places = [json.loads(line) for line in (folder / "test.rows").read_text().splitlines()]
     assert places == [{"file": "test.jsonl", "row": 1, "labelled": False}, {"file": "test.jsonl", "row": 2}]
     # Nothing is repeated, wherever the files are; another model is another training.
-    moved = write(tmp_path, "moved.jsonl", [*rows, {"text": "", "label": "a"}, {"text": "the"}])
+    again = task(train=str(Path(train).rename(tmp_path / "moved.jsonl")), test=test)
     with Inline(workers=1) as runner:
-        again = settings.model_copy(update={"data": settings.data.model_copy(update={"train": moved})})
-        root = Folder(tmp_path / "out")
-        assert samples(root, again, TaskFiles(again), tokenizer_folder, "model", 12, runner) == manifest
-        assert samples(root, again, TaskFiles(again), tokenizer_folder, "other", 12, runner) != manifest
+        inputs = (Folder(tmp_path / "out"), again, TaskFiles(again), tokenizer_folder)
+        assert samples(*inputs, "model", 12, runner) == manifest
+        assert samples(*inputs, "other", 12, runner) != manifest
 
 
 def test_training_pairs_are_also_there_with_their_texts_exchanged(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -286,21 +278,18 @@ def test_training_pairs_are_also_there_with_their_texts_exchanged(tmp_path: Path
 
 
 def _number(pair: tuple[str, ...]) -> int:
-    """Number of a pair, in either order."""
     return int(next(text for text in pair if text.startswith("the")).split()[1])
 
 
 def test_a_holdout_shares_no_text_with_the_training(tmp_path: Path, tokenizer_folder: Path) -> None:
     rows = [{"prompt": f"the {number % 40}", "answer": f"a{number}"} for number in range(200)]
     twice = [{"text": f"the {number % 40}", "label": number % 2} for number in range(200)]
-    answers = task("answers", train=write(tmp_path, "rows.jsonl", rows), holdout=0.3)
-    for settings in (answers, task(train=write(tmp_path, "twice.jsonl", twice), holdout=0.3)):
+    for kind, values in (("answers", rows), ("classification", twice)):
+        settings = task(kind, train=write(tmp_path, f"{kind}.jsonl", values), holdout=0.3)
         facts = prepared(tmp_path, tokenizer_folder, settings).outcome.facts
         assert facts["train_samples"] + facts["valid_samples"] == 200 and 20 < facts["valid_samples"] < 100
-    texts = []
-    for part in ("train", "valid"):
-        data = open_tokens(tmp_path / "out/task" / part)
-        texts.append({tuple(data[number].tolist()) for number in range(0, len(data), 2)})
+    train, valid = (open_tokens(tmp_path / "out/task" / part) for part in ("train", "valid"))
+    texts = [{tuple(data[number].tolist()) for number in range(0, len(data), 2)} for data in (train, valid)]
     assert not texts[0] & texts[1]
 
 
@@ -313,9 +302,7 @@ def test_a_holdout_shares_no_text_with_the_training(tmp_path: Path, tokenizer_fo
         ([{"text": "the", "label": 7}], {"labels": [0, 1]}, "row 1: the label '7' is none of 0, 1"),
     ],
 )
-def test_wrong_rows_are_refused_in_one_line(
-    tmp_path: Path, tokenizer_folder: Path, rows: list[dict[str, Any]], data: dict[str, Any], said: str
-) -> None:
+def test_wrong_rows_are_one_line(tmp_path: Path, tokenizer_folder: Path, rows: Any, data: Any, said: str) -> None:
     settings = task(train=write(tmp_path, "train.jsonl", rows), **data)
     with pytest.raises(UserError) as refused:
         TaskFiles(settings).check(settings)
@@ -361,11 +348,8 @@ def test_quotes_are_text_in_tabs_and_enclose_values_in_commas(tmp_path: Path) ->
     assert [row.values["text"] for row in rows_of(tmp_path / "a.csv", task())] == ['one, two\nlines "quoted"']
     (tmp_path / "b.tsv").write_text('text\tlabel\n"a\tb"\t1\n')
     assert [row.values["text"] for row in rows_of(tmp_path / "b.tsv", task(quotes=True))] == ["a\tb"]
-
-
-def test_columns_may_be_named_in_the_task(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("1,one\n0,two\n")
-    rows = rows_of(tmp_path / "a.csv", task(columns=["label", "text"]))
+    (tmp_path / "c.csv").write_text("1,one\n0,two\n")  # its columns are named in the task
+    rows = rows_of(tmp_path / "c.csv", task(columns=["label", "text"]))
     assert [row.values for row in rows] == [{"label": "1", "text": "one"}, {"label": "0", "text": "two"}]
 
 

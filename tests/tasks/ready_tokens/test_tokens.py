@@ -30,31 +30,25 @@ def write(folder: Path, name: str = "t", documents: int = 2456, tokenizer: bool 
     return str(folder / name)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("/a/b", [("/a/b", 1.0)]),
-        ("/a/b, /c", [("/a/b", 1.0), ("/c", 1.0)]),
-        ("0.3 /a/b 0.7 /c", [("/a/b", 0.3), ("/c", 0.7)]),
-        ("1 /a", [("/a", 1.0)]),
-        ("0 /a 1 /b 0.0 /c", [("/b", 1.0)]),
-        ("/my files/a", [("/my files/a", 1.0)]),
-    ],
-)
-def test_prefixes_and_weights(text: str, found: list[tuple[str, float]]) -> None:
-    assert [(corpus.prefix, corpus.weight) for corpus in parse_corpora(text)] == found
+def test_prefixes_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, found in {
+        **{"/a/b": [("/a/b", 1)], "/a/b, /c": [("/a/b", 1), ("/c", 1)], "1 /a": [("/a", 1)]},
+        **{"0.3 /a/b 0.7 /c": [("/a/b", 0.3), ("/c", 0.7)], "0 /a 1 /b 0.0 /c": [("/b", 1)]},
+        "/my files/a": [("/my files/a", 1)],
+    }.items():
+        assert [(corpus.prefix, corpus.weight) for corpus in parse_corpora(text)] == found, text
+    monkeypatch.chdir(tmp_path)
+    assert parse_corpora("a")[0].prefix == str(tmp_path / "a")  # absolute: the ranks may start in another folder
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("0.3 /a 0.7", "is not pairs of weight and prefix"),
-        ("0.3 /a b /c", "tokens: /c: weight"),
-        ("-1 /a 1 /c", "tokens: /a: weight"),
+        *(("0.3 /a b /c", "tokens: /c: weight"), ("-1 /a 1 /c", "tokens: /a: weight")),
         ("1e-12 /a 1 /c", "tokens: /a: weight: 1e-12 is below 1e-09; raise it, or give 0"),
         ("0 /a 0 /c", "all weights of '0 /a 0 /c' are 0"),
-        ("/a,", "has an empty prefix"),
-        ("", "has an empty prefix"),
+        *((text, "has an empty prefix") for text in ("/a,", "")),
     ],
 )
 def test_wrong_prefixes_are_refused_in_one_line(text: str, said: str) -> None:
@@ -63,24 +57,16 @@ def test_wrong_prefixes_are_refused_in_one_line(text: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_prefix_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks may start in another folder."""
-    monkeypatch.chdir(tmp_path)
-    assert parse_corpora("a")[0].prefix == str(tmp_path / "a")
-
-
 def test_the_counts_are_those_of_megatron(tmp_path: Path) -> None:
     found = open_ready_tokens(write(tmp_path), "700,200,100", None, None)
     assert [found.facts[f"{part}_documents"] for part in ("train", "valid", "test")] == [1719, 491, 246]
-    assert sum(found.facts[f"{part}_tokens"] for part in ("train", "valid", "test")) == sum(
-        number % 9 + 1 for number in range(2456)
-    )
+    tokens = sum(found.facts[f"{part}_tokens"] for part in ("train", "valid", "test"))
+    assert tokens == sum(number % 9 + 1 for number in range(2456))
     assert found.vocab == 262 and found.tokenizer == tmp_path / "tokenizer"
     whole = open_ready_tokens(write(tmp_path), None, None, None)
     assert whole.facts["train_documents"] == 2456 and whole.facts["valid_tokens"] == whole.facts["test_tokens"] == 0
 
-
-def test_each_corpus_is_split_by_itself(tmp_path: Path) -> None:
+    # Each corpus is split by itself.
     tokens = f"0.3 {write(tmp_path, 'a', 10)} 0.7 {write(tmp_path, 'b', 100)}"
     found = open_ready_tokens(tokens, "8,1,1", None, None)
     assert [found.facts[f"{part}_documents"] for part in ("train", "valid", "test")] == [88, 11, 11]
@@ -185,12 +171,8 @@ def test_mock_tokens_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "other", 5)  # its tokenizer lies in this folder, and is not that of mock tokens
     found = open_ready_tokens("mock", None, None, None)
-    assert (found.corpora[0].prefix, found.vocab, found.tokenizer, found.split) == (
-        "mock:50257",
-        50257,
-        None,
-        "949,50,1",
-    )
+    given = found.corpora[0].prefix, found.vocab, found.tokenizer, found.split
+    assert given == ("mock:50257", 50257, None, "949,50,1")
     assert found.facts["train_documents"] == 1944 and found.facts["valid_tokens"] > 10_000
     assert open_ready_tokens("mock", "1", str(tmp_path / "tokenizer"), None).vocab < 1000
     (tmp_path / "other.idx").rename("mock.idx")  # files of this name are taken

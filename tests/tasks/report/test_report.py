@@ -53,9 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, list[Manifes
     """Steps with adversarial text in every field that the page shows, and the page."""
     root = Folder(tmp_path_factory.mktemp("report"))
     good = [row(f"{WORDS} {number} {'x' * number}") for number in range(20)]
-    repeated = [
-        row(f"{EVIL} variant{number} {WORDS}", url=f"http://copy{number}.example/{EVIL}") for number in range(3)
-    ]
+    repeated = [row(f"{EVIL} variant{n} {WORDS}", url=f"http://copy{n}.example/{EVIL}") for n in range(3)]
     foreign = [row(f"{EVIL} mot", url=f"http://fr{number}.example/{EVIL}") for number in range(7)]
     short = [row("short", url=f"http://short{number}.example") for number in range(30)]
     extracted = step_of(root, "extract", "documents", [*good, *repeated, *foreign, *short], [])
@@ -75,10 +73,7 @@ def test_text_of_documents_is_escaped(made: tuple[Folder, list[Manifest], str]) 
     assert "<script" not in page and "<img src=http" not in page
     assert page.count("&lt;script&gt;") > 8  # hosts, clusters, rejected rows: url, detail and text
     assert not re.search(r"<link|src=\"(?!data:)|href=|url\(", page)
-
-
-def test_a_report_without_a_training_is_written(made: tuple[Folder, list[Manifest], str]) -> None:
-    _, _, page = made
+    # A report without a training.
     for said in ("Rows per step", "Hosts with the most failures", "Largest duplicate clusters", "Languages", "Lengths"):
         assert said in page
     assert "to tokens." in page and "Training" not in page and "Scores" not in page
@@ -88,10 +83,8 @@ def test_counts_are_correct(made: tuple[Folder, list[Manifest], str]) -> None:
     root, manifests, _ = made
     data = findings(root, {manifest.step: manifest for manifest in manifests}, 2)
     kept = manifests[-1].outcome.kept
-    assert data["languages"] == [
-        {"language": "en", "before": 23, "after": kept},
-        {"language": "fr", "before": 7, "after": 0},
-    ]
+    languages = [("en", 23, kept), ("fr", 7, 0)]
+    assert [(found["language"], found["before"], found["after"]) for found in data["languages"]] == languages
     assert [(found["name"], found["documents"]) for found in data["lengths"]] == [("extracted", 60), ("kept", kept)]
     assert data["lengths"][0]["p10"] == len("short")
     assert data["reasons"][0] == {"step": "download", "reason": "not_found", "count": 2950}
@@ -103,11 +96,8 @@ def test_lists_are_bounded(made: tuple[Folder, list[Manifest], str]) -> None:
     data = findings(root, {manifest.step: manifest for manifest in manifests}, 2)
     assert len(data["hosts"]) == TOP and data["hosts"][0]["failed"] == 100
     assert "well.example" not in page
-    found = data["rejected"]["clean"]
-    assert {reason: (entry["count"], len(entry["rows"])) for reason, entry in found.items()} == {
-        "too_short": (30, 2),
-        "wrong_language": (7, 2),
-    }
+    found = {reason: (entry["count"], len(entry["rows"])) for reason, entry in data["rejected"]["clean"].items()}
+    assert found == {"too_short": (30, 2), "wrong_language": (7, 2)}
     few = rejected_samples(root, manifests[2], 25)["too_short"]["rows"]
     assert len(few) == 25 and len({entry["url"] for entry in few}) == 25
     assert len(page) < 200_000

@@ -30,7 +30,6 @@ def response(
 
 
 def record(kind: str, number: int, block: bytes, length: int | None = None) -> bytes:
-    """A record of any kind."""
     head = (
         f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: {url(number)}\r\nWARC-Date: 2026-01-02T03:04:05Z\r\n"
         f"WARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\nContent-Type: application/http\r\n"
@@ -49,7 +48,6 @@ def members(records: Iterable[bytes]) -> bytes:
 
 
 def chunked(body: bytes, size: int = 1000) -> bytes:
-    """A body as HTTP sends it in chunks."""
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     return b"".join(f"{len(piece):x};x=y\r\n".encode() + piece + b"\r\n" for piece in pieces) + b"0\r\n\r\n"
 

@@ -48,11 +48,7 @@ NO_SUCH = {
     "an array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', "x.json", r"x\.json, row 1: .*one JSON object per line.*jq"),
     "a page": (b"<html>\n<p>hello\n", "x.jsonl", r"x\.jsonl, row 1: broken_json .*one JSON object per line"),
     "packed": (gzip.compress(b'{"text": "a"}'), "x.jsonl", r"x\.jsonl, row 1: invalid_utf8 .*rename the file"),
-    "a dict of Python": (
-        b"{'text': 'a'}\n",
-        "x.json",
-        r"x\.json, row 1: it is a dict as Python prints it, .*json\.dumps",
-    ),
+    "a dict of Python": (b"{'text': 'a'}\n", "x.json", r"x\.json, row 1: it is a dict as Python .*json\.dumps"),
     "another key": (b'{"body": "a", "u": 1}\n', "x.jsonl", r"row 1: no key 'text'; it has 'body', 'u'; .*--json-key"),
     "a wrong type": (b'{"text": {"a": 1}}\n', "x.jsonl", r"row 1: 'text' is dict, .*--json-key"),
     "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a complete \.gz file .*rename"),
@@ -172,9 +168,8 @@ def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypa
     os.mkfifo(folder / "fifo.txt")
     (folder / "gone.txt").write_text("It goes away.")
     found = find_documents([str(folder)], "text", 1000)
-    assert [file.name for file in found.texts] == [
-        *("a.txt", "below/b.txt", "dangling.txt", "fifo.txt", "gone.txt", "self.txt")
-    ]
+    names = ["a.txt", "below/b.txt", "dangling.txt", "fifo.txt", "gone.txt", "self.txt"]
+    assert [file.name for file in found.texts] == names
     (folder / "gone.txt").unlink()
     root = Folder(tmp_path / "out")
     with Inline(workers=1) as runner:
@@ -195,8 +190,14 @@ LETTERS = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\uf
 TEXTS = st.lists(st.text(LETTERS, min_size=1, max_size=40).filter(str.strip), min_size=1, max_size=6)
 
 
-def table(texts: list[str]) -> bytes:
-    pq.write_table(pa.table({"text": texts}), sink := io.BytesIO())
+def lines(*texts: str) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def parquet(*texts: str, noise: int = 20_000) -> bytes:
+    sink = io.BytesIO()
+    others = [os.urandom(noise).hex() for _ in texts]
+    pq.write_table(pa.table({"text": texts, "other": others}), sink, compression="none")
     return sink.getvalue()
 
 
@@ -210,8 +211,8 @@ def archive(texts: list[str]) -> bytes:
 
 
 FORMATS = {
-    ".jsonl": lambda texts: b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts),
-    ".parquet": table,
+    ".jsonl": lambda texts: lines(*texts),
+    ".parquet": lambda texts: parquet(*texts, noise=9),
     ".txt": lambda texts: SEPARATOR.join(texts).encode(),
     ".tar": archive,
     ".wet": lambda texts: b"".join(record("conversion", at, text.encode()) for at, text in enumerate(texts)),
@@ -255,17 +256,6 @@ for root, pattern in json.loads(sys.argv[1]):
 print(json.dumps(answers), flush=True)
 """
 NAME = "datasets/some/corpus"
-
-
-def lines(*texts: str) -> bytes:
-    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
-
-
-def parquet(*texts: str, noise: int = 20_000) -> bytes:
-    sink = io.BytesIO()
-    others = [os.urandom(noise).hex() for _ in texts]
-    pq.write_table(pa.table({"text": texts, "other": others}), sink, compression="none")
-    return sink.getvalue()
 
 
 LARGE = lines(*(f"a text of the hub with the number {number}" for number in range(60)))
@@ -383,9 +373,7 @@ class Away(io.RawIOBase):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_a_hub_that_goes_away_is_an_error_that_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+def test_a_hub_that_goes_away_is_asked_again_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     content = parquet(*map(str, range(20))) if name.endswith("parquet") else lines(*(["word " * 99] * 400))
     for module in (input_files, text_records):
         monkeypatch.setattr(module, "open_raw", lambda *_, **__: Away(content))

@@ -88,14 +88,11 @@ def test_a_fault_has_a_reason_and_costs_no_other_page(tmp_path: Path, kind: str,
     # Records within a wrong length are found by a second search, unless the compression allows no seek.
     lost = [url(3), url(4)] if kind == "a length too large" and "zst" in pack else []
     assert found == [url(n) for n in (2, 3, 4) if url(n) not in lost]
-    (fault,) = faults_of(tmp_path / "out", manifest)
-    assert fault[0] in (url(1), "")
-    assert fault[1] in (reason, "truncated_record")
-    assert fault[1] == reason or kind == "a length too large"
-    assert said in fault[2]
-    assert fault[2].startswith(f"{pack}, byte ")
+    [(place, given, detail)] = faults_of(tmp_path / "out", manifest)
+    assert place in (url(1), "") and said in detail and detail.startswith(f"{pack}, byte ")
+    assert given in ((reason, "truncated_record") if kind == "a length too large" else (reason,))
     if pack == "members.warc.gz":
-        offset = int(fault[2].split("byte ")[1].split(":")[0].replace(",", ""))
+        offset = int(detail.split("byte ")[1].split(":")[0].replace(",", ""))
         assert offset == len(members([INFO, good[0]]))
 
 
@@ -120,9 +117,7 @@ def test_a_flipped_byte_costs_at_most_its_record(tmp_path_factory: pytest.TempPa
 
 @given(st.data())
 @settings(max_examples=20, deadline=None)
-def test_a_truncated_file_keeps_its_complete_pages(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_a_truncated_file_keeps_its_whole_pages(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("cut")
     packed = [members([response(n, numbered(n))]) for n in range(3)]
     first = len(packed[0])
@@ -136,9 +131,7 @@ def test_a_truncated_file_keeps_its_complete_pages(
 
 @pytest.mark.parametrize("name", ["one_stream.warc.gz", "frames.warc.zst", "stream.warc.zst", "stream.warc.xz"])
 @pytest.mark.parametrize("share", [0.5, 0.99])
-def test_a_truncated_archive_keeps_its_complete_pages_in_any_compression(
-    tmp_path: Path, name: str, share: float
-) -> None:
+def test_a_truncated_archive_of_any_compression_keeps_its_whole_pages(tmp_path: Path, name: str, share: float) -> None:
     noise = random.Random(1)
     pages = [BODY + noise.randbytes(900).hex().encode() for _ in range(300)]
     whole = COMPRESSORS[name]([INFO, *(response(number, page) for number, page in enumerate(pages))])
@@ -185,7 +178,7 @@ from gpt2train.store.folder import Folder
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (file,) = find_warcs([sys.argv[1]])
 outcome = warcs_part(Folder(sys.argv[2]), "part-00000", file, WarcSettings())
-print(outcome.kept, dict(outcome.reasons), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(outcome.kept, sorted(outcome.reasons.items()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
@@ -204,10 +197,8 @@ def test_decompression_bombs_are_read_in_bounded_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEMORY, str(path), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    kept, _, rest = done.stdout.partition(" ")
-    reasons, _, grown = rest.rpartition(" ")
-    assert kept == "1"
-    assert "'broken_record': 2" in reasons and "'too_large': 2" in reasons
+    found, _, grown = done.stdout.rpartition(" ")
+    assert found == "1 [('broken_record', 2), ('too_large', 2)]"
     assert int(grown) < 100 * 1024, f"{int(grown) / 1024:.0f} MB"
 
 
@@ -275,35 +266,23 @@ def test_the_search_for_the_next_record_equals_a_search_by_lines(pieces: list[by
 RECORDS = [response(number, numbered(number) * (number + 1)) for number in range(4)]
 
 
-def cut(data: bytearray) -> None:
-    del data[-40:]
+PARTS = [members([record]) for record in RECORDS]
+DAMAGED = {
+    "cut": [*PARTS[:3], PARTS[3][:-40]],
+    "flipped": [PARTS[0], PARTS[1][:60] + bytes([PARTS[1][60] ^ 0xFF]) + PARTS[1][61:], *PARTS[2:]],
+    "wrong length": [PARTS[0], members([response(1, b"<p>short", length=9999)]), *PARTS[2:]],
+    "no header": [PARTS[0], members([b"no record\r\n\r\n"]), *PARTS[2:]],
+}
 
 
-def flip(data: bytearray) -> None:
-    data[len(members(RECORDS[:1])) + 60] ^= 0xFF
-
-
-def wrong_length(data: bytearray) -> None:
-    data[:] = members([*RECORDS[:1], response(1, b"<p>short", length=9999), *RECORDS[2:]])
-
-
-def no_header(data: bytearray) -> None:
-    data[:] = members([*RECORDS[:1], b"no record\r\n\r\n", *RECORDS[2:]])
-
-
-@pytest.mark.parametrize("damage", [cut, flip, wrong_length, no_header])
-def test_a_damaged_record_is_named_and_the_others_are_read(damage: object, tmp_path: Path) -> None:
-    data = bytearray(members(RECORDS))
-    assert callable(damage)
-    damage(data)
-    path = archive(tmp_path, bytes(data))
-    lost = 3 if damage is cut else 1
-    good = [url(number) for number in range(4) if number != lost]
-
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_record_is_named_and_the_others_are_read(damage: str, tmp_path: Path) -> None:
+    path = archive(tmp_path, b"".join(DAMAGED[damage]))
+    good = [url(number) for number in range(4) if number != (3 if damage == "cut" else 1)]
     manifest = index(tmp_path / "out", path)
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == good
     [(_, reason, detail)] = faults_of(tmp_path / "out", manifest)
-    assert reason == ("truncated_record" if damage is cut else "broken_record") and "a.warc.gz, byte " in detail
+    assert reason == ("truncated_record" if damage == "cut" else "broken_record") and "a.warc.gz, byte " in detail
 
     fetched = list(read_pages(Folder(tmp_path), path.name))
     assert [page.url for page in fetched if not page.fault] == good
@@ -312,8 +291,8 @@ def test_a_damaged_record_is_named_and_the_others_are_read(damage: object, tmp_p
 
 
 def test_a_page_without_its_digest_is_named(tmp_path: Path) -> None:
-    digests = [f"WARC-Payload-Digest: sha256:{'0' * 64}\r\nContent-Type: application/http".encode()]
-    records = [RECORDS[0], RECORDS[1].replace(b"Content-Type: application/http", digests[0])]
-    archive(tmp_path, members(records))
+    kind = b"Content-Type: application/http"
+    wrong = RECORDS[1].replace(kind, f"WARC-Payload-Digest: sha256:{'0' * 64}\r\n".encode() + kind)
+    archive(tmp_path, members([RECORDS[0], wrong]))
     one, other = read_pages(Folder(tmp_path), "a.warc.gz")
     assert not one.fault and other.fault.endswith("the page does not have the digest it was written with")

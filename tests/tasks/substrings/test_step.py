@@ -12,33 +12,22 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gpt2train.store.manifest import Folder, Manifest
-from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.dedup.reference import WORD
 from tasks.substrings.grams import cut_spans, without
 from tasks.substrings.step import SubstringSettings, substrings
 from tests.tasks.corpus import Inline, documents_of, pieces_of_novels, rejected_of, row, rows_of
-
-WORDS = [f"word{number:03d}" for number in range(400)]
-
-
-def text(*spans: tuple[int, int]) -> str:
-    return " ".join(word for start, end in spans for word in WORDS[start:end])
+from tests.tasks.dedup.dedup_helpers import words as text
 
 
 def run(
-    folder: Path,
-    rows: list[dict[str, Any]],
-    per_shard: int = 3,
-    runner: Runner | None = None,
-    min_tokens: int = 0,
-    **settings: Any,
+    folder: Path, rows: list[dict[str, Any]], per_shard: int = 3, min_tokens: int = 0, **settings: Any
 ) -> tuple[Folder, Manifest]:
     root = Folder(folder)
     documents = documents_of(root, rows, per_shard)
-    with runner or Inline(workers=1) as used:
+    with Inline(workers=1) as runner:
         chosen = SubstringSettings(enabled=True, **settings)
-        return root, substrings(root, documents, chosen, used, min_tokens=min_tokens)
+        return root, substrings(root, documents, chosen, runner, min_tokens=min_tokens)
 
 
 def expected(texts: list[str], min_words: int) -> list[str]:
@@ -77,14 +66,13 @@ def test_a_planted_run_stays_once(tmp_path: Path) -> None:
     assert left["twice"] == text((300, 360), (200, 205))
     unchanged = {found["id"]: found["text"] for found in rows}
     assert all(left[name] == unchanged[name] for name in ("first", "forty-nine", "case"))
-    assert {found["id"]: found["reason"] for found in rejected_of(root, manifest)} == {
-        "nothing": "only_repeated",
-        "short": "too_short",
-    }
+    reasons = {found["id"]: found["reason"] for found in rejected_of(root, manifest)}
+    assert reasons == {"nothing": "only_repeated", "short": "too_short"}
     cuts = list(read_rows(root / "substrings", "cuts/part-00000.parquet"))
     assert [(cut["id"], unchanged[cut["id"]][cut["start"] : cut["end"]]) for cut in cuts] == [("fifty", text((20, 70)))]
     facts = manifest.outcome.facts
     assert (facts["documents_changed"], facts["spans_removed"]) == (2, 4)
+    assert run(tmp_path / "empty", [])[1].outcome.kept == 0
 
 
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "c!", "语", "--", "d\n"]), max_size=40), min_size=1, max_size=4))
@@ -97,7 +85,7 @@ def test_exactly_the_repeated_runs_are_removed(documents: list[list[str]]) -> No
     assert [left.get(f"{number}", "") for number in range(len(texts))] == expected(texts, 8)
 
 
-def test_shards_groups_and_ranges_do_not_matter(
+def test_shards_groups_and_ranges_change_nothing(
     open_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = pieces_of_novels(open_data, 14)
@@ -112,10 +100,6 @@ def test_shards_groups_and_ranges_do_not_matter(
     many = run(tmp_path / "many", rows, 5)
     assert [found["text"] for found in rows_of(*many)] == wanted
     assert {name.partition("/")[0] for name in (many[0] / "substrings").files() if "/" in name} <= {"cuts", "rejected"}
-
-
-def test_an_empty_corpus_is_handled(tmp_path: Path) -> None:
-    assert run(tmp_path, [])[1].outcome.kept == 0
 
 
 def test_cuts_that_meet_are_merged() -> None:

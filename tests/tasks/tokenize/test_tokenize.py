@@ -49,32 +49,16 @@ def mixed(texts: list[str]) -> list[dict[str, Any]]:
 
 
 def run(
-    place: Path,
-    rows: list[dict[str, Any]],
-    bpe: Path | None,
-    per_shard: int = 100,
-    workers: int = 1,
-    **settings: object,
-) -> tuple[Folder, Manifest]:
-    with (Runner if workers > 1 else Inline)(workers=workers) as runner:
-        return finish(place, rows, bpe, per_shard, runner, **settings)
-
-
-def finish(
-    place: Path, rows: list[dict[str, Any]], bpe: Path | None, per_shard: int, runner: Runner, **settings: object
+    place: Path, rows: list[dict[str, Any]], bpe: Path | None = None, per_shard: int = 100, **settings: object
 ) -> tuple[Folder, Manifest]:
     root = Folder(place)
     documents = documents_of(root, rows, per_shard)
-    if bpe is None:  # a small vocabulary loads in no time
-        words = tokenizer(root, documents, TokenizerSettings(vocab_size=400), runner)
-    else:
-        words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
-    return root, tokenize(root, documents, words, TokenizeSettings.model_validate(settings), runner)
-
-
-@pytest.fixture(scope="module")
-def bpe(open_data: Path) -> Path:
-    return open_data / "bpe"
+    with Inline(workers=1) as runner:
+        if bpe is None:  # a small vocabulary loads in no time
+            words = tokenizer(root, documents, TokenizerSettings(vocab_size=400), runner)
+        else:
+            words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
+        return root, tokenize(root, documents, words, TokenizeSettings.model_validate(settings), runner)
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +66,10 @@ def news(open_data: Path) -> list[dict[str, Any]]:
     return mixed(real_texts(open_data))
 
 
-def test_difficult_texts_have_the_ids_of_the_library(tmp_path: Path, bpe: Path) -> None:
+def test_difficult_texts_have_the_ids_of_the_library(tmp_path: Path, open_data: Path) -> None:
     rows = mixed(HARD)
-    _, manifest = run(tmp_path, rows, bpe, per_shard=4)
-    words = load_tokenizer(bpe)
+    _, manifest = run(tmp_path, rows, open_data / "bpe", per_shard=4)
+    words = load_tokenizer(open_data / "bpe")
     end = end_of_text_id(words)
     parsing = Tokenizer.from_file(str(tmp_path / "tokenizer/tokenizer.json"))
     for split in SPLITS:
@@ -102,7 +86,7 @@ def test_difficult_texts_have_the_ids_of_the_library(tmp_path: Path, bpe: Path) 
 
 
 def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, news: list[dict[str, Any]]) -> None:
-    root, manifest = run(tmp_path, news, None)
+    root, manifest = run(tmp_path, news)
     words = load_tokenizer(tmp_path / "tokenizer")
     for split in SPLITS:
         dataset = IndexedDataset(tmp_path / "tokens" / split / "tokens")
@@ -122,18 +106,16 @@ def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, news: li
 
 def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path) -> None:
     rows = [row("good text"), row("", url="http://empty"), row("homeless", split=None), row("x", split="dev")]
-    root, manifest = run(tmp_path, rows, None)
+    root, manifest = run(tmp_path, rows)
     assert manifest.outcome.reasons == {"empty": 1, "no_split": 2}
     assert (manifest.outcome.seen, manifest.outcome.kept) == (4, 1)
     assert [r["reason"] for r in rejected_of(root, manifest)] == ["empty", "no_split", "no_split"]
     assert len(IndexedDataset(tmp_path / "tokens/train/tokens")) == 1
     for split in ("valid", "test"):
         assert len(IndexedDataset(tmp_path / "tokens" / split / "tokens")) == 0
-
-
-def test_the_end_token_is_appended_only_if_asked(tmp_path: Path) -> None:
+    # The end token is appended only if asked.
     assert TokenizeSettings.model_validate({"append_eod": False}) == TokenizeSettings(append_end_of_text=False)
-    _, manifest = run(tmp_path, [row("Hello world")], None, append_end_of_text=False)
+    _, manifest = run(tmp_path, [row("Hello world")], append_end_of_text=False)
     expected = load_tokenizer(tmp_path / "tokenizer").encode("Hello world").ids
     assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == expected
     assert manifest.outcome.facts["train_tokens"] == len(expected)
@@ -141,7 +123,7 @@ def test_the_end_token_is_appended_only_if_asked(tmp_path: Path) -> None:
 
 def test_bytes_do_not_depend_on_the_engine(tmp_path: Path, news: list[dict[str, Any]]) -> None:
     """Not even the manifest: the engine changes no byte, so it is no parameter of the work."""
-    runs = {engine: run(tmp_path / engine, news, None, engine=engine) for engine in ("auto", "gigatoken", "tokenizers")}
+    runs = {engine: run(tmp_path / engine, news, engine=engine) for engine in ("auto", "gigatoken", "tokenizers")}
     contents = {engine: content_of(*done) for engine, done in runs.items()}
     assert contents["auto"] == contents["gigatoken"] == contents["tokenizers"]
     assert len({manifest.fingerprint for _, manifest in runs.values()}) == 1
@@ -149,8 +131,6 @@ def test_bytes_do_not_depend_on_the_engine(tmp_path: Path, news: list[dict[str, 
 
 
 def one_token_off(encode: Encoder, at: str) -> Encoder:
-    """An encoder that gets texts with a certain word wrong."""
-
     def encoder(texts: Texts) -> Encoded:
         encoded = encode(texts)
         ids = encoded.ids.copy()
@@ -167,26 +147,26 @@ def test_an_engine_with_wrong_ids_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [row(f"text {number} of one kind") for number in range(90)] + [row("a rare word")]
-    straight = content_of(*run(tmp_path / "straight", rows, None, per_shard=30))
+    straight = content_of(*run(tmp_path / "straight", rows, per_shard=30))
     wrong = lambda words: one_token_off(module.PlainEncoder(words), "rare")  # noqa: E731
     monkeypatch.setitem(module.ENGINES, "gigatoken", wrong)
     module._cached.cache_clear()
-    root, manifest = run(tmp_path / "wrong", rows, None, per_shard=30)
+    root, manifest = run(tmp_path / "wrong", rows, per_shard=30)
     assert content_of(root, manifest) == straight
     assert manifest.outcome.facts["engine_mismatches"] == 1
     assert "different tokens for 1 of" in caplog.text
     with pytest.raises(UserError, match=r"different tokens for 1 of .*tokenize\.engine = 'auto'"):
-        run(tmp_path / "demanded", rows, None, per_shard=30, engine="gigatoken")
+        run(tmp_path / "demanded", rows, per_shard=30, engine="gigatoken")
     module._cached.cache_clear()
 
 
 def test_a_missing_engine_is_replaced_or_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    straight = content_of(*run(tmp_path / "straight", [row("a text")], None))
+    straight = content_of(*run(tmp_path / "straight", [row("a text")]))
     monkeypatch.setitem(sys.modules, "gigatoken", None)  # what import makes of a package that is not installed
     module._cached.cache_clear()
-    assert content_of(*run(tmp_path / "auto", [row("a text")], None)) == straight
+    assert content_of(*run(tmp_path / "auto", [row("a text")])) == straight
     with pytest.raises(UserError, match="pip install gigatoken"):
-        run(tmp_path / "demanded", [row("a text")], None, engine="gigatoken")
+        run(tmp_path / "demanded", [row("a text")], engine="gigatoken")
     module._cached.cache_clear()
 
 
@@ -194,9 +174,9 @@ def test_a_missing_engine_is_replaced_or_reported(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("shard_tokens", [1, 1000, 10**9])
 def test_many_files_contain_the_stream_of_one(tmp_path: Path, news: list[dict[str, Any]], shard_tokens: int) -> None:
     news = news[:60]
-    run(tmp_path / "one", news, None)
-    root, manifest = run(tmp_path / "many", news, None, per_shard=20, shard_tokens=shard_tokens)
-    other = run(tmp_path / "other", news, None, per_shard=100, shard_tokens=shard_tokens)
+    run(tmp_path / "one", news)
+    root, manifest = run(tmp_path / "many", news, per_shard=20, shard_tokens=shard_tokens)
+    other = run(tmp_path / "other", news, per_shard=100, shard_tokens=shard_tokens)
     assert content_of(root, manifest) == content_of(*other)
     for split in SPLITS:
         one = IndexedDataset(tmp_path / "one/tokens" / split / "tokens")

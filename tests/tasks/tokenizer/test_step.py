@@ -73,21 +73,14 @@ def test_only_the_train_split_is_used(tmp_path: Path) -> None:
     assert loaded.convert_tokens_to_ids(END_OF_TEXT) == vocab[END_OF_TEXT]
 
 
-def test_the_vocabulary_has_the_requested_size(open_data: Path) -> None:
+def test_the_vocabulary_has_the_requested_size_and_long_runs_are_cut_for_training_only(open_data: Path) -> None:
     vocab, merges = train_bpe(iter(texts_of(open_data / "text/speeches_dev.jsonl.gz", 60)), 1000)
-    assert len(vocab) == 1000
-    assert len(merges) == 1000 - 257
-
-
-def test_long_runs_are_cut_for_training_only() -> None:
+    assert (len(vocab), len(merges)) == (1000, 1000 - 257)
     assert cut_runs("a" * 5000 + " b" + " " * 5000 + "c") == "a" * 256 + " b" + " " * 256 + "c"
     assert cut_runs("plain text, \n\n as it is") == "plain text, \n\n as it is"
     vocab, _ = train_bpe(iter(["ab" * 1_000_000]), 400)  # more than ten minutes without the cut
     assert "abab" in vocab
-
-
-def test_a_special_string_in_the_texts_is_never_a_merge() -> None:
-    vocab, merges = train_bpe(iter([f"{END_OF_TEXT} " * 50]), 300)
+    vocab, merges = train_bpe(iter([f"{END_OF_TEXT} " * 50]), 300)  # in the texts it is never a merge
     assert vocab[END_OF_TEXT] == len(vocab) - 1
     assert END_OF_TEXT not in {left + right for left, right in merges}
 
@@ -121,7 +114,6 @@ def test_published_files_are_read_from_a_folder(open_data: Path, tmp_path: Path)
 
 @pytest.fixture
 def server(open_data: Path, tmp_path: Path) -> Iterator[str]:
-    """Serves the published files under the names OpenAI gave them."""
     place = tmp_path / "site"
     place.mkdir()
     (place / "encoder.json").symlink_to(open_data / "bpe/vocab.json")
@@ -134,22 +126,17 @@ def server(open_data: Path, tmp_path: Path) -> Iterator[str]:
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    """Serves a folder without a line per request."""
-
     def log_message(self, *args: object) -> None:
-        """Keep the output of the tests clean."""
+        pass
 
 
-def test_published_files_are_downloaded(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_files_are_downloaded_or_it_is_said(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PUBLISHED_AT", server)
     folder, url = Folder(tmp_path / "folder"), Folder(tmp_path / "url")
     loaded = make(url, None, name="gpt2")
     assert content_of(url, loaded) == content_of(folder, make(folder, None, name="gpt2", folder=str(tmp_path / "site")))
-
-
-def test_a_failed_download_is_reported_with_the_remedy(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     for address in (f"{server}/nothing-here", "http://127.0.0.1:1"):
         monkeypatch.setattr(module, "PUBLISHED_AT", address)
         with pytest.raises(UserError, match=r"give tokenizer\.folder") as caught:
@@ -201,19 +188,14 @@ def test_a_tokenizer_of_the_user_is_used(tmp_path: Path, layout: str) -> None:
     (moved / "encoder.json").unlink(missing_ok=True)
     (moved / "merges.txt").write_bytes(files["merges.txt"])
     assert make(root, None, name="folder", folder=str(moved)).identity != manifest.identity
+    with pytest.raises(UserError, match=r"for your own files set tokenizer\.name = 'folder'"):
+        make(Folder(tmp_path / "gpt2"), None, name="gpt2", folder=str(moved))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "folder"}, "needs folder"),
-        ({"name": "train", "folder": "x"}, "set name = 'folder'"),
-        ({"folder": "x"}, "set name = 'folder'"),
-    ],
-)
-def test_a_folder_that_would_be_ignored_is_refused(settings: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TokenizerSettings.model_validate(settings)
+def test_a_folder_that_would_be_ignored_is_refused() -> None:
+    for settings in ({"name": "folder"}, {"name": "train", "folder": "x"}, {"folder": "x"}):
+        with pytest.raises(ValueError, match="set name = 'folder'" if "folder" in settings else "needs folder"):
+            TokenizerSettings.model_validate(settings)
 
 
 @pytest.mark.parametrize("name", ["folder", "gpt2"])
@@ -231,11 +213,3 @@ def test_a_bad_folder_is_found_before_anything_starts(tmp_path: Path, name: str,
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
     if name == "gpt2" and damage == "no end":
         assert "for your own files set tokenizer.name = 'folder'" in str(caught.value)
-
-
-def test_user_files_given_as_gpt2_are_refused_with_the_setting(tmp_path: Path) -> None:
-    files = tokenizer_files(*own_tables())
-    for name in FILES[:2]:
-        (tmp_path / name).write_bytes(files[name])
-    with pytest.raises(UserError, match=r"for your own files set tokenizer\.name = 'folder'"):
-        make(Folder(tmp_path / "out"), None, name="gpt2", folder=str(tmp_path))

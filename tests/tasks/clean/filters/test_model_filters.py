@@ -28,6 +28,11 @@ def by_quality(model: Path, **more: float) -> CleanSettings:
     return build(CleanSettings, {"filters": {"quality": {"model": str(model), **more}}})
 
 
+def refused(message: str, settings: CleanSettings) -> None:
+    with pytest.raises(UserError, match=message):
+        filter_files(settings.filters)
+
+
 def test_texts_below_the_threshold_are_rejected(open_data: Path, tmp_path: Path) -> None:
     texts = planted(open_data, 130)
     model, evaluation = train(votes_on(texts[:200]))
@@ -39,8 +44,7 @@ def test_texts_below_the_threshold_are_rejected(open_data: Path, tmp_path: Path)
     with Inline(workers=1) as runner:
         made = clean(root, source, by_quality(path), runner)
         kept = {row["id"] for row in rows_of(root, made)}
-        rejected = rejected_of(root, made)
-        low = [row for row in rejected if row["reason"] == "quality_low"]
+        low = [row for row in rejected_of(root, made) if row["reason"] == "quality_low"]
         good = {f"0-{number}" for number, (_, is_good) in enumerate(texts[200:]) if is_good}
         assert len(kept & good) >= 0.9 * len(kept) and len(low) >= 20
         assert low[0]["detail"].endswith(f", at least {model.threshold:g} expected")
@@ -52,12 +56,9 @@ def test_texts_below_the_threshold_are_rejected(open_data: Path, tmp_path: Path)
         assert len(rows_of(root, clean(root, source, by_quality(path, threshold=0.0), runner))) > len(kept)
         path.write_bytes(to_bytes(with_precision(model, evaluation, 0.5)))
         assert clean(root, source, by_quality(path), runner).fingerprint != made.fingerprint
-
-        path.write_bytes(b"nothing")
-        with pytest.raises(UserError, match="moved is no quality model; give a file that gpt2train data label"):
-            clean(root, source, by_quality(path), runner)
-        with pytest.raises(UserError, match=r"cannot read .*none: .*; check the path"):
-            clean(root, source, by_quality(tmp_path / "none"), runner)
+    path.write_bytes(b"nothing")
+    refused("moved is no quality model; give a file that gpt2train data label", by_quality(path))
+    refused(r"cannot read .*none: .*; check the path", by_quality(tmp_path / "none"))
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def by_fasttext(languages: Path, **more: object) -> CleanSettings:
     return build(CleanSettings, {"language": {"keep": ["any"]}, "filters": filters})
 
 
-def test_texts_whose_label_is_improbable_are_rejected(
+def test_texts_of_another_label_are_rejected(
     tmp_path: Path, languages: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Folder(tmp_path / "out")
@@ -101,18 +102,15 @@ def test_scores_are_those_of_fasttext(languages: Path) -> None:
 
 
 def test_another_file_or_label_is_named(tmp_path: Path, languages: Path) -> None:
-    with pytest.raises(UserError, match=r"model.ftz has no label __label__hq, but __label__af, .*fasttext.label"):
-        filter_files(by_fasttext(languages, label="__label__hq").filters)
-    with pytest.raises(UserError, match=r"none.*--clean.filters.fasttext.model"):
-        filter_files(by_fasttext(tmp_path / "none").filters)
-    with pytest.raises(UserError, match=r"is no file on the local disk; give .* --clean\.filters\.fasttext\.model"):
-        filter_files(by_fasttext(tmp_path).filters)
+    label = by_fasttext(languages, label="__label__hq")
+    refused(r"model.ftz has no label __label__hq, but __label__af, .*fasttext.label", label)
+    refused(r"none.*--clean.filters.fasttext.model", by_fasttext(tmp_path / "none"))
+    refused(r"is no file on the local disk; give .* --clean\.filters\.fasttext\.model", by_fasttext(tmp_path))
     content = languages.read_bytes()
     # The loader of fastText divides by zero at the half of a file.
     for damaged in (b"", b"nothing", content[: len(content) // 2]):
         languages.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"model.ftz is no supervised fastText model, or damaged; give the \.bin"):
-            filter_files(by_fasttext(languages).filters)
+        refused(r"model.ftz is no supervised fastText model, or damaged; give the \.bin", by_fasttext(languages))
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -196,24 +194,23 @@ def test_what_is_no_such_model_is_named(tmp_path: Path, classifier: Path, monkey
     import torch
     from safetensors.torch import load_file, save_file
 
-    def refused(message: str, folder: Path = classifier) -> None:
-        with pytest.raises(UserError, match=message):
-            filter_files(by_fineweb_edu(folder).filters)
-
-    refused(r"none is no folder .* --clean\.filters\.fineweb_edu\.model", tmp_path / "none")
+    settings = by_fineweb_edu(classifier)
+    refused(r"none is no folder .* --clean\.filters\.fineweb_edu\.model", by_fineweb_edu(tmp_path / "none"))
     (tmp_path / "empty").mkdir()
-    refused(r"no file in .* ends in .json, .model, .safetensors, .txt; .*fineweb_edu", tmp_path / "empty")
-    refused("three has 3 labels; give a classifier with one score", saved(tmp_path / "three", labels=3))
+    no_file = r"no file in .* ends in .json, .model, .safetensors, .txt; .*fineweb_edu"
+    refused(no_file, by_fineweb_edu(tmp_path / "empty"))
+    three = by_fineweb_edu(saved(tmp_path / "three", labels=3))
+    refused("three has 3 labels; give a classifier with one score", three)
     weights = classifier / "model.safetensors"
     content, tensors = weights.read_bytes(), load_file(weights)
     others = {name: value for name, value in tensors.items() if name != "classifier.weight"}
     save_file(others, weights, {"format": "pt"})
-    refused(r"model has no weights classifier\.weight")
+    refused(r"model has no weights classifier\.weight", settings)
     save_file(tensors | {"classifier.weight": torch.zeros(1, 5)}, weights)
-    refused("model cannot be read as a model of transformers: ")
+    refused("model cannot be read as a model of transformers: ", settings)
     weights.write_bytes(content[: len(content) // 2])
-    refused("model cannot be read as a model of transformers: ")
+    refused("model cannot be read as a model of transformers: ", settings)
     weights.rename(classifier / "pytorch_model.bin")  # a pickle
-    refused("cannot be read .* safetensors")
+    refused("cannot be read .* safetensors", settings)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refused(r"needs the extra .edu.: pip install 'gpt2train\[edu\]'")
+    refused(r"needs the extra .edu.: pip install 'gpt2train\[edu\]'", settings)

@@ -103,14 +103,10 @@ def test_the_chain_without_plug_ins_is_in_the_order_of_fineweb() -> None:
 
 
 class OnSettings(Settings):
-    """A filter that is on by default."""
-
     enabled: bool = True
 
 
 class OffSettings(Settings):
-    """A filter that is off by default."""
-
     enabled: bool = False
 
 

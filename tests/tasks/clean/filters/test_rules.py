@@ -1,5 +1,7 @@
 """Each filter rule at both sides of its threshold, on texts written by hand."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,9 +75,11 @@ def test_texts_without_spaces_are_measured_in_characters() -> None:
     assert c4(text, C4Settings(enabled=True)) == Replacement("\n".join(good))
 
 
-def test_gopher_accepts_texts_without_words_or_letters_if_allowed() -> None:
+def test_texts_without_words_letters_or_repetition_pass_if_allowed() -> None:
     assert reason(gopher("", GopherSettings(min_words=0))) == "gopher_few_words"
     assert reason(gopher("1234 5678", GopherSettings(min_words=0, min_letter_words=0, min_stop_words=0))) is None
+    assert repetition("one two", RepetitionSettings()) is repetition("", RepetitionSettings()) is None
+    assert fineweb("", FineWebSettings()) is None
 
 
 def lines(different: int, again: int, text: str = "{}") -> str:
@@ -104,32 +108,22 @@ OFF = {"lines": 1, "paragraphs": 1, "line_characters": 1, "paragraph_characters"
          "gopher_repeated_3_grams"),
     ],
 )  # fmt: skip
-def test_each_repetition_rule_has_its_threshold(
-    setting: str, limit: object, passes: str, fails: str, code: str
-) -> None:
+def test_each_repetition_rule_has_its_threshold(setting: str, limit: Any, passes: str, fails: str, code: str) -> None:
     settings = RepetitionSettings(**{**OFF, "enabled": True, setting: limit})  # type: ignore[arg-type]
     assert reason(repetition(passes, settings)) is None
     assert reason(repetition(fails, settings)) == code
 
 
-def test_a_text_without_repetition_or_words_passes() -> None:
-    assert repetition("one two", RepetitionSettings()) is repetition("", RepetitionSettings()) is None
-    assert fineweb("", FineWebSettings()) is None
-
-
 @given(st.lists(st.sampled_from(["a", "bb", "c", "dd"]), max_size=30), st.integers(1, 5))
 def test_repeated_n_grams_equal_the_reference_implementation(words: list[str], length: int) -> None:
     grams = [tuple(words[n : n + length]) for n in range(len(words) - length + 1)]
-    # An n-gram inside one that was skipped is not recorded; a later one is compared with the recorded ones.
-    noted: list[tuple[str, ...]] = []
+    noted: list[tuple[str, ...]] = []  # not those inside one that was skipped
     characters, place = 0, 0
     while place < len(grams):
-        if grams[place] in noted:
-            characters += len("".join(grams[place]))
-            place += length
-        else:
-            noted.append(grams[place])
-            place += 1
+        again = grams[place] in noted
+        characters += again * len("".join(grams[place]))
+        noted += [] if again else [grams[place]]
+        place += length if again else 1
     assert repeated_characters(words, length) == characters <= len("".join(words))
     counts = {gram: grams.count(gram) for gram in grams}
     most = max(counts.values(), default=0)
@@ -197,40 +191,30 @@ def test_each_fineweb_rule_has_its_threshold(passes: list[str], fails: list[str]
     assert reason(fineweb("\n".join(fails), FineWebSettings(enabled=True))) == code
 
 
+JAVASCRIPT = "JavaScript".ljust(255, "x")
+
+
 @pytest.mark.parametrize(
-    ("task", "code", "drops", "passes"),
+    ("task", "text", "language", "code"),
     [
-        ("remove_512", "short_text", [("a" * 511, "en")], [("a" * 512, "en")]),
-        (
-            *("remove_256_javascript", "short_javascript", [("JavaScript".ljust(255, "x"), "en")]),
-            [("JavaScript".ljust(256, "x"), "en"), ("x" * 20, "en")],
-        ),
-        (
-            *("remove_512_non_english", "short_not_english", [("a" * 511, "de"), ("a" * 511, None)]),
-            [("a" * 511, "en"), ("a" * 512, "de")],
-        ),
+        *(("remove_512", "a" * length, "en", code) for length, code in ((511, "short_text"), (512, None))),
+        ("remove_256_javascript", JAVASCRIPT, "en", "short_javascript"),
+        *(("remove_256_javascript", text, "en", None) for text in (f"{JAVASCRIPT}x", "x" * 20)),
+        *(("remove_512_non_english", "a" * 511, language, "short_not_english") for language in ("de", None)),
+        *(("remove_512_non_english", "a" * length, language, None) for length, language in ((511, "en"), (512, "de"))),
     ],
 )
-def test_each_cleanup_task_drops_its_texts(
-    task: str, code: str, drops: list[tuple[str, str | None]], passes: list[tuple[str, str | None]]
-) -> None:
-    settings = build(CleanupSettings, {"tasks": [task]})
-    for text, language in drops:
-        assert reason(cleanup(text, settings, language)) == code, (text, language)
-    for text, language in passes:
-        assert cleanup(text, settings, language) is None, (text, language)
+def test_each_cleanup_task_drops_its_texts(task: str, text: str, language: str | None, code: str | None) -> None:
+    found = cleanup(text, build(CleanupSettings, {"tasks": [task]}), language)
+    assert reason(found) == code and (code or found is None)
 
 
 def test_every_task_of_the_cleanup_applies_in_turn() -> None:
     """In Megatron-LM the tasks behind ftfy_fix_text never ran, nor those behind the first that applied."""
-    tasks = ["general_cleaning", "ftfy_fix_text", "remove_512"]
-    settings = build(CleanupSettings, {"tasks": tasks})
+    settings = build(CleanupSettings, {"tasks": ["general_cleaning", "ftfy_fix_text", "remove_512"]})
     text = "one  two\nthree.\n four" + " x" * 300
     assert cleanup(text, settings, "en") == Replacement("one two three.\n four" + " x" * 300)
     assert reason(cleanup("short  text", settings, "en")) == "short_text"
-
-
-def test_unknown_tasks_are_refused() -> None:
     with pytest.raises(UserError, match="remove_512"):
         build(CleanupSettings, {"tasks": ["remove_5"]})
 

@@ -45,8 +45,6 @@ SCRIPT = "<script>document.title='bad'</script><img src=x onerror=\"document.tit
 
 
 class Client:
-    """Client of a server."""
-
     def __init__(self, server: LocalPageServer) -> None:
         parts = urlsplit(server.url)
         self.port, self.path = parts.port, parts.path
@@ -73,9 +71,8 @@ def output(open_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Folder(root)
     texts = pieces_of_novels(open_data, 7)
     texts += [HOSTILE + texts[1][::-1], texts[0] + " Alteration.", "Short."]
-    rows = [
-        {"id": f"{n:08d}", "url": f"http://{'ab'[n % 2]}.example/{n}", "text": text} for n, text in enumerate(texts)
-    ]
+    urls = (f"http://{'ab'[n % 2]}.example/{n}" for n in range(len(texts)))
+    rows = [{"id": f"{n:08d}", "url": url, "text": text} for n, (url, text) in enumerate(zip(urls, texts, strict=True))]
     made = extracted(folder, rows[::2], rows[1::2])
     with Inline(workers=1) as runner:
         settings = CleanSettings.model_validate({"language": {"keep": ["any"]}, "min_tokens": 5})
@@ -229,9 +226,8 @@ def test_a_difference_has_both_texts() -> None:
     assert "".join(text for kind, text in pieces if kind != "added") == a
     assert "".join(text for kind, text in pieces if kind != "removed") == b
     assert difference("a " * MAX_WORDS, "a")["cut"]
-    assert difference("话说天下大势", "话说国家大势")["pieces"] == [
-        *(("same", "话说"), ("removed", "天下"), ("added", "国家"), ("same", "大势"))
-    ]
+    chinese = [("same", "话说"), ("removed", "天下"), ("added", "国家"), ("same", "大势")]
+    assert difference("话说天下大势", "话说国家大势")["pieces"] == chinese
 
 
 @pytest.mark.parametrize("seed", [None, 1])
@@ -289,13 +285,8 @@ def server(open_data: Path, tmp_path: Path) -> Iterator[LabelServer]:
     with Inline(workers=1) as runner:
         dedup(root, need_manifest(root / "clean"), DedupSettings(), runner)
     session = Session(*sample_documents(output), VoteFile(tmp_path / "votes.jsonl"), tmp_path / "model")
-    found = LabelServer(session, browse=browse_routes(root))
-    thread = threading.Thread(target=found.serve_forever, args=(0.01,))
-    thread.start()
-    yield found
-    found.shutdown()
-    thread.join()
-    found.server_close()
+    with client_of(found := LabelServer(session, browse=browse_routes(root))):
+        yield found
 
 
 @pytest.mark.slow

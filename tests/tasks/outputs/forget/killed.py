@@ -45,7 +45,6 @@ class Instants:
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
 
     def watch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Take an audit event of the interpreter."""
         if event in CHANGES:
             # Relative names are those of a folder that is removed with all in it.
             path = os.fsdecode(arguments[0]) if not isinstance(arguments[0], int) else ""
@@ -57,7 +56,6 @@ class Instants:
                 self.pass_one("open")
 
     def fsync(self, descriptor: Any) -> None:
-        """Flush a file or folder."""
         self.pass_one("fsync")
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             self.pass_one("torn", descriptor)

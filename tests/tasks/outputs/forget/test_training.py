@@ -25,6 +25,7 @@ from gpt2train.monitoring.run_record import CorpusNote, RunRecord
 from gpt2train.store.manifest import Folder, Outcome
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tasks.core.forgotten import Forgotten, url_hash
+from tasks.core.shards import read_rows
 from tasks.core.step import Step
 from tasks.outputs.forget.command import _run_lines, forget
 from tasks.outputs.forget.plan import Removal, plan_removal
@@ -46,7 +47,7 @@ ROWS = [row(f"Chapter {n}: {'a fox and a wolf ' * (n % 5 + 1)}.", f"http://a.tes
     st.none() | st.integers(0, 3),
     st.sets(st.integers(0, 11)),
 )
-def test_samples_of_documents_are_those_of_their_tokens(
+def test_samples_of_documents_hold_their_tokens(
     lengths: list[int], context: int, seed: int | None, chosen: set[int]
 ) -> None:
     bounds = np.concatenate(([0], np.cumsum(lengths)))
@@ -66,16 +67,30 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokens of 30 documents, and a run that has made 30 steps on them, with checkpoints."""
     out = tmp_path_factory.mktemp("training") / "out"
     root = Folder(out)
-    with Inline(workers=1) as runner:
-        shuffled = shuffle(root, documents_of(root, ROWS), ShuffleSettings(), runner)
-        words = tokenizer(root, shuffled, TokenizerSettings(vocab_size=300), runner)
-        tokenize(root, shuffled, words, TokenizeSettings(), runner)
+    write_tokens(root, ROWS)
     write_run(out, CONTEXT, BATCH, STEPS)
     return out
 
 
+def write_tokens(root: Folder, rows: list[dict[str, Any]]) -> None:
+    with Inline(workers=1) as runner:
+        shuffled = shuffle(root, documents_of(root, rows), ShuffleSettings(), runner)
+        words = tokenizer(root, shuffled, TokenizerSettings(vocab_size=300), runner)
+        tokenize(root, shuffled, words, TokenizeSettings(), runner)
+
+
+@pytest.fixture
+def run(out: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(out / "runs/tiny-0123abcd", tmp_path / "runs/tiny-0123abcd"))
+
+
 def wanted_of(*numbers: int) -> Forgotten:
     return Forgotten(urls=tuple(sorted(url_hash(f"https://a.test/{number}") for number in numbers)))
+
+
+def page_read_late(run: Path) -> int:
+    """The first page that a run has read after a checkpoint."""
+    return next(number for number in range(30) if read_by(run, wanted_of(number)).checkpoint)
 
 
 def test_steps_are_those_whose_samples_hold_the_documents(out: Path) -> None:
@@ -83,7 +98,7 @@ def test_steps_are_those_whose_samples_hold_the_documents(out: Path) -> None:
     [run] = find_runs(Folder(out), None)
     samples = Samples(out / "tokens/train/tokens", CONTEXT, 300, 7)
     positions, _ = samples.locate(range(STEPS * BATCH))
-    table = {row["url"]: row for row in _documents(out)}
+    table = {row["url"]: row for row in read_rows(Folder(out / "tokens"), "train/documents.parquet")}
     for numbers in ((3,), (5, 17), (29,)):
         reading = read_by(run, wanted_of(*numbers))
         tokens = [np.arange(table[url]["start"], table[url]["end"]) for url in (f"http://a.test/{n}" for n in numbers)]
@@ -97,14 +112,7 @@ def test_steps_are_those_whose_samples_hold_the_documents(out: Path) -> None:
     assert read_by(run, wanted_of(99)).steps == 0
 
 
-def _documents(out: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(out / "tokens/train/documents.parquet").to_pylist()
-
-
-def test_the_settings_go_on_from_the_checkpoint(out: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(out / "runs/tiny-0123abcd", tmp_path / "runs/tiny-0123abcd"))
+def test_the_settings_go_on_from_the_checkpoint(out: Path, run: Path, tmp_path: Path) -> None:
     reading = read_by(run, wanted_of(3)).model_copy(update={"checkpoint": "step-00000020", "first_steps": (20,)})
     path = write_settings(reading)
     assert path is not None
@@ -122,8 +130,7 @@ def test_the_settings_go_on_from_the_checkpoint(out: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("before", ["step-00000020", None])
-def test_checkpoints_that_have_read_the_pages_are_removed(out: Path, tmp_path: Path, before: str | None) -> None:
-    run = Path(shutil.copytree(out / "runs/tiny-0123abcd", tmp_path / "runs/tiny-0123abcd"))
+def test_checkpoints_that_have_read_the_pages_are_removed(run: Path, tmp_path: Path, before: str | None) -> None:
     names = [path.name for path in list_checkpoints(run)]
     kept = names[: names.index(before) + 1] if before else []
     (run / "checkpoints/best").write_text(f"{names[-2]}\n")
@@ -132,9 +139,7 @@ def test_checkpoints_that_have_read_the_pages_are_removed(out: Path, tmp_path: P
     for _ in range(2):  # again, as after a kill
         remove_pages(Folder(tmp_path), plan)
         assert [path.name for path in list_checkpoints(run)] == kept
-        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == sorted(
-            [*kept, *(["latest"] * bool(kept))]
-        )
+        assert {path.name for path in (run / "checkpoints").iterdir()} == {*kept, *(["latest"] if kept else [])}
     if before:
         assert newest_checkpoint(run).name == before
         assert (run / "forget.toml").is_file()
@@ -156,7 +161,7 @@ def begun_from(out: Path, source: Path, run: Path) -> Path:
 def test_weights_that_had_read_the_pages_are_inherited(out: Path, tmp_path: Path, chain: int) -> None:
     """A run that has not read them itself, but began from a checkpoint of one that had, directly or by another."""
     [first] = find_runs(Folder(out), None)
-    page = next(number for number in range(30) if read_by(first, wanted_of(number)).checkpoint)
+    page = page_read_late(first)
     reading = read_by(first, wanted_of(page))
     cases = (
         (first / "checkpoints" / str(reading.checkpoint), False),
@@ -184,12 +189,11 @@ def test_weights_that_had_read_the_pages_are_inherited(out: Path, tmp_path: Path
             assert "train again from other weights" in lines[-1]
 
 
-def test_a_model_merged_from_a_later_checkpoint_is_removed(out: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(out / "runs/tiny-0123abcd", tmp_path / "runs/tiny-0123abcd"))
+def test_a_model_merged_from_a_later_checkpoint_is_removed(run: Path, tmp_path: Path) -> None:
     for folder in ("model", "merge"):
         (run / folder).mkdir()
         (run / folder / "x").write_text("weights")
-    page = next(number for number in range(30) if read_by(run, wanted_of(number)).checkpoint)
+    page = page_read_late(run)
     reading = read_by(run, wanted_of(page))
     assert reading.merged and f"model merged from a checkpoint: {run}/model" in "\n".join(_run_lines(reading, False))
     step = Step(Folder(tmp_path), "train", version=1, parameters={}, inputs={}, folder="runs/tiny-0123abcd")
@@ -204,10 +208,11 @@ def test_a_model_merged_from_a_later_checkpoint_is_removed(out: Path, tmp_path: 
 def test_tokens_outside_of_the_output_are_named(out: Path, tmp_path: Path, memory: str) -> None:
     """Of a mixture, and those copied from an object store, with which a training does not go on."""
     run = find_runs(Folder(out), None)[0]
-    page = next(number for number in range(30) if read_by(run, wanted_of(number)).checkpoint)
+    page = page_read_late(run)
     assert read_by(run, wanted_of(page), Folder(out)).outside == ()
     assert read_by(run, wanted_of(page), Folder(tmp_path)).outside == (str(out),)
-    plan = plan_removal(Folder(tmp_path_with_a_step(tmp_path)), [f"http://a.test/{page}"], str(run))
+    Step(Folder(tmp_path), "blacklist", version=1, parameters={}, inputs={}, folder="urls").commit(Outcome())
+    plan = plan_removal(Folder(tmp_path), [f"http://a.test/{page}"], str(run))
     assert plan.runs[0].outside == (str(out),) and not plan.found.steps
     assert f"reads tokens with the pages in {out}: forget them there too" in "\n".join(_run_lines(plan.runs[0], False))
 
@@ -223,11 +228,10 @@ def test_tokens_outside_of_the_output_are_named(out: Path, tmp_path: Path, memor
     # A removal of the copies comes after it, and does not know where they are from.
     own = read_by(copied, wanted_of(page), Folder(tmp_path / "local"))
     assert (own.outside, own.data) == ((), "")
-    path = write_settings(own)
-    assert path is not None and resolve(PretrainFlowSettings, str(path)).data == memory
-    path.unlink()
-    path = write_settings(own)
-    assert path is not None and resolve(PretrainFlowSettings, str(path)).data == str(tmp_path / "local/inputs/0a1b")
+    for data in (memory, str(tmp_path / "local/inputs/0a1b")):
+        path = write_settings(own)
+        assert path is not None and resolve(PretrainFlowSettings, str(path)).data == data
+        path.unlink()
 
 
 def test_steps_on_tokens_that_were_made_again_are_not_known(out: Path, tmp_path: Path) -> None:
@@ -243,10 +247,7 @@ def test_steps_on_tokens_that_were_made_again_are_not_known(out: Path, tmp_path:
     assert reading.documents == 1 and 0 < reading.samples < before.samples and reading.steps
     assert "has no table of the train documents" in reading.note
     assert f"not known of all its tokens: {copy}/tokens has no table" in "\n".join(_run_lines(reading, False))
-    with Inline(workers=1) as runner:
-        shuffled = shuffle(root, documents_of(root, kept), ShuffleSettings(), runner)
-        words = tokenizer(root, shuffled, TokenizerSettings(vocab_size=300), runner)
-        tokenize(root, shuffled, words, TokenizeSettings(), runner)
+    write_tokens(root, kept)
     reading = read_by(run, wanted_of(page))
     assert reading.steps == 0 and reading.checkpoint is None
     assert reading.note.startswith(f"{copy}/tokens/train/tokens has other tokens than those that it was trained on")
@@ -254,7 +255,6 @@ def test_steps_on_tokens_that_were_made_again_are_not_known(out: Path, tmp_path:
 
 
 def write_recorded(out: Path, folder: Path, outputs: list[Path]) -> Path:
-    """Write a run on the tokens of several outputs, with the record of its data."""
     [run] = find_runs(Folder(out), None)
     prefixes = [f"{output}/tokens/train/tokens" for output in outputs]
     config = read_run_config(run / CONFIG_FILE)
@@ -268,12 +268,7 @@ def write_recorded(out: Path, folder: Path, outputs: list[Path]) -> Path:
     return run
 
 
-def tmp_path_with_a_step(folder: Path) -> Path:
-    Step(Folder(folder), "blacklist", version=1, parameters={}, inputs={}, folder="urls").commit(Outcome())
-    return folder
-
-
-def test_a_run_outside_of_the_output_is_said_not_to_be_searched(
+def test_a_run_elsewhere_is_said_not_to_be_searched(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inside = out / "runs" / "tiny-0123abcd"
@@ -297,7 +292,6 @@ def test_a_run_is_found_by_name_or_path(out: Path, tmp_path: Path) -> None:
     assert find_runs(root, "tiny-0123abcd") == find_runs(Folder("memory://none"), str(out / "runs/tiny-0123abcd"))
     with pytest.raises(UserError, match="there is no run other"):
         find_runs(root, "other")
-    (tmp_path / CONFIG_FILE).write_text(
-        (out / "runs/tiny-0123abcd" / CONFIG_FILE).read_text().replace("/train/", "/x/")
-    )
+    config = (out / "runs/tiny-0123abcd" / CONFIG_FILE).read_text()
+    (tmp_path / CONFIG_FILE).write_text(config.replace("/train/", "/x/"))
     assert "x" in read_by(tmp_path, wanted_of(1)).note

@@ -23,7 +23,6 @@ def out(tmp_path: Path) -> Path:
 
 
 def write_key(path: Path, kind: str) -> tuple[str, str]:
-    """Write a private key and its public key; return their paths."""
     serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
@@ -35,9 +34,7 @@ def write_key(path: Path, kind: str) -> tuple[str, str]:
     return str(path / f"{kind}.pem"), str(path / f"{kind}.pub")
 
 
-def test_the_signature_covers_the_croissant_description(
-    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_signature_covers_croissant_json(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("model_signing")
     private, public = write_key(tmp_path, "ec")
     assert run_command(app, ["passport", str(out), "--sign", private]) == 0

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.extract import as_page
@@ -16,7 +14,7 @@ from gpt2train.store.manifest import MANIFEST, Folder, Manifest, Outcome, digest
 from tasks.boilerplate.step import BoilerplateSettings, boilerplate
 from tasks.clean.step import CleanSettings, clean
 from tasks.core.input_files import find_inputs
-from tasks.core.shards import read_rows, write_table
+from tasks.core.shards import CLEAN, read_rows, write_rows
 from tasks.core.step import Step
 from tasks.extract.step import ENGINE_VERSIONS, ExtractSettings, extract
 from tasks.outputs.verify.command import verify_output
@@ -52,7 +50,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def out(corpus: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
     return Path(shutil.copytree(corpus, tmp_path / "out"))
 
 
@@ -143,14 +140,9 @@ def edit(out: Path, folder: str, change: Callable[[dict[str, Any]], None]) -> No
 
 
 def test_a_flipped_byte_in_any_file_is_found(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = [
-        str(p.relative_to(corpus))
-        for p in corpus.rglob("*")
-        if p.stat().st_size
-        and p.is_file()
-        and p.name != "timings.jsonl"
-        and p.parent.name != "_rows"  # hashes beside the outputs, which a step checks before it takes rows by them
-    ]
+    files = [path for path in corpus.rglob("*") if path.is_file() and path.stat().st_size]
+    # `_rows` has hashes beside the outputs, which a step checks before it takes rows by them.
+    names = [str(p.relative_to(corpus)) for p in files if p.name != "timings.jsonl" and p.parent.name != "_rows"]
     assert len(names) > 15
     for number, name in enumerate(names):
         out = Path(shutil.copytree(corpus, tmp_path / str(number)))
@@ -175,7 +167,7 @@ def test_a_flipped_byte_in_any_file_is_found(corpus: Path, tmp_path: Path, capsy
         ("tokens", lambda m: m["outcome"]["outputs"][0].update(rows=9), "do not give"),
     ],
 )
-def test_an_edited_manifest_is_found(
+def test_an_edit_is_found(
     out: Path, folder: str, change: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit(out, folder, change)
@@ -197,31 +189,21 @@ def test_a_missing_twin_of_rejected_rows_is_found(corpus: Path, capsys: pytest.C
     twin.with_suffix(".away").rename(twin)
 
 
-def forge(out: Path, text: str) -> None:
-    """Change a document of the cleaning and give it a manifest without a contradiction."""
-    folder = Folder(out / "clean")
-    table = pq.read_table(out / "clean/part-00000.parquet")
-    texts = table["text"].to_pylist()
-    texts[1] = text
-    index = table.schema.get_field_index("text")
-    table = table.set_column(index, table.schema.field(index), pa.array(texts, table.schema.field(index).type))
-    record = write_table(folder, "part-00000.parquet", table).model_dump()
-
-    def change(manifest: dict[str, Any]) -> None:
-        manifest["outcome"]["outputs"] = [record]
-        manifest["content"] = digest([[record["name"], record["sha256"]]])
-
-    edit(out, "clean", change)
-
-
 def test_content_that_the_step_does_not_make_is_found(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As a batch of another release that nothing recorded: hashes agree, the batch does not."""
-    forge(out, "Another text.")
+    rows = list(read_rows(Folder(out / "clean"), "part-00000.parquet"))
+    rows[1]["text"] = "Another text."
+    record = write_rows(Folder(out / "clean"), "part-00000.parquet", rows, CLEAN)
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["outcome"]["outputs"] = [record.model_dump()]
+        manifest["content"] = digest([[record.name, record.sha256]])
+
+    edit(out, "clean", change)
     found = verified(capsys, out, batches=1)
     [problem] = found["clean"]["problems"]
-    assert problem.startswith(
-        "clean/part-00000.parquet: row 1, column text: 'Another text.' in the output, 'The harbour"
-    )
+    said = "clean/part-00000.parquet: row 1, column text: 'Another text.' in the output, 'The harbour"
+    assert problem.startswith(said)
     assert "input 'documents': no step of this output" in found["shuffle"]["problems"][0]
 
 
@@ -244,7 +226,7 @@ def test_another_package_version_is_a_difference_unless_accepted(
     assert accepted["problems"] == [] and accepted["redone"] == "1 of 1 batches"
 
 
-def test_a_corpus_without_recorded_packages_is_verified_and_said_to_be_one(
+def test_a_corpus_without_recorded_packages_is_verified_and_named(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Manifest.model_validate_json((out / "tokenizer" / MANIFEST).read_text())

@@ -86,13 +86,11 @@ class Slurm:
         _kill([*(one for one in step_daemons if one is not None and one.name() == "slurmstepd"), *ran])
 
     def ask(self, *command: str) -> str:
-        """Output of one of Slurm's commands."""
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def jobs(self) -> list[str]:
-        """Numbers of the jobs that wait or run."""
         return self.ask("squeue", "--noheader", "--format=%A").split()
 
 

@@ -11,7 +11,6 @@ from tasks.train.launch.launchers import LaunchSettings, run_job
 
 
 def main() -> int:
-    """Run the job; the exit code of a command."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     config, settings = sys.argv[1:]

@@ -16,6 +16,7 @@ from tasks.train.launch.launchers import LaunchSettings, run_job
 from tasks.train.launch.rank_logs import RankLogs, level_of, tail_rank_logs
 from tasks.train.launch.registry import Launcher
 
+Records = list[logging.LogRecord]
 WRITE = """
 import logging, sys
 from pathlib import Path
@@ -33,9 +34,8 @@ HEAD = "2026-01-02 03:04:05.678Z"
 
 
 @pytest.fixture
-def seen() -> Iterator[list[logging.LogRecord]]:
-    """The records that reach the log."""
-    records: list[logging.LogRecord] = []
+def seen() -> Iterator[Records]:
+    records: Records = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
     logger, level = logging.getLogger("gpt2train"), logging.getLogger("gpt2train").level
@@ -46,7 +46,7 @@ def seen() -> Iterator[list[logging.LogRecord]]:
     logger.setLevel(level)
 
 
-def words(records: list[logging.LogRecord]) -> list[str]:
+def words(records: Records) -> list[str]:
     return [f"{record.levelname} {record.getMessage()}" for record in records]
 
 
@@ -69,22 +69,18 @@ def test_lines_of_a_rank_are_read_with_level_and_time(tmp_path: Path) -> None:
     assert abs(found[0].time - (tmp_path / "rank-0.log").stat().st_mtime) < 60
 
 
-def test_rank_0_is_logged_in_full_and_of_others_only_warnings(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+def test_rank_0_is_logged_in_full_and_of_others_only_warnings(tmp_path: Path, seen: Records) -> None:
     write(tmp_path, 0, "INFO attempt 0: of an earlier attempt")
     with tail_rank_logs(tmp_path):
         write(tmp_path, 0, "INFO attempt 0: step 1/8", "WARNING attempt 0: warning: 9.0 epochs of a corpus")
         write(tmp_path, 1, "INFO attempt 0: not of interest", "WARNING attempt 0: the disk is slow", "Traceback …")
         write(tmp_path, 2, "ERROR attempt 1: could not save")
-    assert words(seen) == [
-        "INFO step 1/8",
-        "WARNING 9.0 epochs of a corpus",
-        "WARNING rank 1: the disk is slow",
-        "ERROR rank 2: could not save",
-    ]
+    warnings = ["WARNING 9.0 epochs of a corpus", "WARNING rank 1: the disk is slow"]
+    assert words(seen) == ["INFO step 1/8", *warnings, "ERROR rank 2: could not save"]
     assert read_line(f"{HEAD} INFO attempt 0: x\n").time == seen[0].created  # type: ignore[union-attr]
 
 
-def test_a_line_written_in_two_pieces_is_logged_once(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+def test_a_line_written_in_two_pieces_is_logged_once(tmp_path: Path, seen: Records) -> None:
     logs = RankLogs(tmp_path)
     write(tmp_path, 0, "INFO attempt 0: one")
     logs.poll()
@@ -98,7 +94,7 @@ def test_a_line_written_in_two_pieces_is_logged_once(tmp_path: Path, seen: list[
     assert words(seen) == ["INFO one", "INFO two"]
 
 
-def test_an_error_that_the_launcher_reported_is_not_logged_again(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+def test_an_error_that_the_launcher_reported_is_not_logged_again(tmp_path: Path, seen: Records) -> None:
     logs = RankLogs(tmp_path)
     for rank in range(3):
         write(tmp_path, rank, "ERROR attempt 0: error: no space left")
@@ -113,7 +109,7 @@ def test_an_error_that_the_launcher_reported_is_not_logged_again(tmp_path: Path,
 
 @pytest.mark.parametrize(("code", "kind"), [(LOST, TransientError), (1, RunError)])
 def test_the_error_that_ends_a_job_is_raised_and_not_logged(
-    tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch, code: int, kind: type[RunError]
+    tmp_path: Path, seen: Records, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[RunError]
 ) -> None:
     """Also one that may pass: the flow logs it as a warning before a retry, and without retries it ends the command."""
 
@@ -128,7 +124,7 @@ def test_the_error_that_ends_a_job_is_raised_and_not_logged(
 
 
 def test_an_error_that_does_not_end_the_job_is_logged(
-    tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = RankLogs(tmp_path)
     logs.forward_printed("error: rank 1 on gpu02 was killed")
@@ -147,16 +143,13 @@ def test_an_error_that_does_not_end_the_job_is_logged(
     assert words(seen)[-1] == "ERROR another"
 
 
-def test_equal_lines_of_a_thousand_ranks_are_merged(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+def test_equal_lines_of_ranks_are_merged_and_not_repeated(tmp_path: Path, seen: Records) -> None:
     logs = RankLogs(tmp_path)
     for rank in (*range(3), *range(7, 1000)):
         write(tmp_path, rank, "WARNING attempt 0: lost a peer")
     logs.poll(True)
     assert words(seen) == ["WARNING ranks 0-2, 7-999: lost a peer"]
-
-
-def test_lines_of_rank_0_are_not_repeated_for_ranks_read_later(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
-    logs = RankLogs(tmp_path)
+    seen.clear()
     write(tmp_path, 0, "WARNING attempt 0: warning: 9.0 epochs")
     logs.poll(True)
     write(tmp_path, 1, "WARNING attempt 0: warning: 9.0 epochs", "WARNING attempt 0: slow disk")
@@ -166,9 +159,7 @@ def test_lines_of_rank_0_are_not_repeated_for_ranks_read_later(tmp_path: Path, s
     assert words(seen) == ["WARNING 9.0 epochs", "WARNING rank 1: slow disk", "WARNING rank 1: slow disk"]
 
 
-def test_a_flood_of_lines_is_cut_and_counted(
-    tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_lines_is_cut_and_counted(tmp_path: Path, seen: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_logs, "LINES_PER_SECOND", 0.0)
     logs = RankLogs(tmp_path)
     for rank in range(50):
@@ -182,7 +173,7 @@ def test_a_flood_of_lines_is_cut_and_counted(
 
 
 def test_of_a_fast_growing_file_the_newest_lines_are_read(
-    tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_logs, "MAX_BYTES", 1000)
     logs = RankLogs(tmp_path)
@@ -193,13 +184,7 @@ def test_of_a_fast_growing_file_the_newest_lines_are_read(
     assert "more lines in" in said[-1]
 
 
-@pytest.mark.parametrize(
-    ("line", "level", "message"),
-    [
-        ("error: no such file", logging.ERROR, "no such file"),
-        ("warning: restarting all ranks", logging.WARNING, "restarting all ranks"),
-        ("an error: quoted", logging.INFO, "an error: quoted"),
-    ],
-)
-def test_lines_of_the_launcher_keep_their_level(line: str, level: int, message: str) -> None:
-    assert level_of(line) == (level, message)
+def test_lines_of_the_launcher_keep_their_level() -> None:
+    assert level_of("error: no such file") == (logging.ERROR, "no such file")
+    assert level_of("warning: restarting all ranks") == (logging.WARNING, "restarting all ranks")
+    assert level_of("an error: quoted") == (logging.INFO, "an error: quoted")

@@ -92,10 +92,7 @@ def test_a_failing_setup_command_is_named(tmp_path: Path) -> None:
 def test_settings_that_give_no_valid_script_are_refused(slurm: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         job(tmp_path, **slurm)
-
-
-def test_a_folder_that_sbatch_cannot_write_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a quote"):
+    with pytest.raises(UserError, match="a quote"):  # a folder that sbatch cannot write
         script(job(tmp_path / "it's"))
 
 
@@ -104,6 +101,12 @@ def test_the_state_of_a_job_is_parsed() -> None:
     assert state == State("PENDING", "BeginTime", -15, 2, "n[1-2]", "/data/a run/slurm.sh") and not state.ended
     done = read_state(LINE.replace("PENDING", "FAILED").replace("0:15", "2:0").replace("n[1-2]", "(null)"))
     assert (done.name, done.code, done.nodes, done.ended) == ("FAILED", 2, "", True)
+
+
+OUT_OF_MEMORY = (
+    "StepId=1.0 exceeded memory limit (325660672 > 104857600), being killed",
+    "Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
+)
 
 
 def test_output_is_passed_on_as_whole_lines_once(tmp_path: Path) -> None:
@@ -119,31 +122,24 @@ def test_output_is_passed_on_as_whole_lines_once(tmp_path: Path) -> None:
     assert output.cause is None  # the engine reported it
 
 
-def test_slurm_names_the_cause_where_the_engine_did_not(tmp_path: Path) -> None:
-    path = tmp_path / "slurm-7.out"
-    path.write_text("slurmstepd-n1: error: *** STEP 7.0 ***\nslurmstepd-n1: error: execve(): python: No such file\n")
-    output = Output(path)
-    output.lines()
-    assert output.cause == "slurmstepd-n1: execve(): python: No such file"
-
-
 @pytest.mark.parametrize(
-    "said",
+    ("said", "cause", "out_of_memory"),
     [
-        "StepId=1.0 exceeded memory limit (325660672 > 104857600), being killed",
-        "Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
+        (
+            "slurmstepd-n1: error: execve(): python: No such file",
+            "slurmstepd-n1: execve(): python: No such file",
+            False,
+        ),
+        *((f"slurmstepd-n1: error: {said}", f"slurmstepd-n1: {said}", True) for said in OUT_OF_MEMORY),
+        *((f"error: {said}", None, False) for said in OUT_OF_MEMORY),  # a line of ours
     ],
 )
-def test_out_of_memory_is_found_in_slurms_output(tmp_path: Path, said: str) -> None:
+def test_slurm_names_a_cause_of_its_own(tmp_path: Path, said: str, cause: str | None, out_of_memory: bool) -> None:
     path = tmp_path / "slurm-7.out"
-    path.write_text(f"error: {said}\n")  # a line of ours
+    path.write_text(f"slurmstepd-n1: error: *** STEP 7.0 ***\n{said}\n")
     output = Output(path)
     output.lines()
-    assert not output.out_of_memory
-    with path.open("a") as file:
-        file.write(f"slurmstepd-n1: error: {said}\n")
-    output.lines()
-    assert output.out_of_memory
+    assert (output.cause, output.out_of_memory) == (cause, out_of_memory)
 
 
 def test_following_a_job_again_logs_its_last_lines_only(tmp_path: Path) -> None:
@@ -247,7 +243,6 @@ def test_a_requeued_and_preempted_job_gives_the_same_losses(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_restarted_flow_finds_its_job_and_can_cancel_it(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
     job = job_of(tokens, tmp_path / "run", {"processes": 2, "nodes": 1}, steps=NO_END)

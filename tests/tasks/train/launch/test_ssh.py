@@ -22,7 +22,7 @@ from gpt2train.launch.ssh_agent import GO, READY, RemoteJobRequest, release
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
-from tasks.train.launch.job import LOST, Job, torchrun_arguments
+from tasks.train.launch.job import LOST, Job
 from tasks.train.launch.launchers import LaunchSettings, check_launcher
 from tasks.train.launch.ssh import run_ssh
 from tests.gpt2train.jobs import curve, finish, make, start, write_tokens
@@ -56,7 +56,6 @@ def order(run: Path, **changes: Any) -> RemoteJobRequest:
 
 
 def answer(text: str) -> tuple[int, str, str]:
-    """Exit code and output of the remote agent for an input."""
     command = [sys.executable, "-m", "gpt2train.launch.ssh_agent"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout, done.stderr
@@ -82,14 +81,6 @@ def test_a_missing_remote_shell_is_refused_before_anything_starts() -> None:
     how = build(LaunchSettings, {"launcher": "ssh", "hosts": ["a"], "ssh": {"command": "no-such-shell {host}"}})
     with pytest.raises(UserError, match="starts with no-such-shell, which is not on this machine"):
         check_launcher(how, "out")
-
-
-def test_the_first_host_is_the_rendezvous() -> None:
-    launch = build(LaunchSettings, {"launcher": "ssh", "hosts": ["me@gpu01", "gpu02"], "processes": 8})
-    assert launch.world == 16
-    assert torchrun_arguments(Job("/run/config.toml", launch))[:6] == [
-        *("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "gpu01:29500")
-    ]
 
 
 def test_a_host_that_cannot_take_part_is_named_with_the_remedy(run: Callable[..., tuple[int, list[str]]]) -> None:
@@ -176,7 +167,6 @@ class TwoHosts:
         return (self.folder / "job.log").read_text()
 
     def running(self) -> list[psutil.Process]:
-        """Processes of a job on the two machines."""
         marked = [p for p in psutil.process_iter() if environment_of(p).get(MARK) == self.mark]
         return [process for process in marked if not has_ended(process)]
 
@@ -209,17 +199,9 @@ def hosts(networks: list[str], tmp_path: Path) -> Iterator[TwoHosts]:
     hosts = "".join(f"Host gpu{n}\n HostName 10.99.0.{n}\n Port 2222\n" for n in (1, 2))
     (tmp_path / "ssh_config").write_text(f"{hosts}Host *\n{known}")
     alive = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=2"
-    launch = LaunchSettings.model_validate(
-        {
-            "launcher": "ssh",
-            "hosts": ("gpu1", "gpu2"),
-            "endpoint": "10.99.0.1:29500",
-            "processes": 2,
-            "restarts": 1,
-            "shutdown_timeout": 20,
-            "ssh": {"command": f"ssh -F {tmp_path}/ssh_config {alive} {{host}}", "peer_timeout": 10},
-        }
-    )
+    how = {"launcher": "ssh", "hosts": ("gpu1", "gpu2"), "endpoint": "10.99.0.1:29500", "processes": 2, "restarts": 1}
+    ssh = {"command": f"ssh -F {tmp_path}/ssh_config {alive} {{host}}", "peer_timeout": 10}
+    launch = build(LaunchSettings, how, {"shutdown_timeout": 20, "ssh": ssh})
     with contextlib.ExitStack() as stack:
         for name in networks:
             command = ["ip", "netns", "exec", name, SSHD, "-D", "-e", "-f", str(tmp_path / "sshd_config")]
@@ -234,7 +216,6 @@ def hosts(networks: list[str], tmp_path: Path) -> Iterator[TwoHosts]:
 
 
 def prepare(config: RunConfig) -> RunConfig:
-    """Write a run's settings where the training step writes them."""
     Path(config.output).mkdir()
     Path(config.output, "config.toml").write_text(to_toml(config))
     return config
