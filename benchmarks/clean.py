@@ -26,8 +26,8 @@ from tasks.clean.repair import fix_text
 from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
 from tasks.clean.step import clean_part
-from tasks.clean.token_counts import TokenizerFile
 from tasks.core.shards import CLEAN, DOCUMENT, commit_rows, read_rows, rejected_row, write_rows
+from tasks.core.tokenizer_file import TokenizerFile
 from tasks.decontaminate.ngrams import NgramIndex
 
 SETTINGS = CleanSettings()

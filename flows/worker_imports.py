@@ -40,10 +40,11 @@ def compare_sketches() -> None:
     count_mismatches(["a b c d e f"], with_bands(DedupSettings()))
 
 
-FUNCTIONS: tuple[Callable[[], None], ...] = (detect_language, find_ngrams, compare_sketches)
+FUNCTIONS = (detect_language, find_ngrams, compare_sketches)
 
+loads: list[Callable[[], object]] = [functools.partial(importlib.import_module, module) for module in MODULES]
 gc.disable()  # imports create no garbage, and collection takes a tenth of their time
-for load in (*(functools.partial(importlib.import_module, module) for module in MODULES), *FUNCTIONS):
+for load in (*loads, *FUNCTIONS):
     with contextlib.suppress(Exception):  # the batch that needs it raises the error
         load()
 gc.freeze()

@@ -10,7 +10,6 @@ from flows.finetune_settings import FinetuneFlowSettings
 from flows.settings import (
     DataprepSettings,
     EvaluateFlowSettings,
-    FlowSettings,
     LayeredSettings,
     PipelineSettings,
     PretrainFlowSettings,
@@ -30,7 +29,7 @@ MODELS: dict[str, type[LayeredSettings]] = {
     "pipeline": PipelineSettings,
     "pretrain": PretrainFlowSettings,
 }
-resolved: FlowSettings | None = None  # of the command of this process
+resolved: LayeredSettings | None = None  # of the command of this process
 CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
 
 
@@ -63,10 +62,10 @@ def arguments_app(name: str, model: type[S], about: str, use: Callable[[S], obje
     return app
 
 
-def check_arguments(name: str, words: Sequence[str]) -> FlowSettings:
+def check_arguments(name: str, words: Sequence[str]) -> LayeredSettings:
     """Return the settings of a flow's command. Exit with its mistake, or after its help page."""
 
-    def keep(settings: FlowSettings) -> None:
+    def keep(settings: LayeredSettings) -> None:
         global resolved
         resolved = settings
 

@@ -27,12 +27,13 @@ from tasks.clean.filters.verdict import Rejection
 from tasks.clean.language_share import TextLanguage, cut_foreign, detect
 from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
-from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.clean.token_counts import count_tokens
 from tasks.core.input_files import kind_of
 from tasks.core.row_reuse import PreviousRows, RowFinder, RowResult, bytes_key, commit_results
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_table, rejected_row
 from tasks.core.step import Step
+from tasks.core.tokenizer_file import TokenizerFile, tokenizer_file
 
 EXTRACTED = "documents"  # folder of the step extract
 COMPUTED = ("text", "language", "language_share", "tokens", "split")  # columns that depend on the text alone
@@ -71,7 +72,7 @@ def clean(
     )
     if done := runner.finished(step):
         return done
-    source, counter = root / documents.folder, tokenizer_file(root, tokenizer)
+    source, counter = root / documents.folder, tokenizer and tokenizer_file(root, tokenizer)
     names = [record.name for record in documents.outputs]
     outcomes = runner.batches(
         step,

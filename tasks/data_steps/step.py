@@ -8,10 +8,11 @@ from gpt2train.settings import Settings
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.filters.verdict import Rejection
-from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.clean.token_counts import count_tokens
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, rejected_row
 from tasks.core.step import Step
+from tasks.core.tokenizer_file import TokenizerFile, tokenizer_file
 from tasks.data_steps.registry import DataStep
 
 MIN_TOKENS = "min_tokens"  # parameter of the cleaning that applies to later steps too
@@ -40,7 +41,7 @@ def function_of(data_step: DataStep) -> Callable[..., Manifest]:
         )
         if done := runner.finished(step):
             return done
-        source, counter = root / documents.folder, tokenizer_file(root, tokenizer)
+        source, counter = root / documents.folder, tokenizer and tokenizer_file(root, tokenizer)
         names = [record.name for record in documents.outputs]
         options = (data_step.process, settings, min_tokens, counter)
         outcomes = runner.batches(step, "part", names, process_part, source, *options)

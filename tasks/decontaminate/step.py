@@ -28,10 +28,11 @@ from gpt2train.errors import RunError
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.splits import Split
-from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.clean.token_counts import count_tokens
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, read_table, rejected_row, write_rows
 from tasks.core.step import Step
+from tasks.core.tokenizer_file import TokenizerFile, tokenizer_file
 from tasks.decontaminate.eval_sets import find_sets, passages
 from tasks.decontaminate.ngrams import Match, NgramIndex, word_spans
 from tasks.decontaminate.settings import DecontaminateSettings
@@ -108,7 +109,7 @@ def decontaminate(
     if settings.key_threshold:
         counted = runner.batches(step, "count", parts, count_part, source, settings, eval_sets)
         common = _common(step.folder, counted, settings.key_threshold)
-    lengths = (int(clean.parameters.get("min_tokens", 0)), tokenizer_file(root, tokenizer))
+    lengths = (int(clean.parameters.get("min_tokens", 0)), tokenizer and tokenizer_file(root, tokenizer))
     outcomes = runner.batches(step, "part", parts, cut_part, source, settings, eval_sets, common, *lengths)
     total = Outcome.total(outcomes)
     if left := 0 if settings.key_threshold else total.facts.get("matches_after", 0):

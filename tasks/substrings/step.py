@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
-from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.clean.token_counts import count_tokens
 from tasks.core.runner import Runner
 from tasks.core.shards import (
     CLEAN,
@@ -31,6 +31,7 @@ from tasks.core.shards import (
     write_table,
 )
 from tasks.core.step import Step
+from tasks.core.tokenizer_file import TokenizerFile, tokenizer_file
 from tasks.dedup.document_index import isin_sorted
 from tasks.substrings.grams import anchors_of, cut_spans, grams_near, repeated, without
 from tasks.substrings.settings import SubstringSettings
@@ -80,7 +81,7 @@ def substrings(
     ranges, files = _ranges(grams), _names(grams)
     marked = runner.batches(step, "first", range(ranges), mark_repeated, ranges, files)
     shards = [(shard, record.name) for shard, record in enumerate(records)]
-    options = (source, _names(marked), words, min_tokens, tokenizer_file(root, tokenizer))
+    options = (source, _names(marked), words, min_tokens, tokenizer and tokenizer_file(root, tokenizer))
     # The other files are intermediate: the manifest does not name them, so they are removed.
     return step.commit(Outcome.total(runner.batches(step, "part", shards, cut_part, *options)))
 

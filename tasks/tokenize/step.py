@@ -9,18 +9,18 @@ between documents: `tokens-00000-of-00003.bin` and so on, each with its index an
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
+from gpt2train.data.encoder import Texts, disagreement, with_end
 from gpt2train.data.indexed import token_dtype
 from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.template import prefix_ids
-from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, vocab_size
+from gpt2train.data.tokenizer import end_of_text_id, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
@@ -28,7 +28,7 @@ from tasks.core.engine_check import check_engine
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows, write_table
 from tasks.core.step import Step
-from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
+from tasks.core.tokenizer_file import Engine, TokenizerFile, encoder_of, tokenizer_file, tokenizer_of
 from tasks.tokenize.merge_shards import ENCODED, SPLITS, join_part, plan
 from tasks.tokenize.settings import TokenizeSettings
 
@@ -36,8 +36,6 @@ log = logging.getLogger("gpt2train")
 
 CHECK_BYTES = 1 << 20  # bytes of text for the comparison; takes a quarter of a second
 COLUMNS = ["id", "url", "text", "source", "split"]
-Engine = Literal["gigatoken", "tokenizers"]
-ENGINES: dict[Engine, Callable[[Tokenizer], Encoder]] = {"gigatoken": FastEncoder, "tokenizers": PlainEncoder}
 
 
 def tokenize(
@@ -62,22 +60,21 @@ def tokenize(
         UserError: `engine = "gigatoken"` is not available, or does not agree with `tokenizers` on this corpus.
     """
     inputs = {"documents": documents, "tokenizer": tokenizer}
-    tokenizer_file = tokenizer_record(tokenizer)
-    tokenizer_ref = (root / tokenizer.folder, tokenizer_file.name, tokenizer_file.sha256)
-    prefix = prefix_ids(_tokenizer(*tokenizer_ref)) if settings.prepend_bos else []
+    file = tokenizer_file(root, tokenizer)
+    prefix = prefix_ids(tokenizer_of(file)) if settings.prepend_bos else []
     # The engine changes no byte, and without a template neither does `prepend_bos`.
     parameters = settings.model_dump(mode="json", exclude={"engine", "prepend_bos"})
     parameters |= {"prefix": prefix} if prefix else {}
-    library = "sentencepiece" if tokenizer_file.name == MODEL else "tokenizers"
+    library = "sentencepiece" if file.name == MODEL else "tokenizers"
     step = Step(root, "tokenize", version=2, parameters=parameters, inputs=inputs, folder="tokens", packages=(library,))
     if done := runner.finished(step):
         return done
     shards = [record.name for record in documents.outputs]
     source = root / documents.folder
-    engine, checked = choose_engine(step, shards, source, tokenizer_ref, settings.engine, runner)
+    engine, checked = choose_engine(step, shards, source, file, settings.engine, runner)
     append = settings.append_end_of_text
-    encoded = runner.batches(step, "part", shards, encode_shard, source, tokenizer_ref, append, engine, prefix)
-    dtype = token_dtype(vocab_size(_tokenizer(*tokenizer_ref))).name
+    encoded = runner.batches(step, "part", shards, encode_shard, source, file, append, engine, prefix)
+    dtype = token_dtype(vocab_size(tokenizer_of(file))).name
     names = [record for outcome in encoded for record in outcome.outputs if record.name.endswith(".bin")]
     # Merging copies bytes: a thread suffices, and no worker has to load libraries.
     pieces = [piece for split in SPLITS for piece in plan(step.folder, names, split, settings.shard_tokens)]
@@ -91,7 +88,7 @@ def choose_engine(
     step: Step,
     shards: Sequence[str],
     source: Folder,
-    tokenizer_ref: tuple[Folder, str, str],
+    file: TokenizerFile,
     wanted: Literal["auto", "gigatoken", "tokenizers"],
     runner: Runner,
 ) -> tuple[Engine, Outcome]:
@@ -105,7 +102,7 @@ def choose_engine(
     """
     if wanted == "tokenizers":
         return "tokenizers", Outcome()
-    compare = functools.partial(count_mismatches, tokenizer_ref=tokenizer_ref)
+    compare = functools.partial(count_mismatches, file=file)
     checked, difference = check_engine(step, source, shards, CHECK_BYTES, runner, compare)
     if "engine_checked" not in checked.facts:
         if wanted == "gigatoken":
@@ -124,11 +121,11 @@ def choose_engine(
     return "tokenizers", Outcome(facts={"engine_mismatches": checked.facts["engine_mismatches"]})
 
 
-def count_mismatches(texts: list[str], tokenizer_ref: tuple[Folder, str, str]) -> int | None:
+def count_mismatches(texts: list[str], file: TokenizerFile) -> int | None:
     """Number of texts that gigatoken encodes to other tokens than `tokenizers`; None if it is not available."""
     try:
-        fast = _encoder(*tokenizer_ref, "gigatoken")
-        return len(disagreement(fast, _encoder(*tokenizer_ref, "tokenizers"), Texts.of(texts)))
+        fast = encoder_of(file, "gigatoken")
+        return len(disagreement(fast, encoder_of(file, "tokenizers"), Texts.of(texts)))
     except (ImportError, ValueError) as error:
         log.debug("gigatoken: %s", error)
         return None
@@ -139,13 +136,13 @@ def encode_shard(
     name: str,
     shard: str,
     source: Folder,
-    tokenizer_ref: tuple[Folder, str, str],
+    file: TokenizerFile,
     append_end_of_text: bool,
     engine: Engine,
     prefix: Sequence[int] = (),
 ) -> Outcome:
     """Encode one shard into `encoded/<name>.<split>.bin` and a table of its documents, for each split."""
-    tokenizer = _tokenizer(*tokenizer_ref)
+    tokenizer = tokenizer_of(file)
     dtype = token_dtype(vocab_size(tokenizer))
     end = end_of_text_id(tokenizer) if append_end_of_text else None
     table = read_table(source, shard, COLUMNS)
@@ -155,10 +152,10 @@ def encode_shard(
         rows = good.filter(pc.equal(good["split"], split))
         target = f"encoded/{name}.{split}"
         lengths = [np.empty(0, dtype=np.int64)]
-        with folder.writing(f"{target}.bin") as draft, draft.open("wb") as file:
+        with folder.writing(f"{target}.bin") as draft, draft.open("wb") as binary:
             for chunk in rows["text"].chunks:
-                encoded = with_end(_encoder(*tokenizer_ref, engine)(_texts(chunk)), end, dtype, prefix)
-                file.write(encoded.ids.data)
+                encoded = with_end(encoder_of(file, engine)(_texts(chunk)), end, dtype, prefix)
+                binary.write(encoded.ids.data)
                 lengths.append(encoded.lengths)
         counts = np.concatenate(lengths)
         outputs.append(folder.record(f"{target}.bin", rows=int(counts.sum())))
@@ -212,22 +209,3 @@ def _texts(column: pa.Array) -> Texts:
     positions = np.frombuffer(offsets, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
     first, last = int(positions[0]), int(positions[-1])
     return Texts(np.frombuffer(data, dtype=np.uint8)[first:last], positions - first)
-
-
-@functools.lru_cache(maxsize=1)
-def _cached(url: str, name: str, sha256: str) -> tuple[Tokenizer, dict[str, Encoder]]:
-    """Tokenizer of a file, and its encoders by engine, which are added on first use."""
-    return read_tokenizer(Folder(url), name), {}
-
-
-def _tokenizer(folder: Folder, name: str, sha256: str) -> Tokenizer:
-    """Tokenizer of the run, cached across batches; the hash distinguishes files of the same name."""
-    return _cached(folder.url, name, sha256)[0]
-
-
-def _encoder(folder: Folder, name: str, sha256: str, engine: Engine) -> Encoder:
-    """Encoder of the run's tokenizer, cached across batches together with its cache of words."""
-    tokenizer, encoders = _cached(folder.url, name, sha256)
-    if engine not in encoders:
-        encoders[engine] = ENGINES[engine](tokenizer)
-    return encoders[engine]

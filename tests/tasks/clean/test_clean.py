@@ -26,10 +26,11 @@ from tasks.clean import token_counts
 from tasks.clean.language import LanguageSettings
 from tasks.clean.splits import SplitSettings, split_of
 from tasks.clean.step import CleanSettings, clean
-from tasks.clean.token_counts import PRE_TOKENIZER, TokenizerFile, count_pieces, count_tokens, tokenizer_file
+from tasks.clean.token_counts import PRE_TOKENIZER, count_pieces, count_tokens
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, read_rows, write_rows
 from tasks.core.step import Step
+from tasks.core.tokenizer_file import TokenizerFile, encoder_of, tokenizer_file
 from tests.tasks.corpus import Inline, extracted, rejected_of, rows_of, shards_of, texts_of
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time. " * 8
@@ -236,7 +237,7 @@ def test_token_counts_of_real_texts_are_exact(open_data: Path, gpt2: TokenizerFi
 
 
 def test_a_fast_library_that_disagrees_is_not_used(gpt2: TokenizerFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = token_counts._plain_encoder(*(gpt2.folder.url, gpt2.name, gpt2.sha256))
+    plain = encoder_of(gpt2, "tokenizers")
 
     def one_too_many(texts: Texts) -> Encoded:
         found = plain(texts)
@@ -244,7 +245,7 @@ def test_a_fast_library_that_disagrees_is_not_used(gpt2: TokenizerFile, monkeypa
         lengths[1] += 1  # of one text of the sample
         return Encoded(np.append(found.ids, 0), lengths)
 
-    monkeypatch.setattr(token_counts, "_fast_encoder", lambda url, name, sha256: one_too_many)
+    monkeypatch.setattr(token_counts, "encoder_of", lambda _, engine: plain if engine == "tokenizers" else one_too_many)
     monkeypatch.setattr(token_counts, "MIN_FAST", 1)
     texts = [f"number {n} of many" for n in range(40)]
     assert count_tokens(texts, gpt2) == plain(Texts.of(texts)).lengths.tolist()

@@ -18,9 +18,9 @@ from gpt2train.data.template import encode_prompts, prefix_ids
 from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.store.manifest import Folder, Manifest, read_manifest
+from tasks.core import tokenizer_file as tokenizer_files
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.tokenize import step as module
 from tasks.tokenize.step import TokenizeSettings, tokenize
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tasks.tokenizer.step import TokenizerSettings, tokenizer
@@ -148,26 +148,26 @@ def test_an_engine_with_wrong_ids_is_not_used(
 ) -> None:
     rows = [row(f"text {number} of one kind") for number in range(90)] + [row("a rare word")]
     straight = content_of(*run(tmp_path / "straight", rows, per_shard=30))
-    wrong = lambda words: one_token_off(module.PlainEncoder(words), "rare")  # noqa: E731
-    monkeypatch.setitem(module.ENGINES, "gigatoken", wrong)
-    module._cached.cache_clear()
+    wrong = lambda words: one_token_off(tokenizer_files.PlainEncoder(words), "rare")  # noqa: E731
+    monkeypatch.setitem(tokenizer_files.ENGINES, "gigatoken", wrong)
+    tokenizer_files._cached.cache_clear()
     root, manifest = run(tmp_path / "wrong", rows, per_shard=30)
     assert content_of(root, manifest) == straight
     assert manifest.outcome.facts["engine_mismatches"] == 1
     assert "different tokens for 1 of" in caplog.text
     with pytest.raises(UserError, match=r"different tokens for 1 of .*tokenize\.engine = 'auto'"):
         run(tmp_path / "demanded", rows, per_shard=30, engine="gigatoken")
-    module._cached.cache_clear()
+    tokenizer_files._cached.cache_clear()
 
 
 def test_a_missing_engine_is_replaced_or_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     straight = content_of(*run(tmp_path / "straight", [row("a text")]))
     monkeypatch.setitem(sys.modules, "gigatoken", None)  # what import makes of a package that is not installed
-    module._cached.cache_clear()
+    tokenizer_files._cached.cache_clear()
     assert content_of(*run(tmp_path / "auto", [row("a text")])) == straight
     with pytest.raises(UserError, match="pip install gigatoken"):
         run(tmp_path / "demanded", [row("a text")], engine="gigatoken")
-    module._cached.cache_clear()
+    tokenizer_files._cached.cache_clear()
 
 
 @pytest.mark.slow
