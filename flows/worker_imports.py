@@ -18,10 +18,12 @@ MODULES = (
 
 
 def detect_language() -> None:
-    """Load the compiled functions of the language model."""
-    from tasks.clean.language import ranking
+    """Load the models of the languages, and the compiled functions."""
+    from tasks.clean.language import LanguageSettings, certain_language, detect_with_langdetect, ranking
 
     ranking("a")
+    certain_language("a", LanguageSettings())
+    detect_with_langdetect("a", LanguageSettings())
 
 
 def find_ngrams() -> None:

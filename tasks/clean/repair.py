@@ -34,6 +34,8 @@ def _replaced(*codes: Iterable[int]) -> re.Pattern[str]:
 
 REPLACED = _replaced(chardata.LIGATURES, chardata.WIDTH_MAP, chardata.CONTROL_CHARS)
 REPLACED_BUT_WIDTH = _replaced(chardata.LIGATURES, chardata.CONTROL_CHARS)
+# The middle of ASCII text. The patterns of ftfy's heuristic have up to 6 characters, at least one of them not ASCII.
+AWAY = re.compile(r"(?<=[\0-\x7f]{8})[\0-\x7f]+(?=[\0-\x7f]{8})")
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -88,14 +90,19 @@ def fix_simple_text(text: str, straight_quotes: bool, entities: bool = True) -> 
 def fix_clean_line(line: str, straight_quotes: bool, keep_width: bool = False, entities: bool = True) -> str | None:
     """Result of ftfy for a line without mojibake and without characters to replace; None for other lines."""
     replaced = REPLACED_BUT_WIDTH if keep_width else REPLACED
-    if replaced.search(line) or (entities and "&" in line and ENTITY.search(line)) or ftfy.is_bad(line):
+    if replaced.search(line) or (entities and "&" in line and ENTITY.search(line)) or is_bad(line):
         return None
     fixed = line.translate(STRAIGHT_QUOTES) if straight_quotes else line
-    if not unicodedata.is_normalized("NFC", fixed) or (fixed != line and ftfy.is_bad(fixed)):
+    if not unicodedata.is_normalized("NFC", fixed) or (fixed != line and is_bad(fixed)):
         return None
     return fixed
 
 
+def is_bad(text: str) -> bool:
+    """Return `ftfy.is_bad` of a text, ten times as fast if it is mostly ASCII."""
+    return bool(ftfy.is_bad(AWAY.sub("", text)))
+
+
 def is_repaired(before: str, after: str) -> bool:
     """Returns True if a text contained mojibake before the repair and does not after it."""
-    return before != after and bool(ODD.search(before)) and bool(ftfy.is_bad(before)) and not ftfy.is_bad(after)
+    return before != after and bool(ODD.search(before)) and is_bad(before) and not is_bad(after)

@@ -8,10 +8,11 @@ from typing import Any
 
 import ftfy
 import pytest
+from ftfy.badness import BADNESS_RE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.clean.repair import fix_clean_line, fix_simple_text, fix_text, is_repaired, repair
+from tasks.clean.repair import fix_clean_line, fix_simple_text, fix_text, is_bad, is_repaired, repair
 from tests.tasks.corpus import pieces_of_novels, real_texts, texts_of
 
 SIGNS = "\u00a0\u2013\u2014\u2018\u2019\u201c\u201d\u2022\u2026"
@@ -26,6 +27,15 @@ def test_the_fast_path_equals_ftfy(text: str, straight: bool, keep_width: bool, 
     html = "auto" if entities else False
     theirs = ftfy.fix_text(text, unescape_html=html, uncurl_quotes=straight, fix_character_width=not keep_width)
     assert fix_text(text, straight_quotes=straight, keep_width=keep_width, entities=entities) == theirs
+
+
+PLAIN, ODD = list("aZ .,\n"), sorted({letter for letter in BADNESS_RE.pattern if not letter.isascii()})
+PIECE = st.text(st.sampled_from(PLAIN), max_size=40) | st.text(st.sampled_from(PLAIN + ODD), max_size=6)
+
+
+@given(st.lists(PIECE, max_size=6).map("".join))
+def test_mojibake_is_recognised_as_by_ftfy(text: str) -> None:
+    assert is_bad(text) == ftfy.is_bad(text)
 
 
 def test_separators_and_joiners_of_words_are_kept() -> None:
