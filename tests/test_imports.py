@@ -63,6 +63,7 @@ ORDER = {
         "dry_run",
         "recipe",
         "orchestration",
+        "worker_imports",
         "command",
         "dataprep",
         "pretrain",
