@@ -409,10 +409,10 @@ def test_an_aside_that_says_again_what_a_paragraph_says_is_left_out() -> None:
     assert text_of(article(quote.replace("fox", "hare") + LINE)).count("hare") == 1
 
 
-def test_a_caption_that_is_told_for_each_size_of_a_screen_is_kept_once() -> None:
+def test_a_caption_for_each_size_of_a_screen_is_kept_once() -> None:
     caption = "The fox that was seen last week at the river crosses the old bridge, which is to be closed in May."
-    told = "".join(f"<div class='caption-{size}'>{caption}</div>" for size in ("full", "short", "remote"))
-    assert text_of(article(told + LINE)).count(caption) == 1
+    captions = "".join(f"<div class='caption-{size}'>{caption}</div>" for size in ("full", "short", "remote"))
+    assert text_of(article(captions + LINE)).count(caption) == 1
     assert text_of(article(f"<div class='caption'><p>{caption}</p><p>{caption}</p></div>" + LINE)).count(caption) == 2
 
 
