@@ -12,7 +12,7 @@ from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import finish, start
-from tests.gpt2train.parallel.pipeline_cases import HELD_OUT, SAMPLES, STEPS, batch, counted, settings
+from tests.gpt2train.parallel.pipeline_cases import SAMPLES, batch, counted, settings
 
 pytestmark = pytest.mark.slow  # the fast suite has one pipeline: test_train.py
 
@@ -34,43 +34,17 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
     return {name: [torch.load(folder / f"{name}-{rank}.pt") for rank in range(2)] for name in CASES}
 
 
-def gradients_of(model: GPT2) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    """The same run in its simplest form: one model, torch's own AdamW and clipping."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """The same gradients of one model."""
     config = settings({})
     model = initialise(GPT2(config.shape), config.seed)
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    rest = [p for p in model.parameters() if p.dim() < 2]
-    own = config.optimizer
-    groups = [{"params": matrices, "weight_decay": own.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=own.lr, betas=(own.beta1, own.beta2), eps=own.eps)
-    seen: dict[str, Any] = {"loss": [], "norm": []}
-    some = batch(range(SAMPLES // 2), documents=True)
-    (model(some.tokens, some.targets, **some.extra) / counted(range(SAMPLES // 2))).backward()
-    seen["fewer"] = gradients_of(model)
-    for step in range(STEPS):
-        numbers = range(step * SAMPLES, (step + 1) * SAMPLES)
-        whole = batch(numbers)
-        loss = model(whole.tokens, whole.targets) / counted(numbers)
-        optimizer.zero_grad()
-        loss.backward()
-        if step == 0:
-            seen["gradients"] = gradients_of(model)
-        seen["loss"].append(loss.item())
-        seen["norm"].append(torch.nn.utils.clip_grad_norm_(model.parameters(), own.max_grad_norm).item())
-        optimizer.step()
-    seen["weights"] = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    held_out = batch(range(10_000, 10_000 + HELD_OUT))
-    with torch.no_grad():
-        seen["held_out"] = [initialise(GPT2(config.shape), config.seed)(held_out.tokens, held_out.targets).item()]
-        seen["held_out"].append(model(held_out.tokens, held_out.targets).item())
-    torch.set_num_threads(threads)
+    seen: dict[str, Any] = {}
+    for name, samples in (("fewer", SAMPLES // 2), ("gradients", SAMPLES)):
+        one = batch(range(samples), documents=name == "fewer")
+        model.zero_grad()
+        (model(one.tokens, one.targets, **one.extra) / counted(range(samples))).backward()
+        seen[name] = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return seen
 
 
@@ -93,12 +67,9 @@ def test_gradients_equal_those_of_one_process(case: str, plain: dict[str, Any], 
     assert difference(first["fewer"] | last["fewer"], plain["fewer"]) < 1e-6
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("how", "line"),
-    [
-        pytest.param("raise", "error: rank 1: ValueError: broken on purpose", marks=pytest.mark.exhaustive),
-        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.exhaustive),
-    ],
+    ("how", "line"), [("raise", "error: rank 1: ValueError: broken on purpose"), ("die", "error: rank 1 on ")]
 )
 def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:
     code, _, err = finish(start(str(HERE / "failing_stage.py"), how))
@@ -106,7 +77,6 @@ def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:
     assert err.startswith(line) and len(err.splitlines()) == 1, err
 
 
-@pytest.mark.slow
 def test_differing_copies_of_the_embedding_are_not_saved() -> None:
     code, _, err = finish(start(str(HERE / "failing_stage.py"), "drift"))
     assert code == 1
