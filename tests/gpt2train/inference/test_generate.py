@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 
 from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import END_OF_TEXT, build_tokenizer, load_tokenizer
-from gpt2train.errors import UserError
 from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.generate import generate
@@ -112,17 +111,6 @@ def test_a_batch_gives_what_each_prompt_gives_alone(prompts: list[list[int]], ne
     assert generate_tokens(model, prompts, end, settings, batch) == expected
 
 
-def test_samples_do_not_depend_on_the_batch() -> None:
-    model = lively(SMALL)
-    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11], [12, 13]]
-    settings = SamplingSettings(seed=8, max_new_tokens=15)
-    one = generate_tokens(model, prompts, None, settings, batch=1)
-    assert generate_tokens(model, prompts, None, settings, batch=2) == one
-    assert generate_tokens(model, prompts, None, settings, batch=5) == one
-    assert generate_tokens(model, prompts, None, SamplingSettings(seed=9, max_new_tokens=15)) != one
-    assert all(len(tokens) == 15 for tokens in one)
-
-
 def test_padded_vocabulary_rows_are_never_drawn() -> None:
     model = lively(SMALL)
     with torch.no_grad():
@@ -144,17 +132,6 @@ def test_length_context_and_end_token_end_the_text(model: GPT2, tokenizer: Token
         sure.wte.weight[50256] = 9
     ended = generate(sure, tokenizer, ["Anything", "", "Something longer"], GREEDY)
     assert [(answer.stopped, answer.tokens, answer.text) for answer in ended] == [("end", (50256,), "")] * 3
-
-
-def test_generation_fills_the_context_to_its_end() -> None:
-    model = lively(SMALL)
-    tokens = generate_tokens(model, [[1] * 20, [2] * 3], None, SamplingSettings(temperature=0, max_new_tokens=99))
-    assert [len(row) for row in tokens] == [4, 21]
-
-
-def test_a_prompt_that_fills_the_context_is_refused(model: GPT2, tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"prompt 2 has .* context is 64; shorten it to 63"):
-        generate(model, tokenizer, ["ok", "word " * 70], GREEDY)
 
 
 def test_the_special_token_in_a_prompt_is_text(model: GPT2, tokenizer: Tokenizer) -> None:

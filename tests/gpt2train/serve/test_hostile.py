@@ -29,9 +29,7 @@ def post(server: Running, path: str, body: object) -> Any:
 @pytest.mark.parametrize(
     "where", [lambda half: half, lambda half: f"a{half}b", lambda half: [half], lambda half: {half: 1}]
 )
-def test_a_lone_surrogate_in_any_field_is_refused(
-    server: Running, where: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lone_surrogates_are_refused_anywhere(server: Running, where: Any, caplog: pytest.LogCaptureFixture) -> None:
     """In each field of each body: as a value, in a list, as a key, and as the name of a field."""
     caplog.set_level(logging.DEBUG)
     bodies = [("/v1/completions", COMPLETION, field) for field in [*COMPLETION, "stream_options", "logit_bias", "seed"]]
@@ -81,9 +79,7 @@ def numeric_values(schema: dict[str, Any], others: tuple[float, ...]) -> list[fl
 
 
 @pytest.mark.parametrize("others", [TINY, pytest.param(EXTREME, marks=pytest.mark.exhaustive)], ids=["tiny", "extreme"])
-def test_any_number_in_any_numeric_field_is_answered_beside_other_clients(
-    server: Running, others: tuple[float, ...]
-) -> None:
+def test_any_number_in_a_numeric_field_is_answered_beside_others(server: Running, others: tuple[float, ...]) -> None:
     schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
     steady = {"prompt": "b", "max_tokens": 40, "seed": 5, "logprobs": 1}
     expected = post(server, "/v1/completions", steady).json()["choices"][0]["text"]
@@ -143,9 +139,7 @@ def test_a_text_that_cannot_fit_is_not_tokenised(server: Running, path: str, mon
     assert seen == [SHAPE.context - 1, SHAPE.context]
 
 
-def test_long_texts_are_tokenised_up_to_the_first_that_does_not_fit(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_tokenised_until_one_does_not_fit(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tokens of up to 40 bytes: 5,000 letters fit by their count and not by their tokens."""
     merges = [("a" * 2**i, "a" * 2**i) for i in range(5)] + [("a" * 32, "a" * 8)]
     vocab = LETTERS | {"".join(pair): 257 + i for i, pair in enumerate(merges)}
