@@ -1,8 +1,10 @@
-"""Settings of a run: presets, arithmetic, refusals, the way to TOML and back."""
+"""Settings of a run: presets and the recipe of some, arithmetic, refusals, TOML, and `--set` on the command line."""
 
+import math
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +24,12 @@ from gpt2train.config import (
 )
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.config.commented import commented
+from gpt2train.config.recipe import counted_parameters, horizon, model_of, modern, shape_of, training_of
 from gpt2train.errors import UserError
-from gpt2train.model.families import parameter_count
+from gpt2train.model.families import parameter_count, sizes
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.parallel.layout import Layout
-from gpt2train.settings import build
+from gpt2train.settings import build, parse_assignment
 
 PUBLISHED = {
     "117m": 124_475_904,
@@ -156,9 +159,7 @@ def test_vocabulary_is_padded_for_matrix_kernels() -> None:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_a_commented_file_reads_back_as_the_preset(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_commented_file_is_read_as_the_preset(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has every setting, set or as a comment, with its description."""
     flags = ["--train", "t/tokens", "--valid", "v/tokens", "--vocab", "300", "--output", "run"]
     assert run_command(app, ["config", "--preset", name, *flags]) == 0
@@ -186,3 +187,150 @@ def test_the_zero_stage_may_be_the_text_of_a_flag() -> None:
     for wrong in ("4", "one", "-1"):
         with pytest.raises(UserError, match=r"parallel\.zero: input should be 0, 1, 2 or 3"):
             build(TrainSettings, {"parallel": {"zero": wrong}})
+
+
+@pytest.mark.parametrize("depth", [12, 24])
+def test_a_preset_is_what_the_recipe_gives(depth: int) -> None:
+    assert preset(f"modern-{depth}") == modern(depth)
+
+
+def test_the_demo_s_preset_is_depth_3_for_as_many_tokens_as_two_cores_see_in_minutes() -> None:
+    given = preset("modern-tiny")
+    rules = training_of(model_of(3), given["steps"] * given["batch"]["global_batch"] * 256)
+    assert given["model"] == model_of(3)
+    assert given["optimizer"] == rules["optimizer"]
+    assert given["schedule"] == rules["schedule"] | {"warmup": round(0.02 * given["steps"])}
+
+
+def test_the_numbers_of_depth_12_follow_from_the_published_rules() -> None:
+    """By hand: 12 blocks of 4 x 768² + 3 x 768 x 2,048 and their norms, 20 tokens for each parameter, Step Law."""
+    block = 4 * 768**2 + 3 * 768 * 2048 + 2 * 768 + 2 * 128
+    head = 50_257 * 768
+    tokens = 20 * (12 * block + head)
+    settings = build(TrainSettings, modern(12))
+    assert counted_parameters(shape_of(model_of(12))) == (12 * block, 12 * block + head)
+    assert horizon(12) == tokens
+    batch = settings.batch.global_batch * settings.model.context
+    assert batch == 2**17 and abs(math.log2(0.58 * tokens**0.571 / batch)) <= 0.5
+    assert settings.steps == round(tokens / batch)
+    assert settings.optimizer.lr == pytest.approx(1.79 * (12 * block) ** -0.713 * tokens**0.307, rel=0.05)
+    assert (settings.model.hidden, settings.model.heads, settings.optimizer.name) == (768, 6, "muon")
+
+
+@pytest.mark.parametrize("depth", [*range(1, 33), 64, 128])
+def test_every_depth_is_a_valid_run_that_grows_with_it(depth: int) -> None:
+    settings = build(TrainSettings, modern(depth))
+    model = settings.model
+    assert model.hidden == 64 * depth == model.heads * model.shape(128).head_dim
+    assert model.shape(128).head_dim in (64, 128)
+    for processes in (1, 2):
+        settings.batch.sizes(processes)
+    if depth > 1:
+        assert horizon(depth) > horizon(depth - 1)
+        assert settings.optimizer.lr <= build(TrainSettings, modern(depth - 1)).optimizer.lr
+
+
+def test_the_vocabulary_s_rows_are_not_most_of_a_small_model() -> None:
+    for depth in (3, 7, 8, 12):
+        shape = shape_of(model_of(depth))
+        assert math.prod(sizes(shape)["lm_head.weight"]) < parameter_count(shape) / 2
+
+
+@pytest.mark.parametrize("depth", [0, -3, 129])
+def test_a_depth_out_of_bounds_is_refused(depth: int) -> None:
+    with pytest.raises(UserError, match=rf"--depth {depth}: the recipe has 1 to 128 blocks"):
+        modern(depth)
+
+
+FILE = """
+vocab = 300
+output = "run"
+steps = 90
+[data]
+train = "tokens"
+[optimizer]
+lr = 1e-3
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("steps=5", {"steps": 5}),
+        ("optimizer.lr = 3e-4", {"optimizer": {"lr": 3e-4}}),
+        ("data.train=my tokens", {"data": {"train": "my tokens"}}),
+        ("data.train='a=b'", {"data": {"train": "a=b"}}),
+        ("performance.tf32=false", {"performance": {"tf32": False}}),
+        ("model.options={kv_heads = 2}", {"model": {"options": {"kv_heads": 2}}}),
+        ("output=", {"output": ""}),
+        ("output=a\nsteps = 1", {"output": "a\nsteps = 1"}),  # one value, not a second setting
+    ],
+)
+def test_values_are_toml_or_plain_text(text: str, expected: dict[str, Any]) -> None:
+    assert parse_assignment(text) == expected
+
+
+@pytest.mark.parametrize("text", ["steps", "=5", "optimizer..lr=1", ".lr=1", ""])
+def test_text_without_a_setting_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"^--set .*: give a setting and its value, such as --set optimizer.lr=3e-4$"):
+        parse_assignment(text)
+
+
+def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(UserError, match="the value is nested too deeply") as caught:
+        parse_assignment("steps=" + "[" * 5000)
+    assert len(str(caught.value)) < 150
+
+
+def test_changes_lie_above_the_file_and_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(FILE)
+
+    def read(*changes: str) -> Any:
+        return read_run_config(file, "tiny", [parse_assignment(text) for text in changes])
+
+    plain, changed = read(), read("optimizer.lr=3e-4", "optimizer.beta2=0.9", "optimizer.lr=2e-4")
+    assert (plain.optimizer.lr, changed.optimizer.lr, changed.optimizer.beta2) == (1e-3, 2e-4, 0.9)
+    assert changed.model_copy(update={"optimizer": plain.optimizer}) == plain
+    with pytest.raises(UserError, match=r"^--set: unknown setting 'optimizer.lrr'; did you mean 'optimizer.lr'"):
+        read("optimizer.lrr=1")
+    with pytest.raises(UserError, match=r"^--set: steps: .* \(got 0\)"):
+        read("steps=0")
+    file.write_text(FILE.replace("steps = 90", "steps = 0"))
+    with pytest.raises(UserError, match=r"run.toml: steps: "):
+        read("optimizer.lr=1e-4")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('data.train=[{prefix="a",weight=-1}]', r"data.train.0.weight: input should be greater .* \(got -1\)"),
+        ('data.train=[{prefix="a",weights=1}]', r"unknown setting '.*0.weights'; did you mean 'data.train.0.weight'\?"),
+        ("data.train=5", r"data.train: input should be a valid string or a valid tuple \(got 5\)"),
+        ("model.options.inner={a=1}", "model.options.inner: input should be a valid boolean, .* or a valid string"),
+        ("output=", r"output: string should have at least 1 character \(got ''\)"),
+    ],
+)
+def test_a_wrong_value_of_several_types_is_named_as_it_was_meant(change: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(FILE)
+    with pytest.raises(UserError, match=f"^--set: {message}$"):
+        read_run_config(file, "tiny", [parse_assignment(change)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "the following arguments are required: --config"),
+        (["--config", "run.toml", "--timeout", "0"], "argument --timeout: 0 is not above 0 and at most 604800 seconds"),
+        (["--config", "run.toml", "--timeout", "soon"], "argument --timeout: soon is not above 0"),
+        (["--config", "run.toml", "--sets"], "unknown option --sets; did you mean --set?"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpt2train.train import main  # imports torch
+
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith(f"error: {message}") and error.count("\n") == 1

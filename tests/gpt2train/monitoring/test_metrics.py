@@ -52,9 +52,7 @@ UNREADABLE += [b"[" * 100_000, b""]
 
 
 @pytest.mark.parametrize("line", UNREADABLE)
-def test_an_unreadable_line_is_skipped_with_a_warning(
-    tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_lines_are_left_out_and_named(tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     rows = [json.dumps({"step": step, "loss": 1.0}).encode() for step in (1, 2, 4)]
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*rows[:2], line, rows[2]]) + b'\n{"step": 5')
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 4]
