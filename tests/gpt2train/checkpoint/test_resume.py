@@ -20,7 +20,7 @@ from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
 from tests.gpt2train.data.token_files import write_documents
-from tests.gpt2train.jobs import curve, make
+from tests.gpt2train.jobs import curve, make, weights
 
 SAVING = {"interval": 3, "keep": 9}
 
@@ -62,9 +62,7 @@ def test_a_new_run_restores_what_it_asks_for(
     assert not torch.equal(fresh["model.wte.weight"], engine.state()["model.wte.weight"])
 
 
-def test_a_full_restore_continues_bit_for_bit(
-    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
-) -> None:
+def test_a_full_restore_is_bit_for_bit(tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig) -> None:
     checkpoint = list_checkpoints(saved_run.output)[1]
     config = from_(tokens, tmp_path / "run", checkpoint, "full")
     train(config, alone)
@@ -77,29 +75,34 @@ def test_a_full_restore_continues_bit_for_bit(
 
 
 def test_loss_scale_and_norm_history_are_restored(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    """In half precision, from a scale that overflows in the first steps; dropout is on."""
+    """In half precision, from a scale that overflows in the first steps; dropout is on, and the optimizer is Muon."""
     changes: dict[str, Any] = {
         "precision": "fp16",
         "model": {"dropout": 0.1},
-        "scaler": {"initial": 2.0**22, "window": 2, "hysteresis": 1},
+        "optimizer": {"name": "muon", "muon_momentum": 0.9},
+        "scaler": {"initial": 2.0**28, "window": 2, "hysteresis": 1},
         "spikes": {"threshold_sigma": 0.5, "window": 8, "max_skipped_steps": 99},
-        "steps": 14,
+        "steps": 24,
     }
-    straight = make(tokens, tmp_path / "straight", checkpoints={"interval": 7, "keep": 9}, **changes)
+    straight = make(tokens, tmp_path / "straight", checkpoints={"interval": 12, "keep": 9}, **changes)
     train(straight, alone)
+    rows = read_metrics(straight.output)
+    assert [row["loss_scale"] for row in rows[:3]] == [2.0**27, 2.0**26, 2.0**25]
+    assert all(row["grad_norm"] is None and row["lr"] == 0 for row in rows[:3])
+    assert next(row["lr"] for row in rows if row["lr"]) == pytest.approx(1e-2 / 4)  # the first of 3 steps of warm-up
     checkpoint = list_checkpoints(straight.output)[0]
     position = read_manifest(checkpoint).position
-    done = position.step  # 7, or later where steps were skipped just then
-    assert 7 <= done < 14 and position.skipped and position.scale and position.history.values
+    done = position.step  # 12, or later where steps were skipped just then
+    assert 12 <= done < 24 and position.skipped and position.scale and position.history.values
     again = from_(tokens, tmp_path / "again", checkpoint, "full", **changes)
     train(again, alone)
     for key in ("loss", "grad_norm", "lr", "loss_scale", "skipped"):
         assert curve(again.output, key) == curve(straight.output, key)[done:], key
+    ours, theirs = weights(again.output), weights(straight.output)
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-def test_unusable_initial_checkpoints_are_refused(
-    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
-) -> None:
+def test_unusable_starts_are_refused(tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig) -> None:
     (tmp_path / "empty").mkdir()
     for place in ("/nowhere/at/all", str(tmp_path / "empty"), f"{saved_run.output}/checkpoints"):
         with pytest.raises(UserError, match=f"init_from: there is no checkpoint at {place}"):
@@ -137,9 +140,7 @@ def test_damage_of_an_initial_checkpoint_is_named(
         train(from_(tokens, tmp_path / "c", other, "weights"), alone)
 
 
-def test_other_training_data_is_refused_by_name(
-    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
-) -> None:
+def test_other_training_data_is_refused(tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig) -> None:
     run = copy(saved_run, tmp_path / "run")
     write_documents(tmp_path / "other", [[5] * 40] * 30)
     moved = tmp_path / "moved"
@@ -175,6 +176,7 @@ def test_other_corpus_weights_count_as_other_data(tokens: Path, tmp_path: Path, 
     [
         ({"model": {"layers": 3}}, "model.layers"),
         ({"model": {"context": 8}}, "model.context"),
+        ({"model": {"max_positions": 32}}, "model.max_positions"),
         ({"vocab": 301}, "vocab"),
         ({"documents": {"reset_positions": True}}, "documents.reset_positions"),
     ],

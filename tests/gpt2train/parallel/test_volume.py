@@ -67,9 +67,7 @@ def test_tensor_parallel_block_exchanges_eight_activation_volumes(precision: str
 
 
 @pytest.mark.parametrize("precision", ITEM)
-def test_zero_gathers_blocks_in_the_compute_dtype_and_reduces_gradients_in_float32(
-    precision: str, found: Found
-) -> None:
+def test_zero_gathers_blocks_in_the_compute_dtype_and_reduces_in_float32(precision: str, found: Found) -> None:
     gather, reduce = f"all-gather {NAMES[precision]}", "reduce-scatter float32"
     # ZeRO 3 in each direction of each micro-batch, ZeRO 1 once a step.
     assert per_block(found, "zero 3", precision) == {

@@ -16,9 +16,7 @@ PAGE = "add-a-callback.md"
 
 
 @pytest.mark.slow
-def test_the_callback_stops_a_run_that_learns_no_more(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_learns_no_more_is_stopped(tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "installed").mkdir()
     install(PAGE, tmp_path / "installed")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path / 'installed'}")

@@ -50,9 +50,7 @@ def apart(ours: RunConfig, other: RunConfig) -> float:
 
 
 @pytest.mark.slow
-def test_training_is_close_to_bf16_with_and_without_recomputation(
-    tokens: Path, tmp_path: Path, alone: DistContext
-) -> None:
+def test_training_is_close_to_bf16_also_with_recomputation(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     half = run(tokens, tmp_path / "off", "off", **SMALL)
     train(half, alone)
     assert "fp8" not in to_toml(half)
@@ -88,9 +86,7 @@ def test_a_run_resumes_bit_for_bit_and_goes_on_without_fp8(
 
 
 @pytest.mark.parametrize("fp8", ["off", *RECIPES])
-def test_a_gradient_with_a_nan_is_skipped_as_in_bf16(
-    fp8: str, tokens: Path, tmp_path: Path, alone: DistContext
-) -> None:
+def test_a_gradient_with_nan_is_skipped_as_in_bf16(fp8: str, tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     engine = Engine(run(tokens, tmp_path, fp8), alone)
     block: Any = engine.model_parts[0].blocks["1"]
 
@@ -133,12 +129,9 @@ def test_what_cannot_be_computed_is_refused_in_one_line(name: str) -> None:
     assert "\n" not in str(found.value)
     if name != "precision":
         Layout.of(build(TrainSettings, plain), world)
-
-
-def test_heads_that_tp_does_not_divide_are_possible_if_they_have_a_multiple_of_16_numbers() -> None:
-    changes = {"model": {"heads": 5, "hidden": 160}, "parallel": {"tp": 2}, "performance": {"fp8": "tensorwise"}}
-    batch = {"micro_batch": 1, "global_batch": 8}
-    assert Layout.of(build(TrainSettings, layer(BASE, {"batch": batch}, changes)), 2).tp == 2
+    # Heads that tp does not divide are possible if they have a multiple of 16 numbers.
+    wide = {"model": {"heads": 5, "hidden": 160}, "parallel": {"tp": 2}, "performance": {"fp8": "tensorwise"}}
+    assert Layout.of(build(TrainSettings, layer(BASE, {"batch": batch}, wide)), 2).tp == 2
 
 
 def test_a_gpu_without_such_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,9 +62,7 @@ def test_a_run_without_float64_and_a_fused_optimizer_has_the_same_losses(
 
 @needs_mps
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_losses_and_texts_on_mps_are_those_of_the_cpu(
-    precision: str, tokens: Path, tmp_path: Path, alone: DistContext
-) -> None:
+def test_mps_has_losses_and_texts_of_the_cpu(precision: str, tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     settings = {**SMALL, "precision": precision, "steps": 8}
     train(make(tokens, tmp_path / "cpu", **settings), alone)
     train(make(tokens, tmp_path / "mps", **settings), dataclasses.replace(alone, device=torch.device("mps")))

@@ -10,7 +10,6 @@ import pytest
 import tomli_w
 
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.store.run_folder import FOLDER
 from tests.gpt2train.installed_page import installed, installed_for_all_processes
 from tests.gpt2train.jobs import finish, start, start_alone
 from tests.tasks.plugin_page import ROOT, files_of
@@ -69,16 +68,3 @@ def test_layouts_have_the_losses_of_one_process(job: str, reference: Path, tmp_p
             ours, theirs = column(run, key), column(reference, key)
             assert len(ours) == len(theirs) == (2 if key.startswith("valid") else 20)
             assert np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-2)) <= 1e-5, (run.name, key)
-
-
-@pytest.mark.exhaustive
-def test_a_run_resumes_on_its_own_data_and_on_no_other(reference: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    short = write(folder, {}, steps=10, checkpoints={"interval": 5})
-    assert finish(start_alone(short))[0] == 0
-    assert sorted(path.name for path in (folder / FOLDER).glob("step-*")) == ["step-00000005", "step-00000010"]
-    code, _, err = finish(start_alone(write(folder, {})))
-    assert code == 0, err
-    assert np.array_equal(column(folder, "loss"), column(reference, "loss"))
-    code, _, err = finish(start_alone(write(folder, {}, seed=7)))
-    assert code == 2 and err.count("\n") == 1 and "another seed" in err

@@ -1,4 +1,4 @@
-"""Half precision: dtypes of products and weights, and training that follows fp32."""
+"""Half precision: dtypes of products and weights, weights cast once a step, and training that follows fp32."""
 
 import itertools
 import shutil
@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.gpu import tiny
+from benchmarks.gpu.tiny import engine_of, losses, twin
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
@@ -19,7 +21,8 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.store.run_folder import list_checkpoints
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, make, weights
+from gpt2train.training import engine
+from tests.gpt2train.jobs import curve, make
 
 SHAPE = Shape(vocab=200, layers=2, heads=2, hidden=16, context=8)
 
@@ -85,30 +88,6 @@ def test_half_precision_trains_like_float32(tokens: Path, tmp_path: Path, alone:
     assert {row["loss_scale"] for row in rows} == {65536.0} and rows[-1]["skipped"] == 0
 
 
-@pytest.mark.exhaustive
-def test_fp16_skips_overflows_and_resumes_bit_for_bit(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    """A scale that is far too high falls until the gradients fit; the schedule waits for the first update."""
-    scaler = {"initial": 2.0**28, "window": 3, "hysteresis": 2}
-    straight = make(
-        tokens, tmp_path / "straight", precision="fp16", scaler=scaler, checkpoints={"interval": 5, "keep": 9}
-    )
-    train(straight, alone)
-    rows = read_metrics(straight.output)
-    skipped = [row["step"] for row in rows if row["lr"] == 0]
-    assert skipped[:5] == [1, 2, 3, 4, 5] and len(skipped) < 20
-    first = next(row for row in rows if row["lr"])
-    assert first["lr"] == pytest.approx(1e-2 / 4)  # the first of 3 steps of warm-up
-    assert all(row["grad_norm"] is None for row in rows[:5])
-    scales = [row["loss_scale"] for row in rows]
-    assert scales[:4] == [2.0**28, 2.0**27, 2.0**26, 2.0**25] and max(scales[first["step"] :]) > min(scales)
-    losses, after = curve(straight.output), weights(straight.output)
-    for checkpoint in list_checkpoints(straight.output)[1:]:
-        shutil.rmtree(checkpoint)
-    train(straight, alone)  # from step 5, in the middle of the falling scale
-    assert curve(straight.output) == losses and curve(straight.output, "loss_scale") == scales
-    assert all(torch.equal(weights(straight.output)[name], value) for name, value in after.items())
-
-
 def test_a_spike_is_skipped_and_the_run_resumes_bit_for_bit(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     spikes = {"threshold_sigma": 1.5, "window": 8}
     config = make(tokens, tmp_path / "run", spikes=spikes, checkpoints={"interval": 6, "keep": 9})
@@ -116,11 +95,11 @@ def test_a_spike_is_skipped_and_the_run_resumes_bit_for_bit(tokens: Path, tmp_pa
     rows = read_metrics(config.output)
     assert 0 < rows[-1]["skipped"] < 10
     assert all((b["lr"] == 0) == (b["skipped"] > a["skipped"]) for a, b in itertools.pairwise(rows))
-    losses = curve(config.output)
+    curve_before = curve(config.output)
     for checkpoint in list_checkpoints(config.output)[1:]:
         shutil.rmtree(checkpoint)
     train(config, alone)
-    assert curve(config.output) == losses
+    assert curve(config.output) == curve_before
 
 
 @pytest.mark.slow
@@ -135,3 +114,37 @@ def test_a_ramp_up_and_a_warmup_in_tokens_work_together(tokens: Path, tmp_path: 
     assert position.samples == 60
     rates = curve(config.output, "lr")
     assert rates.index(max(rates)) == 6 and rates[-1] == pytest.approx(1e-3)
+
+
+ONCE: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "llama": {"model": {"family": "llama"}},
+    "recomputed": {"parallel": {"activation_checkpointing": "full"}},
+    "fp16": {"precision": "fp16"},
+}
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch, alone: DistContext) -> None:
+    """Use the process group of the tests."""
+    monkeypatch.setattr(tiny, "context", lambda: alone)
+
+
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ONCE if n != "llama")])
+def test_weights_cast_once_a_step_change_no_number(group: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    config = twin(None, {"precision": "bf16", "batch": {"micro_batch": 2, "global_batch": 8}} | ONCE[name])
+    found = []
+    for once in (False, True):
+        monkeypatch.setattr(engine, "casts_once", lambda config, device, once=once: once)
+        found.append(losses(config, "cpu", 4))
+    assert found[0] == found[1]
+
+
+def test_callbacks_see_the_weights_in_float32(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "casts_once", lambda config, device: True)
+    with engine_of(twin(None, {"precision": "bf16"}), "cpu") as made:
+        kinds = {parameter.dtype for parameter in made.parameters()}
+        assert kinds == {torch.float32} and made._half is not None
+        with made._half.in_place():
+            assert {parameter.dtype for parameter in made.parameters()} == {torch.float32, torch.bfloat16}
+        assert {parameter.dtype for parameter in made.parameters()} == {torch.float32}

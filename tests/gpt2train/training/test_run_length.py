@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.checkpoint.store import open_weights
 from gpt2train.config import CONFIG_FILE, RampUp, TrainSettings, read_run_config, resolve_epochs
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.convert.hf_config import read_shape
@@ -20,7 +19,6 @@ from gpt2train.errors import UserError
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.runs.reading_order import ReadingOrder
 from gpt2train.settings import build
-from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
 from gpt2train.training.train_state import START, StepStats, TrainState
@@ -115,39 +113,15 @@ def test_epochs_too_few_for_the_warmup_are_refused(tokens: Path, tmp_path: Path,
         train(make(tokens, tmp_path / "run", epochs=0.01), alone)
 
 
-@pytest.mark.exhaustive
 def test_samples_may_be_shorter_than_the_position_embedding(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    model = {"context": 8, "max_positions": 16}
-    optimizer = {"weight_decay": 0.0}
-    config = make(tokens, tmp_path / "run", steps=4, model=model, optimizer=optimizer)
-    train(config, alone)
-    longer = make(tokens, tmp_path / "longer", steps=4, model={"context": 16}, optimizer=optimizer)
-    train(longer, alone)
-    rows, fresh = weights(config.output)["wpe.weight"], weights(longer.output)["wpe.weight"]
-    assert rows.shape == (16, 32) and config.shape == longer.shape
-    assert open_weights(newest_checkpoint(config.output)).shape == config.shape
-    assert torch.equal(rows[8:].abs() < 0.1, torch.ones(8, 32, dtype=torch.bool))  # as they were initialised
-    assert not torch.equal(rows[:8], fresh[:8])
-    assert curve(config.output, "tokens") == [8 * 8, 2 * 8 * 8, 3 * 8 * 8, 4 * 8 * 8]
-    # It resumes, and the other model goes on with shorter samples.
-    again = make(tokens, tmp_path / "run", steps=6, model=model, optimizer=optimizer)
-    assert train(again, alone).step == 6
-    start = {"init_from": longer.output}
-    train(make(tokens, tmp_path / "shorter", steps=4, model=model, checkpoints=start), alone)
-    for name, changes, message in (
-        ("run", {"context": 8, "max_positions": 32}, r"another model.max_positions \(16 there, 32 now\)"),
-        ("run", {"context": 8}, r"another model.context \(16 there, 8 now\)"),
-        ("run", {"context": 16}, r"another model.context \(8 there, 16 now\)"),
-    ):
-        with pytest.raises(UserError, match=message):
-            train(make(tokens, tmp_path / name, steps=6, model=changes), alone)
-    with pytest.raises(UserError, match=r"another model.max_positions \(16 there, 32 now\)"):
-        other = {"context": 8, "max_positions": 32}
-        train(make(tokens, tmp_path / "other", steps=4, model=other, checkpoints=start), alone)
-
-
-def test_the_merged_model_has_all_positions(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    config = make(tokens, tmp_path / "run", steps=1, schedule={"warmup": 0}, model={"context": 8, "max_positions": 16})
-    train(config, alone)
-    merge(config.output, tmp_path / "model", write_tokenizer(tmp_path / "tokenizer", VOCAB))
+    changes = {"schedule": {"warmup": 0}, "optimizer": {"weight_decay": 0.0}}
+    train(make(tokens, tmp_path / "whole", steps=1, **changes), alone)
+    start = {"init_from": str(tmp_path / "whole"), "restore": "weights"}
+    short = {"model": {"context": 8, "max_positions": 16}, "checkpoints": start, **changes}
+    for steps in (1, 2):  # the second resumes the first
+        assert train(make(tokens, tmp_path / "run", steps=steps, **short), alone).step == steps
+    assert curve(tmp_path / "run", "tokens") == [8 * 8, 2 * 8 * 8]
+    rows, before = (weights(tmp_path / name)["wpe.weight"] for name in ("run", "whole"))
+    assert rows.shape == (16, 32) and torch.equal(rows[8:], before[8:]) and not torch.equal(rows[:8], before[:8])
+    merge(tmp_path / "run", tmp_path / "model", write_tokenizer(tmp_path / "tokenizer", VOCAB))
     assert read_shape(tmp_path / "model").context == 16

@@ -1,7 +1,8 @@
-"""Classification and answers: what is in the loss, equal losses on all layouts, start from a language model."""
+"""Objectives: classification and answers on all layouts, what is in their loss, and the refusals of any objective."""
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,19 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from gpt2train.config import RunConfig
-from gpt2train.data.dataset import open_data
+from gpt2train.data.dataset import Dataset, open_data
 from gpt2train.data.indexed import bin_path, idx_path, write_index
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.classification import class_counts
 from gpt2train.model.init import initialise
-from gpt2train.model.objectives import classification_metrics
+from gpt2train.model.objectives import OBJECTIVES, Objective, classification_metrics
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.settings import Settings
 from gpt2train.train import train
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import STEPS, VOCAB, curve, make, weights, write, write_tokens
@@ -202,9 +205,7 @@ def test_accuracy_and_f1_are_those_of_the_plain_formula(labels: int, count: int,
         ([], "has no samples"),
     ],
 )
-def test_wrong_samples_are_refused(
-    tmp_path: Path, alone: DistContext, documents: list[list[list[int]]], said: str
-) -> None:
+def test_wrong_samples_fail(tmp_path: Path, alone: DistContext, documents: list[list[list[int]]], said: str) -> None:
     write_documents(tmp_path / "train", documents)
     config = classifier(tmp_path, tmp_path / "run", data={"valid": None})
     with pytest.raises(UserError, match=said.replace("(", r"\(")):
@@ -222,3 +223,40 @@ def test_wrong_objectives_are_refused(tmp_path: Path, alone: DistContext) -> Non
     with pytest.raises(UserError, match="is not prompts and answers"):
         (tmp_path / "lm").mkdir()
         train(make(write_tokens(tmp_path / "lm"), tmp_path / "run", objective={"name": "answers"}), alone)
+
+
+class Options(Settings):
+    smoothing: float = Field(0.0, ge=0, lt=1)
+
+
+def no_data(config: RunConfig, part: str) -> Dataset | None:
+    return None
+
+
+@pytest.fixture
+def own_objectives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(OBJECTIVES, "_entries", dict(OBJECTIVES._entries))
+    place = f"{__name__}:"
+    OBJECTIVES.register("own", Objective(data=f"{place}packed_data", options=Options))
+    OBJECTIVES.register("nothing", Objective(data=f"{place}no_data"))
+    OBJECTIVES.register("missing", Objective(data=f"{place}nowhere"))
+    yield
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"name": "unknown"}, r"objective.name: there is no objective 'unknown'; choose from"),
+        ({"name": "own", "options": {"smoothing": 1}}, r"objective\.options: objective own: smoothing: "),
+        ({"name": "own", "options": {"smooth": 0.1}}, r"objective own: unknown setting 'smooth'; "),
+        ({"name": "next_token", "options": {"x": 1}}, r"objective next_token: unknown setting 'x'; "),
+        ({"name": "nothing"}, r"the objective nothing has no training data; its `data` returned None"),
+        ({"name": "missing"}, r"cannot import .*:nowhere, which .* names \(AttributeError"),
+    ],
+)
+def test_wrong_objectives_of_ones_own_are_refused_in_one_line(
+    own_objectives: None, tokens: Path, tmp_path: Path, alone: DistContext, objective: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        train(make(tokens, tmp_path / "run", objective=objective), alone)
+    assert "\n" not in str(caught.value)
