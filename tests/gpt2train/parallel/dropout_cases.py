@@ -61,7 +61,6 @@ def masks(sequence: bool) -> dict[str, Any]:
 
 
 def kept_in_step() -> dict[str, Any]:
-    """After a step with dropout, whole parameters have the same gradient on all processes of a group."""
     mesh, model = mesh_of(2), noisy(dropout=RATE)
     apply_tensor_parallel(model, mesh[TENSOR], False)
     seed_dropout(1, False)

@@ -87,7 +87,6 @@ def gradients(engine: Engine, numbers: range, *, documents: bool = False, times:
 
 
 def run(config: RunConfig) -> dict[str, Any]:
-    """Gradients of the initial weights, by name."""
     engine = Engine(config, ctx)
     seen: dict[str, Any] = {}
     seen["gradients"] = gradients(engine, range(SAMPLES))

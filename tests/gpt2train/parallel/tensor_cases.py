@@ -69,14 +69,12 @@ def whole(x: Tensor) -> Tensor:
 
 
 def gather(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
-    """The tensors of all processes of the group."""
     parts = [torch.empty_like(x) for _ in range(mesh.size())]
     dist.all_gather(parts, x.contiguous(), group=mesh.get_group())
     return parts
 
 
 def some_equal(x: Tensor, mesh: DeviceMesh) -> bool:
-    """True if any two processes of the group have equal tensors."""
     parts = gather(x, mesh)
     return any(torch.equal(a, b) for i, a in enumerate(parts) for b in parts[:i])
 
@@ -102,7 +100,6 @@ def loss(tp: int) -> dict[str, Any]:
 
 
 def loss_of(tp: int, **terms: float) -> dict[str, Any]:
-    """The loss of one soft cap and z-loss."""
     mesh = mesh_of(tp)[TENSOR]
     region, generator = Region(mesh, False), torch.Generator().manual_seed(3)
     rows = 256 * tp + 77

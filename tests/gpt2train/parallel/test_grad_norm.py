@@ -32,7 +32,6 @@ def case(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Results of each case on four processes."""
     output = tmp_path_factory.mktemp("norm") / "found.json"
     cases = [*map(case, LAYOUTS), "norm_cases.partial"]
     run_ranks(RANKS, str(output), *cases, processes=4)

@@ -62,7 +62,6 @@ def case(name: str, row: tuple[Any, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Results of each case on four processes."""
     output = tmp_path_factory.mktemp("tensor") / "found.json"
     cases = [case(name, row) for name, rows in TABLES.items() for row in rows]
     cases += [f"tensor_cases.{name} {tp}" for name in ("stock", "loss") for tp in (2, 4)]

@@ -47,7 +47,6 @@ def batch(shape: Shape, rows: int = ROWS) -> dict[str, Tensor]:
 
 
 def equal(family: str, heads: int, kv_heads: int, tp: int, sequence: bool) -> dict[str, Any]:
-    """Differences of loss and gradients."""
     shape = shape_of(family, heads, kv_heads)
     plain, model, mesh = noisy(shape), noisy(shape), mesh_of(tp)[TENSOR]
     apply_tensor_parallel(model, mesh, sequence)
@@ -116,7 +115,6 @@ def half(
 
 
 def recomputed(family: str, heads: int, kv_heads: int, sequence: bool) -> dict[str, Any]:
-    """Gradients with and without activation checkpointing, dropout on."""
     shape, gradients = shape_of(family, heads, kv_heads), []
     for saves in (False, True):
         model = noisy(shape, 0.5)
