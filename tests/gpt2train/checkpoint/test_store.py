@@ -67,11 +67,6 @@ def test_saved_tensors_are_loaded(tmp_path: Path) -> None:
     assert torch.equal(weights["a.weight"], tensors(7)["model.a.weight"])
 
 
-def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
-    assert save(tmp_path, 3) == save(tmp_path, 3)
-    assert [verify(path).position.step for path in list_checkpoints(tmp_path)] == [3]
-
-
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> None:
@@ -141,7 +136,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
 
 
 def retained_save(run: Path, step: int, valid_loss: float | None = None, *, last: int = 2, best: int = 1) -> Path:
-    """A checkpoint without tensors."""
     final = run / "checkpoints" / checkpoint_name(step)
     draft = final.with_name(final.name + ".tmp")
     draft.mkdir(parents=True)
