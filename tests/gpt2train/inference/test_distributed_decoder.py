@@ -33,7 +33,6 @@ def findings_of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> F
 
 @pytest.fixture(scope="module")
 def findings(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Results of each case on four processes."""
     names = [f"{name} '{folder}' {tp} {pp}" for name in ("equal", "scored", "lambada") for tp, pp in LAYOUTS]
     return run(folder, tmp_path_factory, 4, [*names, f"idle '{folder}' 2 2"])
 

@@ -44,8 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Server:
-    """A job that serves, and its ranks."""
-
     def __init__(self, command: list[str]) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self.job = subprocess.Popen(

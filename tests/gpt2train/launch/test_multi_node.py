@@ -1,7 +1,8 @@
-"""Jobs of several machines, simulated by network namespaces or by ports, and lost ranks, which restart with all."""
+"""Jobs of several machines, simulated by network namespaces or by ports; lost ranks, and hangs."""
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.launch.elastic_agent import STOPPED, report_failure
 from gpt2train.launch.exit_codes import LOST_CONTACT, RESUMES
+from gpt2train.launch.hang_report import RankState, summary
 from gpt2train.launch.torchrun import UNFINISHED
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
@@ -106,7 +108,7 @@ def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, 
     assert verify(newest_checkpoint(broken.output)).position.step == 40
 
 
-@pytest.mark.exhaustive  # a minute of waiting; test_hang_report.py has a hang among the slow tests
+@pytest.mark.exhaustive  # a minute of waiting
 def test_a_hanging_rank_is_named_and_restarted(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"interval": 5, "keep": 2})
     command = ["--max-restarts", "1", "-m", "gpt2train.train", "--config", write(config)]
@@ -150,3 +152,39 @@ def test_a_user_error_is_not_retried(tokens: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
         text = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
         assert " ERROR attempt 0: error: " in text and "attempt 1" not in text
+
+
+PROGRAM = Path(__file__).parent / "hanging_rank.py"
+TIMEOUT = 25.0  # of collectives, seconds; starting four ranks takes 10 s on a busy machine
+
+
+def test_ranks_in_the_same_collective_are_one_part() -> None:
+    states = [RankState(f"waits for {n} s in all_reduce at a.py:1 in f", "all_reduce", "") for n in (30, 30, 29)]
+    states.append(RankState("is at b.py:2 in g", "", ""))
+    assert summary(states) == "ranks 0, 1, 2 wait for 30 s in all_reduce at a.py:1 in f; rank 3 is at b.py:2 in g"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("kind", "last", "stack"),
+    [
+        ("sleep", r"rank 3 is at hanging_rank\.py:\d+ in hang", "time.sleep(600)"),
+        ("stop", r"rank 3 does not answer: its process \d+ is stopped", "(none)"),
+    ],
+)
+def test_a_hang_names_rank_and_collective(kind: str, last: str, stack: str, tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", steps=1000, parallel={"zero": 1})
+    job = start(str(PROGRAM), write(config), kind, str(TIMEOUT), processes=4)
+    begun = time.monotonic()
+    code, out, err = finish(job)
+    assert code == 1 and time.monotonic() - begun < 200, out
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("error: rank 3 gave no sign of life while rank "), err
+    collective = r"wait for 2\d s in all_reduce of float64 \[3\] \(group default of ranks 0, 1, 2, 3; number \d+\)"
+    assert re.search(rf"ranks 0, 1, 2 {collective} at engine\.py:\d+ in measure", err), err
+    assert re.search(last, err), err
+    reports = list((tmp_path / "run" / "logs").glob("hang-*.txt"))
+    assert len(reports) == 1 and str(reports[0]) in err
+    text = reports[0].read_text()
+    assert all(f"stack of rank {rank}:" in text for rank in range(4)), text
+    assert stack in text.partition("stack of rank 3:")[2], text

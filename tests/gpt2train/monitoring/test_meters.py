@@ -25,8 +25,6 @@ UUID = "8d7f2c1e-0000-1111-2222-333344445555"
 
 
 class Nvml(ModuleType):
-    """Stand-in for `pynvml` with one GPU."""
-
     class NVMLError(Exception):
         """Error of the library."""
 
@@ -63,7 +61,6 @@ class Nvml(ModuleType):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that the test sets."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now

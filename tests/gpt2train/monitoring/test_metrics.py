@@ -2,7 +2,6 @@
 
 import json
 import logging
-import resource
 import shutil
 from pathlib import Path
 
@@ -13,22 +12,18 @@ from hypothesis import strategies as st
 from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
 from gpt2train.store.files import read_json_lines, write_error
+from tests.gpt2train.checkpoint.file_limit import file_limit
 
 
 def test_a_full_disk_is_reported_and_earlier_rows_stay(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, 0)
-    whole = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, whole[1]))
-        with pytest.raises(RunError, match=r"metrics\.jsonl.*checkpoints are intact"):
-            for step in range(1, 100):
-                writer.write({"step": step, "loss": 1.0})
+    with file_limit(1000), pytest.raises(RunError, match=r"metrics\.jsonl.*checkpoints are intact"):
+        for step in range(1, 100):
+            writer.write({"step": step, "loss": 1.0})
+    with file_limit(1000):
         writer.close()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, whole[1]))
-        with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl"):
-            MetricsWriter(tmp_path, 99)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, whole)
+    with file_limit(100), pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl"):
+        MetricsWriter(tmp_path, 99)
     steps = [row["step"] for row in read_metrics(tmp_path)]
     assert steps == list(range(1, len(steps) + 1)) and 30 < len(steps) < 50
     again = MetricsWriter(tmp_path, 10)  # a run that resumes from step 10

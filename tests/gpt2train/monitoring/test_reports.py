@@ -1,22 +1,67 @@
-"""Reports of a run: memory of each rank, the slowest rank, time left, warnings."""
+"""Reports of a run: log lines, memory of each rank, the slowest rank, time left, warnings, and a profile."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.config import RunConfig
 from gpt2train.monitoring.gpu_meter import GpuUse
 from gpt2train.monitoring.memory_report import HEAD, MAX_ROWS, RankMemory, peak_resident, table
+from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.rank_report import gpu_columns, slowest, slowest_line
-from gpt2train.monitoring.run_logger import StepTimer, overfitting_warning, step_line, warn_before_start
+from gpt2train.monitoring.run_logger import StepTimer, epoch_line, overfitting_warning, step_line, warn_before_start
 from gpt2train.monitoring.time_left import TimeLeft
+from gpt2train.parallel.mesh import join
 from gpt2train.settings import build
+from gpt2train.train import train
 from gpt2train.training.phases import PhaseTimer
-from tests.gpt2train.monitoring.test_run_logger import ROW
+from tests.gpt2train.jobs import make, write_tokens
+
+ROW = {"step": 3, "loss": 2.0, "grad_norm": 0.5, "lr": 1e-3, "skipped": 0}
+ROW |= {"tokens_per_second": 12345.6, "memory_gib": 1.5}
+
+
+def test_a_line_has_the_values_that_are_known() -> None:
+    assert step_line(ROW, 9) == "step 3/9 | loss 2.0000 | grad 0.50 | lr 1.00e-03 | 12,346 tokens/s | 1.50 GiB"
+    more = {"mfu": 0.47, "loss_scale": 65536.0, "skipped": 2, "valid_loss": 2.25}
+    assert step_line(ROW | more, 9).endswith("| MFU 47.0% | 1.50 GiB | scale 2^16 | skipped 2 | valid 2.2500")
+
+
+def test_an_epoch_of_several_steps_gets_a_line_when_it_ends() -> None:
+    rows = [{"step": step, "loss": float(step), "epoch": 0.4 * step} for step in range(1, 6)]
+    lines = [epoch_line(rows[:count]) for count in range(6)]
+    assert lines[3:] == ["epoch 1 | steps 1 to 3 | mean loss 2.0000", None, "epoch 2 | steps 4 to 5 | mean loss 4.5000"]
+    assert lines[:3] == [None] * 3
+    validated = [*rows[:4], rows[4] | {"valid_loss": 3.0, "loss": None}]
+    assert epoch_line(validated) == "epoch 2 | steps 4 to 5 | mean loss 4.0000, valid 3.0000"
+    assert epoch_line([{"step": 1, "loss": 1.0, "epoch": 1.0}, {"step": 2, "loss": 1.0, "epoch": 2.0}]) is None
+
+
+@pytest.mark.exhaustive
+def test_a_run_logs_its_steps_and_records_a_profile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gpt2train")
+    settings = {"profile": 2, "interval": 25, "tensorboard": False}
+    config = make(write_tokens(tmp_path), tmp_path / "run", steps=60, schedule={"warmup": 40}, logging=settings)
+    ctx = join("cpu")
+    train(config, ctx)
+    dist.destroy_process_group()
+    assert any(text.startswith("warning: the warm-up takes 40 of 60 steps") for text in caplog.messages)
+    steps = [text.split(" |")[0] for text in caplog.messages if text.startswith("step ")]
+    assert steps == [f"step {step}/60" for step in (1, 10, 20, 25, 30, 40, 50, 60)]
+    rows = read_metrics(config.output)
+    assert len(rows) == 60 and all(0.05 < row["memory_gib"] < 64 for row in rows)
+    trace = json.loads((tmp_path / "run" / "profile" / "rank-0.json").read_text())
+    names = [event.get("name") for event in trace["traceEvents"]]
+    assert names.count("aten::_fused_adamw_") == 4  # two groups in each of the two recorded steps
+    assert "aten::addmm" in (tmp_path / "run" / "profile" / "rank-0.txt").read_text()
+
 
 GIB = 2**30
 
@@ -73,7 +118,6 @@ def test_gpus_are_added_up() -> None:
 
 
 def rows(count: int, **changes: Any) -> list[dict[str, Any]]:
-    """Rows of steps of one second each."""
     return [{"step": step, "seconds": 1.0} | changes for step in range(1, count + 1)]
 
 

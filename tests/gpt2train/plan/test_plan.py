@@ -151,13 +151,6 @@ def test_a_given_layout_is_the_only_one(tp: int, pp: int, micro: int, batch: int
     assert all(one.settings.parallel.cpu_offload for one in others)
 
 
-def test_a_batch_per_process_and_epochs_can_be_planned() -> None:
-    settings = build(TrainSettings, preset("colossalai-gpt2-small"))
-    shape = Shape(50257, 12, 12, 768, 1024)
-    found = search(settings, shape, Hardware(gpus=4), GivenLayout(tp=1, pp=1, micro_batch=2))
-    assert {one.layout.global_batch for one in found.fits} == {8}
-
-
 @pytest.mark.parametrize(("name", "gpus", "samples"), [("colossalai-gpt2-small", 4, 8), ("cpm-gpt2", 8, 128)])
 def test_an_open_batch_is_that_of_the_presets_own_layout(name: str, gpus: int, samples: int) -> None:
     """Else a layout with few data-parallel processes has the shortest step, since it does the least in it."""

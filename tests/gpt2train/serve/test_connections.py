@@ -45,7 +45,6 @@ def connect(server: Running, raw: bytes = b"") -> socket.socket:
 
 
 def read(connection: socket.socket) -> bytes:
-    """All bytes until the server closes the connection."""
     raw = b""
     try:
         while part := connection.recv(65536):

@@ -52,12 +52,7 @@ MORE: dict[str, dict[str, Any]] = {
         "precision": "fp32",
     },
     "tp, 5 heads, full recomputation": {"parallel": {"tp": 2, "activation_checkpointing": "full"}, "model": FIVE_HEADS},
-    "tp, llama of 6 and 3 heads": {
-        "parallel": {"tp": 2},
-        "model": {"family": "llama", "heads": 6, "hidden": 96, "options": {"kv_heads": 3}},
-    },
     "t5, tp, 5 heads": {"parallel": {"tp": 2}, **T5, "model": {**FIVE_HEADS, "family": "t5"}},
-    "tp, value embeddings": {"parallel": {"tp": 2}, "model": VALUES},
     "tp, value embeddings of 6 and 3 heads": {
         "parallel": {"tp": 2},
         "model": {**VALUES, "heads": 6, "hidden": 96, "options": {"kv_heads": 3, "value_embeddings": 1}},
