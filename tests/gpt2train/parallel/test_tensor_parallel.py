@@ -1,4 +1,4 @@
-"""Tensor parallelism on 2 and 4 processes, also of heads that it does not divide: the numbers of the plain model."""
+"""Processes against the plain model: tensor parallelism, also of heads that it does not divide, and gradient norms."""
 
 import json
 from collections.abc import Callable
@@ -166,3 +166,51 @@ def test_processes_with_unequal_heads_answer_as_one(tmp_path: Path) -> None:
         calls, scored = (found[one][0] for one in pair)
         assert calls["sizes"] and calls["lengths"] and calls["difference"] < 2e-5 * calls["scale"], calls
         assert scored["difference"] < 1e-4 and scored["greedy"], scored
+
+
+LAYOUTS = {
+    "replicas": {"zero": 0},
+    "shards": {"zero": 3},
+    "hybrid": {"zero": 2, "dp_shard_degree": 2},
+    "offloaded": {"zero": 3, "cpu_offload": True},
+    "tensor and shards": {"tp": 2, "zero": 3},
+    "tensor and replicas": {"tp": 2, "sequence_parallel": False},
+    "pipeline and shards": {"pp": 2, "zero": 1},
+    "pipeline and tensor": {"pp": 2, "tp": 2},
+    "interleaved": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2},
+}
+
+
+def norm_case(name: str) -> str:
+    return "norm_cases.layout " + repr(LAYOUTS[name]).replace(" ", "")
+
+
+@pytest.fixture(scope="module")
+def norms(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    output = tmp_path_factory.mktemp("norm") / "found.json"
+    cases = [*map(norm_case, LAYOUTS), "norm_cases.partial"]
+    run_ranks(RANKS, str(output), *cases, processes=4)
+    found = json.loads(output.read_text())
+    return lambda name: found[name]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_norm_is_that_of_the_whole_model(name: str, norms: Findings) -> None:
+    for found in norms(norm_case(name)):
+        assert abs(found["norm"]) < 1e-6 and abs(found["divisor"]) < 1e-6, found
+        assert found["clipped"] < 1e-5 and found["step"] and found["stop"], found
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_one_non_finite_element_makes_all_ranks_skip_and_is_named(name: str, norms: Findings) -> None:
+    everybody = norms(norm_case(name))
+    for kind in ("inf", "nan"):
+        assert all(found[kind][0] == 1 and found[f"{kind} untouched"] for found in everybody)
+        culprits = {found[kind][1] for found in everybody}
+        assert len(culprits) == 1 and culprits.pop().endswith("on rank 2"), everybody
+    assert {found["loss"] for found in everybody} == {"the loss on rank 1"}
+
+
+def test_a_partial_gradient_is_summed(norms: Findings) -> None:
+    for found in norms("norm_cases.partial"):
+        assert found["same"] and len(set(found["sum"])) == 1 and found["sum"][0] > 1
