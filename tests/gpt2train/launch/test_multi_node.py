@@ -88,7 +88,7 @@ def passed(config: RunConfig, step: int) -> bool:
     return bool(rows) and rows[-1] >= step
 
 
-@pytest.mark.exhaustive  # tests/tasks/train/launch/test_hosts.py cuts off a machine
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("processes", [1, 2])
 def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, processes: int) -> None:
     broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
