@@ -1,4 +1,4 @@
-"""Resuming a run, and its initial state: differences are refused or logged."""
+"""Resuming a run, and its initial state, also of another format: differences are refused or logged."""
 
 import logging
 import shutil
@@ -7,20 +7,32 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import RunConfig
+from gpt2train.convert.from_weights import write_checkpoint
+from gpt2train.convert.huggingface import from_huggingface, open_model, read_model, to_huggingface, write_model
 from gpt2train.convert.initial_weights import open_initial_weights
+from gpt2train.convert.megatron_write import write_megatron
+from gpt2train.convert.merge import merge
+from gpt2train.convert.opened_source import open_source
+from gpt2train.data.tokenizer import tokenizer_hash
+from gpt2train.data.training_data import training_data
 from gpt2train.errors import RunError, UserError
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
+from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.store.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
+from tests.gpt2train.convert.megatron_trees import make_model, write_tree
+from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.data.token_files import write_documents
-from tests.gpt2train.jobs import curve, make
+from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, weights, write
 
 SAVING = {"interval": 3, "keep": 9}
 
@@ -62,9 +74,7 @@ def test_a_new_run_restores_what_it_asks_for(
     assert not torch.equal(fresh["model.wte.weight"], engine.state()["model.wte.weight"])
 
 
-def test_a_full_restore_continues_bit_for_bit(
-    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
-) -> None:
+def test_a_full_restore_is_bit_for_bit(tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig) -> None:
     checkpoint = list_checkpoints(saved_run.output)[1]
     config = from_(tokens, tmp_path / "run", checkpoint, "full")
     train(config, alone)
@@ -77,29 +87,34 @@ def test_a_full_restore_continues_bit_for_bit(
 
 
 def test_loss_scale_and_norm_history_are_restored(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    """In half precision, from a scale that overflows in the first steps; dropout is on."""
+    """In half precision, from a scale that overflows in the first steps; dropout is on, and the optimizer is Muon."""
     changes: dict[str, Any] = {
         "precision": "fp16",
         "model": {"dropout": 0.1},
-        "scaler": {"initial": 2.0**22, "window": 2, "hysteresis": 1},
+        "optimizer": {"name": "muon", "muon_momentum": 0.9},
+        "scaler": {"initial": 2.0**28, "window": 2, "hysteresis": 1},
         "spikes": {"threshold_sigma": 0.5, "window": 8, "max_skipped_steps": 99},
-        "steps": 14,
+        "steps": 24,
     }
-    straight = make(tokens, tmp_path / "straight", checkpoints={"interval": 7, "keep": 9}, **changes)
+    straight = make(tokens, tmp_path / "straight", checkpoints={"interval": 12, "keep": 9}, **changes)
     train(straight, alone)
+    rows = read_metrics(straight.output)
+    assert [row["loss_scale"] for row in rows[:3]] == [2.0**27, 2.0**26, 2.0**25]
+    assert all(row["grad_norm"] is None and row["lr"] == 0 for row in rows[:3])
+    assert next(row["lr"] for row in rows if row["lr"]) == pytest.approx(1e-2 / 4)  # the first of 3 steps of warm-up
     checkpoint = list_checkpoints(straight.output)[0]
     position = read_manifest(checkpoint).position
-    done = position.step  # 7, or later where steps were skipped just then
-    assert 7 <= done < 14 and position.skipped and position.scale and position.history.values
+    done = position.step  # 12, or later where steps were skipped just then
+    assert 12 <= done < 24 and position.skipped and position.scale and position.history.values
     again = from_(tokens, tmp_path / "again", checkpoint, "full", **changes)
     train(again, alone)
     for key in ("loss", "grad_norm", "lr", "loss_scale", "skipped"):
         assert curve(again.output, key) == curve(straight.output, key)[done:], key
+    ours, theirs = weights(again.output), weights(straight.output)
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-def test_unusable_initial_checkpoints_are_refused(
-    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
-) -> None:
+def test_unusable_starts_are_refused(tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig) -> None:
     (tmp_path / "empty").mkdir()
     for place in ("/nowhere/at/all", str(tmp_path / "empty"), f"{saved_run.output}/checkpoints"):
         with pytest.raises(UserError, match=f"init_from: there is no checkpoint at {place}"):
@@ -137,9 +152,7 @@ def test_damage_of_an_initial_checkpoint_is_named(
         train(from_(tokens, tmp_path / "c", other, "weights"), alone)
 
 
-def test_other_training_data_is_refused_by_name(
-    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
-) -> None:
+def test_other_training_data_is_refused(tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig) -> None:
     run = copy(saved_run, tmp_path / "run")
     write_documents(tmp_path / "other", [[5] * 40] * 30)
     moved = tmp_path / "moved"
@@ -175,6 +188,7 @@ def test_other_corpus_weights_count_as_other_data(tokens: Path, tmp_path: Path, 
     [
         ({"model": {"layers": 3}}, "model.layers"),
         ({"model": {"context": 8}}, "model.context"),
+        ({"model": {"max_positions": 32}}, "model.max_positions"),
         ({"vocab": 301}, "vocab"),
         ({"documents": {"reset_positions": True}}, "documents.reset_positions"),
     ],
@@ -244,3 +258,103 @@ def test_other_validation_data_is_logged_and_resets_the_best_checkpoint(
     with caplog.at_level(logging.WARNING):
         train(make(tokens, tmp_path / "run", steps=12, data=data, **settings), alone)
     assert "validation data" not in caplog.text
+
+
+SHAPE = Shape(VOCAB, 2, 2, 32, 16)
+RANKS = Path(__file__).parents[1] / "parity/train_runs.py"  # trains the given runs in one process group
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model in all formats: `hf`, `megatron` (TP 2, PP 2, version 0, old names), `native`; and its tokenizer."""
+    root = tmp_path_factory.mktemp("sources")
+    write_tokenizer(root / "tokenizer", VOCAB)
+    model = {name: tensor * 0.3 for name, tensor in make_model(VOCAB, 2, 2, 32, 16).items()}
+    write_model(root / "hf", from_huggingface(model, SHAPE), SHAPE, root / "tokenizer")
+    write_tree(root / "megatron", model, 2, tp=2, pp=2, version=0.0, old=True, said={"num_attention_heads": 2})
+    write_checkpoint(root / "native", LazyWeights(SHAPE, in_memory(from_huggingface(model, SHAPE))), root / "tokenizer")
+    return root
+
+
+def beginning(tokens: Path, output: Path, source: Path, **changes: Any) -> RunConfig:
+    short: dict[str, Any] = {"steps": 2, "schedule": {"warmup": 1}, "checkpoints": {"init_from": str(source)}}
+    return make(tokens, output, **(short | changes))
+
+
+def evaluated(config: RunConfig, folder: Path) -> float:
+    """Mean loss of a model folder over the samples of the first step, by the plain formula, without padding."""
+    model = read_model(folder)
+    batch = training_data(config).batch(range(8))
+    logits = model(batch.tokens)[..., : model.shape.vocab].float()
+    return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).item()
+
+
+@pytest.mark.parametrize("kind", ["hf", "megatron", "native"])
+def test_the_first_loss_is_that_of_the_source(
+    tokens: Path, tmp_path: Path, alone: DistContext, sources: Path, kind: str
+) -> None:
+    config = beginning(tokens, tmp_path / "run", sources / kind)
+    train(config, alone)
+    assert curve(config.output)[0] == pytest.approx(evaluated(config, sources / "hf"), rel=1e-5)
+    assert curve(config.output)[1] != curve(config.output)[0]
+
+
+@pytest.mark.exhaustive
+def test_two_processes_start_from_every_format(tokens: Path, tmp_path: Path, sources: Path) -> None:
+    """Tensor-parallel, pipeline and ZeRO 3; each process keeps its share."""
+    layouts: dict[str, Any] = {"tp": {"tp": 2}, "pp": {"pp": 2}, "zero": {"zero": 3}}
+    kinds = {"tp": "megatron", "pp": "hf", "zero": "megatron"}
+    runs = {
+        name: beginning(tokens, tmp_path / name, sources / kinds[name], parallel=layout, batch={"micro_batch": 1})
+        for name, layout in layouts.items()
+    }
+    code, _, err = finish(start(str(RANKS), *map(write, runs.values())))
+    assert code == 0, err
+    for name, config in runs.items():
+        error = Path(f"{config.output}.error")
+        assert not error.exists(), error.read_text()
+        assert curve(config.output)[0] == pytest.approx(evaluated(config, sources / "hf"), rel=1e-5), name
+
+
+@pytest.mark.parametrize("kind", ["hf", "megatron", "native"])
+def test_another_shape_is_refused_with_the_setting(
+    tokens: Path, tmp_path: Path, alone: DistContext, sources: Path, kind: str
+) -> None:
+    for name, changes, message in (
+        ("a", {"model": {"hidden": 64}}, r"another model.hidden \(32 there, 64 now\)"),
+        ("b", {"model": {"layers": 3}}, r"another model.layers \(2 there, 3 now\)"),
+        ("c", {"model": {"context": 8}}, r"another model.context \(16 there, 8 now\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(beginning(tokens, tmp_path / name, sources / kind, **changes), alone)
+    more = {"vocab": 301} if kind != "megatron" else {"vocab": 999}
+    with pytest.raises(UserError, match="vocab"):
+        train(beginning(tokens, tmp_path / "d", sources / kind, **more), alone)
+    with pytest.raises(UserError, match="weights only, no train state"):
+        how = {"init_from": str(sources / kind), "restore": "full"}
+        train(beginning(tokens, tmp_path / "e", sources / kind, checkpoints=how), alone)
+
+
+def test_another_tokenizer_is_refused(tokens: Path, tmp_path: Path, alone: DistContext, sources: Path) -> None:
+    for kind in ("hf", "native"):
+        with pytest.raises(UserError, match="another tokenizer"):
+            train(beginning(tokens, tmp_path / kind, sources / kind, tokenizer_hash="0" * 32), alone)
+    same = beginning(tokens, tmp_path / "same", sources / "hf", tokenizer_hash=tokenizer_hash(sources / "tokenizer"))
+    train(same, alone)
+    assert curve(same.output)
+
+
+def test_a_converted_checkpoint_is_merged(sources: Path, tmp_path: Path) -> None:
+    merge(sources / "native", tmp_path / "m")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "m" / name).read_bytes() == (sources / "hf" / name).read_bytes()
+
+
+def test_all_formats_give_bit_identical_weights(sources: Path, tmp_path: Path) -> None:
+    weights = open_model(sources / "hf")
+    write_megatron(tmp_path / "m", weights, tp=2, pp=2, version=1)
+    expected = to_huggingface(weights.read(), SHAPE)
+    for place in (tmp_path / "m", sources / "megatron", sources / "native", sources / "hf"):
+        opened = open_source(place, tokenizer=sources / "tokenizer")
+        found = to_huggingface(opened.weights.read(), opened.weights.shape)
+        assert all(torch.equal(found[name], expected[name]) for name in expected), place

@@ -28,9 +28,7 @@ def chat(model: Path, lines: str, *flags: str, monkeypatch: pytest.MonkeyPatch) 
     return run_command(app, ["chat", "--model", str(model), *GREEDY, *flags])
 
 
-def test_the_history_is_part_of_the_prompt(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_history_is_sent(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(model, "Hello\n\n  \nHello\n", monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out == "I hear you.\nAgain.\n\n"
     assert chat(model, "you\n", "--system", "I hear", "--max-new-tokens", "3", monkeypatch=monkeypatch) == 0

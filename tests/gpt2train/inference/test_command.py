@@ -64,9 +64,7 @@ def test_a_prompt_of_unknown_tokens_is_noted(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.skipif(find_spec("pydivsufsort") is None, reason="needs the extra trace")
-def test_spans_of_the_training_tokens_are_shown(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_spans_of_training_tokens_are_shown(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "The old mill at the river turns all day and all night."
     corpus = make_indexed(tmp_path, [row(text, "https://a.test/mill")])
     capsys.readouterr()
@@ -134,9 +132,7 @@ def test_stop_strings_and_window_are_obeyed(model: Path, capsys: pytest.CaptureF
         (["--tp", "2", "--dtype", "float16"], "--dtype float16 needs a model in one process"),
     ],
 )
-def test_wrong_options_are_refused(
-    model: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
-) -> None:
+def test_wrong_options_fail(model: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
     code, out, err = call(capsys, "--model", str(model), "--prompt", "x", *flags)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

@@ -44,8 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Server:
-    """A job that serves, and its ranks."""
-
     def __init__(self, command: list[str]) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self.job = subprocess.Popen(
@@ -135,15 +133,9 @@ def test_other_machines_reach_no_port_of_a_server_by_default(folder: Path, flags
 
 
 @pytest.mark.exhaustive
-def test_a_job_by_torchrun_answers_the_same_and_idle_ranks_sleep(
-    folder: Path, expected: list[list[tuple[int, str]]]
-) -> None:
+def test_a_job_by_torchrun_answers_the_same(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
     launched = ("gpt2train.launch", "--", "--standalone", "--nproc-per-node", "2", "-m", "gpt2train.inference")
-    with served(folder, "--tp", "2", "--peer-timeout", "2", through=launched) as server:
-        before = [sum(rank.cpu_times()[:2]) for rank in server.ranks.values()]
-        time.sleep(6)  # three times the peer timeout
-        spent = [sum(rank.cpu_times()[:2]) - old for rank, old in zip(server.ranks.values(), before, strict=True)]
-        assert max(spent) < 1, spent
+    with served(folder, "--tp", "2", through=launched) as server:
         status, answer = server.post(GREEDY)
         assert status == 200 and texts(answer) == expected[0]
         server.job.terminate()
@@ -151,9 +143,7 @@ def test_a_job_by_torchrun_answers_the_same_and_idle_ranks_sleep(
 
 
 @pytest.mark.exhaustive
-def test_a_rank_killed_during_a_request_is_named_and_ends_the_service(
-    folder: Path, expected: list[list[tuple[int, str]]]
-) -> None:
+def test_a_rank_killed_in_a_request_is_named_and_ends_all(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
     with served(folder, "--tp", "2", "--pp", "2") as server:
         found = [server.post(body) for body in (GREEDY, SAMPLED)]
         assert [texts(answer) for _, answer in found] == expected

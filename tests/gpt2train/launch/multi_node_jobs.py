@@ -41,7 +41,6 @@ def rendezvous_arguments(port: int, processes: int, restarts: int = 0) -> list[s
 
 
 def finish_all(jobs: list[subprocess.Popen[str]], seconds: float = 240.0) -> list[tuple[int, str, str]]:
-    """Exit code, standard output and error of each."""
     try:
         return [finish(job, seconds) for job in jobs]
     finally:

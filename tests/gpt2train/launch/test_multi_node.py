@@ -1,16 +1,23 @@
-"""Training on two machines, simulated by network namespaces or by ports."""
+"""Jobs of several machines, simulated by network namespaces or by ports; lost ranks, and hangs."""
 
+import re
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
+from gpt2train.launch.elastic_agent import STOPPED, report_failure
+from gpt2train.launch.exit_codes import LOST_CONTACT, RESUMES
+from gpt2train.launch.hang_report import RankState, summary
 from gpt2train.launch.torchrun import UNFINISHED
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.store.run_folder import newest_checkpoint
-from tests.gpt2train.jobs import curve, make, wait_for, write, write_tokens
+from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
+from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write, write_tokens
 from tests.gpt2train.launch.multi_node_jobs import (
     RANKS,
     finish_all,
@@ -67,3 +74,117 @@ def test_a_signal_to_one_machine_stops_and_saves_on_all(tmp_path: Path) -> None:
     assert [(code, err) for code, _, err in done] == [(UNFINISHED, "")] * 2, done
     assert all("of 1000000; it resumes from there when it is started again" in out for _, out, _ in done), done
     assert verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] > 3
+
+
+WITH_DROPOUT: dict[str, Any] = {"model": {"dropout": 0.1}, "steps": 40, "checkpoints": {"interval": 10, "keep": 9}}
+
+
+def ranks_of(launcher: int) -> list[psutil.Process]:
+    return psutil.Process(launcher).children()
+
+
+def passed(config: RunConfig, step: int) -> bool:
+    rows = curve(config.output, "step")
+    return bool(rows) and rows[-1] >= step
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("processes", [1, 2])
+def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, processes: int) -> None:
+    broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
+    port = free_port()
+    # One job trains both: the first run is disturbed, the second is the undisturbed reference.
+    machines = [rendezvous_arguments(port, processes, restarts=2)] * 2
+    jobs = start_machines(machines, str(RANKS), write(broken), write(straight))
+    wait_for(lambda: passed(broken, 14), jobs[0], pause=0.002, seconds=240)
+    lost = ranks_of(jobs[1].pid)[-1]
+    lost.kill()
+    done = finish_all(jobs)
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert sum(err.count("was killed by SIGKILL") for _, _, err in done) == 1, done
+    assert all("restarting all ranks: restart 1 of 2" in out for _, out, _ in done)
+    for key in ("step", "loss", "grad_norm"):
+        assert curve(broken.output, key) == curve(straight.output, key), key
+    assert verify(newest_checkpoint(broken.output)).position.step == 40
+
+
+@pytest.mark.exhaustive  # a minute of waiting
+def test_a_hanging_rank_is_named_and_restarted(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"interval": 5, "keep": 2})
+    command = ["--max-restarts", "1", "-m", "gpt2train.train", "--config", write(config)]
+    job = start(*command, "--timeout", "30")  # a busy machine is slow, and not hung
+    # A checkpoint is written beside the training: on a busy machine that of step 5 can be on its way at step 7.
+    wait_for(lambda: passed(config, 7) and list_checkpoints(config.output), job, seconds=240)
+    hanging = ranks_of(job.pid)[1]
+    hanging.suspend()
+    log = tmp_path / "run" / "logs" / "rank-0.log"
+    wait_for(lambda: "attempt 1: resuming from step" in log.read_text(), job, seconds=240)
+    assert not psutil.wait_procs([hanging], timeout=10)[1]
+    job.terminate()
+    code, out, err = finish(job)
+    assert re.match(r"error: rank 1 gave no sign of life while rank 0 waited; .*\n$", err), err
+    assert "restart 1 of 1" in out and code == 0, out
+
+
+@pytest.mark.parametrize("codes", [{0: LOST_CONTACT, 1: -9}, {0: -15, 2: LOST_CONTACT}])
+def test_a_killed_jobs_line_says_how_to_resume(codes: dict[int, int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_failure(codes, lost=3, resumes=RESUMES) == 3
+    line = capsys.readouterr().err
+    assert line.startswith("error: rank ") and line.endswith("; the same command resumes from the last checkpoint\n")
+    report_failure(codes)  # of a job that saves nothing, such as a server
+    assert "resumes" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("codes", "code"), [({0: -15, 1: -15}, STOPPED), ({0: -15, 1: 1}, 1)])
+def test_an_early_stop_is_no_failure(codes: dict[int, int], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_failure(codes, stopped=True) == code
+    assert ("stopped before training started" in capsys.readouterr().err) == (code == STOPPED)
+    assert report_failure({0: -15}, lost=3) == 3 and "SIGTERM" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_a_user_error_is_not_retried(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", vocab=250)
+    job = start("--max-restarts", "3", "-m", "gpt2train.train", "--config", write(config))
+    code, out, err = finish(job)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert err.startswith("error: ") and "restarting all ranks" not in out
+    for rank in (0, 1):
+        text = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+        assert " ERROR attempt 0: error: " in text and "attempt 1" not in text
+
+
+PROGRAM = Path(__file__).parent / "hanging_rank.py"
+TIMEOUT = 25.0  # of collectives, seconds; starting four ranks takes 10 s on a busy machine
+
+
+def test_ranks_in_the_same_collective_are_one_part() -> None:
+    states = [RankState(f"waits for {n} s in all_reduce at a.py:1 in f", "all_reduce", "") for n in (30, 30, 29)]
+    states.append(RankState("is at b.py:2 in g", "", ""))
+    assert summary(states) == "ranks 0, 1, 2 wait for 30 s in all_reduce at a.py:1 in f; rank 3 is at b.py:2 in g"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("kind", "last", "stack"),
+    [
+        ("sleep", r"rank 3 is at hanging_rank\.py:\d+ in hang", "time.sleep(600)"),
+        ("stop", r"rank 3 does not answer: its process \d+ is stopped", "(none)"),
+    ],
+)
+def test_a_hang_names_rank_and_collective(kind: str, last: str, stack: str, tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", steps=1000, parallel={"zero": 1})
+    job = start(str(PROGRAM), write(config), kind, str(TIMEOUT), processes=4)
+    begun = time.monotonic()
+    code, out, err = finish(job)
+    assert code == 1 and time.monotonic() - begun < 200, out
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("error: rank 3 gave no sign of life while rank "), err
+    collective = r"wait for 2\d s in all_reduce of float64 \[3\] \(group default of ranks 0, 1, 2, 3; number \d+\)"
+    assert re.search(rf"ranks 0, 1, 2 {collective} at engine\.py:\d+ in measure", err), err
+    assert re.search(last, err), err
+    reports = list((tmp_path / "run" / "logs").glob("hang-*.txt"))
+    assert len(reports) == 1 and str(reports[0]) in err
+    text = reports[0].read_text()
+    assert all(f"stack of rank {rank}:" in text for rank in range(4)), text
+    assert stack in text.partition("stack of rank 3:")[2], text

@@ -1,40 +1,34 @@
-"""Process environment (rank, world size, address) from the variables of torchrun and Slurm."""
+"""Process environment from the variables of torchrun and Slurm, and the network interface of gloo and NCCL."""
 
 import re
+import socket
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
+from gpt2train.launch import network_interfaces
 from gpt2train.launch.process_env import ProcessEnv, expand_nodes, read_process_env
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "MASTER_ADDR": "10.0.0.7",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "job-1",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-}
+
+def variables(text: str) -> dict[str, str]:
+    return dict(part.split("=") for part in text.split())
+
+
+TORCHRUN = variables(
+    "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=10.0.0.7 MASTER_PORT=29500 "
+    "TORCHELASTIC_RUN_ID=job-1 TORCHELASTIC_USE_AGENT_STORE=True"
+)
 # As srun of Slurm 23 sets them for task 5 of `srun --nodes 2 --ntasks 7`.
-SLURM = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "2",
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "7",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_NNODES": "2",
-    "SLURM_JOB_NODELIST": "gpu[08-09]",
-    "SLURM_STEP_NODELIST": "gpu[08-09]",
-    "SLURM_STEP_TASKS_PER_NODE": "4,3",
-    "SLURM_TASKS_PER_NODE": "4,3",
-}
+SLURM = variables(
+    "SLURM_JOB_ID=4711 SLURM_STEP_ID=2 SLURM_PROCID=5 SLURM_NTASKS=7 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=1 "
+    "SLURM_NODEID=1 SLURM_NNODES=2 SLURM_JOB_NODELIST=gpu[08-09] SLURM_STEP_NODELIST=gpu[08-09] "
+    "SLURM_STEP_TASKS_PER_NODE=4,3 SLURM_TASKS_PER_NODE=4,3"
+)
 
 
 @pytest.mark.parametrize(
@@ -139,3 +133,56 @@ def test_ranks_of_one_machine_have_a_file_for_each_attempt() -> None:
     env = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     env |= {"GPT2TRAIN_STORE": "/tmp/x", "TORCHELASTIC_RESTART_COUNT": "2", "MASTER_PORT": "0"}
     assert read_process_env(env) == ProcessEnv(5, 8, 1, 4, store="/tmp/x/2", one_machine=True)
+
+
+INTERFACES = {
+    "lo": [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_PACKET, "00:00:00:00:00:00")],
+    "routed": [(socket.AF_INET, "127.0.0.2"), (socket.AF_INET, "10.7.0.1")],
+    "eth0": [(socket.AF_INET, "192.0.2.5"), (socket.AF_INET6, "fe80::1%eth0")],
+    "down": [(socket.AF_PACKET, "02:00:00:00:00:01")],
+}
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {
+        name: [SimpleNamespace(family=family, address=address) for family, address in addresses]
+        for name, addresses in INTERFACES.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: made)
+
+
+def test_a_job_of_one_machine_uses_loopback(interfaces: None) -> None:
+    env: dict[str, str] = {}
+    network_interfaces.use_loopback(env)
+    assert env == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+def test_a_choice_of_the_user_is_kept(interfaces: None) -> None:
+    chosen = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "routed"}
+    env = dict(chosen)
+    network_interfaces.use_loopback(env)
+    network_interfaces.use_interface_of("10.7.0.1", env)
+    network_interfaces.forget_loopback(env)
+    assert env == chosen
+
+
+def test_a_job_of_several_machines_ignores_an_inherited_loopback_interface(interfaces: None) -> None:
+    env: dict[str, str] = {"OTHER": "lo"}
+    network_interfaces.use_loopback(env)
+    network_interfaces.forget_loopback(env)
+    network_interfaces.use_interface_of("192.0.2.5", env)
+    assert env == {"OTHER": "lo", "GLOO_SOCKET_IFNAME": "eth0"}
+
+
+def test_an_interface_with_other_addresses_beside_loopback_is_kept(interfaces: None) -> None:
+    env = {"GLOO_SOCKET_IFNAME": "routed", "NCCL_SOCKET_IFNAME": "down"}
+    network_interfaces.forget_loopback(env)
+    assert env == {"GLOO_SOCKET_IFNAME": "routed", "NCCL_SOCKET_IFNAME": "down"}
+
+
+def test_an_interface_that_this_machine_lacks_is_the_users_mistake(interfaces: None) -> None:
+    network_interfaces.check_interface({})
+    network_interfaces.check_interface({"GLOO_SOCKET_IFNAME": "lo,eth0"})
+    with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME: .* has no network interface eth7; .* down, eth0, lo"):
+        network_interfaces.check_interface({"GLOO_SOCKET_IFNAME": "eth7"})

@@ -1,12 +1,15 @@
-"""Stop requests: during a validation, and repeated ones."""
+"""Stop requests: in a training, of a launcher, and of the first process of a container."""
 
 import contextlib
 import os
 import pty
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpt2train.checkpoint.manifest import verify
@@ -18,7 +21,7 @@ from gpt2train.store.process import CLOSING, MULTIPLEXERS
 from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.jobs import make, write, write_tokens
-from tests.processes import read_terminal, wait_for
+from tests.processes import CONTAINER, read_terminal, wait_for, wait_until_ended
 
 
 class AskedAt(StopRequest):
@@ -94,3 +97,163 @@ def test_a_training_whose_terminal_is_closed_saves_its_step(tmp_path: Path, entr
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert verify(newest_checkpoint(config.output)).position.step == read_metrics(config.output)[-1]["step"] >= 5
+
+
+# A rank without torch: writes a file when it runs, and on SIGTERM saves slowly.
+RANK = """
+import os, pathlib, signal, sys, time
+from gpt2train.launch.exit_codes import LAUNCHER
+from gpt2train.store.process import die_with_parent
+die_with_parent(int(os.environ[LAUNCHER]))
+folder, seconds = pathlib.Path(sys.argv[1]), float(sys.argv[2])
+def save(*_):
+    (folder / "asked").touch()
+    time.sleep(seconds)
+    (folder / "saved").touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+(folder / "ready").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+# The parent of a launcher, to be killed.
+PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+
+
+class Job:
+    """A launcher with one rank, under a parent of its own."""
+
+    def __init__(self, folder: Path, save_seconds: float, grace: float | None) -> None:
+        folder.mkdir()
+        self.folder = folder
+        (folder / "rank.py").write_text(RANK)
+        with (folder / "said").open("w") as said:
+            command = [sys.executable, "-c", PARENT, *self.launcher(grace, save_seconds)]
+            self.parent = subprocess.Popen(command, stdout=said)
+
+    def launcher(self, grace: float | None, save_seconds: float) -> list[str]:
+        # The parent's id is known to its child alone: `sh` is replaced by the launcher.
+        patience = "" if grace is None else f"--grace {grace}"
+        words = f'--parent $PPID --lost 3 {patience} -- --standalone "$@"'
+        command = ["sh", "-c", f'exec "{sys.executable}" -m gpt2train.launch {words}', "sh"]
+        return [*command, str(self.folder / "rank.py"), str(self.folder), str(save_seconds)]
+
+    def processes(self) -> list[psutil.Process]:
+        """The launcher and its rank, once the rank runs."""
+        wait_for(lambda: self.has("ready") and (self.folder / "ready").read_text(), 200, "the rank")
+        rank = psutil.Process(int((self.folder / "ready").read_text()))
+        return [psutil.Process(rank.ppid()), rank]
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+
+@pytest.mark.exhaustive
+def test_a_job_whose_parent_is_killed_saves_if_it_has_a_shutdown_timeout(tmp_path: Path) -> None:
+    times = {"a": (2.0, 60.0), "b": (600.0, 2.0), "c": (1.0, None)}
+    jobs = [Job(tmp_path / name, *seconds) for name, seconds in times.items()]
+    saves, hasty, without_timeout = jobs
+    processes = [process for job in jobs for process in job.processes()]
+    for job in jobs:
+        job.parent.kill()
+    wait_until_ended(processes, 60)
+    for job in jobs:
+        job.parent.wait()
+    assert saves.has("saved")
+    assert hasty.has("asked") and not hasty.has("saved")
+    assert not without_timeout.has("asked")
+
+
+@pytest.mark.slow
+def test_the_death_of_the_parent_is_no_second_stop_request(tmp_path: Path) -> None:
+    """A save that is under way goes on, for the shutdown timeout at most."""
+    patient, hasty = Job(tmp_path / "a", 4.0, 60.0), Job(tmp_path / "b", 600.0, 2.0)
+    ending: list[psutil.Process] = []
+    for job in (patient, hasty):
+        launcher, rank = job.processes()
+        launcher.send_signal(signal.SIGTERM)
+        wait_for(lambda job=job: job.has("asked"), 60, "the signal")
+        ending += [launcher, rank]
+    time.sleep(1.5)  # signals within one second count as one request anyway
+    for job in (patient, hasty):
+        job.parent.kill()
+        job.parent.wait()
+    wait_until_ended(ending, 60)
+    assert patient.has("saved") and not hasty.has("saved")
+
+
+@pytest.mark.slow
+def test_a_lost_rank_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    job = Job(tmp_path / "a", 1.0, 60.0)
+    _, rank = job.processes()
+    rank.kill()
+    assert job.parent.wait(60) == 3
+
+
+# A command that leaves an orphan in a session of its own, and ends when it has been asked to so many times.
+COMMAND = '''
+import pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+saves = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1], "may save").exists():
+    time.sleep(0.02)
+pathlib.Path(sys.argv[1], "saved").touch()
+"""
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1) or len(asked) < int(sys.argv[2]) or sys.exit(7))
+subprocess.Popen([sys.executable, "-c", saves, str(folder)], start_new_session=True)
+(folder / "ready").touch()
+while True:
+    time.sleep(600)
+'''
+
+
+INIT = [sys.executable, "-m", "gpt2train.launch.container_init"]
+
+
+@pytest.mark.parametrize("container", [False, True], ids=["plain", "container"])
+def test_the_init_process_stays_until_all_children_have_ended(tmp_path: Path, container: bool) -> None:
+    if container and os.geteuid() != 0:
+        pytest.skip("process namespaces need root")
+    command = [*INIT, sys.executable, "-c", COMMAND, str(tmp_path), "1"]
+    process = subprocess.Popen([*CONTAINER * container, *command])
+    try:
+        wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
+        # unshare ignores signals; a container engine signals the first process inside.
+        init = psutil.Process(process.pid).children()[0] if container else psutil.Process(process.pid)
+        [command_itself] = [child for child in init.children() if str(tmp_path) in child.cmdline()]
+        init.send_signal(signal.SIGTERM)
+        wait_until_ended([command_itself], 60)
+        time.sleep(0.2)  # in which an init process that does not stay would end
+        assert init.is_running() and process.poll() is None
+        (tmp_path / "may save").touch()
+        assert process.wait(60) == 7
+        assert (tmp_path / "saved").exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_init_process_repeats_sigterm(tmp_path: Path) -> None:
+    (tmp_path / "may save").touch()
+    program = "import sys; from gpt2train.launch import container_init as init; init.RESIGNAL_SECONDS = 1; "
+    program += "sys.exit(init.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, sys.executable, "-c", COMMAND, str(tmp_path), "2"]
+    process = subprocess.Popen(command)
+    try:
+        wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 7
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_init_process_has_the_exit_code_of_its_command(tmp_path: Path) -> None:
+    def code(*command: str) -> int:
+        return subprocess.run([*INIT, *command], check=False, timeout=60).returncode
+
+    assert code("true") == 0
+    assert code("sh", "-c", "exit 3") == 3
+    assert code("sh", "-c", "kill -9 $$") == 128 + signal.SIGKILL
+    assert code() == 1

@@ -325,9 +325,7 @@ def test_weights_and_biases_works_offline(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_missing_tracker_is_reported_with_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_missing_tracker_has_its_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf"logging.{name} needs the extra .track.: pip install"):
         open_trackers(config(tmp_path / "run", **{name: "p"}), 0)

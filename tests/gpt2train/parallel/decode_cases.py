@@ -175,8 +175,6 @@ def idle(folder: str, tp: int, pp: int) -> dict[str, Any]:
 
 
 def over(folder: str, tp: int, pp: int) -> dict[str, Any]:
-    """The error of a decoder whose KV cache was replaced."""
-
     def work(team: DistributedModel) -> dict[str, Any]:
         first, second = team.decoder(2), team.decoder(3)
         second.add([[1]])

@@ -25,7 +25,7 @@ def masks(sequence: bool) -> dict[str, Any]:
 
     With queries and keys of 0 and values of 1, the output of attention is the share of tokens that were kept.
     """
-    mesh, model = mesh_of(2), noisy(RATE)
+    mesh, model = mesh_of(2), noisy(dropout=RATE)
     with torch.no_grad():
         for block in model.blocks.values():
             block.attn.qkv.weight.zero_()
@@ -61,8 +61,7 @@ def masks(sequence: bool) -> dict[str, Any]:
 
 
 def kept_in_step() -> dict[str, Any]:
-    """After a step with dropout, whole parameters have the same gradient on all processes of a group."""
-    mesh, model = mesh_of(2), noisy(RATE)
+    mesh, model = mesh_of(2), noisy(dropout=RATE)
     apply_tensor_parallel(model, mesh[TENSOR], False)
     seed_dropout(1, False)
     model(*batch(1)).backward()

@@ -1,5 +1,6 @@
 """Updates of Muon on a layout against those of one process, bit for bit, and their bytes; run by `run_cases.py`."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.training.engine import Engine
 from gpt2train.training.muon import Muon, is_orthogonalised
 from tests.gpt2train.parallel.collective_bytes import CollectiveBytes
-from tests.gpt2train.parallel.volume_cases import run
+from tests.gpt2train.simulate.against import run
 
 STEPS = 3
 
@@ -34,14 +35,14 @@ def _part(whole: Tensor, parameter: Tensor) -> Tensor:
 
 def updates(parallel: dict[str, Any]) -> dict[str, Any]:
     """Names of the matrices and momenta that differ after some steps, one of them skipped; bytes of an update."""
-    config = run(2, "fp32", parallel)
-    optimizer = config.optimizer.model_copy(update={"name": "muon"})
-    config = config.model_copy(update={"optimizer": optimizer})
+    data = dist.get_world_size() // parallel.get("tp", 1) // parallel.get("pp", 1)
+    changes = {"model": {"layers": 2}, "precision": "fp32", "parallel": parallel, "optimizer": {"name": "muon"}}
+    config = run(Path("none"), changes, data)
     engine = Engine(config, DistContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
     mine = engine.optimizer
     assert isinstance(mine, Muon)
     named = {name: torch.nn.Parameter(_whole(parameter.detach()).clone()) for name, parameter in mine.named}
-    alone = Muon(named.items(), optimizer)
+    alone = Muon(named.items(), config.optimizer)
     generator = torch.Generator().manual_seed(1)
     for step in range(STEPS):
         gradients = {name: torch.randn(p.shape, generator=generator) for name, p in named.items()}

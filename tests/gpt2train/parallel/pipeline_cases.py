@@ -1,4 +1,4 @@
-"""Program for torchrun: trains small models on layouts with a pipeline and records loss and gradients.
+"""Program for torchrun: records the gradients of small models on layouts with a pipeline.
 
 pipeline_cases.py FOLDER CASES.json, where the cases are a dict of name -> changed settings. Each rank writes
 FOLDER/<name>-<rank>.pt.
@@ -21,7 +21,7 @@ from gpt2train.parallel.mesh import join
 from gpt2train.settings import build
 from gpt2train.training.engine import Engine
 
-VOCAB, CONTEXT, STEPS, SAMPLES, HELD_OUT = 300, 16, 10, 8, 7
+VOCAB, CONTEXT, SAMPLES = 300, 16, 8
 
 
 def settings(changes: dict[str, Any]) -> RunConfig:
@@ -32,7 +32,6 @@ def settings(changes: dict[str, Any]) -> RunConfig:
         "optimizer": {"lr": 3e-3, "max_grad_norm": 0.5},
         "precision": "fp32",
         "device": "cpu",
-        "steps": STEPS,
         "schedule": {"warmup": 3, "min_lr": 1e-3},
         "vocab": VOCAB,
         "output": "unused",
@@ -88,28 +87,13 @@ def gradients(engine: Engine, numbers: range, *, documents: bool = False, times:
 
 
 def run(config: RunConfig) -> dict[str, Any]:
-    """Train; the results by name."""
     engine = Engine(config, ctx)
-    held_out = micro_batches(engine, range(10_000, 10_000 + HELD_OUT * engine.layout.micro_batch * engine.layout.data))
-    seen: dict[str, Any] = {"loss": [], "norm": [], "held_out": engine.evaluate(held_out)}
+    seen: dict[str, Any] = {}
     seen["gradients"] = gradients(engine, range(SAMPLES))
     seen["twice"] = gradients(engine, range(SAMPLES), times=2)
     seen["fewer"] = gradients(engine, range(SAMPLES // 2), documents=True)
-    for step in range(config.steps):
-        numbers = range(step * SAMPLES, (step + 1) * SAMPLES)
-        tokens = counted(numbers)
-        total = engine.accumulate(micro_batches(engine, numbers), tokens, step + 1)
-        measure = engine.measure(total, tokens, 1.0, False)
-        engine.update(measure, config.optimizer.lr)
-        loss, norm, *_ = measure.read()
-        seen["loss"].append(loss)
-        seen["norm"].append(norm)
-        if step == config.steps // 2:
-            seen["held_out"] += engine.evaluate(held_out)
-    seen["held_out"] += engine.evaluate(held_out)
     if engine.shared is not None:
         engine.shared.check()
-    seen["weights"] = {name: whole(value) for name, value in engine.state().items()}
     return seen
 
 

@@ -10,8 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from benchmarks.peers import torch_tensor_parallel
-from gpt2train.model.cache import Cache
-from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE, plain_cross_entropy
 from gpt2train.parallel import vocab_parallel
@@ -22,12 +21,11 @@ from gpt2train.parallel.tp_collectives import Region
 
 # A vocabulary that 2 and 4 do not divide into whole parts before it is padded to 384.
 SHAPE = Shape(vocab=299, layers=2, heads=4, hidden=32, context=16)
-STEPS = 20
 
 
-def noisy(dropout: float = 0.0, shape: Shape = SHAPE) -> GPT2:
+def noisy(shape: Shape = SHAPE, dropout: float = 0.0) -> CausalLM:
     """A model whose biases and scales differ from 0 and 1, so that mix-ups are found."""
-    model = initialise(GPT2(shape, dropout), 5)
+    model = initialise(build_model(shape, dropout), 5)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -71,79 +69,20 @@ def whole(x: Tensor) -> Tensor:
 
 
 def gather(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
-    """The tensors of all processes of the group."""
     parts = [torch.empty_like(x) for _ in range(mesh.size())]
     dist.all_gather(parts, x.contiguous(), group=mesh.get_group())
     return parts
 
 
 def some_equal(x: Tensor, mesh: DeviceMesh) -> bool:
-    """True if any two processes of the group have equal tensors."""
     parts = gather(x, mesh)
     return any(torch.equal(a, b) for i, a in enumerate(parts) for b in parts[:i])
-
-
-def equal(tp: int, sequence: bool) -> dict[str, Any]:
-    """Differences of logits, loss and gradients, and placements of the parameters."""
-    plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
-    apply_tensor_parallel(model, mesh, sequence)
-    tokens, targets = batch(1)
-    expected, loss = plain(tokens, targets), model(tokens, targets)
-    expected.backward()
-    loss.backward()
-    partial = [n for n, p in model.named_parameters() if p.grad.placements != p.placements]
-    align_grad_placements(list(model.parameters()))
-    return {
-        "logits": float((model(tokens) - plain(tokens)).detach().abs().max()),
-        "loss": off(loss, expected),
-        "same loss": all(torch.equal(loss, other) for other in gather(loss.detach(), mesh)),
-        "gradient": gap(model, plain),
-        "partial": partial,
-        "left partial": [n for n, p in model.named_parameters() if p.grad.placements != p.placements],
-        "local": sum(p.to_local().numel() for p in model.parameters()),
-    }
-
-
-def heads(tp: int) -> dict[str, Any]:
-    """Local rows of the fused projection, compared with whole heads that are selected directly."""
-    plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
-    apply_tensor_parallel(model, mesh, False)
-    by_head = plain.blocks["0"].attn.qkv.weight.view(SHAPE.heads, 3, SHAPE.head_dim, SHAPE.hidden)
-    mine = by_head.chunk(tp)[mesh.get_local_rank()].flatten(0, 2)
-    return {"whole": torch.equal(model.blocks["0"].attn.qkv.weight.to_local(), mine)}
-
-
-def steps(tp: int, sequence: bool) -> dict[str, Any]:
-    """20 steps of AdamW with active clipping."""
-    plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
-    apply_tensor_parallel(model, mesh, sequence)
-    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2, fused=True) for m in (model, plain))
-    worst = 0.0
-    for step in range(STEPS):
-        tokens, targets = batch(step % 4)
-        count = targets.numel() - 1
-        losses = []
-        for m, optimizer in ((plain, theirs), (model, ours)):
-            loss = m(tokens, targets) / count
-            loss.backward()
-            align_grad_placements(list(m.parameters())) if m is model else None
-            nn.utils.clip_grad_norm_(m.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss)
-        worst = max(worst, off(losses[1], losses[0]))
-    kept = [p.to_local() for p in model.parameters() if p.placements[0].is_replicate()]
-    return {
-        "loss": worst,
-        "last": losses[0].item(),
-        "whole stay equal": all(torch.equal(p, other) for p in kept for other in gather(p.detach(), mesh)),
-    }
 
 
 def stock(tp: int) -> dict[str, Any]:
     """Torch's own plan for the same model, with its loss over a sharded vocabulary: an independent reference."""
     full = dataclasses.replace(SHAPE, vocab=SHAPE.padded_vocab)  # torch's loss knows of no padding
-    other, model, mesh = noisy(shape=full), noisy(shape=full), mesh_of(tp)[TENSOR]
+    other, model, mesh = noisy(full), noisy(full), mesh_of(tp)[TENSOR]
     torch_tensor_parallel.parallelize(other, mesh)
     apply_tensor_parallel(model, mesh, False)
     tokens, targets = batch(1)
@@ -161,7 +100,6 @@ def loss(tp: int) -> dict[str, Any]:
 
 
 def loss_of(tp: int, **terms: float) -> dict[str, Any]:
-    """The loss of one soft cap and z-loss."""
     mesh = mesh_of(tp)[TENSOR]
     region, generator = Region(mesh, False), torch.Generator().manual_seed(3)
     rows = 256 * tp + 77
@@ -187,42 +125,6 @@ def loss_of(tp: int, **terms: float) -> dict[str, Any]:
     }
 
 
-def autocast(tp: int, sequence: bool, dtype: str) -> dict[str, Any]:
-    """Half precision, against the plain model in the same one and in fp32."""
-    plain, model = noisy(), noisy()
-    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], sequence)
-    tokens, targets = batch(1)
-    exact = plain(tokens, targets)
-    products: list[str] = []
-    for m in (plain, model):
-        m.blocks["0"].attn.proj.register_forward_hook(lambda _, x, y: products.append(str(y.dtype)))
-    with torch.autocast("cpu", getattr(torch, dtype)):
-        rough, ours = plain(tokens, targets), model(tokens, targets)
-    ours.backward()
-    return {
-        "of plain": off(ours, rough),
-        "of exact": off(ours, exact),
-        "products": products,
-        "dtypes": sorted({str(p.grad.dtype) for p in model.parameters()} | {str(ours.dtype)}),
-    }
-
-
-def cache(tp: int) -> dict[str, Any]:
-    """A prompt and then single tokens, as a served model computes them."""
-    plain, model = noisy(), noisy()
-    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], False)
-    tokens, _ = batch(2)
-    heads = SHAPE.heads // tp
-    kept = Cache(SHAPE.layers, heads, SHAPE.head_dim, len(tokens), SHAPE.context, torch.float32, tokens.device)
-    with torch.inference_mode():
-        seen = [model(tokens[:, :5], cache=kept.prefill([5] * len(tokens)))]
-        for at in range(5, SHAPE.context):
-            place = torch.full((len(tokens), 1), at)
-            seen.append(model(tokens[:, at : at + 1], cache=kept.step(), positions=place))
-        expected = plain(tokens)
-    return {"logits": float((torch.cat(seen, 1) - expected).abs().max()), "heads": heads}
-
-
 def documents(tp: int, sequence: bool) -> dict[str, Any]:
     """Samples of several documents: positions restart, attention stays within each."""
     plain, model = noisy(), noisy()
@@ -237,23 +139,3 @@ def documents(tp: int, sequence: bool) -> dict[str, Any]:
     align_grad_placements(list(model.parameters()))
     unmasked = plain(tokens, targets)
     return {"loss": off(loss, expected), "gradient": gap(model, plain), "unmasked": off(unmasked, expected)}
-
-
-def stages(tp: int, sequence: bool) -> dict[str, Any]:
-    """Two pipeline stages, each tensor-parallel: hidden states are passed on unchanged."""
-    plain, mesh = noisy(), mesh_of(tp)[TENSOR]
-    pieces = [noisy().keep_layers(layers) for layers in (range(0, 1), range(1, 2))]
-    for piece in pieces:
-        apply_tensor_parallel(piece, mesh, sequence)
-    tokens, targets = batch(1)
-    between = pieces[0](tokens)
-    return {"loss": off(pieces[1](between, targets), plain(tokens, targets)), "length": between.shape[1]}
-
-
-def alone() -> dict[str, Any]:
-    """A group of one process: the model is unchanged."""
-    model = noisy()
-    kinds = [type(module) for module in model.modules()]
-    apply_tensor_parallel(model, mesh_of(1)[TENSOR], True)
-    same = kinds == [type(module) for module in model.modules()]
-    return {"unchanged": same and not any(isinstance(p, DTensor) for p in model.parameters())}

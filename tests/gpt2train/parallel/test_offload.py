@@ -84,9 +84,7 @@ def test_the_optimizer_alone_is_on_the_cpu(tmp_path: Path, alone: DistContext) -
     assert optimizer.resident == ()
 
 
-def test_an_automatic_placement_fills_the_device(
-    tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_placement_fills_the_device(tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and gradients of 91,264 parameters take 730 KB."""
     run = config(tmp_path, cpu_offload=True, offload_placement="auto")
     count = sum(parameter.numel() for parameter in Engine(run, alone).parameters())

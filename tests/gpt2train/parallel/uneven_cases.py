@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from gpt2train.config import ParallelSettings
-from gpt2train.model.causal_lm import CausalLM, Shape, build_model
+from gpt2train.model.causal_lm import Shape, build_model
 from gpt2train.model.families import MODELS
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE
@@ -18,7 +18,7 @@ from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import REPLICATE, SHARD, TENSOR
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from tests.gpt2train.parallel.dropout_cases import seed_dropout
-from tests.gpt2train.parallel.tensor_cases import gap, gather, mesh_of, off, whole
+from tests.gpt2train.parallel.tensor_cases import gap, gather, mesh_of, noisy, off, whole
 
 CONTEXT, DECODER_CONTEXT, ROWS = 16, 8, 4
 
@@ -34,16 +34,6 @@ def shape_of(family: str, heads: int, kv_heads: int = 0) -> Shape:
     return MODELS[family].complete(shape)
 
 
-def noisy(shape: Shape, dropout: float = 0.0) -> CausalLM:
-    """A model whose biases and scales differ from 0 and 1."""
-    model = initialise(build_model(shape, dropout), 5)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
-
-
 def batch(shape: Shape, rows: int = ROWS) -> dict[str, Tensor]:
     """Tokens and targets, one of which is ignored."""
     generator = torch.Generator().manual_seed(1)
@@ -57,7 +47,6 @@ def batch(shape: Shape, rows: int = ROWS) -> dict[str, Tensor]:
 
 
 def equal(family: str, heads: int, kv_heads: int, tp: int, sequence: bool) -> dict[str, Any]:
-    """Differences of loss and gradients."""
     shape = shape_of(family, heads, kv_heads)
     plain, model, mesh = noisy(shape), noisy(shape), mesh_of(tp)[TENSOR]
     apply_tensor_parallel(model, mesh, sequence)
@@ -65,9 +54,15 @@ def equal(family: str, heads: int, kv_heads: int, tp: int, sequence: bool) -> di
     loss, expected = model(**given), plain(**given)
     loss.backward()
     expected.backward()
+    partial = [n for n, p in model.named_parameters() if p.grad.placements != p.placements]
     align_grad_placements(list(model.parameters()))
+    del given["targets"]
     return {
+        "logits": float((model(**given) - plain(**given)).detach().abs().max()),
         "loss": off(loss, expected),
+        "partial": len(partial),
+        "left partial": [n for n, p in model.named_parameters() if p.grad.placements != p.placements],
+        "local": sum(p.to_local().numel() for p in model.parameters()),
         "gradient": gap(model, plain),
         "same loss": all(torch.equal(loss, other) for other in gather(loss.detach(), mesh)),
         "contiguous": all(p.grad.to_local().is_contiguous() for p in model.parameters()),
@@ -97,24 +92,29 @@ def zero(family: str, heads: int, kv_heads: int, stage: int, sequence: bool) -> 
     }
 
 
-def half(family: str, heads: int, kv_heads: int, tp: int) -> dict[str, Any]:
-    """bf16 against the plain model in bf16 and in fp32."""
+def half(
+    family: str, heads: int, kv_heads: int, tp: int, sequence: bool = True, dtype: str = "bfloat16"
+) -> dict[str, Any]:
+    """Half precision against the plain model in the same one and in fp32."""
     shape = shape_of(family, heads, kv_heads)
     plain, model, given = noisy(shape), noisy(shape), batch(shape)
-    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], True)
+    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], sequence)
     exact = plain(**given)
-    with torch.autocast("cpu", torch.bfloat16):
+    products: list[str] = []
+    for one in (plain, model):
+        one.blocks["0"].attn.proj.register_forward_hook(lambda _, x, y: products.append(str(y.dtype)))
+    with torch.autocast("cpu", getattr(torch, dtype)):
         rough, ours = plain(**given), model(**given)
     ours.backward()
     return {
         "of plain": off(ours, rough),
         "of exact": off(ours, exact),
-        "dtypes": sorted({str(p.grad.dtype) for p in model.parameters()}),
+        "products": sorted(set(products)),
+        "dtypes": sorted({str(p.grad.dtype) for p in model.parameters()} | {str(ours.dtype)}),
     }
 
 
 def recomputed(family: str, heads: int, kv_heads: int, sequence: bool) -> dict[str, Any]:
-    """Gradients with and without activation checkpointing, dropout on."""
     shape, gradients = shape_of(family, heads, kv_heads), []
     for saves in (False, True):
         model = noisy(shape, 0.5)

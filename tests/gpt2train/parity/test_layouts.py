@@ -15,14 +15,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gpt2train.config import RunConfig
+from gpt2train.convert.huggingface import read_model
+from gpt2train.convert.merge import merge
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.settings import layer
+from gpt2train.store.run_folder import newest_checkpoint
+from tests.gpt2train.checkpoint.test_layouts import HALF, saved
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import curve, make, weights, write
 from tests.gpt2train.model.test_llama import MODELS as OPTIONS
+from tests.gpt2train.parallel.small_model_folder import write_tokenizer
 from tests.gpt2train.parity.t5_runs import make_t5
 
 HERE = Path(__file__).parent
@@ -46,17 +52,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "model": {"heads": 6, "hidden": 48, "options": {"kv_heads": 3, "inner": 64, "qk_norm": True}},
         "optimizer": STEADY,
     },
-    "llama, 6 heads, 2 of keys": {
-        "model": {"heads": 6, "hidden": 48, "options": {"kv_heads": 2, "inner": 64}},
+    "llama, value, 6 heads, 2 of keys": {
+        "model": {"heads": 6, "hidden": 48, "options": {"value_embeddings": 1, "kv_heads": 2, "inner": 64}},
         "optimizer": STEADY,
     },
     "llama, values": {"model": {"options": VALUES}},
     "llama, value, tied": {"model": {"options": {"value_embeddings": 1, "tied": True, "activation": "relu2"}}},
     "llama, values, 6 heads": {
         "model": {"heads": 6, "hidden": 48, "options": {"value_embeddings": 2, "kv_heads": 3, "inner": 64}}
-    },
-    "llama, value, 6 heads, 2 of keys": {
-        "model": {"heads": 6, "hidden": 48, "options": {"value_embeddings": 1, "kv_heads": 2, "inner": 64}}
     },
     "wide": {"model": WIDE},
     "llama, wide": {"model": {**WIDE, "options": {"kv_heads": 2, "qk_norm": True}}},
@@ -69,9 +72,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model": {"layers": 3, "heads": 3, "hidden": 24, "options": {"encoder_layers": 1}},
         "optimizer": STEADY,
     },
-    "t5, relu": {"model": {"options": {"activation": "relu"}}},
     "t5, relu, untied": {"model": {"options": {"activation": "relu", "tied": False}}},
-    "t5, untied": {"model": {"options": {"tied": False}}},
     "t5, prefixes": {"objective": {"options": {"task": "prefix"}}},
 }
 SMALL_STEPS = {"optimizer": {"lr": 2e-3, "max_grad_norm": 0.5}}
@@ -159,7 +160,7 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
     ],
     (4, "5 heads, muon", "fp32"): [{"tp": 2, "zero": 3}],
     (4, "llama, 6 heads", "fp32"): [{"tp": 4}, {**WHOLE, **GPIPE}],
-    (4, "llama, 6 heads, 2 of keys", "fp32"): [{"tp": 4, "sequence_parallel": False}],
+    (4, "llama, value, 6 heads, 2 of keys", "fp32"): [{"tp": 4, "sequence_parallel": False}],
     (4, "t5, 3 heads", "fp32"): [{"tp": 2, "pp": 2}, {"tp": 2, "zero": 3}],
     (2, "llama, values", "fp32"): [
         *({"tp": 2}, {"pp": 2}, INTERLEAVED, ZERO[0], {"zero": 3, **PARTLY}, {**OFFLOAD, **FULL})
@@ -169,7 +170,6 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
     (4, "llama, values", "fp32"): [{"tp": 4}, {"tp": 2, **INTERLEAVED}, {"pp": 4}],
     (4, "llama, value, tied", "fp32"): [{"pp": 2, "zero": 3}, {"zero": 3, "dp_shard_degree": 2}],
     (4, "llama, values, 6 heads", "fp32"): [{"tp": 4}, {"tp": 2, "pp": 2}, {"tp": 2, "zero": 3}],
-    (4, "llama, value, 6 heads, 2 of keys", "fp32"): [{"tp": 4, "sequence_parallel": False}],
     (2, "t5", "fp32"): [
         *(ZERO[1], ZERO[3], OFFLOAD, {"tp": 2}, {**WHOLE, **FULL}, {"pp": 2}, {**GPIPE, **PARTLY}, INTERLEAVED)
     ],
@@ -177,9 +177,7 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
         *(ZERO[2], {"pp": 4}, {"pp": 2, "zero": 1}, {"pp": 2, "zero": 3}, {"tp": 2, "pp": 2}, {"tp": 2, "zero": 3}),
         *({**WHOLE, "pp": 2}, {"tp": 2, **INTERLEAVED}, {**INTERLEAVED, **OFFLOAD}),
     ],
-    (2, "t5, relu", "fp32"): [{"tp": 2}],
-    (2, "t5, relu, untied", "fp32"): [{"pp": 2}],
-    (2, "t5, untied", "fp32"): [{"tp": 2}],
+    (2, "t5, relu, untied", "fp32"): [{"tp": 2}, {"pp": 2}],
     (2, "t5, prefixes", "fp32"): [{"tp": 2}, {"pp": 2}],
 }
 
@@ -195,7 +193,6 @@ def run(tokens: Path, output: Path, kind: str, parallel: Layout, precision: str 
 
 
 def job(configs: Iterable[RunConfig], processes: int) -> None:
-    """Train some runs, one after the other, on a number of processes."""
     configs = list(configs)
     run_ranks(HERE / "train_runs.py", *map(write, configs), processes=processes, seconds=SECONDS)
     for config in configs:
@@ -211,7 +208,6 @@ def apart(ours: Path, one: Path, key: str = "loss") -> float:
 
 
 def check_exact(ours: Path, one: Path, model: str) -> None:
-    """Compare the curves and weights of a run in fp32 with those of one process."""
     assert apart(ours, one) <= 1e-5 and apart(ours, one, "valid_loss") <= 1e-5 and len(curve(ours)) == 20
     assert "capped" not in model or apart(ours, one, "z_loss") <= 1e-5
     # The gradient of ReLU jumps where its input is almost 0. Another micro-batch on one process changes the norm by
@@ -224,7 +220,6 @@ def check_exact(ours: Path, one: Path, model: str) -> None:
 
 
 def check_rounded(ours: Path, one: Path, model: str, precision: str) -> None:
-    """Compare the losses of a run in less than 32 bits with those of one process."""
     bound = BOUNDS[precision] * (5 if model.startswith("t5") else 1)
     assert apart(ours, one) <= bound and len(curve(ours)) == 20
     assert weights(ours).keys() == weights(one).keys()
@@ -284,3 +279,47 @@ def test_stages_end_between_and_inside_the_stacks(tmp_path: Path) -> None:
     shape = make_t5(tmp_path, tmp_path / "run").shape
     assert stage_layers(shape, 2) == [range(3), range(3, 5)]
     assert stage_layers(shape, 4) == [range(1), range(1, 2), range(2, 4), range(4, 5)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_value_embeddings_and_uneven_heads_resume_bit_for_bit_and_on_other_layouts(
+    tokens: Path, tmp_path: Path
+) -> None:
+    """A pipeline and uneven heads to themselves, with dropout; a pipeline to uneven heads, one process, and merged."""
+
+    def resumed(name: str, before: str, kind: str, parallel: dict[str, Any], **changes: Any) -> RunConfig:
+        checkpoints = {"init_from": saved(tmp_path / before), "restore": "full"}
+        return run(tokens, tmp_path / name, kind, parallel, checkpoints=checkpoints, **changes)
+
+    drop, pipeline = {"model": {"dropout": 0.1}}, INTERLEAVED
+    job(
+        [
+            run(tokens, tmp_path / "drop", "llama, values", pipeline, **drop),
+            resumed("drop again", "drop", "llama, values", pipeline, **drop),
+            run(tokens, tmp_path / "uneven", "5 heads", {"tp": 2}, **drop),
+            resumed("uneven again", "uneven", "5 heads", {"tp": 2}, **drop),
+            run(tokens, tmp_path / "split", "llama, values, 6 heads", {"pp": 2}),
+            resumed("tp after pp", "split", "llama, values, 6 heads", {"tp": 2}),
+            resumed("zero after pp", "split", "llama, values, 6 heads", {"zero": 3}),
+        ],
+        2,
+    )
+    job([resumed("one after pp", "split", "llama, values, 6 heads", {})], 1)
+    for name in ("drop", "uneven"):
+        for key in ("loss", "grad_norm"):
+            assert curve(tmp_path / f"{name} again", key) == curve(tmp_path / name, key)[HALF:]
+        first, second = weights(tmp_path / name), weights(tmp_path / f"{name} again")
+        assert ("values.1.weight" in first) == (name == "drop")
+        assert all((first[key] == second[key]).all() for key in first)
+    expected = np.array(curve(tmp_path / "split"))[HALF:]
+    for name in ("tp after pp", "zero after pp", "one after pp"):
+        assert np.max(np.abs(np.array(curve(tmp_path / name)) / expected - 1)) <= 1e-5, name
+    config = run(tokens, tmp_path / "split", "llama, values, 6 heads", {"pp": 2})
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", config.vocab)
+    merge(newest_checkpoint(tmp_path / "split"), tmp_path / "merged", tokenizer=tokenizer)
+    model, trained = read_model(tmp_path / "merged"), weights(tmp_path / "split")
+    assert model.shape == config.shape
+    for name, parameter in model.named_parameters():
+        rows = config.vocab if name.startswith(("values.", "wte.", "lm_head.")) else None
+        assert torch.equal(parameter[:rows], trained[name][:rows]), name

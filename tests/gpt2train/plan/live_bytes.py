@@ -24,14 +24,12 @@ class LiveBytes(TorchDispatchMode):
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Count a tensor that existed before."""
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.device.type != "meta":
             storage = local.untyped_storage()
             self._storages[id(storage)] = weakref.ref(storage)
 
     def bytes(self) -> int:
-        """Bytes of all living storages."""
         found = {key: storage for key, ref in self._storages.items() if (storage := ref()) is not None}
         self._storages = {key: self._storages[key] for key in found}
         return sum(storage.nbytes() for storage in found.values())

@@ -1,10 +1,15 @@
-"""Depth and tokens for a budget, and the command that shows them."""
+"""Depth and tokens for a budget, visible GPUs of a process, and whether the resources are enough for a run."""
+
+import stat
+from pathlib import Path
 
 import pytest
 
 from gpt2train.cli import app, run_command
+from gpt2train.config import TrainSettings, preset
 from gpt2train.config.recipe import horizon, modern
 from gpt2train.errors import UserError
+from gpt2train.model.families import parameter_count
 from gpt2train.plan.budget import (
     GOALS,
     Recipe,
@@ -15,8 +20,10 @@ from gpt2train.plan.budget import (
     machine_rate,
     read_budget,
 )
-from gpt2train.plan.devices import Gpu
+from gpt2train.plan.devices import Gpu, find_gpus, parse, visible_of
+from gpt2train.plan.fit import duration, estimate_resources, missing_resources
 from gpt2train.plan.hardware import Hardware
+from gpt2train.settings import build
 
 
 def chosen(budget: str, cores: int = 2) -> Recipe:
@@ -111,3 +118,122 @@ def test_the_goal_is_a_budget_and_the_plan_shows_its_range_and_its_cost(capsys: 
     assert f"{hours * 24:,.0f} at 3 for a GPU hour" in text
     assert "not measured here: 1.5e+20 FLOPs, and between 4.3e+19 (3 hours) and 2.0e+20" in text
     assert "best: python -m flows.pretrain --recipe modern --budget gpt2 " in text
+
+
+SAID = """0, GPU-aa11, NVIDIA H200, 143771
+1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559
+2, GPU-bc33, "Odd, Name", [N/A]
+"""
+
+
+def test_the_output_of_nvidia_smi_is_parsed() -> None:
+    first, second, odd = parse(SAID + "No devices were found\n")
+    assert (first.index, first.uuid, first.name) == (0, "GPU-aa11", "NVIDIA H200")
+    assert first.memory == pytest.approx(150.75, abs=0.01)
+    assert (first.tflops, second.tflops, odd.tflops) == (989, 989, None)
+    assert odd.name == "Odd, Name"
+    assert odd.memory > 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "kept"),
+    [
+        (None, [0, 1, 2]),
+        ("1", [1]),
+        ("2, 0", [2, 0]),
+        ("0,9,1", [0]),  # CUDA: what follows an entry that names none is hidden
+        ("-1", []),
+        ("GPU-bb22,0", [1, 0]),
+        ("GPU-aa", [0]),
+        ("0,0", [0]),
+        ("GPU-", []),
+    ],
+)
+def test_cuda_visible_devices_selects_gpus(visible: str | None, kept: list[int]) -> None:
+    assert [gpu.index for gpu in visible_of(parse(SAID), visible)] == kept
+
+
+def test_nvidia_smi_is_run_and_its_failure_means_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\ncat <<'E'\n{SAID}E\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert [gpu.index for gpu in find_gpus({})] == [0, 1, 2]
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    tool.write_text("#!/bin/sh\necho driver not loaded >&2\nexit 9\n")
+    assert find_gpus({}) == ()
+
+
+H200 = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H200", 150.8) for n in range(8))
+SMALL = tuple(Gpu(n, f"GPU-{n}", "NVIDIA L4", 8.0) for n in range(2))
+
+
+def settings_of(name: str, **changes: object) -> TrainSettings:
+    return build(TrainSettings, preset(name), changes)
+
+
+def test_all_missing_resources_of_a_large_model_on_a_cpu_are_listed() -> None:
+    settings = settings_of("345m")
+    fit = estimate_resources(settings, 50257, (), processes=8, cores=2)
+    gpus, time, memory = missing_resources(fit, settings)
+    assert gpus == "8 GPUs (none found)"
+    assert "years on this CPU" in time
+    assert memory.startswith("memory (")
+    forced = settings_of("345m", device="cpu")
+    assert missing_resources(estimate_resources(forced, 50257, (), processes=8, cores=2), forced) == []
+
+
+def test_a_small_model_fits() -> None:
+    settings = settings_of("tiny")
+    fit = estimate_resources(settings, 4096, (), processes=2, cores=2)
+    assert missing_resources(fit, settings) == []
+    assert not fit.on_gpu
+    # Measured on two quiet cores: 3,783 tokens/s a core (docs/develop/benchmarks.md).
+    assert fit.tokens / fit.hours / 3600 == pytest.approx(2 * 3783, rel=0.25)
+    assert fit.checkpoints == 4 * 12 * fit.parameters  # two kept, the best, the one that is written
+
+
+def test_another_family_is_estimated_by_its_own_parameters() -> None:
+    llama = settings_of("tiny", model={"family": "llama", "options": {"inner": 1024}})
+    fit = estimate_resources(llama, 4096, (), processes=2, cores=2)
+    assert fit.parameters == parameter_count(llama.model.shape(4096))
+
+
+def test_too_few_or_too_small_gpus_are_reported() -> None:
+    settings = settings_of("345m")
+    assert missing_resources(estimate_resources(settings, 50257, H200, processes=8, cores=64), settings) == []
+    gpus, _time, *_ = missing_resources(estimate_resources(settings, 50257, H200[:4], processes=8, cores=2), settings)
+    assert gpus == "8 GPUs (4 found)"
+    [memory] = missing_resources(estimate_resources(settings, 50257, SMALL, processes=2, cores=2), settings)
+    assert memory.startswith("GPU memory (") and memory.endswith("7.4 GB available)")
+
+
+def test_the_time_on_gpus_scales_with_their_number() -> None:
+    settings = settings_of("345m")
+    one = estimate_resources(settings, 50257, H200[:1], processes=1, cores=16)
+    eight = estimate_resources(settings, 50257, H200, processes=8, cores=16)
+    assert 6 < one.hours / eight.hours < 8.5
+    assert one.tokens == 20_000 * 512 * 1024
+    assert "989 TFLOP/s" in one.basis
+    guessed = estimate_resources(settings, 50257, (Gpu(0, "x", "Something New", 80.0),), processes=1, cores=16)
+    assert "a guess" in guessed.basis
+
+
+def test_epochs_need_the_number_of_tokens() -> None:
+    settings = settings_of("tiny", epochs=2)
+    unknown = estimate_resources(settings, 4096, (), processes=2, cores=2)
+    assert (unknown.steps, unknown.tokens, unknown.hours) == (None, None, None)
+    assert unknown.checkpoints == 4 * 12 * unknown.parameters and missing_resources(unknown, settings) == []
+    known = estimate_resources(settings, 4096, (), processes=2, cores=2, per_epoch=3906)
+    assert known.steps == -(-2 * 3906 // 8)  # samples in steps of 8
+    assert known.tokens == known.steps * 8 * 256
+    plain = estimate_resources(settings_of("tiny", steps=known.steps), 4096, (), processes=2, cores=2)
+    assert known.hours == plain.hours
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"),
+    [(0.001, "1 minute"), (1.0, "60 minutes"), (30, "30 hours"), (240, "10 days"), (87600, "10 years")],
+)
+def test_durations_are_formatted(hours: float, said: str) -> None:
+    assert duration(hours) == said

@@ -58,7 +58,6 @@ def make_run(
 
 
 def begin(folder: Path, step: int = 0) -> None:
-    """Note a start."""
     from gpt2train.config import read_run_config
 
     config = read_run_config(folder / "config.toml")
@@ -66,7 +65,6 @@ def begin(folder: Path, step: int = 0) -> None:
 
 
 def a_row(step: int, level: float = 3.0, seconds: float = 36.0) -> dict[str, Any]:
-    """A line of metrics.jsonl."""
     loss = level + 4 * math.exp(-step / 30) + 0.05 * math.sin(step * 7.3)
     row = {"step": step, "loss": loss, "lr": min(step, 10) * 1e-4, "tokens": step * 256, "seconds": seconds}
     row |= {"tokens_per_second": 256 / seconds, "grad_norm": 1.0, "skipped": 0}
@@ -74,6 +72,5 @@ def a_row(step: int, level: float = 3.0, seconds: float = 36.0) -> dict[str, Any
 
 
 def write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Add lines to metrics.jsonl."""
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)

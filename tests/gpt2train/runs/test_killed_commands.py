@@ -43,7 +43,6 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def run(command: list[str]) -> float:
-    """Run a command to its end; return its seconds."""
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

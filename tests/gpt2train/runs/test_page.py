@@ -44,8 +44,6 @@ def test_thinning_a_long_run_keeps_its_ends_and_its_mean(tmp_path: Path) -> None
 
 
 class Browser:
-    """The page in a browser, with the actions of a user."""
-
     def __init__(self, driver: Any, by: Any) -> None:
         self.driver, self.by = driver, by
 

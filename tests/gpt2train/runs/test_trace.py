@@ -134,9 +134,7 @@ def have_read(run: Path, samples: int) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_sample_that_the_run_has_not_read_is_refused(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sample_that_was_not_read_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_settings(root, tmp_path)
     for samples, sample, code in ((0, 0, 2), (6, 5, 0), (6, 6, 2), (6, 10**9, 2)):
         have_read(tmp_path, samples)

@@ -70,7 +70,6 @@ class Gate:
         return self.decoder.lengths
 
     def allow(self, steps: int) -> None:
-        """Allow this many more steps."""
         self.allowed.release(steps)
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -92,8 +91,6 @@ class Gate:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers."""
-
     server: Server
     client: httpx.Client
     thread: threading.Thread

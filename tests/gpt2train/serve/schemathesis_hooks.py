@@ -13,7 +13,6 @@ CONTEXT, SEQUENCES, TOKENS, API_TOKENS = (int(number) for number in os.environ["
 
 
 def keeps_completion_rules(body: dict[str, Any]) -> bool:
-    """True if fields of /v1/completions fit each other."""
     n, prompt = body.get("n") or 1, body["prompt"]
     new = 16 if body.get("max_tokens") is None else body["max_tokens"]
     several = isinstance(prompt, list) and isinstance(prompt[0], str | list)
@@ -28,7 +27,6 @@ def keeps_completion_rules(body: dict[str, Any]) -> bool:
 
 
 def keeps_api_rules(body: dict[str, Any]) -> bool:
-    """True if fields of /api fit each other."""
     new = 64 if body.get("tokens_to_generate") is None else body["tokens_to_generate"]
     top_p, beams = body.get("top_p") or 0, body.get("beam_width")
     longest = max(map(_tokens, body["prompts"])) + bool(body.get("add_BOS"))
@@ -64,11 +62,7 @@ def _tokens(text: str | list[int]) -> int:
     return len(text.encode() if isinstance(text, str) else text)
 
 
-RULES = {
-    "/api": keeps_api_rules,
-    "/v1/completions": keeps_completion_rules,
-    "/v1/chat/completions": keeps_chat_rules,
-}
+RULES = {"/api": keeps_api_rules, "/v1/completions": keeps_completion_rules, "/v1/chat/completions": keeps_chat_rules}
 
 
 @schemathesis.hook

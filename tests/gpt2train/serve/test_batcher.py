@@ -33,8 +33,6 @@ def ticket(*jobs: Any, seconds: float = SECONDS) -> Ticket:
 
 
 def runs(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test in an event loop."""
-
     def run() -> None:
         asyncio.run(test())
 
@@ -43,7 +41,6 @@ def runs(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 
 
 async def ended(of: Ticket) -> None:
-    """Wait for all jobs of a request."""
     left = len(of.jobs)
     while left:
         event = await asyncio.wait_for(of.events.get(), SECONDS)

@@ -1,4 +1,4 @@
-"""Connections of faulty clients: foreign Host headers, partial requests, unread bodies, idle connections."""
+"""Connections of faulty clients: foreign Host headers, partial requests, unread bodies, idle ones, many at once."""
 
 import http.client
 import json
@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from benchmarks.adversarial_clients import KINDS
+from benchmarks.soak import run
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.serve.connection import RESERVED_FILES, connection_limits
 from gpt2train.serve.hosts import allowed_hosts
@@ -43,7 +45,6 @@ def connect(server: Running, raw: bytes = b"") -> socket.socket:
 
 
 def read(connection: socket.socket) -> bytes:
-    """All bytes until the server closes the connection."""
     raw = b""
     try:
         while part := connection.recv(65536):
@@ -96,6 +97,7 @@ def test_a_page_of_another_origin_is_refused(server: Running) -> None:
 
 
 def test_allowed_hosts_are_accepted() -> None:
+    assert ServeSettings().host == "127.0.0.1"
     loopback = allowed_hosts("127.0.0.1", "127.0.0.1", ["Model.Example", "[fd00::1]"])
     assert loopback.allows_host("model.example:443") and loopback.allows_host("[FD00::1]")
     assert loopback.allows_origin("https://model.example") and not loopback.allows_origin("ftp://model.example")
@@ -300,9 +302,7 @@ def test_more_connections_than_allowed_close_those_that_wait_longest() -> None:
         assert [status(read(one)) for one in others] == [200] * 5
 
 
-def test_a_process_out_of_files_says_so_once_and_closes_waiting_connections(
-    server: Running, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_out_of_files_is_said_once_and_closes_connections(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     half = [connect(server, b"GET /") for _ in range(5)]
     connections = server.server.http.server_state.connections
     wait_for(lambda: len(connections) >= 5, 30, "the connections")
@@ -352,3 +352,11 @@ def test_the_option_allowed_host_is_checked(tmp_path: Path, capsys: pytest.Captu
     flags = ["serve", "--model", str(tmp_path), "--allowed-host", "a.example", "--allowed-host", "http://b.example"]
     assert run_command(app, flags) == 2
     assert "--allowed-host" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_many_faulty_clients_cause_no_leak_and_no_hang(tmp_path: Path) -> None:
+    found, wrong = run(tmp_path / "model", "nano", seconds=8, clients=12)
+    assert wrong == []
+    assert {name.partition(":")[0] for name in found.counts} == set(KINDS)
+    assert {"whole: right", "stream: right", "burst: some refused"} <= set(found.counts)

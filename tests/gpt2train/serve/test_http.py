@@ -170,26 +170,6 @@ def test_pages_and_metrics_are_served(server: Running) -> None:
     assert count(after, "gpt2train_running_rows") == count(after, "gpt2train_waiting_sequences") == 0
 
 
-def test_answers_do_not_depend_on_other_requests() -> None:
-    bodies = [
-        {"prompt": "word " * i + "a", "max_tokens": 10 + i, "seed": i, "logprobs": 1, **kind}
-        for i, kind in enumerate([{}, {"temperature": 0}, {"top_p": 0.8}, {"top_k": 9}, {"n": 2}, {"echo": True}] * 2)
-    ]
-    with running(settings=ServeSettings(max_batch_size=5)) as server:
-
-        def choices(body: dict[str, Any]) -> Any:
-            return server.client.post("/v1/completions", json=body).json()["choices"]
-
-        alone = [choices(body) for body in bodies]
-        with ThreadPoolExecutor(len(bodies)) as pool:
-            together = list(pool.map(choices, bodies))
-    for one, other in zip(alone, together, strict=True):
-        for a, b in zip(one, other, strict=True):
-            assert (a["text"], a["finish_reason"]) == (b["text"], b["finish_reason"])
-            first, second = ([x for x in c["logprobs"]["token_logprobs"] if x is not None] for c in (a, b))
-            assert first == pytest.approx(second, abs=1e-4)
-
-
 def test_a_full_queue_and_a_large_body_are_refused() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     with (
@@ -315,7 +295,3 @@ def test_a_key_is_required_and_never_logged(monkeypatch: pytest.MonkeyPatch, cap
         assert "message" in server.client.put("/api", json={"prompts": ["a"]}).json()
         assert server.client.get("/health").status_code == 200
     assert KEY not in caplog.text
-
-
-def test_the_server_listens_on_loopback_by_default() -> None:
-    assert ServeSettings().host == "127.0.0.1"

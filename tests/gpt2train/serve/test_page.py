@@ -34,8 +34,6 @@ KEY = "open sesame"
 
 
 class Page:
-    """The page in a browser, with the actions of a user."""
-
     def __init__(self, driver: Any, address: str) -> None:
         self.driver, self.address = driver, address
 
@@ -96,10 +94,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     if find_spec("pydivsufsort"):
         rows = [row(f"{n}: {TEXT[:40]}{n}", f"https://a.test/{n}") for n in range(5)]
         flags += ["--trace", str(make_indexed(folder / "corpus", rows))]
-    with (
-        chromium(folder, "1200,900") as driver,
-        server(OURS, folder / "model", flags, threads=1) as (address, _),
-    ):
+    with chromium(folder, "1200,900") as driver, server(OURS, folder / "model", flags, threads=1) as (address, _):
         yield Page(driver, address)
 
 
@@ -231,7 +226,6 @@ def test_probabilities_are_shown_on_hover_and_focus(page: Page) -> None:
 
 
 def shown(logprob: float) -> str:
-    """A probability as the page writes it."""
     share = math.exp(logprob)
     if share >= 0.9995:
         return "≈ 100 %"

@@ -39,7 +39,6 @@ def description(server: Running) -> dict[str, Any]:
 
 
 def check(description: dict[str, Any], answer: Any) -> None:
-    """Compare an answer with the description of its operation."""
     request = answer.request
     path = next(p for p in description["paths"] if p.partition("{")[0] == request.url.path.partition("small")[0])
     said = description["paths"][path][request.method.lower()]["responses"][str(answer.status_code)]

@@ -36,8 +36,6 @@ def test_repetitions_are_the_passes_of_the_schedule(schedule: str, pp: int, stag
 
 
 def drawn(draw: random.Random, found: set[Kind], range_: int) -> Profile:
-    """Return a profile of random changes of the memory."""
-
     def sizes(low: int) -> dict[str, int]:
         return {name: draw.randint(low, range_) for name in CATEGORIES}
 

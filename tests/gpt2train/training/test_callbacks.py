@@ -1,5 +1,8 @@
-"""Callbacks: when they are called and with what, stops, errors, and the setting."""
+"""Callbacks: when they are called and with what, stops, errors, the setting, and docs/develop/add-a-callback.md."""
 
+import json
+import os
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,37 +22,28 @@ from gpt2train.store.run_folder import last_step, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.callbacks import Callback, RunView
 from tests.gpt2train.forked_ranks import run_ranks
-from tests.gpt2train.jobs import make, write
+from tests.gpt2train.jobs import finish, make, start, with_lr, write
+from tests.tasks.plugin_page import ROOT, files_of, install
 
-FAILING_RANK = Path(__file__).parent / "failing_callback.py"
+SPOILED_RANK = Path(__file__).parent / "spoiled_rank.py"
 EVENTS = ("begin", "step", "validation", "save", "end")
 
 
 class Recorder(Callback):
-    """Callback that notes its calls."""
-
     calls: ClassVar[list[tuple[str, RunView]]] = []
 
-    def begin(self, run: RunView) -> None:
-        self.calls.append(("begin", run))
+    def __getattribute__(self, name: str) -> Any:
+        if name not in EVENTS:
+            return super().__getattribute__(name)
 
-    def step(self, run: RunView) -> None:
-        self.calls.append(("step", run))
+        def note(run: RunView) -> None:
+            assert name != "save" or (run.checkpoint is not None and (run.checkpoint / "manifest.json").is_file())
+            Recorder.calls.append((name, run))
 
-    def validation(self, run: RunView) -> None:
-        self.calls.append(("validation", run))
-
-    def save(self, run: RunView) -> None:
-        assert run.checkpoint is not None and (run.checkpoint / "manifest.json").is_file()
-        self.calls.append(("save", run))
-
-    def end(self, run: RunView) -> None:
-        self.calls.append(("end", run))
+        return note
 
 
 class Failing(Callback):
-    """Callback that fails in one of its methods."""
-
     event, error = "step", ValueError("two\nlines")
 
     def __getattribute__(self, name: str) -> Any:
@@ -171,9 +165,7 @@ def test_an_error_is_one_line_that_names_the_callback(
         assert newest_checkpoint(config.output).name == f"step-{done[-1]:08}"
 
 
-def test_an_error_of_the_user_stays_one(
-    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_error_stays(tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Failing, "event", "begin")
     monkeypatch.setattr(Failing, "error", UserError("set TARGET; it is missing"))
     with pytest.raises(UserError, match=r"^callback failing: set TARGET; it is missing$"):
@@ -195,9 +187,7 @@ def test_an_error_of_the_user_stays_one(
         (["no_class"], r"callback no_class: .*:EVENTS is not a subclass of Callback"),
     ],
 )
-def test_wrong_callbacks_are_refused_in_one_line(
-    names: Any, message: str, tokens: Path, tmp_path: Path, alone: DistContext
-) -> None:
+def test_wrong_callbacks_fail(names: Any, message: str, tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     with pytest.raises(UserError, match=message) as caught:
         train(make(tokens, tmp_path / "run", callbacks=names), alone)
     assert "\n" not in str(caught.value)
@@ -205,8 +195,34 @@ def test_wrong_callbacks_are_refused_in_one_line(
 
 def test_an_error_on_one_rank_ends_all(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=8)
-    run_ranks(FAILING_RANK, write(config))
+    run_ranks(SPOILED_RANK, write(config), "callback", "0")
     for rank in (0, 1):
         line = Path(f"{config.output}.rank-{rank}").read_text()
         assert line.startswith("callback failing failed in step at step 3 on rank 1 (KeyError: 'lost')"), line
     assert newest_checkpoint(config.output).name == "step-00000004"
+
+
+PAGE = "add-a-callback.md"
+
+
+@pytest.mark.slow
+def test_a_run_that_learns_no_more_is_stopped(tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "installed").mkdir()
+    install(PAGE, tmp_path / "installed")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path / 'installed'}")
+    # Without a learning rate worth the name the validation loss stays where it is.
+    config = with_lr(make(tokens, tmp_path / "run", steps=30, validation={"interval": 2, "samples": 7}), 1e-12)
+    path = Path(write(config.model_copy(update={"schedule": config.schedule.model_copy(update={"min_lr": 0.0})})))
+    chosen = tomllib.loads(files_of(PAGE)["settings.toml"])["train"]["callbacks"]
+    path.write_text(f"callbacks = {json.dumps(chosen)}\n{path.read_text()}")
+    code, _, err = finish(start("-m", "gpt2train.train", "--config", str(path), processes=2))
+    assert code == 0, err
+    losses = [row["valid_loss"] for row in read_metrics(config.output) if "valid_loss" in row]
+    steps = len(read_metrics(config.output))
+    assert len(losses) >= 4 and steps == 2 * len(losses) + 1 < 30
+    assert newest_checkpoint(config.output).name == f"step-{steps:08}"
+    best = json.loads((Path(config.output) / "early-stop.json").read_text())
+    assert best == {"best": min(losses), "steps": steps}
+    assert (
+        "the validation loss has not fallen for 3 validations" in (Path(config.output) / "logs/rank-0.log").read_text()
+    )
