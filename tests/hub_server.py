@@ -9,6 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 LARGE = 1000  # bytes from which a file is answered by another address, as files of LFS are
 
 
@@ -63,6 +66,15 @@ class Hub(ThreadingHTTPServer):
             if revision in (branch, commit(repository, number)):
                 return commit(repository, number), files
         return None
+
+
+def ask_only(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands, and the client that is imported already, ask this hub and no other."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "On")  # as a command sets it
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
 
 
 def commit(repository: str, number: int) -> str:

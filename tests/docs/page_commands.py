@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -189,13 +188,6 @@ def served(line: str) -> Iterator[None]:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(SERVER_SECONDS)
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def copy_to(source: Path, target: Path) -> None:
