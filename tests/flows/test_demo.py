@@ -139,17 +139,6 @@ def test_mojibake_can_be_repaired(name: str) -> None:
     assert len(words(repaired)) == pytest.approx(len(words(article)), rel=0.02)
 
 
-def test_reading_notes_quote_every_topic() -> None:
-    notes = " ".join(words(render_page(JOURNAL, "/reading-notes.html").decode()))
-    for topic in site_index.topics():
-        assert " ".join(words(topic_article(topic))[:60]) in notes, topic
-
-
-@pytest.mark.parametrize("language", site_index.LANGUAGES)
-def test_essays_are_long_enough_for_language_detection(language: str) -> None:
-    assert len(extract(render_page(JOURNAL, f"/essays/{language}.html")).split()) >= 150
-
-
 def few(root: Folder, urls: Manifest) -> Manifest:
     """The journal's pages and one of each other host, as a finished blacklist step."""
     rows = [row for record in urls.outputs for row in read_rows(root / urls.folder, record.name)]
@@ -182,22 +171,6 @@ def test_each_kind_of_bad_url_gets_its_reject_reason(tmp_path: Path) -> None:
     by_path = {row["url"].removeprefix(f"http://{JOURNAL}/"): row for row in ledger}
     assert by_path["flaky.html"]["attempts"] == 2
     assert by_path["moved.html"]["final_url"] == f"http://{JOURNAL}/about.html"
-
-
-@pytest.mark.exhaustive
-def test_every_good_page_is_served_and_twice_the_same(tmp_path: Path) -> None:
-    """Pages are asked for eight at a time while the server imports: none is lost, and nothing depends on the timing."""
-    limits = {"per_host": 8, "deadline": 60, "body_deadline": 3}
-    settings = DownloadSettings(delay=0, backoff=0.1, allow_private=("127.0.0.0/8",), **limits)
-    runs = []
-    for name in ("a", "b"):
-        root = Folder(tmp_path / name)
-        with demo_site() as site, Runner(1) as runner:
-            urls = blacklist(root, find_url_lists([site.url_list]), BlacklistSettings(shard_rows=64), runner)
-            runs.append(download(root, urls, settings, runner, site.connect_to))
-    reasons = ("content_type", "deadline", "not_found", "redirect_loop", "robots_forbidden", "too_large")
-    assert runs[0].outcome.reasons == dict.fromkeys(reasons, 1)
-    assert runs[0].identity == runs[1].identity
 
 
 def answers(port: int) -> bool:

@@ -14,7 +14,7 @@ from gpt2train.store.manifest import Folder, read_manifest
 from tasks.core.shards import read_rows
 from tests.flows.mini_pipeline import Mini
 from tests.flows.network_audit import SITECUSTOMIZE, NetworkAudit, is_this_machine
-from tests.tasks.hostile_pages import KEPT, SECRET, Case, answers, article, bodies, html, write_archive, write_lines
+from tests.tasks.hostile_pages import KEPT, SECRET, Case, answers, article, bodies, html
 from tests.tasks.web_server import running_site
 
 GOOD = 24
@@ -188,18 +188,4 @@ def test_an_adversarial_site_is_processed_over_http(isolated: Mini, tmp_path: Pa
     expected["row 73"] = expected.pop("http://good.hostile.test/" + "a" * 100_000)
     expected["http://good.hostile.test/\ufffd"] = expected.pop("http://good.hostile.test/\udcff")
     check_reasons(found, expected)
-    assert megabytes < MEGABYTES
-
-
-@pytest.mark.exhaustive
-@pytest.mark.exhaustive
-@pytest.mark.alone  # pages have time limits of seconds, and the memory of all processes is bounded
-def test_adversarial_archives_and_json_lines_are_processed(isolated: Mini, tmp_path: Path) -> None:
-    expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)
-    sources = f"warcs = ['{tmp_path}/hostile.warc.gz']\ndocuments = ['{tmp_path}/*.jsonl*']"
-    write_settings(isolated, 80, sources)
-    done, megabytes = run(isolated, tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    check_silence(isolated, done)
-    check_reasons(ended_with(tmp_path / "out"), expected)
     assert megabytes < MEGABYTES

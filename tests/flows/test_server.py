@@ -1,6 +1,5 @@
 """The Prefect server: out of reach, schedules and their releases, PostgreSQL, no connection to another host."""
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -22,47 +21,37 @@ from gpt2train.errors import UserError
 from tests.flows.conftest import Server
 from tests.flows.network_audit import NetworkAudit
 from tests.flows.prefect_server import ROOT, running_server
+from tests.object_stores import free_port
 from tests.processes import wait_for
 from tests.test_repository import required
 
 
-@pytest.fixture
-def unused_address() -> str:
-    """An address at which nothing listens."""
+def test_an_unreachable_server_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the environment, without a scheme, and by the profile."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}/api"
+        unused = f"http://127.0.0.1:{probe.getsockname()[1]}/api"
 
+    def refuse(said: str) -> None:
+        with pytest.raises(UserError, match=said):
+            prefect_server().__enter__()
 
-def test_an_unreachable_server_is_named_with_the_remedy(unused_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", unused_address)
-    with pytest.raises(UserError, match=rf"no Prefect server answers at {unused_address} \(.*refused\); start it"):
-        prefect_server().__enter__()
-
-
-def test_an_unreachable_server_of_the_profile_is_named(
-    unused_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.delenv("PREFECT_PROFILE", raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", unused)
+    refuse(rf"no Prefect server answers at {unused} \(.*refused\); start it")
+    monkeypatch.setenv("PREFECT_API_URL", "127.0.0.1:4200/api")
+    refuse(r"answers at 127\.0\.0\.1:4200/api")
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
     profiles = tmp_path / "profiles.toml"
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(profiles))
     assert configured_server() is None
-    profiles.write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "{unused_address}"\n')
-    assert configured_server() == unused_address
-    with pytest.raises(UserError, match=f"no Prefect server answers at {unused_address}"):
-        prefect_server().__enter__()
-
-
-def test_an_address_without_a_scheme_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", "127.0.0.1:4200/api")
-    with pytest.raises(UserError, match=r"answers at 127\.0\.0\.1:4200/api"):
-        prefect_server().__enter__()
+    profiles.write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "{unused}"\n')
+    assert configured_server() == unused
+    refuse(f"no Prefect server answers at {unused}")
 
 
 # Libraries of Prefect's server that have had a release with which it does not work.
 BOUNDED = ("fastapi", "prefect", "sqlalchemy")
-HOURLY = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -75,7 +64,8 @@ def test_the_installed_release_is_within_its_bounds(name: str) -> None:
 def test_the_server_schedules_runs(server: Server) -> None:
     """The statement by which the scheduler's loop inserts runs, asked for over the API."""
     flow = server.ask("POST", "flows/", name="scheduled")["id"]
-    schedules = [{"schedule": HOURLY, "active": True}]
+    hourly = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
+    schedules = [{"schedule": hourly, "active": True}]
     deployment = server.ask("POST", "deployments/", name="hourly", flow_id=flow, schedules=schedules)["id"]
     server.ask("POST", f"deployments/{deployment}/schedule", min_runs=3)
     found = server.ask("POST", "flow_runs/filter", deployments={"id": {"any_": [deployment]}})
@@ -147,21 +137,13 @@ def postgres() -> Iterator[str]:
     if root:
         for path in (folder, folder / "password"):
             shutil.chown(path, user)
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def run(name: str, *arguments: str) -> None:
-        subprocess.run(
-            [str(BINARIES[-1] / name), *arguments],
-            user=user if root else None,
-            cwd=folder,
-            env={**os.environ, "PGPASSWORD": PASSWORD},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            check=True,
-            timeout=120,
-        )
+        command, owner = [str(BINARIES[-1] / name), *arguments], user if root else None
+        silent: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        secret = os.environ | {"PGPASSWORD": PASSWORD}
+        subprocess.run(command, user=owner, cwd=folder, env=secret, check=True, timeout=120, **silent)
 
     data = str(folder / "data")
     try:
@@ -186,12 +168,7 @@ def test_the_server_keeps_its_state_in_postgres(postgres: str, tmp_path: Path, m
         first.ask("POST", "work_pools/", name="gpt2train", type="process")
         command = [sys.executable, str(script)]
         flows = [subprocess.Popen(command, env=first.environment, stdout=subprocess.PIPE, text=True) for _ in "ab"]
-        spans = []
-        for flow in flows:
-            said, _ = flow.communicate(timeout=240)
-            assert flow.returncode == 0
-            spans.append(json.loads(said))
-        earlier, later = sorted(spans)
+        earlier, later = sorted(json.loads(flow.communicate(timeout=240)[0]) for flow in flows)
         assert earlier[1] <= later[0]  # the limit of one let them in one after the other
     assert not list((tmp_path / "first").rglob("*.db"))  # no SQLite beside it
 

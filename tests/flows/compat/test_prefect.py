@@ -2,8 +2,6 @@
 
 import inspect
 import queue
-import subprocess
-import sys
 import uuid
 from typing import Any
 
@@ -59,34 +57,6 @@ def test_parameters_are_stored_as_prefect_stores_them() -> None:
     for name in ("validate_parameters", "serialize_parameters"):
         assert list(inspect.signature(getattr(own, name)).parameters) == ["parameters"]
         assert callable(getattr(Flow, name))  # overridden, not added
-
-
-ENGINE = """
-import os
-from prefect.testing.utilities import prefect_test_harness
-import flows.compat.prefect as compat
-seen = []
-class Recording(compat.ParametersFlow):
-    def validate_parameters(self, parameters):
-        seen.append("validated")
-        return super().validate_parameters(parameters)
-    def serialize_parameters(self, parameters):
-        seen.append("stored")
-        return super().serialize_parameters(parameters)
-def fail(number):
-    return compat.final_state(ValueError(f"number {number} is odd"))
-with prefect_test_harness(server_startup_timeout=200):
-    state = Recording(fail, name="fails")(number="three", return_state=True)
-    compat.flush(5.0)
-print(state.type.value, state.message, sorted(set(seen)))
-"""
-
-
-@pytest.mark.exhaustive
-def test_the_engine_uses_the_methods_and_the_returned_state() -> None:
-    """With a server of its own, so in another process."""
-    done = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, timeout=800)
-    assert done.stdout.splitlines()[-1:] == ["FAILED number three is odd ['stored', 'validated']"], done.stderr
 
 
 def test_an_artifact_is_updated_by_the_same_request_without_an_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Settings flows: the form that Prefect makes of the settings, the merging of parameters, refused values."""
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -43,27 +42,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Default value not given is not J
 FLOWS = [dataprep, pretrain, finetune, evaluate, pipeline]
 FILE = Path(deployments.__file__).with_name("prefect.yaml")
 ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
-
-
-# As a worker does: Prefect's logging is set up before the flow is loaded.
-LOADED_BY_A_WORKER = """
-import logging
-from prefect.logging.configuration import setup_logging
-setup_logging()
-import flows.dataprep
-ours = logging.getLogger("gpt2train")
-print([type(handler).__name__ for handler in ours.handlers], ours.isEnabledFor(logging.INFO))
-"""
-
-
-@pytest.mark.exhaustive
-def test_log_lines_of_the_steps_reach_the_logs_of_a_deployed_run() -> None:
-    (pool,) = {json.dumps(entry["work_pool"]["job_variables"]["env"]) for entry in ENTRIES}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING")}
-    environment |= json.loads(pool)
-    command = [sys.executable, "-c", LOADED_BY_A_WORKER]
-    loaded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert loaded.stdout == "['APILogHandler'] True\n"
 
 
 def nodes(schema: Any) -> Iterator[dict[str, Any]]:
