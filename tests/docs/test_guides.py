@@ -35,22 +35,23 @@ def texts(open_data: Path) -> list[str]:
         return [json.loads(line)["text"][:3_000] for line in file]
 
 
+def with_notes(folder: Path, texts: list[str]) -> Path:
+    """The work folder of a reader, with `notes/`."""
+    (folder / "notes").mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"notes/{number}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
 @pytest.fixture
 def folder(texts: list[str], tmp_path: Path) -> Path:
-    """The work folder of a reader, with `notes/`."""
-    (tmp_path / "notes").mkdir()
-    for number, text in enumerate(texts):
-        (tmp_path / f"notes/{number}.txt").write_text(text, encoding="utf-8")
-    return tmp_path
+    return with_notes(tmp_path, texts)
 
 
 @pytest.fixture(scope="module")
 def trained(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the pipeline, `out/`, which tests copy."""
-    place = tmp_path_factory.mktemp("trained")
-    (place / "notes").mkdir()
-    for number, text in enumerate(texts):
-        (place / f"notes/{number}.txt").write_text(text, encoding="utf-8")
+    place = with_notes(tmp_path_factory.mktemp("trained"), texts)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         run_line(f"python -m flows.pipeline --documents notes/ --output out {SMALL} {VOCABULARY}")
@@ -101,10 +102,8 @@ def published(name: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatc
 @pytest.mark.exhaustive
 def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_to(open_data / "bpe", folder / "bpe")
-    copy_to(open_data / "lambada/lambada_test.jsonl", folder / "whole.jsonl")
-    passages = (folder / "whole.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
+    passages = (open_data / "lambada/lambada_test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
     (folder / "lambada_test.jsonl").write_text("".join(passages))
-
     rows = [numbered(FINEWEB, number) | {"text": text} for number, text in enumerate(texts)]
     files = {f"sample/10BT/00{part}_00000.parquet": parquet(rows[part::2]) for part in range(2)}
     files["README.md"] = CARD.encode()
@@ -169,12 +168,10 @@ def test_fine_tune(folder: Path, open_data: Path) -> None:
         for name in ("vocab.json", "merges.txt"):
             shutil.copyfile(open_data / "bpe" / name, folder / "gpt2" / name)
 
-    for name, row in {
-        "answers.jsonl": '{"prompt": "%d and one?", "answer": "%d"}',
-        "classes.tsv": "number %d\t%d",
-    }.items():
-        rows = [row % (number, number % 2) for number in range(40)]
-        (folder / name).write_text("\n".join(["text\tlabel"] * (name == "classes.tsv") + rows) + "\n")
+    rows = [{"prompt": f"{number} and one?", "answer": str(number % 2)} for number in range(40)]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    classes = "".join(f"number {number}\t{number % 2}\n" for number in range(40))
+    (folder / "classes.tsv").write_text(f"text\tlabel\n{classes}")
     for block, name in tasks_of("guides/fine-tune.md"):
         (folder / name).write_text(block)
     model = "--train.model.layers 2 --train.model.heads 2 --train.model.hidden 16 --train.model.context 32"

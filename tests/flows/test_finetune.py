@@ -230,10 +230,7 @@ def test_defaults_give_way_to_what_is_chosen(made: Path, tmp_path: Path, flags: 
         ({"train.tsv": "empty.tsv"}, "empty.tsv has no rows that can be read as tsv"),
         ({"train.tsv": "missing.tsv"}, "missing.tsv"),
         ({"optimizer.lr": "optimizer.lrr"}, "/wrong.toml: unknown setting 'train.optimizer.lrr'; did you mean"),
-        (
-            {"optimizer.lr = 1e-2": "optimizer.lr = -1"},
-            "/wrong.toml: train.optimizer.lr: input should be greater than",
-        ),
+        ({"optimizer.lr = 1e-2": "optimizer.lr = -1"}, "/wrong.toml: train.optimizer.lr: input should be greater than"),
         (["--train.parallel.tp", "3"], "does not divide"),
         (["--train.steps", "0"], "train.steps"),
         (["--output", "s3://bucket/out"], "training writes to a local disk"),

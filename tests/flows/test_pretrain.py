@@ -25,7 +25,6 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build, read_toml
 from gpt2train.store.manifest import Manifest
 from tasks.ready_tokens.tokens import open_ready_tokens
-from tasks.report.step import ReportSettings, report
 from tests.flows.commands import run
 from tests.flows.small_tokens import TRAIN as SMALL
 from tests.flows.small_tokens import prepare_scored_data
@@ -35,13 +34,11 @@ from tests.tasks.corpus import Inline
 from tests.tasks.plugin_page import files_of, install
 
 TRAIN: dict[str, Any] = {
+    **SMALL,
     "steps": 4,
-    "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 16},
-    "batch": {"micro_batch": 1, "global_batch": 2},
-    "schedule": {"warmup": 1},
+    "model": {**SMALL["model"], "context": 16},
     "validation": {"interval": 2, "samples": 4},
     "checkpoints": {"interval": 2},
-    "logging": {"interval": 1, "tensorboard": False},
     "device": "cpu",
 }
 
@@ -285,37 +282,12 @@ def test_a_pretraining_ends_with_model_and_scores(
     settings = resolve(EvaluateFlowSettings, flags={"run": str(tmp_path / "out" / training.folder), **SCORES})
     assert evaluate.planned(settings).cached_steps() == [("merge", model), ("evaluate", scores)]
 
-    # Tasks and suites are scored in addition; without them the fingerprint is as before.
-    tasks = write_tasks(tmp_path)
-    *_, scores = trained(scored(tmp_path / "out", data=str(data), tasks=tasks))
-    assert [record.name for record in scores.outputs][-2:] == ["choice.json", "both.json"]
-    page = result(planned_run.root, [training, model, scores])
-    assert "| both/one, accuracy | " in page and ", random 0.5000, Another model 0.7500 |" in page
-    assert "| both, centred | " in page
-    report(planned_run.root, [scores], ReportSettings(), runner=Inline(workers=1))
-    whole = (tmp_path / "out/report/report.html").read_text()
-    assert "<td>both/one</td>" in whole and "Another model 0.7500</td>" in whole and "95 % interval" in whole
-    with (tmp_path / "choice.toml").open("a") as file:
-        file.write("[published.Edited]\naccuracy = 0.1\n")
-    assert trained(scored(tmp_path / "out", data=str(data), tasks=tasks))[-1].fingerprint != scores.fingerprint
-
     # Without documents and cloze set, the training of the same tokens is scored as far as it can be.
     bare = tmp_path / "bare"
     shutil.copytree(data, bare, ignore=shutil.ignore_patterns("evalset", "shuffled"))
     *_, scores = trained(scored(tmp_path / "out", data=str(bare)))
     assert [record.name for record in scores.outputs] == ["samples.json"]
     assert f"no cloze score: {bare} holds no cloze set of its own; give --lambada FILE" in caplog.text
-
-
-def write_tasks(folder: Path) -> dict[str, Any]:
-    """Settings of a task and of a suite, with their data."""
-    rows = [{"query": f"{n} is", "choices": ["a number", "a horse of"], "gold": n % 2} for n in range(6)]
-    (folder / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = 'kind = "multiple_choice"\ndata = ["items.jsonl"]\n'
-    published = '"Another model" = { accuracy = 0.75 }\n'
-    (folder / "choice.toml").write_text(f"{task}[published]\n{published}")
-    (folder / "both.toml").write_text(f'kind = "suite"\n[tasks.one]\n{task}[tasks.one.published]\n{published}')
-    return {"names": [str(folder / f"{name}.toml") for name in ("choice", "both")], "data": str(folder)}
 
 
 def test_wrong_data_of_the_scores_end_the_run_before_the_training(

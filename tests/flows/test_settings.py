@@ -57,7 +57,9 @@ def test_the_demo_preset_serves_every_flow() -> None:
 def test_one_file_serves_all_flows_and_mistakes_in_it_are_found(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text('urls = ["a.txt"]\npreset = "117m"\n[evaluate]\nmax_documents = 3\n')
-    assert resolve(DataprepSettings, str(config)).urls == ("a.txt",)
+    found = resolve(DataprepSettings, str(config))
+    assert found.urls == ("a.txt",) and found.tokenizer.name == "gpt2"  # that of the preset
+    assert resolve(DataprepSettings, flags={"urls": ["a.txt"]}).tokenizer.name == "train"
     assert resolve(PretrainSettings, str(config)).preset == "117m"
     config.write_text("[evalute]\nmax_documents = 3\n")
     with pytest.raises(UserError, match="unknown setting 'evalute'"):
@@ -83,12 +85,6 @@ def test_a_preset_has_gpt_2_s_vocabulary_unless_another_is_chosen(
 ) -> None:
     found = resolve(PipelineSettings, flags={"documents": ["a.txt"], **flags}).tokenizer
     assert (found.name, found.vocab_size if found.name == "train" else found.folder) == expected
-
-
-def test_the_data_flow_takes_the_vocabulary_of_the_preset_in_its_file(tmp_path: Path) -> None:
-    assert resolve(DataprepSettings, flags={"documents": ["a.txt"]}).tokenizer.name == "train"
-    (tmp_path / "mine.toml").write_text('documents = ["a.txt"]\npreset = "117m"\n')
-    assert resolve(DataprepSettings, str(tmp_path / "mine.toml")).tokenizer.name == "gpt2"
 
 
 def test_a_recipe_takes_the_place_of_a_preset() -> None:

@@ -90,6 +90,7 @@ def test_the_preset_trains_merges_and_generates(tmp_path: Path, capsys: pytest.C
     words = generate.replace("--model model", f"--model {tmp_path}/model")
     answer = json.loads(run_line(f"{words} --max-new-tokens 5 --json"))
     assert 1 <= len(answer["tokens"]) <= 5
+    capsys.readouterr()
     lambada = tmp_path / "lambada.jsonl"
     lambada.write_text('{"text": "one two three"}\n')
     for refused in (["evaluate", "lambada", "--data", str(lambada)], ["serve"]):
