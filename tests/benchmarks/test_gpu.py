@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import speed
 from benchmarks.gpu.correctness import checks, precisions
-from benchmarks.gpu.processes import Turns, run_checks
+from benchmarks.gpu.processes import Turns
 from benchmarks.gpu.result import NotAvailable, Result, Verdict, at_least, at_most
 from benchmarks.gpu.speed import Card, Job, Speed
 from benchmarks.gpu.tiny import STEPS, difference, losses, twin
@@ -66,25 +66,6 @@ def test_bounds() -> None:
     assert difference([1.0, 2.0], [1.5, 2.0]) == 0.5
     for one, other in (([1.0, nan], [1.0, 2.0]), ([nan, 1.0], [1.0, 1.0])):
         assert math.isnan(difference(one, other))
-
-
-def missing() -> Iterator[Result]:
-    raise NotAvailable("no such kernel")
-    yield
-
-
-def failing() -> Iterator[Result]:
-    yield Result("correctness", "before", True)
-    raise ValueError("wrong\nmore lines")
-
-
-def test_a_check_that_raises_is_a_failure_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    run_checks("correctness", {"one": failing, "two": missing, "three": failing}, {"three"})
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["begin"] for row in rows if "begin" in row] == rows[0]["checks"] == ["one", "two"]
-    before, one, two = (row for row in rows if "name" in row)
-    assert before["ok"] and one["ok"] is False and one["detail"].startswith("ValueError: wrong (")
-    assert two["ok"] is None and "no such kernel" in two["detail"]
 
 
 # A contestant that answers as `benchmarks.trainer` does, without a model: its steps take 20 ms.

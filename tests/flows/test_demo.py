@@ -130,6 +130,12 @@ def test_mojibake_can_be_repaired(name: str) -> None:
     assert len(words(repaired)) == pytest.approx(len(words(article)), rel=0.02)
 
 
+@pytest.mark.parametrize("language", site_index.LANGUAGES)
+def test_essays_are_long_enough_for_language_detection(language: str) -> None:
+    tree = parse(render_page(JOURNAL, f"/essays/{language}.html"))
+    assert tree is not None and len(structured_text(tree).split()) >= 150
+
+
 def few(root: Folder, urls: Manifest) -> Manifest:
     """The journal's pages and one of each other host, as a finished blacklist step."""
     rows = [row for record in urls.outputs for row in read_rows(root / urls.folder, record.name)]

@@ -20,7 +20,7 @@ from tasks.outputs.passport.lineage import events
 from tests.flows.openlineage_events import remade, without_empty
 from tests.tasks.cloze.test_step import story
 from tests.tasks.outputs.forget.corpus import html, run_flow, serve
-from tests.tasks.web_server import Handler, running_site
+from tests.tasks.web_server import running_site
 
 # Folder of each step -> folders of the steps that it reads, in the order in which they run.
 EDGES: dict[str, set[str]] = {
@@ -53,11 +53,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sitemap = f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{found}</urlset>'.encode()
         site.handlers["/sitemap.xml"] = lambda handler: handler.answer(sitemap, "application/xml")
         for name in ("Wim", "Xena"):
-
-            def answer(handler: Handler, name: str = name) -> None:
-                handler.answer(html(story(name)), "text/html; charset=utf-8")
-
-            site.handlers[f"/{name}"] = answer
+            page = html(story(name))
+            site.handlers[f"/{name}"] = lambda handler, page=page: handler.answer(page, "text/html; charset=utf-8")  # type: ignore[misc]
         settings |= {"domains": ["http://d.test"], "discover": {"methods": ["sitemaps"]}}
         run_flow(out, settings | {"boilerplate": {"enabled": True}, "substrings": {"enabled": True}})
     return out
@@ -81,10 +78,9 @@ def of_origins(out: Path, _: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 def of_events(out: Path, _: pytest.MonkeyPatch) -> dict[str, set[str]]:
     found = [event for event in events("out", {"out": corpus_facts(Folder(out))}) if event["eventType"] == "COMPLETE"]
-    names = {event["outputs"][0]["name"]: {one["name"] for one in event["inputs"]} for event in found}
     return {
-        name.removeprefix("out/"): {one.removeprefix("out/") for one in read if ":" not in one}
-        for name, read in names.items()
+        event["outputs"][0]["name"][4:]: {one["name"][4:] for one in event["inputs"] if ":" not in one["name"]}
+        for event in found
     }
 
 
@@ -126,11 +122,9 @@ def test_the_cards_count_every_source(corpus: Path) -> None:
     facts = corpus_facts(Folder(corpus))
     assert {step.name for step in facts.steps} == EDGES.keys()
     made = manifests_of(corpus)
-    kept = {one.step: (one.seen, one.kept) for one in facts.sources}
-    assert kept == {
-        made[name].step: (made[name].outcome.seen, made[name].outcome.kept)
-        for name in ("pages", "warcs", "webpages", "texts")
-    }
+    sources = [made[name] for name in ("pages", "warcs", "webpages", "texts")]
+    counts = {one.step: (one.outcome.seen, one.outcome.kept) for one in sources}
+    assert {one.step: (one.seen, one.kept) for one in facts.sources} == counts
     assert facts.dropped[("download", "not_found")] == made["pages"].outcome.reasons["not_found"]
 
 

@@ -1,5 +1,6 @@
 """Passwords and signatures in given addresses: absent from database, files and log lines."""
 
+import functools
 import http.server
 import subprocess
 import sys
@@ -56,24 +57,13 @@ def test_no_error_and_no_parameter_contains_a_secret(address: str) -> None:
 
 
 @pytest.fixture
-def lists() -> Iterator[str]:
-    """Address of a server that gives the same list of URLs, none of which may be asked for, whatever is asked."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            body = b"http://www.youtube.example/x\nnot a url\n" if "urls" in self.path else b'{"text": "a b"}\n'
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_GET = do_HEAD
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+def lists(tmp_path: Path) -> Iterator[str]:
+    """Address of a server of a list of URLs, none of which may be asked for, and of passages, whatever the query."""
+    (folder := tmp_path / "served").mkdir()
+    (folder / "urls.txt").write_text("http://www.youtube.example/x\nnot a url\n")
+    (folder / "lambada.jsonl").write_text('{"text": "a b"}\n')
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{running.server_port}"
         running.shutdown()
