@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from gpt2train.model.init import initialise
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores
+from tests.docs.page_commands import DOCS, commands_of, run_line
 from tests.flows.commands import run as run_command
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.tasks.corpus import Inline
@@ -256,31 +256,20 @@ def test_wrong_input_is_refused_in_one_line(
     assert not (tmp_path / "o/task").exists()
 
 
-def shown_commands() -> list[list[str]]:
-    """Words of the flow's commands on the page, without `python -m flows.finetune`."""
-    page = (Path(__file__).parents[2] / "docs/train/finetune.md").read_text()
-    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.S | re.M)
-    lines = [line for block in blocks for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
-    return [shlex.split(line)[3:] for line in lines]
-
-
-@pytest.fixture
-def named_as_on_the_page(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "gpt2").symlink_to(made / "lm")
-    for part in ("train", "valid", "test"):
-        (tmp_path / f"{part}.tsv").symlink_to(made / f"{part}.tsv")
-    (tmp_path / "task.toml").write_text(CLASSIFICATION)
+def test_the_commands_of_the_page_have_a_plan(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_the_commands_of_the_page_have_a_plan(named_as_on_the_page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(shown_commands()) == 3
-    for words in shown_commands():
-        assert run_command("finetune", *words, "--dry-run") == 0, capsys.readouterr().err
-        plan = capsys.readouterr().out
+    Path("gpt2").symlink_to(made / "lm")
+    for name in ("train.tsv", "valid.tsv", "test.tsv"):
+        Path(name).symlink_to(made / name)
+    Path("task.toml").write_text(CLASSIFICATION)
+    lines = [line for line in commands_of(DOCS / "train/finetune.md") if line.startswith("python -m flows.finetune ")]
+    assert len(lines) == 3
+    for line in lines:
+        plan = run_line(f"{line} --dry-run")
         assert all(step in plan for step in ("samples", "train", "merge", "task_scores", "report"))
-    assert not (named_as_on_the_page / "out").exists()
+    assert not Path("out").exists()
 
 
 def test_a_t5_is_refused(made: Path, tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ def test_the_pipeline_leaves_the_documents_and_the_command_the_same(finished: Fi
 def test_the_cards_have_the_numbers_of_the_manifests(output: Path) -> None:
     """Each changed input changes the cards."""
     card, summary = cards_of(output)
+    described = json.loads((output / "croissant.json").read_text())
+    assert "isAccessibleForFree" not in described
+    assert all(field["description"] != field["name"] for field in described["recordSet"][0]["field"])
+    # A step ends before the next one starts.
+    found = events_of(output)
+    times = {(event["job"]["name"].split("/")[-1], event["eventType"]): event["eventTime"] for event in found}
+    assert times["shuffle", "START"] >= times["dedup", "COMPLETE"]
+    assert times["dedup", "START"] >= times["decontaminate", "COMPLETE"]
     facts = corpus_facts(Folder(output))
     shuffled = json.loads((output / "shuffled/_manifest.json").read_text())
     assert sum(facts.documents.values()) == shuffled["outcome"]["kept"]
@@ -105,21 +113,6 @@ def test_a_reject_reason_is_shown_where_it_belongs(output: Path) -> None:
     section = summary.partition("### 3.2")[2].partition("### 3.3")[0]
     assert "| blacklist | listed domain | 31 |" in section
     assert not any(reason in section for reason in ("duplicate", "short", "language"))
-
-
-def test_the_description_claims_no_free_access_and_explains_each_column(output: Path) -> None:
-    write_passport(Folder(output))
-    described = json.loads((output / "croissant.json").read_text())
-    assert "isAccessibleForFree" not in described
-    assert all(field["description"] != field["name"] for field in described["recordSet"][0]["field"])
-
-
-def test_a_step_ends_before_the_next_one_starts(output: Path) -> None:
-    write_passport(Folder(output))
-    found = events_of(output)
-    times = {(event["job"]["name"].split("/")[-1], event["eventType"]): event["eventTime"] for event in found}
-    assert times["shuffle", "START"] >= times["dedup", "COMPLETE"]
-    assert times["dedup", "START"] >= times["decontaminate", "COMPLETE"]
 
 
 def test_what_the_publisher_states_is_kept_until_it_is_stated_anew(
