@@ -150,17 +150,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_long(item) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
-        if is_unit(item):
+        name, fixtures = getattr(item, "originalname", item.name), getattr(item, "fixturenames", ())
+        if not (is_long(item) or item.get_closest_marker("alone")) and is_unit_test(item.path, name, fixtures):
             item.add_marker(pytest.mark.unit)
         item.add_marker(pytest.mark.xdist_group(group(item)))
     items.sort(key=position)
-
-
-def is_unit(item: pytest.Item) -> bool:
-    """True if a test belongs to the inner loop: fast, beside others, and not listed in tests/inner_loop.py."""
-    if is_long(item) or item.get_closest_marker("alone"):
-        return False
-    return is_unit_test(item.path, getattr(item, "originalname", item.name), getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout: waiting for the lock is no hang

@@ -9,34 +9,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 LARGE = 1000  # bytes from which a file is answered by another address, as files of LFS are
 
 
 class Hub(ThreadingHTTPServer):
-    """Repositories by `datasets/ORG/NAME` or `models/ORG/NAME`, each a list of revisions, which are files by path.
-
-    Attributes:
-        repositories: revisions of each repository with their branches, the newest last.
-        calls: requests as `GET /path`, in order.
-        busy: number of requests that will be answered with 429.
-        retry_after: header of these answers.
-        broken: number of files of which only the first half will be sent.
-        sent: bytes of files that were sent.
-        token: token without which a request is refused; empty for none.
-        uploaded: large files by their hash.
-        private: repositories that a client has created.
-    """
+    """Repositories by `datasets/ORG/NAME` or `models/ORG/NAME`, each a list of revisions, which are files by path."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Calls)
-        self.repositories: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
-        self.calls: list[str] = []
-        self.busy = self.broken = self.sent = 0
-        self.token, self.retry_after = "", "0"
-        self.uploaded: dict[str, bytes] = {}
-        self.private: dict[str, bool] = {}
+        self.repositories: dict[str, list[tuple[str, dict[str, bytes]]]] = {}  # branches and files, the newest last
+        self.calls: list[str] = []  # requests as `GET /path`
+        self.busy, self.retry_after = 0, "0"  # how many requests will be answered with 429, and the header of these
+        self.broken = 0  # of how many files only the first half will be sent
+        self.sent = 0  # bytes of files
+        self.token = ""  # without which a request is refused
+        self.uploaded: dict[str, bytes] = {}  # large files by their hash
+        self.private: dict[str, bool] = {}  # repositories that a client has created
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -63,6 +56,15 @@ class Hub(ThreadingHTTPServer):
             if revision in (branch, commit(repository, number)):
                 return commit(repository, number), files
         return None
+
+
+def ask_only(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands, and the client that is imported already, ask this hub and no other."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "On")  # as a command sets it
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
 
 
 def commit(repository: str, number: int) -> str:

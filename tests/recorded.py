@@ -34,18 +34,11 @@ from gpt2train.store.folder import FileRecord
 from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.core.dry_runner import DryRunner
 from tasks.core.step import Step
-from tests.flows.test_data_step import install as install_step
 from tests.tasks.plugin_page import ROOT, install
 from tests.tasks.sources.archives import archive, members, numbered, response
 
 RECORD = Path(__file__).parent / "data/recorded.json"
-FLOWS: dict[str, SettingsFlow[Any]] = {
-    "dataprep": dataprep,
-    "evaluate": evaluate,
-    "finetune": finetune,
-    "pipeline": pipeline,
-    "pretrain": pretrain,
-}
+FLOWS: dict[str, SettingsFlow[Any]] = {flow.name: flow for flow in (dataprep, evaluate, finetune, pipeline, pretrain)}
 # Any source, each step that is off by default, a filter and a data step of a plug-in.
 ALL_SOURCES: dict[str, Any] = {
     "urls": ["urls.txt"],
@@ -172,8 +165,8 @@ def items(runs: Iterable[str]) -> dict[str, str]:
 def items_with_plugins() -> dict[str, str]:
     """Return the steps of the runs with plug-ins, planned by a process that has them."""
     with tempfile.TemporaryDirectory() as folder:
-        install("add-a-filter.md", Path(folder))
-        install_step(Path(folder))
+        for page in ("add-a-filter.md", "add-a-data-step.md"):
+            install(page, Path(folder))
         path = os.pathsep.join([folder, str(ROOT), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "tests.recorded", "--with-plugins"]
         environment = {**os.environ, "PYTHONPATH": path}

@@ -18,9 +18,7 @@ USER = ["--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp"]
 def launch(*words: str, folder: Path, path: str | None = None) -> "subprocess.CompletedProcess[str]":
     environment = {"PATH": os.environ["PATH"] if path is None else path}
     command = [sys.executable, str(SCRIPT), *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, cwd=folder, env=environment, input="", capture_output=True, text=True, check=False)
 
 
 def line_of(*words: str, folder: Path) -> list[str]:

@@ -40,18 +40,10 @@ vocab = 257
 output = "run"
 steps = 3
 device = "cpu"
-[data]
-train = "tokens"
-[model]
-layers = 1
-heads = 2
-hidden = 16
-context = 16
-[batch]
-micro_batch = 2
-global_batch = 2
-[schedule]
-warmup = 1
+data.train = "tokens"
+model = {layers = 1, heads = 2, hidden = 16, context = 16}
+batch = {micro_batch = 2, global_batch = 2}
+schedule.warmup = 1
 """
 
 

@@ -144,17 +144,25 @@ def written_manifest(folder: Path, name: str, /, kind: str = "outputs", **values
     return path
 
 
-def of_kind(kind: str) -> Callable[[Path, str], object]:
-    def read(folder: Path, name: str) -> object:
-        written_manifest(folder / "x", name, kind)
-        return step_manifest.read_manifest(Folder(folder / "x"))
+def of_step(
+    step: str, read: Callable[[Path], object], kind: str = "outputs", suffix: str = ""
+) -> Callable[[Path, str], object]:
+    """A reader of the manifest of a step, in which a file has the hostile name."""
 
-    return read
+    def reader(folder: Path, name: str) -> object:
+        written_manifest(folder / step, name and name + suffix, kind)
+        return read(folder)
+
+    return reader
+
+
+def manifest_of(folder: Path) -> object:
+    return step_manifest.read_manifest(Folder(folder / "x"))
 
 
 def step_folder(folder: Path, name: str) -> object:
     written_manifest(folder / "x", "x", folder=name or "..")
-    return step_manifest.read_manifest(Folder(folder / "x"))
+    return manifest_of(folder)
 
 
 def batch_record(folder: Path, name: str) -> object:
@@ -165,34 +173,19 @@ def batch_record(folder: Path, name: str) -> object:
     return step.batch("b"), step.batches(["b"])
 
 
-def exported(folder: Path, name: str) -> object:
-    written_manifest(folder / "shuffled", f"{name}.parquet" if name else name)
-    return export_dataset(folder, folder / "dataset")
-
-
-def labelled(folder: Path, name: str) -> object:
-    written_manifest(folder / "clean", name)
-    return sample_documents(folder)
-
-
-def looked_up(folder: Path, name: str) -> object:
-    written_manifest(folder / "clean", name)
-    return Output(Folder(folder)).steps
-
-
 def token_index(folder: Path, name: str) -> object:
     (folder / "manifest.json").write_text(json.dumps({"version": 1, "blocks": [{"files": {name: 4}}]}))
     return read_index_manifest(folder)
 
 
-def safetensors_index(folder: Path, name: str) -> object:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
-    return open_tensors(folder)
+def index_of(stem: str) -> Callable[[Path, str], object]:
+    """A reader of the index of a model in several files."""
 
+    def reader(folder: Path, name: str) -> object:
+        (folder / f"{stem}.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+        return open_tensors(folder)
 
-def pickled_index(folder: Path, name: str) -> object:
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
-    return open_tensors(folder)
+    return reader
 
 
 def checkpoint(folder: Path, name: str) -> object:
@@ -202,23 +195,18 @@ def checkpoint(folder: Path, name: str) -> object:
     return read_manifest(folder)
 
 
-def dist_metadata(folder: Path, name: str) -> None:
-    """Write a distributed checkpoint whose metadata names a file."""
-    dcp.save({"model.w": torch.ones(2)}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 - written above
-    for stored in metadata.storage_data.values():
-        stored.relative_path = name
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+def metadata_of(read: Callable[[Path], object]) -> Callable[[Path, str], object]:
+    """A reader of a distributed checkpoint whose metadata names a file."""
 
+    def reader(folder: Path, name: str) -> object:
+        dcp.save({"model.w": torch.ones(2)}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+        metadata = pickle.loads((folder / ".metadata").read_bytes())  # noqa: S301 - written above
+        for stored in metadata.storage_data.values():
+            stored.relative_path = name
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+        return read(folder)
 
-def own_checkpoint_metadata(folder: Path, name: str) -> object:
-    dist_metadata(folder, name)
-    return SafeReader(folder).read_metadata()
-
-
-def foreign_checkpoint_metadata(folder: Path, name: str) -> object:
-    dist_metadata(folder, name)
-    return DistTensors(folder)
+    return reader
 
 
 def megatron_tracker(folder: Path, name: str) -> object:
@@ -226,24 +214,26 @@ def megatron_tracker(folder: Path, name: str) -> object:
     return iteration_folder(folder)
 
 
-READERS = [
-    *(of_kind(kind) for kind in ("outputs", "rejected", "audit")),
-    *(step_folder, batch_record, exported, labelled, looked_up, token_index, safetensors_index, pickled_index),
-    *(checkpoint, own_checkpoint_metadata, foreign_checkpoint_metadata, megatron_tracker),
-]
+READERS = {
+    **{kind: of_step("x", manifest_of, kind) for kind in ("outputs", "rejected", "audit")},
+    "exported": of_step("shuffled", lambda folder: export_dataset(folder, folder / "dataset"), suffix=".parquet"),
+    "labelled": of_step("clean", sample_documents),
+    "looked up": of_step("clean", lambda folder: Output(Folder(folder)).steps),
+    **{one.__name__: one for one in (step_folder, batch_record, token_index, checkpoint, megatron_tracker)},
+    **{stem: index_of(stem) for stem in ("model.safetensors", "pytorch_model.bin")},
+    "own metadata": metadata_of(lambda folder: SafeReader(folder).read_metadata()),
+    "foreign metadata": metadata_of(DistTensors),
+}
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__qualname__.partition(".")[0])
-def test_a_path_out_of_the_folder_is_refused_with_the_file_that_names_it(
-    tmp_path: Path, reader: Callable[[Path, str], object]
-) -> None:
+@pytest.mark.parametrize("reader", READERS)
+def test_a_path_out_of_the_folder_is_refused_with_the_file_that_names_it(tmp_path: Path, reader: str) -> None:
     (tmp_path / "victim").write_bytes(b"evil")
     for number, name in enumerate(HOSTILE):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        (folder := tmp_path / str(number)).mkdir()
         with pytest.raises(UserError, match=f"{folder}.*(names|contains|has no)"):
-            reader(folder, name)
+            READERS[reader](folder, name)
 
 
 def test_an_error_without_a_file_still_refuses() -> None:

@@ -29,15 +29,11 @@ def test_each_manifest_matches_its_schema() -> None:
 
 
 def test_the_documented_commands_apply_every_file_of_the_folder() -> None:
-    applied = {
-        FOLDER.parents[1] / name for name in re.findall(r"^kubectl apply --kustomize (\S+)$", PAGE, re.MULTILINE)
-    }
-    assert len(applied) == 2 and not re.search("kubectl .*--filename", PAGE)
-    listed = [
-        folder / name
-        for folder in applied
-        for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
-    ]
+    shown = re.findall(r"^kubectl apply --kustomize (\S+)$", PAGE, re.MULTILINE)
+    assert len(set(shown)) == 2 and not re.search("kubectl .*--filename", PAGE)
+    listed: list[Path] = []
+    for folder in {FOLDER.parents[1] / name for name in shown}:
+        listed += (folder / name for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"])
     assert sorted(listed) == FILES
 
 
@@ -78,21 +74,18 @@ def test_browsers_are_sent_to_the_address_of_the_documented_port_forward(monkeyp
 
 
 def test_only_the_worker_reaches_the_server_and_both_have_the_key() -> None:
-    [policy] = [
-        one["spec"] for (kind, name), one in RESOURCES.items() if (kind, name) == ("NetworkPolicy", "prefect-server")
-    ]
+    policy = RESOURCES["NetworkPolicy", "prefect-server"]["spec"]
     assert policy["podSelector"]["matchLabels"] == PODS["Deployment", "prefect-server"]["metadata"]["labels"]
     worker = PODS["Deployment", "gpt2train-worker"]["metadata"]["labels"]
     assert policy["policyTypes"] == ["Ingress"]
     assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": worker}}], "ports": [{"port": "http"}]}]
     closed = RESOURCES["NetworkPolicy", "gpt2train-worker"]["spec"]
     assert closed["podSelector"]["matchLabels"] == worker and closed["ingress"] == []
-    keys = {}
     for name, variable in (("prefect-server", "SERVER_API"), ("gpt2train-worker", "API")):
         [container] = PODS["Deployment", name]["spec"]["containers"]
         [entry] = [each for each in container["env"] if each["name"] == f"PREFECT_{variable}_AUTH_STRING"]
-        keys[name] = entry["valueFrom"]["secretKeyRef"]  # never a value in the file
-    assert keys["prefect-server"] == keys["gpt2train-worker"] == {"name": "gpt2train-api", "key": "key"}
+        # Never a value in the file.
+        assert entry["valueFrom"]["secretKeyRef"] == {"name": "gpt2train-api", "key": "key"}
 
 
 @pytest.mark.parametrize("key", PODS, ids=lambda key: key[1])
@@ -152,9 +145,7 @@ def test_pods_of_a_training_have_valid_torchrun_arguments() -> None:
     assert int(values["PROCESSES"]) == int(container["resources"]["limits"]["nvidia.com/gpu"])
     first = f"{RESOURCES['Job', 'gpt2train-training']['metadata']['name']}-0.{job['template']['spec']['subdomain']}"
     assert options.rdzv_endpoint == f"{first}:29500"
-    assert (options.training_script, options.training_script_args) == (
-        "gpt2train.train",
-        [f"--config={values['RUN']}/config.toml"],
-    )
+    assert options.training_script == "gpt2train.train"
+    assert options.training_script_args == [f"--config={values['RUN']}/config.toml"]
     codes = {rule["action"]: rule["onExitCodes"]["values"] for rule in job["podFailurePolicy"]["rules"][:2]}
     assert codes == {"FailJob": [2], "Ignore": [UNFINISHED]}

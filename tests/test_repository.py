@@ -73,8 +73,11 @@ def broken_links(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_relative_links_point_to_files_and_headings(page: Path) -> None:
+def test_relative_links_and_named_source_files_exist(page: Path) -> None:
     assert list(broken_links(page)) == []
+    assert missing_files(page) == []
+    for line in re.findall(r"(?:`|^ {4})make ([a-z -]+)", page.read_text(encoding="utf-8"), re.M):
+        assert set(line.split()) <= make_targets(), line
 
 
 def test_a_broken_link_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,12 +90,7 @@ def test_a_broken_link_would_be_found(tmp_path: Path, monkeypatch: pytest.Monkey
         "# A `b.c`: d\n## Twice\n## Twice\n[1](page.md#a-bc-d) [2](#twice-1) [3](#twice-2) [4](other.md)\n"
         "[5](../README.md) [6](https://example.org/x) ![7](p.png) `[8](code)`\n```text\n[9](fence)\n# Fence\n```\n"
     )
-    assert [problem.split(":")[0] for problem in broken_links(page)] == [
-        "#twice-2",
-        "other.md",
-        "../README.md",
-        "p.png",
-    ]
+    assert [one.split(":")[0] for one in broken_links(page)] == ["#twice-2", "other.md", "../README.md", "p.png"]
 
 
 def missing_files(page: Path) -> list[str]:
@@ -104,40 +102,11 @@ def missing_files(page: Path) -> list[str]:
     return sorted(name for name in named if "NAME" not in name and not (ROOT / name).exists())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_source_files_that_a_page_names_exist(page: Path) -> None:
-    assert missing_files(page) == []
-
-
 def test_a_missing_file_would_be_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("`tests/gone.py`, `pytest -m slow tests/no/folder`, tasks/prose.py\n\n    python flows/none.py\n")
+    (page := tmp_path / "page.md").write_text(
+        "`tests/gone.py`, `pytest -m slow tests/no/folder`, tasks/prose.py\n\n    python flows/none.py\n"
+    )
     assert missing_files(page) == ["flows/none.py", "tests/gone.py", "tests/no/folder"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_figures_are_diagrams(page: Path) -> None:
-    """Each mermaid block begins with its kind, has edges, and closes the groups that it opens."""
-    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
-        if language == "mermaid":
-            kind, *lines = [line.strip() for line in block.splitlines() if line.strip()]
-            assert re.fullmatch(r"(flowchart|graph) (TB|TD|LR)|sequenceDiagram|stateDiagram-v2", kind), block
-            assert any("->" in line for line in lines), block
-            assert sum(line.startswith("subgraph ") for line in lines) == lines.count("end"), block
-
-
-def test_the_architecture_has_a_figure_of_each_layer() -> None:
-    sections = re.split(r"^## ", (DOCS / "architecture.md").read_text(encoding="utf-8"), flags=re.M)
-    for layer in ("flows", "tasks", "gpt2train"):
-        section = next(one for one in sections if one.startswith(f"`{layer}/`"))
-        assert "```mermaid\n" in section
-
-
-def test_the_glossary_is_sorted_and_names_each_term_once() -> None:
-    glossary = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Glossary")[2]
-    terms = [row.split("|")[1].strip().lower() for row in re.findall(r"^\| .*$", glossary, re.M)][1:]
-    assert 20 < len(terms) <= 40
-    assert terms == sorted(set(terms))
 
 
 def make_targets() -> set[str]:
@@ -200,21 +169,6 @@ def test_a_release_has_the_tag_of_its_version_and_a_dated_part_of_the_changelog(
             notes("v1.2.3", part)
 
 
-def test_pages_name_existing_make_targets() -> None:
-    for page in PAGES:
-        for line in re.findall(r"(?:`|^ {4})make ([a-z -]+)", page.read_text(encoding="utf-8"), re.M):
-            assert set(line.split()) <= make_targets(), (page, line)
-
-
-def test_issue_forms_parse() -> None:
-    for file in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
-        form = yaml.safe_load(file.read_text())
-        if file.name != "config.yml":
-            assert {"name", "description", "body"} <= set(form)
-            ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
-            assert len(ids) == len(set(ids)) >= 4
-
-
 @cache
 def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -242,8 +196,10 @@ def required(*extras: str) -> list[Requirement]:
     return found
 
 
-def test_the_lock_files_agree_with_the_project() -> None:
+def test_the_lock_files_agree_with_the_project_and_with_each_other() -> None:
     """Every dependency is pinned, to versions that pyproject.toml admits; otherwise `make lock` is due."""
+    every = pins(ALL_EXTRAS)
+    assert not [name for name, versions in pins(LOCKS[0]).items() if every.get(name) != versions], "run make lock"
     for locks, names in ((LOCKS[:2], LOCKED_EXTRAS), (LOCKS[1:], project()["optional-dependencies"])):
         locked = pins(*locks)
         for requirement in required(*names):
@@ -315,12 +271,6 @@ def test_the_dependencies_page_has_each_package_of_the_engine_the_pipeline_and_t
     for section, lines in tables:
         listed = [name for row in re.findall(r"^\| ([\w, -]+) \|", section, re.M)[1:] for name in row.split(", ")]
         assert sorted(listed) == sorted(Requirement(line).name for line in lines)
-
-
-def test_the_lock_files_agree_with_each_other() -> None:
-    few, every = pins(LOCKS[0]), pins(ALL_EXTRAS)
-    differing = {name: (versions, every.get(name)) for name, versions in few.items() if every.get(name) != versions}
-    assert not differing, f"{differing}; run make lock"
 
 
 @pytest.mark.parametrize("file", LOCKS, ids=lambda path: path.name)

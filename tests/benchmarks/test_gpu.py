@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import speed
 from benchmarks.gpu.correctness import checks, precisions
-from benchmarks.gpu.processes import Turns, run_checks, run_part
+from benchmarks.gpu.processes import Turns
 from benchmarks.gpu.result import NotAvailable, Result, Verdict, at_least, at_most
 from benchmarks.gpu.speed import Card, Job, Speed
 from benchmarks.gpu.tiny import STEPS, difference, losses, twin
@@ -66,88 +66,6 @@ def test_bounds() -> None:
     assert difference([1.0, 2.0], [1.5, 2.0]) == 0.5
     for one, other in (([1.0, nan], [1.0, 2.0]), ([nan, 1.0], [1.0, 1.0])):
         assert math.isnan(difference(one, other))
-
-
-def missing() -> Iterator[Result]:
-    raise NotAvailable("no such kernel")
-    yield
-
-
-def failing() -> Iterator[Result]:
-    yield Result("correctness", "before", True)
-    raise ValueError("wrong\nmore lines")
-
-
-def test_a_check_that_raises_is_a_failure_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    run_checks("correctness", {"one": failing, "two": missing, "three": failing}, {"three"})
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["begin"] for row in rows if "begin" in row] == rows[0]["checks"] == ["one", "two"]
-    before, one, two = (row for row in rows if "name" in row)
-    assert before["ok"] and one["ok"] is False and one["detail"].startswith("ValueError: wrong (")
-    assert two["ok"] is None and "no such kernel" in two["detail"]
-
-
-# A part of six checks, as a GPU may treat them.
-PART = """
-import os, subprocess, sys, time
-from benchmarks.gpu.result import Result, at_most
-from benchmarks.gpu.processes import run_checks
-def crash():
-    print("Xid 31", file=sys.stderr, flush=True)
-    os._exit(7)
-    yield
-def killed():
-    os.kill(os.getpid(), 9)
-    yield
-def hang():
-    yield Result("p", "before", True)
-    print(subprocess.Popen(["sleep", "300"]).pid, file=open(sys.argv[1], "w"), flush=True)
-    time.sleep(300)
-def lost():
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    yield
-def wrong():
-    yield at_most("p", "wrong kernel", 0.5, 0.02)
-def works():
-    yield Result("p", "works", True, 1.0)
-checks = dict(crash=crash, killed=killed, hang=hang, lost=lost, wrong=wrong, works=works)
-run_checks("p", checks, set(sys.argv[2:]), {"hang": 3.0})
-"""
-
-
-@pytest.mark.slow
-def test_each_fault_of_a_part_is_reported_by_its_name_and_the_others_still_run(tmp_path: Path) -> None:
-    found: list[Result] = []
-    part = [sys.executable, "-c", PART, str(tmp_path / "pid")]
-    run_part("p", part, found.append, Turns(time.monotonic() + 60))
-    reported = [(result.name, result.ok, result.detail) for result in found]
-    assert reported[:4] == [
-        ("crash", False, "the process ended with exit code 7: Xid 31"),
-        ("killed", False, "the process ended with exit code -9: no error was printed"),
-        ("before", True, ""),  # printed although the check then hung
-        ("hang", False, "hung for 3 s: no error was printed"),
-    ]
-    assert reported[4][:2] == ("lost", False) and "illegal memory access" in reported[4][2]
-    assert [one[:2] for one in reported[5:]] == [("wrong kernel", False), ("works", True)]
-    assert ended(int((tmp_path / "pid").read_text()))
-
-
-@pytest.mark.slow
-def test_what_the_time_does_not_suffice_for_is_left_out_by_name(tmp_path: Path) -> None:
-    found: list[Result] = []
-    part = [sys.executable, "-c", PART, str(tmp_path / "pid"), "crash", "killed"]
-    run_part("p", part, found.append, Turns(time.monotonic() + 2.5))
-    assert [result.name for result in found if result.left_out] == ["hang", "lost", "wrong", "works"]
-    assert ended(int((tmp_path / "pid").read_text()))
-
-
-def ended(pid: int) -> bool:
-    """Wait until a process has ended, or is a zombie whose parent has not asked for it."""
-    for _ in range(200):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 # A contestant that answers as `benchmarks.trainer` does, without a model: its steps take 20 ms.
@@ -293,17 +211,6 @@ def test_the_wheels_to_carry_complete_what_the_package_requires() -> None:
     there, carried = re.findall(r"A machine without a network, (.*?) needs these.*?-d .whl (.*?)\n\n", page, re.S)[0]
     known = set(re.findall(r"[a-z][\w-]+", f"{there} {carried}"))
     assert not {re.split(r"[^\w-]", name)[0] for name in required} - known
-
-
-@pytest.mark.parametrize(("options", "expected"), [([], 7), (["--only", "ceilings"], 0), (["--only", "speed"], 3)])
-def test_a_rehearsal_of_some_parts_expects_their_faults_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], expected: int
-) -> None:
-    planted: list[str] = []
-    monkeypatch.setattr(command, "run", lambda *arguments: None)
-    monkeypatch.setattr(command, "unnoticed", lambda results, faults: planted.extend(faults) or [])
-    monkeypatch.setattr(sys, "argv", ["gpu", "--rehearse", "--json", str(tmp_path / "v.json"), *options])
-    assert command.main() == 0 and len(planted) == expected
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,13 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from cyclopts import App
 
 from flows.command import app_of
 from flows.settings import resolve
@@ -124,19 +125,12 @@ def run_line(line: str) -> str:
     if flow := FLOW.match(line):
         printed = _run_flow(flow[1], words[3:])
     elif words[0] == "gpt2train":
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
-            code = run_command(app, words[1:])
-        assert code == 0, f"{line}\n{out.getvalue()}{errors.getvalue()}"
-        printed = out.getvalue()
+        printed = _printed_by(app, words[1:])
     else:
         assert words[0] in ("curl", "torchrun", "python", "lm_eval"), f"{line!r} is run by no test"
-        paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        paths = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(
-            ["bash", "-c", line],
-            env=os.environ | {"PATH": paths},
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
+            ["bash", "-c", line], env=os.environ | paths, capture_output=True, text=True, timeout=COMMAND_SECONDS
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         printed = done.stdout
@@ -154,15 +148,19 @@ def _words(line: str) -> list[str]:
     return words
 
 
+def _printed_by(program: App, words: list[str]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = run_command(program, words)
+    assert code == 0, f"{words}\n{out.getvalue()}{errors.getvalue()}"
+    return out.getvalue()
+
+
 def _run_flow(name: str, words: list[str]) -> str:
     """Parse the words as the command of a flow does, and run its recipe; the plan, if the words ask for that."""
     flow = getattr(importlib.import_module(f"flows.{name}"), name)
     program = app_of(flow)
     if "--dry-run" in words:
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
-            code = run_command(program, words)
-        assert code == 0, f"{words}\n{out.getvalue()}{errors.getvalue()}"
-        return out.getvalue()
+        return _printed_by(program, words)
     _, bound, _ = program.parse_args(words, exit_on_error=False, print_error=False)
     given = bound.arguments.get("settings")
     flags = {} if given is None else dump(given, "python", given=True)
@@ -189,13 +187,6 @@ def served(line: str) -> Iterator[None]:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(SERVER_SECONDS)
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def copy_to(source: Path, target: Path) -> None:

@@ -18,9 +18,10 @@ import pytest
 import tomli_w
 
 from flows.demo import demo_site
-from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
+from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, run_line, tasks_of
 from tests.flows.mini_pipeline import mini_urls
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
+from tests.object_stores import free_port
 
 PAGES = {"colossalai-booster.md", "colossalai-zero.md", "cpm.md", "megatron-lm.md", "oneflow.md"}
 

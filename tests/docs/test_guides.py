@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import constants
 
 from gpt2train.monitoring.metrics import read_metrics
-from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
-from tests.hub_server import Hub
+from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, run_line, tasks_of
+from tests.flows.test_hub_flows import CARD, FINEWEB, numbered, parquet
+from tests.hub_server import Hub, ask_only
+from tests.object_stores import free_port
 
 PAGES = {"benchmark.md", "chat.md", "fine-tune.md", "fineweb.md", "gpt2.md", "own-texts.md", "share.md"}
 SMALL = f"{TRAIN} {SCORES} --clean.split.valid 0.2 --clean.split.test 0.2 --launch.processes 1 --workers 1"
@@ -35,22 +35,23 @@ def texts(open_data: Path) -> list[str]:
         return [json.loads(line)["text"][:3_000] for line in file]
 
 
+def with_notes(folder: Path, texts: list[str]) -> Path:
+    """The work folder of a reader, with `notes/`."""
+    (folder / "notes").mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"notes/{number}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
 @pytest.fixture
 def folder(texts: list[str], tmp_path: Path) -> Path:
-    """The work folder of a reader, with `notes/`."""
-    (tmp_path / "notes").mkdir()
-    for number, text in enumerate(texts):
-        (tmp_path / f"notes/{number}.txt").write_text(text, encoding="utf-8")
-    return tmp_path
+    return with_notes(tmp_path, texts)
 
 
 @pytest.fixture(scope="module")
 def trained(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the pipeline, `out/`, which tests copy."""
-    place = tmp_path_factory.mktemp("trained")
-    (place / "notes").mkdir()
-    for number, text in enumerate(texts):
-        (place / f"notes/{number}.txt").write_text(text, encoding="utf-8")
+    place = with_notes(tmp_path_factory.mktemp("trained"), texts)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         run_line(f"python -m flows.pipeline --documents notes/ --output out {SMALL} {VOCABULARY}")
@@ -94,42 +95,18 @@ def published(name: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatc
     """A hub that has a repository, and that the client library asks."""
     with Hub() as hub:
         hub.put(name, files)
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "On")  # as a command sets it
-        # Of a client that is imported already:
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        ask_only(hub, monkeypatch)
         yield
 
 
 @pytest.mark.exhaustive
 def test_fineweb(folder: Path, texts: list[str], open_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_to(open_data / "bpe", folder / "bpe")
-    copy_to(open_data / "lambada/lambada_test.jsonl", folder / "whole.jsonl")
-    passages = (folder / "whole.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
+    passages = (open_data / "lambada/lambada_test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
     (folder / "lambada_test.jsonl").write_text("".join(passages))
-
-    files = {}
-    for part in range(2):  # with the columns of FineWeb
-        rows = [
-            {
-                "text": text,
-                "id": f"<urn:uuid:{part}-{number}>",
-                "dump": "CC-MAIN-2013-20",
-                "url": f"http://example.org/{part}/{number}",
-                "date": "2013-05-18T05:48:54Z",
-                "file_path": "s3://commoncrawl/crawl-data/CC-MAIN-2013-20/segments/1.warc.gz",
-                "language": "en",
-                "language_score": 0.97,
-                "token_count": len(text.split()),
-            }
-            for number, text in enumerate(texts[part::2])
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), sink := io.BytesIO())
-        files[f"sample/10BT/00{part}_00000.parquet"] = sink.getvalue()
-    card = "configs: [{config_name: sample-10BT, data_files: [{split: train, path: sample/10BT/*}]}]"
-    files["README.md"] = f"---\n{card}\n---\n".encode()
+    rows = [numbered(FINEWEB, number) | {"text": text} for number, text in enumerate(texts)]
+    files = {f"sample/10BT/00{part}_00000.parquet": parquet(rows[part::2]) for part in range(2)}
+    files["README.md"] = CARD.encode()
     with published("datasets/HuggingFaceFW/fineweb", files, monkeypatch):
         outputs = follow(
             "guides/fineweb.md",
@@ -155,8 +132,8 @@ def test_gpt2(folder: Path, texts: list[str], open_data: Path, monkeypatch: pyte
     tasks.mkdir(parents=True)
     rows = [{"query": f"It was {n}", "choices": ["one", "two"], "gold": n % 2} for n in range(6)]
     (tasks / "copa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pq.write_table(pa.table({"text": texts}), sink := io.BytesIO())
-    files = {name: sink.getvalue() for name in ("shard_00007.parquet", "shard_01007.parquet")}  # one of the first 500
+    shard = parquet({"text": text} for text in texts)
+    files = dict.fromkeys(("shard_00007.parquet", "shard_01007.parquet"), shard)  # one of the first 500
     train = "--budget 1e13 --train.steps 3 --train.batch.micro-batch 2 --train.batch.global-batch 4 --train.device cpu"
     goal = "--train.validation.interval 2 --train.validation.tasks.every 1 --train.validation.stop-at.valid_loss 100"
     partial = "--tasks.partial --train.validation.tasks.partial --launch.processes 1 --train.schedule.warmup 1"
@@ -191,12 +168,10 @@ def test_fine_tune(folder: Path, open_data: Path) -> None:
         for name in ("vocab.json", "merges.txt"):
             shutil.copyfile(open_data / "bpe" / name, folder / "gpt2" / name)
 
-    for name, row in {
-        "answers.jsonl": '{"prompt": "%d and one?", "answer": "%d"}',
-        "classes.tsv": "number %d\t%d",
-    }.items():
-        rows = [row % (number, number % 2) for number in range(40)]
-        (folder / name).write_text("\n".join(["text\tlabel"] * (name == "classes.tsv") + rows) + "\n")
+    rows = [{"prompt": f"{number} and one?", "answer": str(number % 2)} for number in range(40)]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    classes = "".join(f"number {number}\t{number % 2}\n" for number in range(40))
+    (folder / "classes.tsv").write_text(f"text\tlabel\n{classes}")
     for block, name in tasks_of("guides/fine-tune.md"):
         (folder / name).write_text(block)
     model = "--train.model.layers 2 --train.model.heads 2 --train.model.hidden 16 --train.model.context 32"

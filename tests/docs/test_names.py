@@ -16,95 +16,40 @@ from gpt2train.command_line import run_command
 from gpt2train.foreign.table import OF_A_FLOW, System, systems, unknown_option
 
 DOCS = Path(__file__).parents[2] / "docs"
-# What the tutorials type, and the option of `python -m flows.pretrain` in its place; None if there is none.
-TYPED = {
-    "num-layers": "--train.model.layers",
-    "hidden-size": "--train.model.hidden",
-    "num-attention-heads": "--train.model.heads",
-    "seq-length": "--train.model.context",
-    "max-position-embeddings": "--train.model.max-positions",
-    "micro-batch-size": "--train.batch.micro-batch",
-    "global-batch-size": "--train.batch.global-batch",
-    "batch-size": "--train.batch.micro-batch",
-    "gas": "--train.batch.gradient-accumulation-steps",
-    "num-accumulation-steps": "--train.batch.gradient-accumulation-steps",
-    "train-iters": "--train.steps",
-    "lr": "--train.optimizer.lr",
-    "learning-rate": "--train.optimizer.lr",
-    "min-lr": "--train.schedule.min-lr",
-    "lr-decay-iters": "--train.schedule.decay-steps",
-    "lr-decay-style": "--train.schedule.kind",
-    "lr-warmup-fraction": "--train.schedule.warmup-fraction",
-    "warmup": "--train.schedule.warmup-fraction",
-    "weight-decay": "--train.optimizer.weight-decay",
-    "clip-grad": "--train.optimizer.max-grad-norm",
-    "optimizer": "--train.optimizer.name",
-    "fp16": "--train.precision fp16",
-    "initial-loss-scale": "--train.scaler.initial",
-    "seed": "--train.seed",
-    "save": "--output",
-    "load": None,
-    "save-interval": "--train.checkpoints.interval",
-    "log-interval": "--train.logging.interval",
-    "eval-interval": "--train.validation.interval",
-    "eval-iters": "--train.validation.samples",
-    "data-path": "--tokens",
-    "dataset": "--tokens",
-    "data-impl": None,
-    "vocab-size": "--vocab",
-    "vocab-file": "--tokenizer",
-    "merge-file": "--tokenizer",
-    "checkpoint-activations": "--train.parallel.activation-checkpointing full",
-    "multihead-attention-fusion": None,
-    "tensor-model-parallel-size": "--train.parallel.tp",
-    "pipeline-model-parallel-size": "--train.parallel.pp",
-    "model-parallel-size": "--train.parallel.tp",
-    "pipe-parallel-size": "--train.parallel.pp",
-    "num-gpus-per-node": "--launch.processes",
-    "num-nodes": "--launch.nodes",
-    "node-ips": "--launch.hosts",
-    "use-rdma": None,
-    "kv-hidden-size": "--train.model.options",
-    "ff-hidden-size": "--train.model.options",
-    "enc-seq-length": "--train.model.context",
-    "dec-seq-length": "--train.model.options",
-    "deepspeed_config": None,
-}
+# What the tutorials type, and the option of `flows.pretrain` in its place, without its `--train.`; `-` is none.
+TYPED = """
+num-layers=model.layers hidden-size=model.hidden num-attention-heads=model.heads seq-length=model.context
+max-position-embeddings=model.max-positions micro-batch-size=batch.micro-batch global-batch-size=batch.global-batch
+batch-size=batch.micro-batch gas=batch.gradient-accumulation-steps
+num-accumulation-steps=batch.gradient-accumulation-steps train-iters=steps lr=optimizer.lr learning-rate=optimizer.lr
+min-lr=schedule.min-lr lr-decay-iters=schedule.decay-steps lr-decay-style=schedule.kind
+lr-warmup-fraction=schedule.warmup-fraction warmup=schedule.warmup-fraction weight-decay=optimizer.weight-decay
+clip-grad=optimizer.max-grad-norm optimizer=optimizer.name fp16=precision+fp16 initial-loss-scale=scaler.initial
+seed=seed save=--output load=- save-interval=checkpoints.interval log-interval=logging.interval
+eval-interval=validation.interval eval-iters=validation.samples data-path=--tokens dataset=--tokens data-impl=-
+vocab-size=--vocab vocab-file=--tokenizer merge-file=--tokenizer
+checkpoint-activations=parallel.activation-checkpointing+full multihead-attention-fusion=-
+tensor-model-parallel-size=parallel.tp pipeline-model-parallel-size=parallel.pp model-parallel-size=parallel.tp
+pipe-parallel-size=parallel.pp num-gpus-per-node=--launch.processes num-nodes=--launch.nodes node-ips=--launch.hosts
+use-rdma=- kv-hidden-size=model.options ff-hidden-size=model.options enc-seq-length=model.context
+dec-seq-length=model.options deepspeed_config=-
+"""
 # More names of the tutorials that a reader may search for.
-SEARCHED = [
-    "blacklist_urls",
-    "download.py",
-    "cleanup_dataset",
-    "cleanup_fix_dataset",
-    "find_duplicates",
-    "group_duplicate_url",
-    "remove_group_duplicates",
-    "merge_data",
-    "merge_jsons",
-    "preprocess_data",
-    "checkpoint_util",
-    "HybridAdam",
-    "LowLevelZeroPlugin",
-    "GeminiPlugin",
-    "TorchDDPPlugin",
-    "launch_container",
-    "model_optim_rng",
-    "latest_checkpointed_iteration",
-    "run_text_generation_server",
-    "scraped",
-    "HybridParallelPlugin",
-    "gpt2_pp1d",
-    "shuf",
-    "run_gpt2",
-    "run_t5",
-    "ds_config_gpt2",
-    "NNODES",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "pretrain_345M",
-    "train_data.json",
-    "WebtextDataset",
-]
+SEARCHED = """
+blacklist_urls download.py cleanup_dataset cleanup_fix_dataset find_duplicates group_duplicate_url
+remove_group_duplicates merge_data merge_jsons preprocess_data checkpoint_util HybridAdam LowLevelZeroPlugin
+GeminiPlugin TorchDDPPlugin launch_container model_optim_rng latest_checkpointed_iteration run_text_generation_server
+scraped HybridParallelPlugin gpt2_pp1d shuf run_gpt2 run_t5 ds_config_gpt2 NNODES NODE_RANK MASTER_ADDR pretrain_345M
+train_data.json WebtextDataset
+"""
+
+
+def typed() -> dict[str, str]:
+    """Option of this flow, with the value that it needs, by the name that the tutorials type."""
+    found = dict(pair.split("=") for pair in TYPED.split())
+    return {
+        name: option if option[0] == "-" else f"--train.{option.replace('+', ' ')}" for name, option in found.items()
+    }
 
 
 @cache
@@ -124,9 +69,9 @@ def pages() -> dict[str, str]:
 
 def test_a_flow_knows_the_names_of_the_tutorials(capsys: pytest.CaptureFixture[str]) -> None:
     options = options_of(pretrain)
-    for name, expected in TYPED.items():
+    for name, expected in typed().items():
         answer = unknown_option(f"--{name}", options)
-        assert (f" {expected}" if expected else "has no counterpart here: ") in answer, answer
+        assert ("has no counterpart here: " if expected == "-" else f" {expected}") in answer, answer
         assert "did you mean" not in answer
     assert run_command(app_of(pretrain), ["--lr=3e-4"]) == 2
     assert "Megatron-LM's --lr is --train.optimizer.lr here" in capsys.readouterr().err
@@ -171,7 +116,7 @@ def test_the_search_finds_every_name() -> None:
 
     sections = [words(section) for text in pages().values() for section in re.split(r"^## ", text, flags=re.M)]
     names = [name for system in systems().values() for name in system.names]
-    for name in [*names, *SEARCHED, *TYPED]:
+    for name in [*names, *SEARCHED.split(), *typed()]:
         parts = words(name) - {""}
         assert any(parts <= section for section in sections), name
 

@@ -28,48 +28,19 @@ ROOT = Path(__file__).parents[2]
 HOOKS = ROOT / "docs/hooks"
 # Options that are no field of a settings model, by command.
 NOT_SETTINGS = {
-    "flow": {"--config", "--help-all"},
-    "serve": {"--model", "--device", "--trace"},
-    "generate": {"--model", "--prompt", "--device", "--dtype", "--trace", "--json"},
-    "plan": {
-        "--recipe",
-        "--depth",
-        "--budget",
-        "--cores",
-        "--preset",
-        "--config",
-        "--vocab",
-        "--precision",
-        "--global-batch",
-        "--tokens",
-        "--rows",
-        "--simulate",
-    },
-    "simulate": {
-        "--preset",
-        "--config",
-        "--vocab",
-        "--precision",
-        "--global-batch",
-        "--dp",
-        "--rank",
-        "--all-kinds",
-        "--json",
-    },
+    "flow": "config help-all",
+    "serve": "model device trace",
+    "generate": "model prompt device dtype trace json",
+    "plan": "recipe depth budget cores preset config vocab precision global-batch tokens rows simulate",
+    "simulate": "preset config vocab precision global-batch dp rank all-kinds json",
 }
 # Models without "Settings" in their name that a user sets too.
 MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware, GivenLayout, SimulatedLayout, Task}
 # Base classes, of which the reference shows the models that inherit from them.
-COMPOSED = {
-    "Settings",
-    "LayeredSettings",
-    "OutputSettings",
-    "MergeAndScoreSettings",
-    "PretrainSettings",
-    "PipelineSettings",
-    "TuningSettings",
-    "CommonLaunchSettings",
-}
+COMPOSED = (
+    *("Settings", "LayeredSettings", "OutputSettings", "MergeAndScoreSettings", "PretrainSettings"),
+    *("PipelineSettings", "TuningSettings", "CommonLaunchSettings"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +57,12 @@ def pages(reference: Any) -> dict[str, str]:
     return {name: reference.page(name) for name in reference.PAGES}
 
 
-def options(program: Any, tables: bool = False) -> set[str]:
-    """The options that set a value, without the negative ones.
-
-    Args:
-        program: the command.
-        tables: also the options that set a whole table.
-    """
+def options(program: Any, command: str, tables: bool = False) -> set[str]:
+    """The options of a command that set a value, without the negative ones; with `tables` those of whole tables too."""
     found = program.assemble_argument_collection()
     names = {argument.name for argument in found if tables or not argument.children}
-    return {name for name in names if name.startswith("--") and name not in ("--help", "--version")}
+    others = {f"--{name}" for name in ("help", "version", *NOT_SETTINGS[command].split())}
+    return {name for name in names if name.startswith("--")} - others
 
 
 def flags(text: str) -> set[str]:
@@ -111,10 +78,8 @@ def test_the_page_of_a_flow_describes_exactly_its_options(pages: dict[str, str])
     }
     for flow in (dataprep, pretrain, evaluate):
         program = app_of(flow)
-        assert options(program) - NOT_SETTINGS["flow"] <= described[flow.name], flow.name
-        assert described[flow.name] <= options(program, tables=True), flow.name
-    everywhere = set.union(*described.values())
-    assert options(app_of(pipeline)) - NOT_SETTINGS["flow"] <= everywhere
+        assert options(program, "flow") <= described[flow.name] <= options(program, "flow", tables=True), flow.name
+    assert options(app_of(pipeline), "flow") <= set.union(*described.values())
 
 
 def test_every_option_of_the_other_commands_is_described(pages: dict[str, str]) -> None:
@@ -124,12 +89,10 @@ def test_every_option_of_the_other_commands_is_described(pages: dict[str, str]) 
         for title, text in re.findall(r"^## ([A-Z][^\n]*)\n(.*?)(?=^## [A-Z]|\Z)", page, re.M | re.S)
     }
     processes = parts["Processes"]
-    assert parts["Server"] | processes == options(app["serve"]) - NOT_SETTINGS["serve"]
-    generating = parts["Sampling"] | parts["Beam search"] | processes
-    assert generating == options(app["generate"]) - NOT_SETTINGS["generate"]
-    assert parts["Layout of a plan"] | parts["Hardware of a plan"] == options(app["plan"]) - NOT_SETTINGS["plan"]
-    simulating = parts["Layout of a simulation"] | parts["Hardware of a plan"]
-    assert simulating == options(app["simulate"]) - NOT_SETTINGS["simulate"]
+    assert parts["Server"] | processes == options(app["serve"], "serve")
+    assert parts["Sampling"] | parts["Beam search"] | processes == options(app["generate"], "generate")
+    assert parts["Layout of a plan"] | parts["Hardware of a plan"] == options(app["plan"], "plan")
+    assert parts["Layout of a simulation"] | parts["Hardware of a plan"] == options(app["simulate"], "simulate")
 
 
 def test_every_field_of_every_model_is_described(reference: Any, pages: dict[str, str]) -> None:
@@ -140,7 +103,7 @@ def test_every_field_of_every_model_is_described(reference: Any, pages: dict[str
     ours = {model for model in expected if model.__module__.split(".")[0] in ("flows", "tasks", "gpt2train")}
     parts = [(name, part) for name, parts in reference.PAGES.items() for part in parts]
     shown = [(name, part, group) for name, part in parts for group in reference.groups(part)]
-    assert {model.__name__ for model in ours - {group.model for *_, group in shown}} == COMPOSED
+    assert {model.__name__ for model in ours - {group.model for *_, group in shown}} == {*COMPOSED}
     for name, part, group in shown:
         for field, info in group.model.model_fields.items():
             if part.without and not group.path and field in part.without.model_fields:

@@ -43,16 +43,9 @@ class Server:
 
     def ask(self, method: str, path: str, **json: Any) -> Any:
         """Ask its API: `ask("POST", "flow_runs/filter", limit=5)`. The answer, or its error."""
-        key = self.environment.get("PREFECT_API_AUTH_STRING", "")
-        user, _, password = key.partition(":")
-        answer = httpx.request(
-            method,
-            f"{self.environment['PREFECT_API_URL']}/{path}",
-            json=json or None,
-            auth=(user, password) if key else None,
-            timeout=60,
-            trust_env=False,
-        )
+        user, _, password = self.environment["PREFECT_API_AUTH_STRING"].partition(":")
+        address, how = f"{self.environment['PREFECT_API_URL']}/{path}", {"timeout": 60, "trust_env": False}
+        answer = httpx.request(method, address, json=json or None, auth=(user, password), **how)
         answer.raise_for_status()
         return answer.json() if answer.content else None
 
@@ -85,10 +78,9 @@ def output(finished: Finished, tmp_path: Path) -> Path:
     """A copy of the finished output, which may be changed."""
     target = tmp_path / "out"
     shutil.copytree(finished.output, target, ignore=shutil.ignore_patterns("checkpoints", "logs", "tensorboard"))
-    run = target / "runs" / finished.run.name
-    (run / "config.toml").write_text((run / "config.toml").read_text().replace(str(finished.output), str(target)))
-    record = run / "run.json"
-    record.write_text(record.read_text().replace(str(finished.output), str(target)))
+    for name in ("config.toml", "run.json"):
+        file = target / "runs" / finished.run.name / name
+        file.write_text(file.read_text().replace(str(finished.output), str(target)))
     return target
 
 

@@ -34,19 +34,13 @@ ENDLESS: dict[str, Any] = {
 
 @dataclass
 class Deployed:
-    """A deployment of a flow on a server.
-
-    Attributes:
-        pool: its work pool.
-        output: the run's output folder.
-        log: of the worker.
-    """
+    """A deployment of a flow on a server."""
 
     server: PrefectServer
     pool: str
     deployment: str
-    output: Path
-    log: Path
+    output: Path  # folder of the runs
+    log: Path  # of the worker
 
     def start(self) -> str:
         """Start a run; its id."""

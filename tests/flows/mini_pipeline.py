@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -36,35 +37,23 @@ delay = 0
 body_deadline = 3
 backoff = 0.1
 allow_private = ["127.0.0.0/8"]
-[clean.split]
-seed = 2
-valid = 0.1
-test = 0.2
+[clean]
+split = {seed = 2, valid = 0.1, test = 0.2}
 [shuffle]
 rows_per_cell = 16
 [tokenizer]
 vocab_size = 600
 [train]
 steps = 8
-[train.model]
-layers = 1
-heads = 2
-hidden = 32
-context = 64
-[train.schedule]
-warmup = 2
-[train.validation]
-interval = 4
-samples = 8
-[train.checkpoints]
-interval = 2
-[train.logging]
-interval = 1
+model = {layers = 1, heads = 2, hidden = 32, context = 64}
+schedule.warmup = 2
+validation = {interval = 4, samples = 8}
+checkpoints.interval = 2
+logging.interval = 1
 [evaluate]
 max_documents = 3
 max_characters = 800
-[evaluate.sampling]
-max_new_tokens = 8
+sampling.max_new_tokens = 8
 [connect_to]
 """
 
@@ -89,12 +78,8 @@ class Mini:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "urls.txt").write_text("".join(f"{url}\n" for url in mini_urls()))
-        settings = (
-            f"urls = ['{self.folder / 'urls.txt'}']\n"
-            + SETTINGS
-            + "".join(f'"{host}" = "{address}"\n' for host, address in self.connect_to.items())
-        )
-        (self.folder / "mini.toml").write_text(settings)
+        hosts = "".join(f'"{host}" = "{address}"\n' for host, address in self.connect_to.items())
+        (self.folder / "mini.toml").write_text(f"urls = ['{self.folder / 'urls.txt'}']\n{SETTINGS}{hosts}")
         self.mark = uuid.uuid4().hex
 
     @property
@@ -126,22 +111,13 @@ class Mini:
     def start(self, flow: str, *flags: str, **more: str) -> "subprocess.Popen[str]":
         """Start a flow and return at once; its output goes to a file, which cannot fill up as a pipe can."""
         with (self.folder / "started.log").open("w") as log:
-            return subprocess.Popen(
-                self.command(flow, *flags),
-                env=self.environ(**more),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-                preexec_fn=_restore_sigint,
-            )
+            pipes: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "preexec_fn": _restore_sigint}
+            return subprocess.Popen(self.command(flow, *flags), env=self.environ(**more), text=True, **pipes)
 
     def children(self) -> list[psutil.Process]:
         """Every living process that a command of this environment started, at any depth."""
-        return [
-            process
-            for process in psutil.process_iter()
-            if environment_of(process).get(MARK) == self.mark and not has_ended(process)
-        ]
+        found = psutil.process_iter()
+        return [one for one in found if environment_of(one).get(MARK) == self.mark and not has_ended(one)]
 
     def ranks(self) -> list[psutil.Process]:
         """The children that are ranks of a training job."""

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.object_stores import free_port
 from tests.processes import has_ended, wait_for, wait_until_ended
 
 ROOT = Path(__file__).parents[2]
@@ -24,18 +24,11 @@ BUSY_TRIES = 20
 
 @dataclass
 class PrefectServer:
-    """A running server.
+    """A running server."""
 
-    Attributes:
-        address: of its API.
-        environment: by which commands and workers find it.
-        home: folder of its database and log.
-        server: its process.
-    """
-
-    address: str
-    environment: dict[str, str]
-    home: Path
+    address: str  # of its API
+    environment: dict[str, str]  # by which commands and workers find it
+    home: Path  # folder of its database and log
     server: psutil.Process | None = None
 
     def __post_init__(self) -> None:
@@ -56,14 +49,6 @@ class PrefectServer:
 
         wait_for(answers, START_SECONDS, f"the server at {self.address}")
 
-    @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        """The server is stopped, and is back at the end."""
-        assert self.server is not None
-        _end(self.server)
-        yield
-        self.serve()
-
     def prefect(self, *arguments: str, seconds: float = 300) -> "subprocess.CompletedProcess[str]":
         """Run `prefect …` in the repository, as an operator does."""
         command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
@@ -83,10 +68,9 @@ class PrefectServer:
 
     @contextlib.contextmanager
     def worker(self, pool: str, log: Path, folder: Path = ROOT, under: Sequence[str] = ()) -> Iterator[psutil.Process]:
-        """A worker of a pool, in `folder`; ended (Ctrl-C, then kill) with all its processes. `log` gets its output.
+        """A worker of a pool, in `folder`, by a command `under` which it runs; `log` gets its output.
 
-        Args:
-            under: the command that starts it, and is given its command line.
+        It is ended (Ctrl-C, then kill) with all its processes.
         """
         command = [*under, sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
         with log.open("w") as file:
@@ -100,10 +84,7 @@ class PrefectServer:
 @contextlib.contextmanager
 def running_server(home: Path) -> Iterator[PrefectServer]:
     """A server on a free port of 127.0.0.1, its database in `home`."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address = f"http://127.0.0.1:{port}/api"
+    address = f"http://127.0.0.1:{free_port()}/api"
     environment = {
         **os.environ,
         "PREFECT_HOME": str(home),

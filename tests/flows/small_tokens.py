@@ -1,6 +1,7 @@
 """A small set of token files as `dataprep` writes it, made by the real steps in a second."""
 
 from pathlib import Path
+from typing import Any
 
 from gpt2train.store.folder import Folder
 from tasks.cloze.step import ClozeSettings, cloze
@@ -10,7 +11,7 @@ from tasks.tokenizer.step import TokenizerSettings, tokenizer
 from tests.tasks.corpus import Inline, documents_of, row
 
 # As parameters of a run: two steps of a model with one layer.
-TRAIN = {
+TRAIN: dict[str, Any] = {
     "steps": 2,
     "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 32},
     "batch": {"micro_batch": 1, "global_batch": 2},

@@ -1,6 +1,7 @@
 """User errors: one line that names the fault and the remedy, exit code 2, nothing started."""
 
 import gzip
+import json
 import os
 import random
 import subprocess
@@ -84,38 +85,24 @@ def test_a_wrong_command_line_is_refused(
         assert captured.out == ""
 
 
-def test_training_without_tokens_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in (["--output", str(tmp_path / "out")], ["--data", str(tmp_path / "none"), "--output", str(tmp_path)]):
-        assert run("pretrain", *flags) == 1
-        error = capsys.readouterr().err
-        check_line(error, "/tokens holds no finished step")
-        # A dry run ends with the same error, after a plan that shows what is missing.
-        assert run("pretrain", *flags, "--dry-run") == 1
-        captured = capsys.readouterr()
-        assert captured.err == error and "missing     tokens (none in" in captured.out
-
-
-def test_evaluation_without_a_run_names_the_missing_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for more in ([], ["--dry-run"]):
-        assert run("evaluate", "--run", str(tmp_path / "runs/none"), *more) == 1
-        captured = capsys.readouterr()
-        check_line(captured.err, "runs/none holds no finished step")
-        assert captured.out == ""
-
-
-@pytest.mark.exhaustive
-def test_a_list_without_any_accepted_url_is_an_error(finished: Finished, server: Server, tmp_path: Path) -> None:
-    """Seen by a step, inside a Prefect run; still one line."""
-    (tmp_path / "urls.txt").write_text("http://www.youtube.example/x\nnot a url\n")
-    command = [sys.executable, "-m", "flows.dataprep", "--urls", str(tmp_path / "urls.txt")]
-    command += ["--output", str(tmp_path / "out")]
-    environment = finished.mini.environ(**server.environment)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 2, done.stderr
-    error = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(error) == 1, done.stderr
-    assert "blacklisted_domain 1" in error[0] and "malformed 1" in error[0]
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("flow", "flags", "said", "planned"),
+    [
+        ("pretrain", ["--output", "{}/out"], "/tokens holds no finished step", "missing     tokens (none in"),
+        ("pretrain", ["--data", "{}/none", "--output", "{}"], "/tokens holds no finished step", "tokens (none in"),
+        ("evaluate", ["--run", "{}/runs/none"], "runs/none holds no finished step", ""),
+    ],
+)
+def test_a_missing_step_is_named_and_a_dry_run_shows_it_in_its_plan(
+    flow: str, flags: list[str], said: str, planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [flag.replace("{}", str(tmp_path)) for flag in flags]
+    assert run(flow, *given) == 1
+    error = capsys.readouterr().err
+    check_line(error, said)
+    assert run(flow, *given, "--dry-run") == 1
+    captured = capsys.readouterr()
+    assert captured.err == error and planned in captured.out and bool(planned) == bool(captured.out)
 
 
 def test_a_second_run_on_one_output_is_refused(finished: Finished, server: Server, tmp_path: Path) -> None:
@@ -197,14 +184,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wrong_settings_are_found_before_anything_starts(
     inputs: Path, tmp_path: Path, flags: dict[str, Any], said: list[str]
 ) -> None:
-    def filled(value: Any) -> Any:
-        if isinstance(value, list):
-            return [filled(item) for item in value]
-        if isinstance(value, dict):
-            return {name: filled(item) for name, item in value.items()}
-        return value.replace("{}", str(inputs)) if isinstance(value, str) else value
-
-    given = filled({"urls": ["{}/urls.txt"], "output": str(tmp_path / "out"), **flags})
+    told = {"urls": ["{}/urls.txt"], "output": str(tmp_path / "out"), **flags}
+    given = json.loads(json.dumps(told).replace("{}", str(inputs)))
     config = given.pop("config", None)
     with pytest.raises(UserError) as raised:
         dataprep.planned(resolve(DataprepSettings, config, given)).check()
@@ -217,9 +198,9 @@ def test_wrong_settings_are_found_before_anything_starts(
 
 
 def test_good_input_passes(inputs: Path, tmp_path: Path) -> None:
-    given = {"urls": [str(inputs / "urls.txt")], "output": str(tmp_path / "out")}
     connect_to = {"a.test": "127.0.0.1:80", "b.test": "[::1]:443"}
-    dataprep.planned(resolve(DataprepSettings, None, {**given, "connect_to": connect_to})).check()
+    given = {"urls": [str(inputs / "urls.txt")], "output": str(tmp_path / "out"), "connect_to": connect_to}
+    dataprep.planned(resolve(DataprepSettings, None, given)).check()
 
 
 def run_in(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -239,28 +220,13 @@ def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None
     assert len(done.stderr.splitlines()) == 1
 
 
-def hide_all(folder: Path) -> None:
-    for package in ("flows", "tasks", "gpt2train"):
-        (folder / package).mkdir()
-        (folder / package / "__init__.py").write_text("raise AssertionError('imported')\n")
-
-
 @pytest.mark.slow
 def test_the_command_of_a_flow_does_not_look_into_the_folder(tmp_path: Path) -> None:
     """The option `-P` leaves the folder out of the path, as a console script does."""
-    hide_all(tmp_path)
+    for package in ("flows", "tasks", "gpt2train"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise AssertionError('imported')\n")
     done = run_in(tmp_path, "-P", "-m", "gpt2train", "flow", "dataprep", "--dry-run")
     assert done.returncode == 0 and done.stdout.startswith("steps "), done.stdout + done.stderr
     done = run_in(tmp_path, "-P", "-m", "gpt2train", "flow", "dataprep", "--workers", "none", "--debug")
     assert done.returncode == 2 and "Traceback" in done.stderr and "error: --workers" in done.stderr
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_nor_do_the_processes_that_it_starts(tmp_path: Path) -> None:
-    hide_all(tmp_path)
-    small = "--train.steps 2 --train.schedule.warmup 0 --tokenizer.vocab-size 300 --launch.processes 1"
-    small += " --evaluate.max-documents 1"
-    done = run_in(tmp_path, "-P", "-m", "gpt2train", "flow", "pipeline", *small.split())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "out/report/report.html").exists()

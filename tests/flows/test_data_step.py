@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,37 +11,19 @@ import pytest
 from flows.settings import DataprepSettings
 from gpt2train.store.manifest import Folder, Manifest, need_manifest
 from tasks.core.shards import read_rows
-from tests.flows.commands import run
 from tests.flows.conftest import Finished, Server
+from tests.tasks.plugin_page import ROOT, install
 
-PAGE = Path(__file__).parents[2] / "docs/develop/add-a-data-step.md"
+PAGE = "add-a-data-step.md"
 NAMES = ["texts", "clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer", "tokenize", "report"]
-
-
-def code(language: str) -> str:
-    """The one block of this language on the page."""
-    [found] = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(found)
 
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Path:
     """A folder with the distribution of the page, as `pip install --target` leaves it."""
-    folder = tmp_path / "installed"
-    folder.mkdir()
-    install(folder)
+    (folder := tmp_path / "installed").mkdir()
+    install(PAGE, folder)
     return folder
-
-
-def install(folder: Path, version: str = "") -> None:
-    project = tomllib.loads(code("toml"))
-    [(name, module)] = project["project"]["entry-points"]["gpt2train"].items()
-    (folder / f"{module}.py").write_text(code("python"))
-    info = folder / f"{module}.dist-info"
-    info.mkdir(exist_ok=True)
-    described = f"Name: {project['project']['name']}\nVersion: {version or project['project']['version']}\n"
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{described}")
-    (info / "entry_points.txt").write_text(f"[gpt2train]\n{name} = {module}\n")
 
 
 @pytest.fixture
@@ -64,7 +44,7 @@ def flags(tmp_path: Path) -> list[str]:
 
 def dataprep(*arguments: str, plugin: Path | None, **environment: str) -> str:
     """Run the command with or without the plug-in, and return its output."""
-    path = os.pathsep.join(filter(None, [str(plugin or ""), os.environ.get("PYTHONPATH", ""), str(PAGE.parents[2])]))
+    path = os.pathsep.join(filter(None, [str(plugin or ""), os.environ.get("PYTHONPATH", ""), str(ROOT)]))
     command = [sys.executable, "-m", "flows.dataprep", *arguments]
     environment = {**os.environ, **environment, "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -76,20 +56,6 @@ def steps_of(plan: str) -> dict[str, str]:
     """State of each step of a dry run."""
     lines = plan.partition("sources")[0].removeprefix("steps").splitlines()
     return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
-
-
-@pytest.mark.exhaustive
-def test_a_plug_in_is_in_the_plan_and_in_the_help(
-    plugin: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = steps_of(dataprep(*flags, "--dry-run", plugin=plugin))
-    assert list(plan) == [*NAMES[:2], "drop_hosts", *NAMES[2:]]
-    assert run("dataprep", *flags, "--dry-run") == 0
-    assert list(steps_of(capsys.readouterr().out)) == NAMES
-    page = dataprep("--help-all", plugin=plugin)
-    assert "Hosts whose documents are dropped." in page and "--drop-hosts.hosts" in page
-    assert "--limits.drop-hosts" in page
-    assert "drop_hosts" not in DataprepSettings.model_fields
 
 
 @pytest.mark.exhaustive
@@ -105,6 +71,10 @@ def test_the_flow_with_a_plug_in_and_without(
 
     dataprep(*flags, plugin=None, **environment)
     before = manifests()
+    page = dataprep("--help-all", plugin=plugin)
+    for said in ("Hosts whose documents are dropped.", "--drop-hosts.hosts", "--limits.drop-hosts"):
+        assert said in page
+    assert "drop_hosts" not in DataprepSettings.model_fields
     chosen = [*flags, "--drop-hosts.hosts", "dropped.example"]
     said = dataprep(*chosen, plugin=plugin, **environment)
     step = need_manifest(root / "data_steps/drop_hosts")
@@ -119,10 +89,12 @@ def test_the_flow_with_a_plug_in_and_without(
     assert "drop_hosts" in report and "dropped host" in report
     # Again, with the same plug-in, and with a newer release of it.
     plan = steps_of(dataprep(*chosen, "--dry-run", plugin=plugin))
-    assert plan.keys() == {*NAMES, "drop_hosts"} and not any("to run" in state for state in plan.values())
+    assert list(plan) == [*NAMES[:2], "drop_hosts", *NAMES[2:]] and not any(
+        "to run" in state for state in plan.values()
+    )
     dataprep(*chosen, plugin=plugin, **environment)
     assert need_manifest(root / "data_steps/drop_hosts") == step
-    install(plugin, "1.1")
+    install(PAGE, plugin, "1.1")
     plan = steps_of(dataprep(*chosen, "--dry-run", plugin=plugin))
     assert "cached" in plan["clean"] and plan["drop_hosts"] == "to run"
     # Without it, the chain is the one that it was.

@@ -1,19 +1,12 @@
 """`flows.finetune`: each kind from task file to merged model and scores, and wrong input."""
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
-from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from flows.finetune import finetune
 from flows.finetune_settings import FinetuneFlowSettings
@@ -22,7 +15,6 @@ from flows.settings import resolve
 from gpt2train.config import CONFIG_FILE, ModelSettings, read_run_config
 from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import write_model
-from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import Shape, build_model
@@ -30,6 +22,7 @@ from gpt2train.model.init import initialise
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores
+from tests.docs.page_commands import DOCS, commands_of, run_line
 from tests.flows.commands import run as run_command
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.tasks.corpus import Inline
@@ -57,20 +50,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = Shape(vocab_size(load_tokenizer(folder / "bpe")), 2, 2, 32, 64)
     write_model(folder / "lm", dict(initialise(build_model(shape), 1).named_parameters()), shape, folder / "bpe")
     for part, count in (("train", 64), ("valid", 12), ("test", 9)):
-        rows = [f'the "{number}\t{number}" of {"the" if number % 2 else "a"}\t{["no", "yes"][number % 2]}'
-                for number in range(count)]  # fmt: skip
-        (folder / f"{part}.tsv").write_text("\n".join(["one\ttwo\tclass", *rows]) + "\n")
+        rows = [f'the "{n}\t{n}" of {("a", "the")[n % 2]}\t{("no", "yes")[n % 2]}\n' for n in range(count)]
+        (folder / f"{part}.tsv").write_text("".join(["one\ttwo\tclass\n", *rows]))
     answers = [{"prompt": f"the {number % 5}", "answer": f"{number % 5}{number % 5}"} for number in range(40)]
     (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
     (folder / "texts").mkdir()
     for number in range(12):
         (folder / f"texts/{number}.txt").write_text(f"the text of {number} and of the other. " * 9)
-    for name, text in {
-        "classification": CLASSIFICATION,
-        "answers": f'kind = "answers"\n[data]\ntrain = "answers.jsonl"\ntest = "answers.jsonl"\nholdout = 0.3\n{TRAIN}',
-        "text": f'kind = "text"\nmax_length = 32\n[data]\ntrain = "texts"\nholdout = 0.3\n{TRAIN}',
-    }.items():
-        (folder / f"{name}.toml").write_text(text)
+    (folder / "classification.toml").write_text(CLASSIFICATION)
+    data = '[data]\ntrain = "answers.jsonl"\ntest = "answers.jsonl"\nholdout = 0.3\n'
+    (folder / "answers.toml").write_text(f'kind = "answers"\n{data}{TRAIN}')
+    data = '[data]\ntrain = "texts"\nholdout = 0.3\n'
+    (folder / "text.toml").write_text(f'kind = "text"\nmax_length = 32\n{data}{TRAIN}')
     return folder
 
 
@@ -143,10 +134,8 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
     with pytest.raises(UserError, match="is a classifier, which a task of the kind text cannot start from"):
         planned(made, tmp_path / "more", "text", model=merged)
     # With another number of labels than it has classes, named or found in the rows, it is refused before anything runs.
-    for name, change in {
-        "named": ("[data]", '[data]\nlabels = ["no", "yes", "or"]'),
-        "found": ('"class"', '"one"'),
-    }.items():
+    labels = {"named": ("[data]", '[data]\nlabels = ["no", "yes", "or"]'), "found": ('"class"', '"one"')}
+    for name, change in labels.items():
         (made / f"{name}.toml").write_text(CLASSIFICATION.replace(*change))
         with pytest.raises(UserError, match=r"is a classifier of 2 classes, but the task has \d+ labels \(.*; correct"):
             planned(made, tmp_path / "more", name, model=merged).check()
@@ -156,10 +145,9 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
 @pytest.mark.parametrize(("select", "step"), [("best", 8), ("last", 24)])
 def test_the_model_is_that_of_the_best_epoch(made: Path, tmp_path: Path, select: str, step: int) -> None:
     """Validation rows with the opposite labels, so that each epoch makes them worse."""
-    lines = (made / "train.tsv").read_text().splitlines()
-    pairs = (line.rpartition("\t") for line in lines[1:])
-    opposite = [f"{row}\t{'no' if label == 'yes' else 'yes'}" for row, _, label in pairs]
-    (made / "opposite.tsv").write_text("\n".join([lines[0], *opposite]) + "\n")
+    rows = (made / "train.tsv").read_text()
+    opposite = re.sub(r"(no|yes)$", lambda found: {"no": "yes", "yes": "no"}[found[0]], rows, flags=re.M)
+    (made / "opposite.tsv").write_text(opposite)
     (made / "opposite.toml").write_text(CLASSIFICATION.replace("valid.tsv", "opposite.tsv"))
     train = LONG | {"epochs": 3.0, "checkpoints": {"select": select, "keep": 1, "best_metric": "loss"}}
     run = planned(made, tmp_path, "opposite", train=train)
@@ -234,35 +222,32 @@ def test_defaults_give_way_to_what_is_chosen(made: Path, tmp_path: Path, flags: 
         (["--model", "{}/bert"], "model_type is 'bert'"),
         (["--tokenizer", "{}/other"], "has 50 tokens, the model"),
         (["--task", "{}/none.toml"], "cannot read the settings file"),
-        (["--task", "{}/long.toml"], "max_length 65 is above the context of the model, 64"),
-        (["--task", "{}/column.toml"], "has no column 'sentence'; it has 'one', 'two', 'class'; name it in data.text"),
-        (["--task", "{}/empty.toml"], "empty.tsv has no rows that can be read as tsv"),
-        (["--task", "{}/missing.toml"], "missing.tsv"),
-        (["--task", "{}/key.toml"], "/key.toml: unknown setting 'train.optimizer.lrr'; did you mean"),
-        (["--task", "{}/value.toml"], "/value.toml: train.optimizer.lr: input should be greater than or equal to"),
+        ({"max_length = 24": "max_length = 65"}, "max_length 65 is above the context of the model, 64"),
+        (
+            {'text = "one"': 'text = "sentence"'},
+            "no column 'sentence'; it has 'one', 'two', 'class'; name it in data.text",
+        ),
+        ({"train.tsv": "empty.tsv"}, "empty.tsv has no rows that can be read as tsv"),
+        ({"train.tsv": "missing.tsv"}, "missing.tsv"),
+        ({"optimizer.lr": "optimizer.lrr"}, "/wrong.toml: unknown setting 'train.optimizer.lrr'; did you mean"),
+        ({"optimizer.lr = 1e-2": "optimizer.lr = -1"}, "/wrong.toml: train.optimizer.lr: input should be greater than"),
         (["--train.parallel.tp", "3"], "does not divide"),
         (["--train.steps", "0"], "train.steps"),
         (["--output", "s3://bucket/out"], "training writes to a local disk"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str] | dict[str, str], said: str
 ) -> None:
-    (made / "bert").mkdir(exist_ok=True)
+    for name in ("bert", "other"):
+        (made / name).mkdir(exist_ok=True)
     (made / "bert/config.json").write_text('{"model_type": "bert"}')
-    (made / "other").mkdir(exist_ok=True)
     letters = {chr(0x100 + number): number for number in range(49)}
     save_tokenizer(made / "other", {**letters, "<|endoftext|>": 49}, [])
     (made / "empty.tsv").write_text("")
-    for name, change in {
-        "long": ("max_length = 24", "max_length = 65"),
-        "column": ('text = "one"', 'text = "sentence"'),
-        "empty": ("train.tsv", "empty.tsv"),
-        "missing": ("train.tsv", "missing.tsv"),
-        "key": ("optimizer.lr", "optimizer.lrr"),
-        "value": ("optimizer.lr = 1e-2", "optimizer.lr = -1"),
-    }.items():
-        (made / f"{name}.toml").write_text(CLASSIFICATION.replace(*change))
+    if isinstance(flags, dict):  # another word in the task file
+        (made / "wrong.toml").write_text(CLASSIFICATION.replace(*next(iter(flags.items()))))
+        flags = ["--task", "{}/wrong.toml"]
     given = {"--model": str(made / "lm"), "--task": str(made / "classification.toml"), "--output": str(tmp_path / "o")}
     given |= {flags[0]: flags[1].replace("{}", str(made))}
     assert run_command("finetune", *[word for pair in given.items() for word in pair]) == 2
@@ -271,46 +256,20 @@ def test_wrong_input_is_refused_in_one_line(
     assert not (tmp_path / "o/task").exists()
 
 
-def shown_commands() -> list[list[str]]:
-    """Words of the flow's commands on the page, without `python -m flows.finetune`."""
-    page = (Path(__file__).parents[2] / "docs/train/finetune.md").read_text()
-    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.S | re.M)
-    lines = [line for block in blocks for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
-    return [shlex.split(line)[3:] for line in lines]
-
-
-@pytest.fixture
-def named_as_on_the_page(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "gpt2").symlink_to(made / "lm")
-    for part in ("train", "valid", "test"):
-        (tmp_path / f"{part}.tsv").symlink_to(made / f"{part}.tsv")
-    (tmp_path / "task.toml").write_text(CLASSIFICATION)
+def test_the_commands_of_the_page_have_a_plan(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_the_commands_of_the_page_have_a_plan(named_as_on_the_page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(shown_commands()) == 3
-    for words in shown_commands():
-        assert run_command("finetune", *words, "--dry-run") == 0, capsys.readouterr().err
-        plan = capsys.readouterr().out
+    Path("gpt2").symlink_to(made / "lm")
+    for name in ("train.tsv", "valid.tsv", "test.tsv"):
+        Path(name).symlink_to(made / name)
+    Path("task.toml").write_text(CLASSIFICATION)
+    lines = [line for line in commands_of(DOCS / "train/finetune.md") if line.startswith("python -m flows.finetune ")]
+    assert len(lines) == 3
+    for line in lines:
+        plan = run_line(f"{line} --dry-run")
         assert all(step in plan for step in ("samples", "train", "merge", "task_scores", "report"))
-    assert not (named_as_on_the_page / "out").exists()
-
-
-@pytest.mark.exhaustive
-def test_the_command_of_the_tutorial_runs_in_fp16(named_as_on_the_page: Path) -> None:
-    """The last one of the page, as it stands, with Prefect's server."""
-    command = [sys.executable, "-m", "flows.finetune", *shown_commands()[-1]]
-    environment = {**os.environ, "PREFECT_HOME": str(named_as_on_the_page / "prefect"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    [folder] = (named_as_on_the_page / "out/runs").iterdir()
-    assert "model: out/runs/" in done.stdout and (folder / "task/test.predictions.jsonl").exists()
-    config = read_run_config(folder / CONFIG_FILE)
-    assert (config.precision, config.parallel.pp, config.scaler.initial) == ("fp16", 2, 1.0)
-    losses = [row["loss"] for row in read_metrics(folder)]
-    assert len(losses) == 6 and all(0 < loss < 2 for loss in losses)
+    assert not Path("out").exists()
 
 
 def test_a_t5_is_refused(made: Path, tmp_path: Path) -> None:
@@ -319,50 +278,3 @@ def test_a_t5_is_refused(made: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "t5", dict(initialise(build_model(shape), 1).named_parameters()), shape, made / "bpe")
     with pytest.raises(UserError, match="is a T5, an encoder and a decoder; fine-tuning takes decoders"):
         planned(made, tmp_path, "classification", model=str(tmp_path / "t5"))
-
-
-LANGUAGES = ("chinese", "english", "german", "spanish")
-
-
-@pytest.mark.slow
-def test_open_conversations_in_four_languages_are_learned(made: Path, tmp_path: Path) -> None:
-    """Those of `chatterbot-corpus`: several turns, loss on the answers alone, and a question of each language asked."""
-    corpus = find_spec("chatterbot_corpus")
-    if corpus is None or corpus.origin is None:
-        pytest.skip("needs the extra peers: the package chatterbot-corpus has the conversations")
-    talks: dict[str, list[list[str]]] = {}
-    for language in LANGUAGES:
-        file = Path(corpus.origin).parent / f"data/{language}/conversations.yml"
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))["conversations"]
-        talks[language] = [[str(said) for said in one] for one in found if all(one)]
-    first = {said[0]: said[1] for some in talks.values() for said in some if len(said) > 1}  # of two, the last
-    rows = [
-        {"messages": [{"role": ("user", "assistant")[n % 2], "content": said} for n, said in enumerate(one)]}
-        for some in talks.values()
-        for one in some
-        if len(one) > 1 and first[one[0]] == one[1]
-    ]
-    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = f'kind = "answers"\nmax_length = 192\n[data]\ntrain = "talks.jsonl"\nmessages = "messages"\n{TRAIN}'
-    (tmp_path / "talks.toml").write_text(task)
-    shape = Shape(vocab_size(load_tokenizer(made / "bpe")), 2, 2, 64, 192)
-    weights = dict(initialise(build_model(shape), 1).named_parameters())
-    write_model(tmp_path / "lm", weights, shape, made / "bpe")
-    train = {"epochs": 40.0, "optimizer": {"lr": 6e-3}, "batch": {"global_batch": 8}, "model": {"dropout": 0.0}}
-    samples, training, model, *_ = tuned(planned(tmp_path, tmp_path / "out", "talks", train=train))
-    assert samples.outcome.facts["train_samples"] == len(rows) > 40 and not samples.outcome.reasons
-
-    tokenizer, data = load_tokenizer(made / "bpe"), open_tokens(tmp_path / "out/task/train")
-    learned = Counter(tokenizer.decode(data[number].tolist()) for number in range(1, len(data), 2))
-    answers = Counter(said["content"] for row in rows for said in row["messages"] if said["role"] == "assistant")
-    assert learned <= answers and learned.total() > 0.5 * answers.total()  # the longest lose their first turns
-    assert sum(len(row["messages"]) > 3 for row in rows) > 10
-
-    asked = {language: next(one for one in some if len(one) == 2) for language, some in talks.items()}
-    folder = (tmp_path / "out" / model.folder).resolve()
-    for language, (question, _) in asked.items():
-        command = [sys.executable, "-m", "gpt2train", "chat", "--model", str(folder), "--temperature", "0"]
-        done = subprocess.run(command, input=f"{question}\n", capture_output=True, text=True, timeout=120)
-        assert first[question] in done.stdout, (language, question, done.stdout, done.stderr)
-    losses = [row["loss"] for row in read_metrics(tmp_path / "out" / training.folder)]
-    assert losses[-1] < 0.5 < losses[0]

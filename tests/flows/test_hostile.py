@@ -56,18 +56,6 @@ vocab_size = 600
 """
 
 
-class PeakMemory(threading.Thread):
-    """Thread that records the peak memory of a command and its children: the sum of their private memory."""
-
-    def __init__(self, mini: Mini) -> None:
-        super().__init__(daemon=True)
-        self.mini, self.bytes, self.done = mini, 0, threading.Event()
-
-    def run(self) -> None:
-        while not self.done.wait(0.25):
-            self.bytes = max(self.bytes, sum(map(own_memory, self.mini.children())))
-
-
 def own_memory(process: psutil.Process) -> int:
     try:
         return int(process.memory_full_info().uss)
@@ -118,13 +106,18 @@ def isolated(tmp_path: Path) -> Iterator[Mini]:
 
 
 def run(mini: Mini, output: Path) -> "tuple[subprocess.CompletedProcess[str], float]":
-    """Run the data flow; also the most memory that it took, in MB."""
-    peak = PeakMemory(mini)
-    peak.start()
+    """Run the data flow; also the most private memory that it and its children took, in MB."""
+    peaks, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.25):
+            peaks.append(sum(map(own_memory, mini.children())))
+
+    (watcher := threading.Thread(target=watch, daemon=True)).start()
     done = mini.run("dataprep", "--output", str(output), timeout=600)
-    peak.done.set()
-    peak.join()
-    return done, peak.bytes / 2**20
+    ended.set()
+    watcher.join()
+    return done, max(peaks) / 2**20
 
 
 def check_silence(mini: Mini, done: "subprocess.CompletedProcess[str]") -> None:
@@ -192,8 +185,7 @@ def test_an_adversarial_site_is_processed_over_http(isolated: Mini, tmp_path: Pa
 
 
 @pytest.mark.exhaustive
-@pytest.mark.exhaustive
-@pytest.mark.alone  # pages have time limits of seconds, and the memory of all processes is bounded
+@pytest.mark.alone
 def test_adversarial_archives_and_json_lines_are_processed(isolated: Mini, tmp_path: Path) -> None:
     expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)
     sources = f"warcs = ['{tmp_path}/hostile.warc.gz']\ndocuments = ['{tmp_path}/*.jsonl*']"

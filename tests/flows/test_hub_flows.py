@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import pytest
 from huggingface_hub import constants
 
 from flows.settings import DataprepSettings, resolve
-from tests.docs.page_commands import TRAIN, free_port, run_line, served
+from tests.docs.page_commands import TRAIN, run_line, served
 from tests.gpt2train.convert.export_models import passages, write_model, write_tokenizer
-from tests.hub_server import Hub
+from tests.hub_server import Hub, ask_only
+from tests.object_stores import free_port
 
 TALKS = [
     {"messages": [{"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": f"It is {n}"}]}
@@ -40,13 +41,8 @@ SIZES = re.sub(r"--train\.model\.\S+ \S+ ", "", TRAIN)  # of the model that a tr
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub() as server:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        ask_only(server, monkeypatch)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-        monkeypatch.setenv("HF_HUB_OFFLINE", "On")  # as a command sets it
-        # Of a client that is imported already:
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", server.address)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
         yield server
 
@@ -173,20 +169,21 @@ print(json.dumps(made))
 """
 
 
-def parquet(row: Mapping[str, Any], *numbers: int) -> bytes:
-    rows = [
-        {key: value.format(number) if isinstance(value, str) else value for key, value in row.items()}
-        for number in numbers
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), sink := io.BytesIO())
+def numbered(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A row with a number in the place of each `{}`."""
+    return {key: value.format(number) if isinstance(value, str) else value for key, value in row.items()}
+
+
+def parquet(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    pq.write_table(pa.Table.from_pylist([*rows]), sink := io.BytesIO())
     return sink.getvalue()
 
 
 def test_documents_have_the_text_the_id_and_the_licence_that_are_published(tmp_path: Path) -> None:
     with Hub() as hub:
         for repository, branch, read, unread, row in CORPORA.values():
-            files = {path: parquet(row, 2 * place, 2 * place + 1) for place, path in enumerate(read)}
-            files |= {path: parquet(row, 99) for path in unread}
+            files = {path: parquet([numbered(row, 2 * n), numbered(row, 2 * n + 1)]) for n, path in enumerate(read)}
+            files |= {path: parquet([numbered(row, 99)]) for path in unread}
             hub.put(f"datasets/{repository}", files | {"README.md": CARD.encode()}, branch)
         environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
         environment.pop("HF_HUB_OFFLINE", None)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,27 +22,23 @@ from gpt2train.config.callbacks import CALLBACKS
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.monitoring.run_record import read_record
 from gpt2train.settings import build, read_toml
 from gpt2train.store.manifest import Manifest
 from tasks.ready_tokens.tokens import open_ready_tokens
-from tasks.report.step import ReportSettings, report
 from tests.flows.commands import run
 from tests.flows.small_tokens import TRAIN as SMALL
 from tests.flows.small_tokens import prepare_scored_data
 from tests.gpt2train import jobs
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.tasks.corpus import Inline
-from tests.tasks.plugin_page import ROOT, files_of, install
+from tests.tasks.plugin_page import files_of, install
 
 TRAIN: dict[str, Any] = {
+    **SMALL,
     "steps": 4,
-    "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 16},
-    "batch": {"micro_batch": 1, "global_batch": 2},
-    "schedule": {"warmup": 1},
+    "model": {**SMALL["model"], "context": 16},
     "validation": {"interval": 2, "samples": 4},
     "checkpoints": {"interval": 2},
-    "logging": {"interval": 1, "tensorboard": False},
     "device": "cpu",
 }
 
@@ -119,9 +114,8 @@ def test_tokens_made_elsewhere_train_validate_and_merge(
 def test_corpora_are_blended_and_a_vocabulary_alone_suffices(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a", "b"):
-        for suffix in ("bin", "idx"):
-            (tmp_path / f"{name}.{suffix}").hardlink_to(made / f"tokens/{name}.{suffix}")
+    for name in ("a.bin", "a.idx", "b.bin", "b.idx"):
+        (tmp_path / name).hardlink_to(made / "tokens" / name)
     tokens = f"0.3 {tmp_path}/a 0.7 {tmp_path}/b"
     _, training = trained(planned(tmp_path / "out", tokens=tokens, split="949,50,1", vocab=300))
     folder = tmp_path / "out" / training.folder
@@ -161,14 +155,6 @@ def test_validation_tokens_of_their_own_take_the_place_of_a_split(
     assert f"validation {flags['valid']}; tokenizer" in plan and "valid 40 documents" in plan
 
 
-def test_a_setting_of_scores_without_them_is_named(made: Path, tmp_path: Path) -> None:
-    lambada = tmp_path / "lambada.jsonl"
-    lambada.write_text('{"text": "a b c"}\n')
-    run = planned(tmp_path / "out", tokens=str(made / "tokens/a"), lambada=str(lambada))
-    assert [name for name, _ in run.cached_steps()] == ["ready_tokens", "train"]
-    assert "--score is not given, so lambada is not used" in run.shown_plan()
-
-
 def test_the_plan_shows_files_split_and_missing_validation(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +168,10 @@ def test_the_plan_shows_files_split_and_missing_validation(
     assert run("pretrain", "--tokens", str(made / "tokens/a"), *flags) == 0
     assert "no validation: the valid split holds 0 tokens" in (plan := capsys.readouterr().out)
     assert "as --split 949,50,1" in plan
+    (tmp_path / "lambada.jsonl").write_text('{"text": "a b c"}\n')
+    given = planned(tmp_path / "out", tokens=str(made / "tokens/a"), lambada=str(tmp_path / "lambada.jsonl"))
+    assert [name for name, _ in given.cached_steps()] == ["ready_tokens", "train"]
+    assert "--score is not given, so lambada is not used" in given.shown_plan()
     assert not (tmp_path / "out").exists()
 
 
@@ -292,20 +282,6 @@ def test_a_pretraining_ends_with_model_and_scores(
     settings = resolve(EvaluateFlowSettings, flags={"run": str(tmp_path / "out" / training.folder), **SCORES})
     assert evaluate.planned(settings).cached_steps() == [("merge", model), ("evaluate", scores)]
 
-    # Tasks and suites are scored in addition; without them the fingerprint is as before.
-    tasks = write_tasks(tmp_path)
-    *_, scores = trained(scored(tmp_path / "out", data=str(data), tasks=tasks))
-    assert [record.name for record in scores.outputs][-2:] == ["choice.json", "both.json"]
-    page = result(planned_run.root, [training, model, scores])
-    assert "| both/one, accuracy | " in page and ", random 0.5000, Another model 0.7500 |" in page
-    assert "| both, centred | " in page
-    report(planned_run.root, [scores], ReportSettings(), runner=Inline(workers=1))
-    whole = (tmp_path / "out/report/report.html").read_text()
-    assert "<td>both/one</td>" in whole and "Another model 0.7500</td>" in whole and "95 % interval" in whole
-    with (tmp_path / "choice.toml").open("a") as file:
-        file.write("[published.Edited]\naccuracy = 0.1\n")
-    assert trained(scored(tmp_path / "out", data=str(data), tasks=tasks))[-1].fingerprint != scores.fingerprint
-
     # Without documents and cloze set, the training of the same tokens is scored as far as it can be.
     bare = tmp_path / "bare"
     shutil.copytree(data, bare, ignore=shutil.ignore_patterns("evalset", "shuffled"))
@@ -314,32 +290,19 @@ def test_a_pretraining_ends_with_model_and_scores(
     assert f"no cloze score: {bare} holds no cloze set of its own; give --lambada FILE" in caplog.text
 
 
-def write_tasks(folder: Path) -> dict[str, Any]:
-    """Settings of a task and of a suite, with their data."""
-    rows = [{"query": f"{n} is", "choices": ["a number", "a horse of"], "gold": n % 2} for n in range(6)]
-    (folder / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = 'kind = "multiple_choice"\ndata = ["items.jsonl"]\n'
-    published = '"Another model" = { accuracy = 0.75 }\n'
-    (folder / "choice.toml").write_text(f"{task}[published]\n{published}")
-    (folder / "both.toml").write_text(f'kind = "suite"\n[tasks.one]\n{task}[tasks.one.published]\n{published}')
-    return {"names": [str(folder / f"{name}.toml") for name in ("choice", "both")], "data": str(folder)}
-
-
 def test_wrong_data_of_the_scores_end_the_run_before_the_training(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.jsonl").write_text("no JSON\n")
-    for flag, name in (("--lambada", "bad.jsonl"), ("--lambada", "none.jsonl"), ("--wikitext", "none.tokens")):
-        words = ["--data", str(data), "--output", str(tmp_path / "out"), "--score", flag, str(tmp_path / name)]
-        assert run("pretrain", *words) == 2
-        error = capsys.readouterr().err
-        assert name in error and error.count("\n") == 1
-    for tasks, message in (
+    for flags, message in (
+        (["--lambada", f"{tmp_path}/bad.jsonl"], "bad.jsonl"),
+        (["--lambada", f"{tmp_path}/none.jsonl"], "none.jsonl"),
+        (["--wikitext", f"{tmp_path}/none.tokens"], "none.tokens"),
         (["--tasks.names", "hellaswag"], "tasks.names needs tasks.data"),
         (["--tasks.names", "helaswag", "--tasks.data", str(tmp_path)], "there is no task 'helaswag'"),
         (["--tasks.names", "hellaswag", "--tasks.data", str(tmp_path)], "has no **/hellaswag_val.jsonl"),
     ):
-        assert run("pretrain", "--data", str(data), "--output", str(tmp_path / "out"), "--score", *tasks) == 2
+        assert run("pretrain", "--data", str(data), "--output", str(tmp_path / "out"), "--score", *flags) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
     with pytest.raises(UserError, match="lambada has a setting of its own"):
@@ -355,54 +318,13 @@ def test_the_settings_of_a_deployment_serve_the_pipeline_too() -> None:
     assert resolve(EvaluateFlowSettings, "pretrain/345m", {"run": "out/runs/x"}).run == "out/runs/x"
 
 
-PAGE = "add-a-callback.md"
-
-
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plug-in of the page, registered here and installed for the processes of a training."""
-    folder = tmp_path / "installed"
-    folder.mkdir()
-    install(PAGE, folder)
+def test_the_options_of_a_callback_are_settings_of_a_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("add-a-callback.md", tmp_path)
     monkeypatch.setattr(CALLBACKS, "_entries", {})
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{folder}")
-    monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "early_stop", raising=False)
     importlib.import_module("early_stop")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("plugin")
-def test_the_flow_goes_on_after_an_early_stop(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "gpt2train")
-    train: dict[str, Any] = {
-        **TRAIN,
-        "steps": 40,
-        "callbacks": {"early_stop": {"patience": 1}},
-        "optimizer": {"lr": 1e-12},  # the loss stays where it is
-        "schedule": {"warmup": 1, "min_lr": 0.0},
-    }
-    lambada = tmp_path / "lambada.jsonl"
-    lambada.write_text('{"text": "Document 1: the the the"}\n')
-    flags = {"tokens": str(made / "tokens/a"), "split": "7,2,1", "train": train}
-    flags |= {"score": True, "lambada": str(lambada), "evaluate": {"prompts": ["The"]}}
-    manifests = trained(planned(tmp_path / "out", **flags))
-    _, training, model, scores = manifests
-    steps = training.outcome.facts["steps"]
-    record = read_record(tmp_path / "out" / training.folder)
-    assert steps < 40 and record is not None and record.early_stop is not None and record.early_stop.step == steps
-    reason = "callback early_stop: the validation loss has not fallen for 1 validations"
-    assert record.early_stop.reason == reason
-    assert f"training finished at step {steps} of 40: {reason}" in caplog.messages
-    assert read_run_config(tmp_path / "out" / training.folder / CONFIG_FILE).steps == 40
-    assert (tmp_path / "out" / model.folder / "model.safetensors").is_file()
-    assert [output.name for output in scores.outputs] == ["lambada.json", "samples.json"]
-    assert [found for _, found in planned(tmp_path / "out", **flags).cached_steps()] == manifests
-
-
-@pytest.mark.usefixtures("plugin")
-def test_options_are_settings_of_a_flow(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(files_of(PAGE)["options.toml"])
+    (tmp_path / "run.toml").write_text(files_of("add-a-callback.md")["options.toml"])
     config = read_toml(tmp_path / "run.toml")["train"]["callbacks"]
     settings = resolve(PretrainFlowSettings, str(tmp_path / "run.toml"))
     assert settings.train.callbacks == config == {"early_stop": {"patience": 5}}

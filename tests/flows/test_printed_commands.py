@@ -69,37 +69,20 @@ def settings_of(words: list[str]) -> PretrainFlowSettings:
     return resolve(PretrainFlowSettings, bound.arguments.get("config"), flags)
 
 
-def planned(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[dict[str, str], PretrainFlowSettings]:
-    """First row of a plan, and the settings of its last line."""
-    assert run_command(app, ["plan", "--no-simulate", "--rows", "1", *options]) == 0
+@pytest.mark.parametrize("name", ["colossalai-gpt2-small", "oneflow-1x8"])
+def test_the_best_layout_of_a_preset_is_that_of_its_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(app, ["plan", "--no-simulate", "--rows", "1", "--preset", name, "--gpus", "8"]) == 0
     _, head, row, *_, best = capsys.readouterr().out.splitlines()
     columns = dict(zip(head.split(), row.split("+")[0].split(), strict=False))
-    return columns, settings_of(shlex.split(best.removeprefix("best: ")))
-
-
-def row_of(chosen: TrainSettings, world: int) -> dict[str, str]:
-    """Columns of the row of a layout."""
-    p, layout = chosen.parallel, Layout.of(chosen, world)
-    offload, recompute = offload_of(p).replace("none", "-"), p.activation_checkpointing.replace("none", "-")
-    values = (p.tp, p.pp, layout.data, p.zero, offload, recompute)
-    names = ("tp", "pp", "dp", "ZeRO", "offload", "recompute", "micro", "accum", "samples")
-    batch = (layout.micro_batch, layout.accumulation, layout.global_batch)
-    return dict(zip(names, map(str, (*values, *batch)), strict=True))
-
-
-FAST = ("colossalai-gpt2-small", "oneflow-1x8")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.exhaustive) for name in presets()]
-)
-def test_the_best_layout_of_a_preset_is_that_of_its_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    row, found = planned(capsys, "--preset", name, "--gpus", "8")
-    assert found.launch.world == 8
-    columns = row_of(found.train, 8)
-    assert {key: row[key] for key in columns} == columns
-    expected = build(TrainSettings, preset(name))
-    assert found.train.model_copy(update={"parallel": expected.parallel, "batch": expected.batch}) == expected
+    found = settings_of(shlex.split(best.removeprefix("best: ")))
+    p, layout = found.train.parallel, Layout.of(found.train, found.launch.world)
+    degrees = {"tp": p.tp, "pp": p.pp, "dp": layout.data, "ZeRO": p.zero}
+    batch = {"micro": layout.micro_batch, "accum": layout.accumulation, "samples": layout.global_batch}
+    kinds = {"offload": offload_of(p), "recompute": p.activation_checkpointing}
+    expected = {key: str(value).replace("none", "-") for key, value in (degrees | kinds | batch).items()}
+    assert found.launch.world == 8 and {key: columns[key] for key in expected} == expected
+    given = build(TrainSettings, preset(name))
+    assert found.train.model_copy(update={"parallel": given.parallel, "batch": given.batch}) == given
 
 
 PARALLEL = st.fixed_dictionaries(

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,25 +15,16 @@ from tests.flows.conftest import Finished
 from tests.hub_server import Hub
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> tuple[Path, Path]:
-    """A private and a public key."""
-    pytest.importorskip("model_signing", reason="the package model-signing is missing")
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    private = ec.generate_private_key(ec.SECP256R1())
-    kinds = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (tmp_path / "key.pem").write_bytes(private.private_bytes(*kinds))
-    public = private.public_key().public_bytes(kinds[0], serialization.PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "key.pub").write_bytes(public)
-    return tmp_path / "key.pem", tmp_path / "key.pub"
-
-
 def test_a_changed_document_or_manifest_breaks_the_signature(
-    output: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    private, public = map(str, keys)
+    pytest.importorskip("model_signing", reason="the package model-signing is missing")
+    private, public = str(tmp_path / "key.pem"), str(tmp_path / "key.pub")
+    for words in (
+        ["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private],
+        ["ec", "-in", private, "-pubout", "-out", public],
+    ):
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
     assert run_command(app, ["passport", str(output), "--sign", private]) == 0
     assert run_command(app, ["passport", str(output), "--check", public]) == 0
     for name, shown in (("passport/README.md", "README.md"), ("clean/_manifest.json", "clean/_manifest.json")):
@@ -50,17 +42,17 @@ def test_a_changed_document_or_manifest_breaks_the_signature(
 def test_a_publication_is_loaded_by_its_readers(
     finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    datasets = pytest.importorskip("datasets", reason="the package datasets is missing")
+    datasets = pytest.importorskip("datasets")
     transformers = pytest.importorskip("transformers")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     source, target = str(finished.output), tmp_path / "published"
     assert run_command(app, ["publish", source, "--to", str(target), "--dataset", "--dry-run"]) == 0
-    assert not target.exists() and "model: model.safetensors (" in (dry := capsys.readouterr().out)
+    dry = capsys.readouterr().out
+    assert not target.exists() and "model: model.safetensors (" in dry
     assert run_command(app, ["publish", source, "--to", str(target), "--dataset"]) == 0
     names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
-    assert {f"model/{name}" for name in re.findall(r"model: (\S+) \(", dry)} == {
-        n for n in names if n.startswith("model/")
-    }
+    listed = {f"model/{name}" for name in re.findall(r"model: (\S+) \(", dry)}
+    assert listed == {name for name in names if name.startswith("model/")}
     assert not [name for name in names if re.search(r"/[._]|_manifest|rejected|checkpoints", name)]
     loaded = datasets.load_dataset(str(target / "dataset"), split="train", cache_dir=str(tmp_path / "cache"))
     shards = sorted((finished.output / "shuffled").glob("*.parquet"))
@@ -87,15 +79,9 @@ def test_a_publication_is_loaded_by_its_readers(
     ],
 )
 def test_what_cannot_be_published_is_one_line(
-    flags: list[str],
-    message: str,
-    finished: Finished,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    flags: list[str], message: str, finished: Finished, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert run_command(app, ["publish", str(finished.output), *flags]) == 2
     assert message in capsys.readouterr().err
 
@@ -118,21 +104,17 @@ def test_a_publication_is_uploaded_once(finished: Finished, output: Path, tmp_pa
     with Hub() as hub:
         hub.token = "hf_secret"
         own = {"HF_ENDPOINT": hub.address, "HF_TOKEN": hub.token, "HF_HOME": str(tmp_path)}  # it speaks LFS, no Xet
+        publishing = [sys.executable, "-m", "gpt2train", "publish", str(output), "--to", "hf://user/name", "--dataset"]
 
         def publish(status: int = 0) -> "subprocess.CompletedProcess[str]":
-            command = ["-m", "gpt2train", "publish", str(output), "--to", "hf://user/name", "--dataset"]
-            done = subprocess.run(
-                [sys.executable, *command], env=os.environ | own, capture_output=True, text=True, timeout=240
-            )
+            done = subprocess.run(publishing, env=os.environ | own, capture_output=True, text=True, timeout=240)
             assert done.returncode == status, done.stderr
             assert "hf_secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
             return done
 
         assert publish().stdout.count("published: ") == 2
         assert hub.private == {"models/user/name": True, "datasets/user/name": True}
-        (_, model), (_, documents) = (
-            hub.files(f"{kind}/user/name", "main") or ("", {}) for kind in ("models", "datasets")
-        )
+        model, documents = (hub.repositories[f"{kind}/user/name"][-1][1] for kind in ("models", "datasets"))
         for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja", "README.md", "config.json"):
             assert model[name] == (run / "model" / name).read_bytes()
         assert "eu-summary.md" in model
@@ -148,8 +130,6 @@ def test_a_publication_is_uploaded_once(finished: Finished, output: Path, tmp_pa
         publish()
         commits["models/user/name"] += 1
         assert {name: len(made) for name, made in hub.repositories.items()} == commits
-        assert (hub.files("models/user/name", "main") or ("", {}))[1] == model | {
-            "README.md": b"---\nlicense: mit\n---\n"
-        }
+        assert hub.repositories["models/user/name"][-1][1] == model | {"README.md": b"---\nlicense: mit\n---\n"}
         hub.token = "another"
         assert "was not published (model): " in publish(1).stderr

@@ -62,6 +62,8 @@ def test_a_dry_run_shows_the_steps_of_the_run(tmp_path: Path) -> None:
     whole = pipeline.planned(resolve(PipelineSettings, flags=given)).cached_steps()
     # The report of the pipeline lies in another folder, and is about more.
     assert [name for name, done in whole if done is None] == ["train", "merge", "evaluate", "report"]
+    training = pretrain.planned(resolve(PretrainFlowSettings, flags={"output": str(tmp_path / "none")}))
+    assert training.cached_steps() == [("train", None)] and not (tmp_path / "none").exists()
 
 
 def test_opt_in_steps_run_at_their_place(tmp_path: Path) -> None:
@@ -81,12 +83,6 @@ def test_opt_in_steps_run_at_their_place(tmp_path: Path) -> None:
     assert done["boilerplate"].facts["lines_removed"] == 20 and done["substrings"].facts["spans_removed"] == 19
     page = (tmp_path / "out/data-report/report.html").read_text()
     assert "Boilerplate lines removed" in page and "Copyright of the whole site" in page
-
-
-def test_the_steps_of_a_training_without_tokens(tmp_path: Path) -> None:
-    run = pretrain.planned(resolve(PretrainFlowSettings, flags={"output": str(tmp_path)}))
-    assert run.cached_steps() == [("train", None)]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_input_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

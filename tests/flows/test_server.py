@@ -1,6 +1,5 @@
-"""The Prefect server: out of reach, schedules and their releases, PostgreSQL, no connection to another host."""
+"""The Prefect server: out of reach, schedules and their releases, PostgreSQL."""
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -17,52 +16,41 @@ from typing import Any
 
 import pytest
 
-from flows.orchestration.server import NO_SERVER, configured_server, prefect_server
+from flows.orchestration.server import configured_server, prefect_server
 from gpt2train.errors import UserError
 from tests.flows.conftest import Server
-from tests.flows.network_audit import NetworkAudit
 from tests.flows.prefect_server import ROOT, running_server
+from tests.object_stores import free_port
 from tests.processes import wait_for
 from tests.test_repository import required
 
 
-@pytest.fixture
-def unused_address() -> str:
-    """An address at which nothing listens."""
+def test_an_unreachable_server_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the environment, without a scheme, and by the profile."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}/api"
+        unused = f"http://127.0.0.1:{probe.getsockname()[1]}/api"
 
+    def refuse(said: str) -> None:
+        with pytest.raises(UserError, match=said):
+            prefect_server().__enter__()
 
-def test_an_unreachable_server_is_named_with_the_remedy(unused_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", unused_address)
-    with pytest.raises(UserError, match=rf"no Prefect server answers at {unused_address} \(.*refused\); start it"):
-        prefect_server().__enter__()
-
-
-def test_an_unreachable_server_of_the_profile_is_named(
-    unused_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.delenv("PREFECT_PROFILE", raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", unused)
+    refuse(rf"no Prefect server answers at {unused} \(.*refused\); start it")
+    monkeypatch.setenv("PREFECT_API_URL", "127.0.0.1:4200/api")
+    refuse(r"answers at 127\.0\.0\.1:4200/api")
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
     profiles = tmp_path / "profiles.toml"
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(profiles))
     assert configured_server() is None
-    profiles.write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "{unused_address}"\n')
-    assert configured_server() == unused_address
-    with pytest.raises(UserError, match=f"no Prefect server answers at {unused_address}"):
-        prefect_server().__enter__()
-
-
-def test_an_address_without_a_scheme_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", "127.0.0.1:4200/api")
-    with pytest.raises(UserError, match=r"answers at 127\.0\.0\.1:4200/api"):
-        prefect_server().__enter__()
+    profiles.write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "{unused}"\n')
+    assert configured_server() == unused
+    refuse(f"no Prefect server answers at {unused}")
 
 
 # Libraries of Prefect's server that have had a release with which it does not work.
 BOUNDED = ("fastapi", "prefect", "sqlalchemy")
-HOURLY = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -75,7 +63,8 @@ def test_the_installed_release_is_within_its_bounds(name: str) -> None:
 def test_the_server_schedules_runs(server: Server) -> None:
     """The statement by which the scheduler's loop inserts runs, asked for over the API."""
     flow = server.ask("POST", "flows/", name="scheduled")["id"]
-    schedules = [{"schedule": HOURLY, "active": True}]
+    hourly = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
+    schedules = [{"schedule": hourly, "active": True}]
     deployment = server.ask("POST", "deployments/", name="hourly", flow_id=flow, schedules=schedules)["id"]
     server.ask("POST", f"deployments/{deployment}/schedule", min_runs=3)
     found = server.ask("POST", "flow_runs/filter", deployments={"id": {"any_": [deployment]}})
@@ -147,21 +136,13 @@ def postgres() -> Iterator[str]:
     if root:
         for path in (folder, folder / "password"):
             shutil.chown(path, user)
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def run(name: str, *arguments: str) -> None:
-        subprocess.run(
-            [str(BINARIES[-1] / name), *arguments],
-            user=user if root else None,
-            cwd=folder,
-            env={**os.environ, "PGPASSWORD": PASSWORD},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            check=True,
-            timeout=120,
-        )
+        command, owner = [str(BINARIES[-1] / name), *arguments], user if root else None
+        silent: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        secret = os.environ | {"PGPASSWORD": PASSWORD}
+        subprocess.run(command, user=owner, cwd=folder, env=secret, check=True, timeout=120, **silent)
 
     data = str(folder / "data")
     try:
@@ -186,12 +167,7 @@ def test_the_server_keeps_its_state_in_postgres(postgres: str, tmp_path: Path, m
         first.ask("POST", "work_pools/", name="gpt2train", type="process")
         command = [sys.executable, str(script)]
         flows = [subprocess.Popen(command, env=first.environment, stdout=subprocess.PIPE, text=True) for _ in "ab"]
-        spans = []
-        for flow in flows:
-            said, _ = flow.communicate(timeout=240)
-            assert flow.returncode == 0
-            spans.append(json.loads(said))
-        earlier, later = sorted(spans)
+        earlier, later = sorted(json.loads(flow.communicate(timeout=240)[0]) for flow in flows)
         assert earlier[1] <= later[0]  # the limit of one let them in one after the other
     assert not list((tmp_path / "first").rglob("*.db"))  # no SQLite beside it
 
@@ -204,61 +180,3 @@ def test_the_server_keeps_its_state_in_postgres(postgres: str, tmp_path: Path, m
         assert second.ask("POST", "task_runs/count") == 40
     for home in ("first", "second"):
         assert PASSWORD not in (tmp_path / home / "server.log").read_text()
-
-
-TASK_FLOW = """
-import flows
-from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact
-
-@task
-def add(number):
-    return number + 1
-
-@flow
-def small():
-    create_markdown_artifact("a picture", key="small")
-    return add(1)
-
-if __name__ == "__main__":
-    small.from_source(source={folder!r}, entrypoint="small.py:small").deploy("outside", work_pool_name="outside")
-"""
-
-
-def test_the_audit_hook_records_names_and_addresses_of_other_hosts(tmp_path: Path) -> None:
-    watch = NetworkAudit(tmp_path)
-    code = """
-import contextlib, socket
-for ask in (lambda: socket.getaddrinfo("elsewhere.invalid", 80), lambda: socket.gethostbyname("other.invalid"),
-            lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"", ("192.0.2.1", 9)),
-            lambda: socket.create_connection(("127.0.0.1", 9))):
-    with contextlib.suppress(OSError):
-        ask()
-"""
-    environment = watch.environment() | {"PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    noted = {what: host for _, what, host in watch.outside()}
-    assert noted == {"getaddrinfo": "elsewhere.invalid", "gethostbyname": "other.invalid", "sendto": "192.0.2.1"}
-    assert ("connect", "127.0.0.1") in [(what, host) for _, what, host in watch.notes()]
-
-
-@pytest.mark.exhaustive
-def test_server_worker_and_run_connect_to_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = NetworkAudit(tmp_path)
-    # By the proxy that is none, a server of Prefect finds its list of worker types beside it instead of outside.
-    for name, value in {**watch.environment(), "HTTPS_PROXY": NO_SERVER, "NO_PROXY": "127.0.0.1"}.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "small.py").write_text(TASK_FLOW.format(folder=str(tmp_path)))
-    with running_server(tmp_path / "home") as home:
-        assert home.prefect("work-pool", "create", "outside", "--type", "process").returncode == 0
-        command = [sys.executable, str(tmp_path / "small.py")]
-        deployed = subprocess.run(command, env=home.environment, capture_output=True, text=True, timeout=200)
-        assert deployed.returncode == 0, deployed.stderr
-        with home.worker("outside", tmp_path / "worker.log"):
-            ran = home.prefect("deployment", "run", "small/outside", "--watch")
-            assert ran.returncode == 0, ran.stderr + (tmp_path / "worker.log").read_text()
-        [run] = home.ask("POST", "flow_runs/filter", limit=5)
-        assert run["state_name"] == "Completed", (tmp_path / "worker.log").read_text()
-    # Server, pool, deployment, worker, the command that asks for the run, and the run itself: a process each.
-    assert len({number for number, _, _ in watch.notes()}) >= 5
-    assert watch.outside() == []

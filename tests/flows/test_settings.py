@@ -21,17 +21,13 @@ from flows.settings import (
     resolve,
 )
 from flows.ui.flags import dump
-from gpt2train.cli import app, run_command
-from gpt2train.config import RunConfig, to_toml
 from gpt2train.errors import UserError
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.settings import build, read_toml
 from gpt2train.store.folder import Folder
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tasks.core.forgotten import Forgotten, url_hash
 from tasks.outputs.forget.training import find_runs, read_by, write_settings
 from tests.flows.small_tokens import TRAIN, prepare_scored_data
-from tests.gpt2train.jobs import finish, start_alone
 from tests.tasks.corpus import Inline
 
 
@@ -44,15 +40,14 @@ def test_flags_win_over_the_file_which_wins_over_the_preset(tmp_path: Path) -> N
     assert settings.train.model.layers == 12
 
 
-def test_the_demo_preset_applies_to_the_demo_only() -> None:
-    assert resolve(PipelineSettings).download.allow_private == ("127.0.0.0/8",)
-    assert resolve(PipelineSettings, flags={"urls": ["a.txt"]}).download.allow_private == ()
-
-
 def test_the_demo_preset_serves_every_flow() -> None:
     demo = demo_layer()
     assert resolve(DataprepSettings).blacklist.shard_rows == demo["blacklist"]["shard_rows"]
     whole = resolve(PipelineSettings)
+    assert whole.download.allow_private == ("127.0.0.0/8",)
+    for source in ("urls", "warcs", "documents"):
+        given = resolve(PipelineSettings, flags={source: ["x"]})
+        assert given.has_source and given.download.allow_private == ()
     assert whole.preset == demo["preset"]
     # `flows.pretrain --preset` of the demo's trains the same on the tokens of `flows.dataprep`.
     assert whole.tokenizer == resolve(DataprepSettings).tokenizer
@@ -62,16 +57,13 @@ def test_the_demo_preset_serves_every_flow() -> None:
 def test_one_file_serves_all_flows_and_mistakes_in_it_are_found(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text('urls = ["a.txt"]\npreset = "117m"\n[evaluate]\nmax_documents = 3\n')
-    assert resolve(DataprepSettings, str(config)).urls == ("a.txt",)
+    found = resolve(DataprepSettings, str(config))
+    assert found.urls == ("a.txt",) and found.tokenizer.name == "gpt2"  # that of the preset
+    assert resolve(DataprepSettings, flags={"urls": ["a.txt"]}).tokenizer.name == "train"
     assert resolve(PretrainSettings, str(config)).preset == "117m"
     config.write_text("[evalute]\nmax_documents = 3\n")
     with pytest.raises(UserError, match="unknown setting 'evalute'"):
         resolve(DataprepSettings, str(config))
-
-
-def test_a_preset_is_a_layer_of_its_own() -> None:
-    settings = resolve(PretrainSettings, flags={"preset": "345m", "train": {"steps": 9000}})
-    assert (settings.train.model.layers, settings.train.model.hidden, settings.train.steps) == (24, 1024, 9000)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +87,6 @@ def test_a_preset_has_gpt_2_s_vocabulary_unless_another_is_chosen(
     assert (found.name, found.vocab_size if found.name == "train" else found.folder) == expected
 
 
-def test_the_data_flow_takes_the_vocabulary_of_the_preset_in_its_file(tmp_path: Path) -> None:
-    assert resolve(DataprepSettings, flags={"documents": ["a.txt"]}).tokenizer.name == "train"
-    (tmp_path / "mine.toml").write_text('documents = ["a.txt"]\npreset = "117m"\n')
-    assert resolve(DataprepSettings, str(tmp_path / "mine.toml")).tokenizer.name == "gpt2"
-
-
 def test_a_recipe_takes_the_place_of_a_preset() -> None:
     flags = {"recipe": "modern", "depth": 12, "train": {"seed": 7}}
     settings = resolve(PretrainSettings, flags=flags)
@@ -114,58 +100,6 @@ def test_a_recipe_takes_the_place_of_a_preset() -> None:
         resolve(PretrainSettings, flags={"preset": "345m", **flags})
     for found in (settings, small, hours):  # a command passes them to the flow, which resolves them again
         assert resolve(type(found), flags=dump(found, "json")) == found
-
-
-def test_an_unknown_key_is_refused_with_its_full_path() -> None:
-    with pytest.raises(UserError, match=r"unknown setting 'train.model.layer'; did you mean 'train.model.layers'"):
-        resolve(PretrainSettings, flags={"train": {"model": {"layer": 3}}})
-
-
-def test_every_field_has_a_help_text() -> None:
-    """The same text is the flag's help and the hint in the form of the Prefect UI."""
-    missing = []
-
-    def check_fields(model: type, path: str) -> None:
-        for name, field in model.model_fields.items():  # type: ignore[attr-defined]
-            if not field.description:
-                missing.append(f"{path}.{name}")
-            if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
-                check_fields(field.annotation, f"{path}.{name}")
-
-    check_fields(PipelineSettings, "pipeline")
-    assert missing == []
-
-
-COLUMNS = ("step", "loss", "grad_norm", "lr", "valid_loss", "valid_bits_per_byte")
-SHORT = {"steps": 3, "schedule": {"warmup": 1}, "model": {"context": 16}, "validation": {"interval": 2}}
-FLAGS = "--train.steps 3 --train.schedule.warmup 1 --train.model.context 16 --train.validation.interval 2"
-
-
-def steps(run: Path | str) -> list[dict[str, float]]:
-    return [{name: row[name] for name in COLUMNS if name in row} for row in read_metrics(run)]
-
-
-@pytest.mark.exhaustive
-def test_the_flow_and_the_file_of_a_recipe_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = prepare_scored_data(tmp_path / "out")
-    recipe = ["--recipe", "modern", "--depth", "1"]
-    command = [sys.executable, "-m", "flows.pretrain", *recipe, "--data", str(out), "--output", str(out)]
-    command += [*FLAGS.split(), "--train.device", "cpu", "--launch.processes", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [run] = (out / "runs").glob("modern-1-*")
-    expected = steps(run)
-    assert [row["step"] for row in expected] == [1, 2, 3] and "valid_bits_per_byte" in expected[1]
-
-    tokens = ["--train", str(out / "tokens/train/tokens"), "--valid", str(out / "tokens/valid/tokens")]
-    capsys.readouterr()
-    assert run_command(app, ["config", *recipe, *tokens, "--vocab", "300", "--output", str(tmp_path / "run")]) == 0
-    file = tmp_path / "run.toml"
-    file.write_text(capsys.readouterr().out)
-    file.write_text(to_toml(build(RunConfig, read_toml(str(file)), {**SHORT, "device": "cpu"})))
-    code, shown, errors = finish(start_alone(str(file)))
-    assert code == 0, shown + errors
-    assert steps(tmp_path / "run") == expected
 
 
 @pytest.mark.slow

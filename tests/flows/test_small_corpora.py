@@ -1,19 +1,16 @@
 """Corpora without cloze passages: two lines, Chinese, source code; and Chinese by the documented command."""
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from flows.dataprep import PreparedData, prepare
+from flows.dataprep import prepare
 from flows.settings import PipelineSettings, resolve
 from flows.sources import Sources
 from gpt2train.config import to_toml
@@ -21,7 +18,8 @@ from gpt2train.settings import build
 from gpt2train.store.folder import Folder
 from tasks.report.step import REPORT, report
 from tasks.train.step import validation_warning
-from tests.processes import wait_for
+from tests.docs.page_commands import run_line, served
+from tests.object_stores import free_port
 from tests.tasks.corpus import Inline
 
 CHINESE = (  # words of two letters
@@ -82,35 +80,21 @@ def settings_for(kind: str, folder: Path) -> PipelineSettings:
     return resolve(PipelineSettings, flags=given)
 
 
-@pytest.fixture
-def direct() -> Iterator[Inline]:
-    """A runner for the recipes of the flows; each step is called without a Prefect task around it."""
+@pytest.mark.parametrize("kind", CORPORA)
+def test_a_small_corpus_gives_tokens(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_for(kind, tmp_path)
+    root = Folder(settings.output)
     with Inline(workers=1) as runner:
-        yield runner
-
-
-def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptureFixture) -> PreparedData:
-    """Run the data recipe twice, and check that the second run repeats nothing."""
-    data = prepare(Folder(settings.output), settings, Sources(settings), runner)
+        data = prepare(root, settings, Sources(settings), runner)
+        assert prepare(root, settings, Sources(settings), runner) == data
+        page = report(root, data.manifests, settings.report, runner=runner)
+    assert page.outcome.outputs[0].name == REPORT
     assert data.lambada is None
     assert "no cloze passage in the" in caplog.text and "--lambada FILE" in caplog.text
     assert data.tokenize.outcome.facts["train_tokens"] > 0
-    kept = {manifest.step: manifest.outcome.kept for manifest in data.manifests}
-    assert kept["decontaminate"] == kept["clean"]
-    assert prepare(Folder(settings.output), settings, Sources(settings), runner) == data
-    return data
-
-
-@pytest.mark.parametrize("kind", CORPORA)
-def test_a_small_corpus_gives_tokens(
-    kind: str, tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = settings_for(kind, tmp_path)
-    data = prepared(settings, direct, caplog)
-    cleaned = next(manifest.outcome for manifest in data.manifests if manifest.step == "clean")
-    assert cleaned.kept == {"two lines": 2, "Chinese": 10}.get(kind, cleaned.seen)
-    page = report(Folder(settings.output), data.manifests, settings.report, runner=direct)
-    assert page.outcome.outputs[0].name == REPORT
+    made = {manifest.step: manifest.outcome for manifest in data.manifests}
+    assert made["decontaminate"].kept == made["clean"].kept
+    assert made["clean"].kept == {"two lines": 2, "Chinese": 10}.get(kind, made["clean"].seen)
 
 
 def test_a_validation_split_below_one_sample_is_left_out(tmp_path: Path) -> None:
@@ -118,21 +102,6 @@ def test_a_validation_split_below_one_sample_is_left_out(tmp_path: Path) -> None
     assert validation_warning({"valid_tokens": settings.model.context + 1}, settings) is None
     words = validation_warning({"valid_tokens": settings.model.context}, settings)
     assert words and "holds 8 tokens, fewer than one sample of 9" in words
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["two lines", "Chinese"])
-def test_the_pipeline_succeeds_on_a_small_corpus(kind: str, tmp_path: Path) -> None:
-    settings = settings_for(kind, tmp_path)
-    (tmp_path / "run.toml").write_text(to_toml(settings))
-    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
-    command = [sys.executable, "-m", "flows.pipeline", "--config", str(tmp_path / "run.toml")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert "warning: no cloze passage in the" in done.stderr
-    assert (Path(settings.output) / "report" / REPORT).exists()
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert again.returncode == 0 and "warning: no cloze passage in the" in again.stderr
 
 
 PAGE = Path(__file__).parents[2] / "docs/data/languages.md"
@@ -144,43 +113,27 @@ SMALL = {  # a model and a vocabulary of a second
 }
 
 
-def commands() -> list[list[str]]:
-    """The two commands of the page."""
+@pytest.mark.exhaustive
+def test_chinese_texts_become_a_served_model_by_the_documented_command(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    novels = real_data / "eval/zh/corpus"
+    if not novels.is_dir():
+        pytest.skip(f"no Chinese corpus in {real_data}")
     found = re.search(r"^    (python -m flows\.pipeline --documents corpus/.*\n.*)$", PAGE.read_text(), re.MULTILINE)
     assert found is not None
-    return [command.split() for command in found[1].replace("\\\n", " ").split("&&")]
-
-
-def small_corpus(data: Path, folder: Path) -> None:
-    """Beginnings of the novels, and some poems, as `.txt` and JSON lines."""
-    folder.mkdir()
-    for path in sorted((data / "eval/zh/corpus").iterdir()):
+    pipeline, serve = (line.strip() for line in found[1].replace("\\\n", " ").split("&&"))
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    for path in sorted(novels.iterdir()):  # novels and poems, as `.txt` and JSON lines
         lines = path.read_text(encoding="utf-8").split("\n")[:150]
-        (folder / path.name).write_text("\n".join(lines), encoding="utf-8")
-
-
-@pytest.mark.exhaustive
-def test_chinese_texts_become_a_served_model_by_the_documented_command(real_data: Path, tmp_path: Path) -> None:
-    if not (real_data / "eval/zh/corpus").is_dir():
-        pytest.skip(f"no Chinese corpus in {real_data}")
-    small_corpus(real_data, tmp_path / "corpus")
+        (Path("corpus") / path.name).write_text("\n".join(lines), encoding="utf-8")
     passages = [{"text": "却说玄德在店中，忽听得门外有人说话"}, {"text": "大圣笑道：“我去也！”"}]
-    lambada = tmp_path / "cloze.jsonl"
-    lambada.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in passages), encoding="utf-8")
-    (tmp_path / "small.toml").write_text(to_toml(build(PipelineSettings, SMALL | {"documents": ["corpus/"]})))
-    pipeline, serve = commands()
-    more = ["--config", "small.toml", "--lambada", str(lambada)]
-    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
-    done = subprocess.run(
-        [sys.executable, *pipeline[1:], *more],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
-    [model] = tmp_path.glob("out/zh/runs/*/model")
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in passages]
+    Path("cloze.jsonl").write_text("".join(lines), encoding="utf-8")
+    Path("small.toml").write_text(to_toml(build(PipelineSettings, SMALL | {"documents": ["corpus/"]})))
+    run_line(f"{pipeline} --config small.toml --lambada cloze.jsonl")
+    [model] = Path().glob("out/zh/runs/*/model")
     scores = model.parent / "eval"
     cloze = json.loads((scores / "lambada.json").read_text())
     assert cloze["passages"] == 2
@@ -189,25 +142,11 @@ def test_chinese_texts_become_a_served_model_by_the_documented_command(real_data
     assert held_out["definition"].endswith("each character is a word") and held_out["bits_per_byte"] > 0
     assert held_out["words"] > 100
     assert json.loads((scores / "samples.json").read_text())["samples"][0]["prompt"] == "话说"
-    assert "bits" in (tmp_path / "out/zh/report/report.html").read_text()
-    check_server([*serve[:-1], str(model)], tmp_path)
-
-
-def check_server(command: list[str], folder: Path) -> None:
-    """Start the server of the page, and continue a text."""
-    log = folder / "serve.log"
-    entry = [sys.executable, "-m", "gpt2train", *command[1:], "--port", "0"]
-    with (
-        log.open("w") as file,
-        subprocess.Popen(entry, cwd=folder, stdout=file, stderr=subprocess.STDOUT, text=True) as server,
-    ):
-        try:
-            wait_for(lambda: "serving" in log.read_text() or server.poll() is not None, 300, "the server")
-            address = re.search(r"http://\S+", log.read_text())
-            assert address is not None, log.read_text()
-            asked = {"prompt": "话说天下大势，", "max_tokens": 8, "seed": 1, "echo": True}
-            answer = httpx.post(f"{address[0]}/v1/completions", json=asked, timeout=60, trust_env=False)
-            assert answer.status_code == 200
-            assert answer.json()["choices"][0]["text"].startswith("话说天下大势，")
-        finally:
-            server.terminate()
+    assert "bits" in Path("out/zh/report/report.html").read_text()
+    port = free_port()
+    with served(f"{serve.rpartition(' ')[0]} {model} --port {port}"):
+        asked = {"prompt": "话说天下大势，", "max_tokens": 8, "seed": 1, "echo": True}
+        address = f"http://127.0.0.1:{port}/v1/completions"
+        answer = httpx.post(address, json=asked, timeout=60, trust_env=False)
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["text"].startswith("话说天下大势，")

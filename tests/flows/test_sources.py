@@ -1,31 +1,17 @@
 """Sources other than URL lists: domains, archives, texts, alone and together; mistakes are found before the start."""
 
-from html import escape
 from pathlib import Path
 
 import pytest
 
 from flows.dataprep import dataprep
-from flows.settings import DataprepSettings, PipelineSettings, resolve
+from flows.settings import DataprepSettings, resolve
 from flows.sources import Sources, documents_of
 from gpt2train.errors import UserError
-from gpt2train.store.manifest import Folder, need_manifest
-from tasks.core.shards import read_rows
-from tests.flows.mini_pipeline import Mini, lines_of
-from tests.tasks.corpus import Inline, pieces_of_novels
+from gpt2train.store.manifest import Folder
+from tests.tasks.corpus import Inline, rows_of
 from tests.tasks.discover.site_files import serve, serve_crawl, urlset
-from tests.tasks.sources.archives import members, response
 from tests.tasks.web_server import running_site
-
-AFTER = ["clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer", "tokenize"]
-
-
-def refused(output: Path, **given: object) -> str:
-    """The one-line error of the check before the start."""
-    with pytest.raises(UserError) as error:
-        dataprep.planned(resolve(DataprepSettings, flags={"output": str(output), **given})).check()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_mistakes_are_found_before_anything_starts(tmp_path: Path) -> None:
@@ -41,49 +27,18 @@ def test_mistakes_are_found_before_anything_starts(tmp_path: Path) -> None:
         ({"documents": [f"{tmp_path}/b.docx"]}, ["b.docx", ".jsonl", ".parquet", ".html", "rename"]),
         ({"documents": [f"{tmp_path}/empty"]}, ["no file in", "--documents"]),
         ({"warcs": [f"{tmp_path}/c.warc"]}, ["c.warc is not a WARC", "WARC/1.0", "--urls"]),
+        ({"domains": ["http://a.example/page"]}, ["is no domain; expected a name as example.org"]),
         ({"warcs": [f"{tmp_path}/*.warc.gz"]}, ["no file matches", "--warcs"]),
         ({"warcs": [f"{tmp_path}/c.warc"], "documents": [f"{tmp_path}/a.jsonl"], "json_key": "body"}, ["c.warc"]),
     ):
-        line = refused(out, **given)
-        assert all(part in line for part in said), line
+        with pytest.raises(UserError) as error:
+            dataprep.planned(resolve(DataprepSettings, flags={"output": str(out), **given})).check()
+        assert "\n" not in str(error.value) and all(part in str(error.value) for part in said), error.value
     given = {"output": str(out), "documents": [f"{tmp_path}/*.jsonl"], "json_key": "body"}
     dataprep.planned(resolve(DataprepSettings, flags=given)).check()
 
 
-def test_the_demo_runs_only_without_sources() -> None:
-    assert resolve(PipelineSettings).download.allow_private == ("127.0.0.0/8",)
-    for source in ("urls", "warcs", "documents"):
-        settings = resolve(PipelineSettings, flags={source: ["x"]})
-        assert settings.has_source and settings.download.allow_private == ()
-
-
-def steps_of(stderr: str) -> list[str]:
-    known = ["blacklist", "download", "warcs", "webpages", "extract", "texts", *AFTER]
-    return [name for name, _ in lines_of(stderr) if name in known]
-
-
-@pytest.mark.exhaustive
-def test_lists_archives_and_texts_are_read_together(mini: Mini, open_data: Path, tmp_path: Path) -> None:
-    reviews = pieces_of_novels(open_data, 60)
-    pages = [response(n, f"<html><body><p>{escape(text)}</p></body></html>".encode()) for n, text in enumerate(reviews)]
-    (tmp_path / "a.warc.gz").write_bytes(members([*pages[:30], b"broken\r\n\r\n"]))
-    (tmp_path / "b.warc").write_bytes(b"".join(pages[30:40]))
-    (tmp_path / "docs").mkdir()
-    for number, text in enumerate(reviews[40:]):
-        (tmp_path / "docs" / f"{number:02d}.txt").write_text(text)
-    output = tmp_path / "out"
-    given = ["--warcs", f"{tmp_path}/*.warc*", "--documents", f"{tmp_path}/docs"]
-    done = mini.run("dataprep", *given, "--output", str(output), timeout=290)
-    assert done.returncode == 0, done.stderr
-    assert steps_of(done.stderr) == ["blacklist", "download", "warcs", "extract", "texts", *AFTER]
-    archives = need_manifest(Folder(output / "warcs"))
-    assert (archives.outcome.kept, archives.outcome.reasons) == (40, {"broken_record": 1})
-    clean = need_manifest(Folder(output / "clean"))
-    sources = [row["source"] for found in clean.outputs for row in read_rows(Folder(output / "clean"), found.name)]
-    order = list(dict.fromkeys(source if source[0].isalpha() else "docs" for source in sources))
-    assert order == ["urls.txt", "a.warc.gz", "b.warc", "docs"]
-
-
+DOWNLOAD = {"download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"}}
 TEXT = "<html><body><article>" + "<p>It was a long way to the river, and nobody spoke on the road.</p>" * 30
 
 
@@ -95,23 +50,16 @@ def test_domains_become_documents(tmp_path: Path) -> None:
         for path in ("/", "/1", "/private"):
             serve(site, path, TEXT.encode(), "text/html")
         (tmp_path / "domains.txt").write_text("http://wiki.example.org\n")
-        flags = {
-            "output": str(tmp_path / "out"),
-            "domains": [f"{tmp_path}/domains.txt"],
-            "connect_to": {"*.example.org": site.address},
-            "download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"},
-        }
-        settings = resolve(DataprepSettings, flags=flags)
+        flags = {"domains": [f"{tmp_path}/domains.txt"], "connect_to": {"*.example.org": site.address}}
+        settings = resolve(DataprepSettings, flags={"output": str(tmp_path / "out"), **flags, **DOWNLOAD})
         plan = dataprep.planned(settings).shown_plan()
         assert "1 domain, by sitemaps, feeds" in plan and "discover" in plan
         root = Folder(tmp_path / "out")
         runner = Inline(1)
         documents, steps = documents_of(root, settings, Sources(settings), runner)
         assert [step.step for step in steps] == ["discover", "blacklist", "download", "extract"]
-        rows = [row for record in documents.outputs for row in read_rows(root / documents.folder, record.name)]
-        assert [(row["url"], row["source"]) for row in rows] == [
-            ("http://wiki.example.org/1", "discover/wiki.example.org")
-        ]
+        found = [(row["url"], row["source"]) for row in rows_of(root, documents)]
+        assert found == [("http://wiki.example.org/1", "discover/wiki.example.org")]
         assert steps[1].outcome.reasons == {"forbidden_extension": 1}
         assert steps[2].outcome.reasons == {"robots_ai_agent": 1}
         again, _ = documents_of(root, settings, Sources(settings), runner)
@@ -128,7 +76,7 @@ def test_common_crawl_alone_needs_no_download(tmp_path: Path) -> None:
             "output": str(tmp_path / "out"),
             "domains": ["wiki.example.org"],
             "connect_to": {"*.example.net": site.address},
-            "download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"},
+            **DOWNLOAD,
             "discover": {
                 "methods": ["commoncrawl"],
                 "index_server": "http://index.example.net",
@@ -140,13 +88,6 @@ def test_common_crawl_alone_needs_no_download(tmp_path: Path) -> None:
         root = Folder(tmp_path / "out")
         documents, steps = documents_of(root, settings, Sources(settings), Inline(1))
         assert [step.step for step in steps] == ["discover", "commoncrawl", "extract"]
-        rows = [row for record in documents.outputs for row in read_rows(root / documents.folder, record.name)]
-        assert [(row["url"], row["source"]) for row in rows] == [(url, "commoncrawl/CC-MAIN-2024-10") for url in urls]
+        found = [(row["url"], row["source"]) for row in rows_of(root, documents)]
+        assert found == [(url, "commoncrawl/CC-MAIN-2024-10") for url in urls]
         assert {host for host, _ in site.hits} == {"index.example.net", "data.example.net"}
-
-
-def test_a_wrong_domain_is_found_before_the_start(tmp_path: Path) -> None:
-    settings = resolve(DataprepSettings, flags={"output": str(tmp_path), "domains": ["http://a.example/page"]})
-    assert settings.has_source
-    with pytest.raises(UserError, match=r"is no domain; expected a name as example\.org"):
-        Sources(settings).check()

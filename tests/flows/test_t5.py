@@ -1,21 +1,13 @@
 """docs/train/t5.md: its settings are valid, and its commands run at a small size, with the preset of the page too."""
 
-import contextlib
 import gzip
 import json
 import re
-import shlex
-import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import tomli_w
-import torch
 
 from flows.pretrain import pretrain
 from flows.settings import PipelineSettings, PretrainFlowSettings, read_config, resolve
@@ -26,15 +18,13 @@ from gpt2train.data.training_data import training_data
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.folder import Folder
 from tasks.tokenizer.step import TokenizerSettings, tokenizer
+from tests.docs.page_commands import run_line, small_line
 from tests.flows.small_tokens import prepare_tokens
-from tests.gpt2train.jobs import curve, weights
-from tests.processes import wait_for
 from tests.tasks.corpus import Inline, documents_of, row
 
 PAGE = Path(__file__).parents[2] / "docs/train/t5.md"
 TEXTS = Path(__file__).parents[1] / "data/text/speeches_dev.jsonl.gz"
 SENTINELS = 12
-STEPS = 200
 SMALL: dict[str, Any] = {
     "steps": 2,
     "precision": "fp32",
@@ -96,20 +86,11 @@ def test_the_preset_trains_merges_and_generates(tmp_path: Path, capsys: pytest.C
     config = read_run_config(run / CONFIG_FILE)
     assert training_data(config).context == config.sample_length == 34
     merge, generate = commands()[-2:]
-    assert (
-        run_command(
-            app,
-            shlex.split(
-                merge.replace("out/runs/RUN", str(run)).replace("--output model", f"--output {tmp_path}/model")
-            )[1:],
-        )
-        == 0
-    )
-    capsys.readouterr()
-    words = shlex.split(generate.replace("--model model", f"--model {tmp_path}/model"))[1:]
-    assert run_command(app, [*words, "--max-new-tokens", "5", "--json"]) == 0
-    [answer] = map(json.loads, capsys.readouterr().out.splitlines())
+    run_line(merge.replace("out/runs/RUN", str(run)).replace("--output model", f"--output {tmp_path}/model"))
+    words = generate.replace("--model model", f"--model {tmp_path}/model")
+    answer = json.loads(run_line(f"{words} --max-new-tokens 5 --json"))
     assert 1 <= len(answer["tokens"]) <= 5
+    capsys.readouterr()
     lambada = tmp_path / "lambada.jsonl"
     lambada.write_text('{"text": "one two three"}\n')
     for refused in (["evaluate", "lambada", "--data", str(lambada)], ["serve"]):
@@ -119,53 +100,13 @@ def test_the_preset_trains_merges_and_generates(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.exhaustive
-def test_the_commands_of_the_page_run_and_a_killed_training_ends_alike(tmp_path: Path) -> None:
-    """The commands from texts to a trained model, with small sizes in a file of their own; kill -9 of all processes."""
-    (tmp_path / "texts.jsonl").write_bytes(gzip.decompress(TEXTS.read_bytes()))
-    lines = [line for line in commands() if line.startswith("python -m flows") and "cpm" in line]
-    assert len(lines) == 2
-    small = SMALL | {
-        "steps": STEPS,
-        "parallel": {"tp": 2},
-        "schedule": SMALL["schedule"] | {"decay_steps": STEPS},
-        "checkpoints": {"interval": 10},
-    }
-    (tmp_path / "small.toml").write_text(tomli_w.dumps({"train": small}))
-    changes = (
-        (
-            "--tokenizer.vocab-size 30191 --tokenizer.sentinels 190",
-            "--tokenizer.vocab-size 300 --tokenizer.sentinels 12",
-        ),
-        ("--launch.processes 4", "--launch.processes 2 --config small.toml"),
-    )
-    for given, wanted in changes:
-        lines = [line.replace(given, wanted) for line in lines]
-    dataprep, pretrain = ([sys.executable, *shlex.split(line)[1:]] for line in lines)
-    for number, command in enumerate((dataprep, pretrain, pretrain)):
-        if number == 1:
-            shutil.copytree(tmp_path / "cpm", tmp_path / "whole")
-            command = ["whole" if word == "cpm" else word for word in command]
-        if number == 2:
-            kill_in_training(command, tmp_path)
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    [killed], [whole] = ((tmp_path / name / "runs").glob("t5-cpm-*") for name in ("cpm", "whole"))
-    for key in ("loss", "grad_norm"):
-        assert curve(killed, key) == curve(whole, key) and len(curve(whole, key)) == STEPS
-    ours, expected = weights(killed), weights(whole)
-    assert ours.keys() == expected.keys() and all(torch.equal(ours[name], expected[name]) for name in ours)
-
-
-def kill_in_training(command: list[str], folder: Path) -> None:
-    """Start a flow and kill -9 all of its processes after a checkpoint."""
-    flow = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: list(folder.glob("cpm/runs/*/checkpoints/latest")) or flow.poll() is not None, 300, "a checkpoint")
-    processes = [psutil.Process(flow.pid), *psutil.Process(flow.pid).children(recursive=True)]
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    flow.wait()
-    psutil.wait_procs(processes, 30)
-    assert flow.returncode == -signal.SIGKILL
-    [run] = folder.glob("cpm/runs/*")
-    assert 10 <= len(read_metrics(run)) < STEPS
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From texts to a trained model, with small sizes in a file of their own."""
+    monkeypatch.chdir(tmp_path)
+    Path("texts.jsonl").write_bytes(gzip.decompress(TEXTS.read_bytes()))
+    dataprep, training = (line for line in commands() if line.startswith("python -m flows") and "cpm" in line)
+    Path("small.toml").write_text(tomli_w.dumps({"train": SMALL | {"parallel": {"tp": 2}}}))
+    run_line(small_line(dataprep, "--tokenizer.vocab-size 300 --tokenizer.sentinels 12"))
+    run_line(small_line(training, "--launch.processes 2 --config small.toml"))
+    [run] = Path("cpm/runs").glob("t5-cpm-*")
+    assert len(read_metrics(run)) == 2

@@ -152,35 +152,31 @@ def test_the_plan_of_a_data_flow_lists_steps_and_sources(tmp_path: Path, capsys:
     assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
 
 
-def test_finished_steps_are_listed_as_cached(
+def test_finished_steps_are_listed_as_cached_and_a_finished_training_needs_no_resources(
     finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flows.dry_run.resources, "find_gpus", lambda: ())
+    monkeypatch.setattr(flows.dry_run.resources, "missing_resources", lambda fit, train: ["2 GPUs (none found)"])
     config = ["--config", str(finished.mini.folder / "mini.toml"), "--output", str(finished.output), "--dry-run"]
     before = hashes(finished.output)
-    assert run("pipeline", *config) == 0
-    steps = [line for line in capsys.readouterr().out.splitlines() if "cached" in line or "to run" in line]
+
+    def plan(code: int, *more: str) -> tuple[list[str], str]:
+        assert run("pipeline", *config, *more) == code
+        captured = capsys.readouterr()
+        lines = [line for line in captured.out.splitlines() if "cached" in line or "to run" in line]
+        return lines, captured.out + captured.err
+
+    steps, said = plan(0)
     assert len(steps) == 14
     # What another test scored with other settings is to be scored again.
     assert [line for line in steps if "cached" not in line and line.split()[0] not in ("evaluate", "report")] == []
-    assert run("pipeline", *config, "--dedup.threshold", "0.7") == 0
-    steps = [line for line in capsys.readouterr().out.splitlines() if "cached" in line or "to run" in line]
+    assert "time        none: already trained" in said and "missing     nothing" in said
+    # Other settings of the training, or of the data before it: it would train.
+    needed = "tiny cannot be trained on this machine, which lacks 2 GPUs (none found)"
+    assert needed in plan(2, "--train.seed", "9")[1]
+    steps, said = plan(2, "--dedup.threshold", "0.7")
+    assert needed in said
     where = next(number for number, line in enumerate(steps) if line.split()[0] == "dedup")
     assert all("cached" in line for line in steps[:where])
     assert steps[where].endswith("to run")
     assert all("unless the steps above give the same output as before" in line for line in steps[where + 1 :])
     assert hashes(finished.output) == before
-
-
-def test_a_finished_training_needs_no_resources(
-    finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flows.dry_run.resources, "missing_resources", lambda fit, train: ["2 GPUs (none found)"])
-    config = ["--config", str(finished.mini.folder / "mini.toml"), "--output", str(finished.output), "--dry-run"]
-    assert run("pipeline", *config) == 0
-    said = capsys.readouterr().out
-    assert "time        none: already trained" in said and "missing     nothing" in said
-    # Other settings of the training, or of the data before it: it would train.
-    for other in (["--train.seed", "9"], ["--dedup.threshold", "0.7"]):
-        assert run("pipeline", *config, *other) == 2
-        assert "tiny cannot be trained on this machine, which lacks 2 GPUs (none found)" in capsys.readouterr().err

@@ -1,12 +1,11 @@
 """A real Prefect server: retries, lost runs, commands that lose their server, trainings that wait for GPUs."""
 
+import contextlib
 import datetime
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +52,8 @@ def test_only_transient_errors_of_a_step_are_retried(prefect_server: PrefectServ
         return ends
 
     with temporary_settings({PREFECT_API_URL: prefect_server.address}):
-        state = steps(return_state=True)
-        assert [str(end) for end in state.result()[1:]] == [
-            "no such file: tokens.bin; check the path",
-            "rank 0: OutOfMemoryError",
-        ]
+        ends = steps(return_state=True).result()[1:]
+    assert ends == ["no such file: tokens.bin; check the path", "rank 0: OutOfMemoryError"]
     assert tried == ["passes"] * 3 + ["mistaken", "hungry"]
 
 
@@ -174,24 +170,17 @@ def test_a_command_whose_embedded_server_is_killed_ends_with_its_result(fails: s
         assert (tmp_path / "out/naps/_manifest.json").exists()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    with running_server(tmp_path_factory.mktemp("lost") / "prefect") as running:
-        yield running
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fails", ["", "fails"])
-def test_a_command_whose_server_stops_answering_ends_with_its_result(
-    server: PrefectServer, fails: str, tmp_path: Path
-) -> None:
-    assert server.server is not None
-    # `prefect server start` is one process here: it runs uvicorn itself.
-    try:
-        done = run("SIGSTOP", tmp_path, fails, str(server.server.pid), PREFECT_API_URL=server.address, **LIMITS)
-    finally:
-        for process in (server.server, *server.server.children(recursive=True)):
-            process.resume()
+def test_a_command_whose_server_stops_answering_ends_with_its_result(fails: str, tmp_path: Path) -> None:
+    with running_server(tmp_path / "prefect") as server:
+        assert server.server is not None
+        # `prefect server start` is one process here: it runs uvicorn itself.
+        try:
+            done = run("SIGSTOP", tmp_path, fails, str(server.server.pid), PREFECT_API_URL=server.address, **LIMITS)
+        finally:
+            for process in (server.server, *server.server.children(recursive=True)):
+                process.resume()
     text = done.stdout + done.stderr
     assert not [word for word in NOISE if word in text], text
     assert done.returncode == (2 if fails else 0), text
@@ -215,65 +204,35 @@ trains()
 """
 
 
-@dataclass
-class Trainings:
-    """Runs that take a GPU slot and hold it until they are asked to end.
-
-    Attributes:
-        prefect_server: their server.
-        folder: for logs and lock files.
-    """
-
-    prefect_server: PrefectServer
-    folder: Path
-    running: "list[subprocess.Popen[str]]" = field(default_factory=list)
-
-    def start(self, name: str) -> Path:
-        """Start one; its log."""
-        log = self.folder / f"{name}.log"
-        environment = {**self.prefect_server.environment, "GPT2TRAIN_GPU_QUEUE": str(self.folder / "locks")}
-        command = [sys.executable, "-c", TRAINS, name]
-        with log.open("w") as file:
-            self.running.append(
-                subprocess.Popen(
-                    command, env=environment, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, text=True
-                )
-            )
-        return log
-
-    def shows(self, words: str) -> bool:
-        """True if an artifact of a run contains this text."""
-        pages = self.prefect_server.ask("POST", "artifacts/filter")
-        return any(words in found["data"] for found in pages if found["key"] == "gpu-queue")
-
-
-def has_slot(log: Path) -> bool:
-    """True if a run has its slot."""
-    assert "Traceback" not in log.read_text(), log.read_text()
-    return "holds a slot" in log.read_text()
-
-
-@pytest.fixture
-def trainings(tmp_path: Path) -> Iterator[Trainings]:
-    with running_server(tmp_path / "prefect") as prefect_server:
-        found = Trainings(prefect_server, tmp_path)
-        try:
-            yield found
-        finally:
-            for one in found.running:
-                one.kill()
-                one.wait()
-
-
 @pytest.mark.exhaustive
-def test_a_waiting_run_names_the_holder(trainings: Trainings) -> None:
-    running = trainings.running
-    first = trainings.start("first")
-    wait_for(lambda: has_slot(first), 120, "the first training")
-    second = trainings.start("second")
-    taken = f"cores is taken by first at work in out/runs/first (process {running[0].pid})"
-    wait_for(lambda: trainings.shows(taken), 120, "what the second waits for")
-    assert not has_slot(second)
-    running[0].communicate("")
-    wait_for(lambda: has_slot(second), 120, "the second training")
-    wait_for(lambda: trainings.shows("Training began after the run waited"), 60, "its page")
+def test_a_waiting_run_names_the_holder(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(running_server(tmp_path / "prefect"))
+        environment = {**server.environment, "GPT2TRAIN_GPU_QUEUE": str(tmp_path / "locks")}
+
+        def start(name: str) -> "subprocess.Popen[str]":
+            file = stack.enter_context((tmp_path / f"{name}.log").open("w"))
+            command: list[str] = [sys.executable, "-c", TRAINS, name]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": file, "stderr": subprocess.STDOUT}
+            training = stack.enter_context(subprocess.Popen(command, env=environment, text=True, **pipes))
+            stack.callback(training.kill)
+            return training
+
+        def has_slot(name: str) -> bool:
+            log = (tmp_path / f"{name}.log").read_text()
+            assert "Traceback" not in log, log
+            return "holds a slot" in log
+
+        def shows(words: str) -> bool:
+            found = server.ask("POST", "artifacts/filter")
+            return any(words in one["data"] for one in found if one["key"] == "gpu-queue")
+
+        first = start("first")
+        wait_for(lambda: has_slot("first"), 120, "the first training")
+        start("second")
+        taken = f"cores is taken by first at work in out/runs/first (process {first.pid})"
+        wait_for(lambda: shows(taken), 120, "what the second waits for")
+        assert not has_slot("second")
+        first.communicate("")
+        wait_for(lambda: has_slot("second"), 120, "the second training")
+        wait_for(lambda: shows("Training began after the run waited"), 60, "its page")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import tomli_w
 
-from flows.orchestration.run_guard import HOLDER_FILE, WORKER_REPORT_SECONDS
+from flows.orchestration.run_guard import WORKER_REPORT_SECONDS
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.process import CLOSING
 from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
@@ -83,15 +83,11 @@ def test_a_run_ends_with_its_worker_and_is_reported_as_crashed(training: Deploye
     saved = training.saved()
     assert saved == training.steps()[-1]
 
-    # A run that was killed together with its worker is reported by the next one in its folder.
-    silent = training.server.ask("POST", "flow_runs/", flow_id=flow_id(training), state={"type": "RUNNING"})["id"]
-    (training.output / HOLDER_FILE).write_text(f'{{"flow_run": "{silent}", "host": "gpu01", "pid": 77}}')
     with training.server.worker(training.pool, training.log) as worker:
         training.set_state(run, "SCHEDULED", "AwaitingRetry")  # the UI's Retry
         training.wait_for_step(saved + 20)
         steps = training.steps()
         assert steps == list(range(1, steps[-1] + 1))
-        assert "process 77 on gpu01 was killed" in training.wait(silent, "CRASHED")["message"]
         # A worker that is asked to stop kills its flows and is gone: the job saves, and the reporter reports. Done here
         # by hand, for Prefect's worker now and then waits for its flows instead.
         flow = flow_of(training, worker)
@@ -171,30 +167,26 @@ def test_a_run_without_a_worker_is_ended(prefect_server: PrefectServer, tmp_path
         os.execve(command[0], command, environment)
     job, shown = psutil.Process(pid), read_terminal(terminal)
 
-    def steps() -> int:
-        found = list(output.glob("runs/*/metrics.jsonl"))
-        return int(read_metrics(found[0].parent)[-1]["step"]) if found and read_metrics(found[0].parent) else 0
-
+    mine = Deployed(prefect_server, "", "", output, tmp_path / "none.log")  # by hand, without a deployment
     try:
-        wait_for(lambda: steps() >= 20, SECONDS, "step 20")
+        mine.wait_for_step(20)
         assert CLOSING.encode() in shown
-        [folder] = output.glob("runs/*")
-        by_name = {"name": {"any_": [folder.name.replace("tiny", "pretrain-tiny-dp1")]}}
-        [run] = prefect_server.ask(
-            "POST", "flow_runs/filter", flow_runs={**by_name, "state": {"type": {"any_": ["RUNNING"]}}}
-        )
-        state = {"cancel": ("CANCELLING", "Cancelling"), "pause": ("PAUSED", "Paused")}.get(deed)
+        named = {"any_": [mine.folder.name.replace("tiny", "pretrain-tiny-dp1")]}
+        wanted = {"name": named, "state": {"type": {"any_": ["RUNNING"]}}}
+        [run] = prefect_server.ask("POST", "flow_runs/filter", flow_runs=wanted)
+        state = {
+            "cancel": {"type": "CANCELLING", "name": "Cancelling"},
+            "pause": {"type": "PAUSED", "name": "Paused"},
+        }.get(deed)
         if state:
-            kind, name = state
-            prefect_server.ask("POST", f"flow_runs/{run['id']}/set_state", state={"type": kind, "name": name})
+            mine.server.ask("POST", f"flow_runs/{run['id']}/set_state", state=state)
         else:
             os.close(terminal)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-        found = prefect_server.ask("GET", f"flow_runs/{run['id']}")["state"]
+        found = mine.state(run["id"])
         assert found["type"] == ("CANCELLED" if state else "CRASHED") and "run again to resume" in found["message"]
         assert state or "the terminal was closed" in found["message"]
-        [latest] = output.glob("runs/*/checkpoints/latest")
-        assert int(latest.read_text().split("-")[1]) == steps()
+        assert mine.saved() == mine.steps()[-1]
         if state:
             wait_for(lambda: b"error: the run was cancelled; run again to resume" in shown, 30, "the line")
     finally:
@@ -214,10 +206,6 @@ def test_a_stopped_container_saves_a_checkpoint_first(training: Deployed) -> Non
     assert training.saved() == training.steps()[-1]
 
 
-def flow_id(training: Deployed) -> str:
-    return str(training.server.ask("GET", f"deployments/{training.deployment}")["flow_id"])
-
-
 @pytest.mark.exhaustive
 def test_a_run_killed_together_with_its_worker_is_reported_by_the_next_run(training: Deployed) -> None:
     with training.server.worker(training.pool, training.log) as worker:
@@ -232,35 +220,6 @@ def test_a_run_killed_together_with_its_worker_is_reported_by_the_next_run(train
         again = training.start()
         assert "was killed" in training.wait(run, "CRASHED")["message"]
         training.wait(again, "RUNNING")
-
-
-@pytest.mark.exhaustive
-def test_an_end_during_an_outage_of_the_server_is_reported_afterwards(
-    prefect_server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(
-        prefect_server.environment, "PREFECT_CLIENT_MAX_RETRIES", "1"
-    )  # of 5: it tries for many minutes
-    output = prepare_tokens(tmp_path / "out")
-    steps = 8000  # not over before the server is away
-    train = {**ENDLESS, "steps": steps}
-    launch = {"processes": 1}
-    parameters = {"config": "pretrain/tiny", "output": str(output), "train": train, "launch": launch, "score": False}
-    short = deploy(prefect_server, "short", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
-    with prefect_server.worker(short.pool, short.log) as worker:
-        run = short.start_and_wait_for_steps()
-        flow = flow_of(short, worker)
-        with prefect_server.away():
-            assert short.steps()[-1] < steps
-            wait_for(lambda: short.saved() == steps, SECONDS, "the end of the training")
-            wait_for(lambda: has_ended(flow), SECONDS, "the end of its flow")
-            worker.kill()  # or it could report the run, as long as it retries
-        message = short.wait(run, "CRASHED")["message"]
-        assert message.endswith("ended without reporting how; run again to resume")
-        wait_for(lambda: not short.processes(), SECONDS, "the end of all processes")
-    with prefect_server.worker(short.pool, short.log):
-        short.wait(short.start(), "COMPLETED")
-        assert short.steps() == list(range(1, steps + 1))
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""An output of an earlier commit under the code of this checkout: `python -m tests.old_output COMMIT [FOLDER]`.
+"""An output of an earlier commit under the code of this checkout: `python .ci/old_output.py COMMIT [FOLDER]`.
 
 The code of COMMIT prepares a small corpus and trains on it in FOLDER, unless that has been done. This checkout then has
 to find every step done, verify the output, continue the training with the same losses, trace a sample to its document,
