@@ -184,8 +184,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wrong_settings_are_found_before_anything_starts(
     inputs: Path, tmp_path: Path, flags: dict[str, Any], said: list[str]
 ) -> None:
-    reported = {"urls": ["{}/urls.txt"], "output": str(tmp_path / "out"), **flags}
-    given = json.loads(json.dumps(reported).replace("{}", str(inputs)))
+    chosen = {"urls": ["{}/urls.txt"], "output": str(tmp_path / "out"), **flags}
+    given = json.loads(json.dumps(chosen).replace("{}", str(inputs)))
     config = given.pop("config", None)
     with pytest.raises(UserError) as raised:
         dataprep.planned(resolve(DataprepSettings, config, given)).check()
