@@ -49,12 +49,16 @@ def _settle_names(walk: Walk) -> None:
 
 
 def _drop_repeated(walk: Walk) -> None:
-    """Drop the marked containers that only say again what the page says, as a caption for each size of a screen."""
+    """Drop the marked containers beside an article that only say again what the page says.
+
+    A gallery has a caption for each size of a screen.
+    """
     marked = sorted((held for found in walk.marked.values() for held, _ in found), key=attrgetter("start"))
     said = Counter(one.text for one in walk.blocks if not one.dropped) if len(marked) > 1 else Counter[str]()
     for held in reversed(marked):
         own = Counter(one.text for one in walk.blocks[held.start : held.end] if not one.dropped)
-        if own and all(said[text] > count for text, count in own.items()):
+        is_beside = walk.running - sum(one.running for one in walk.blocks[held.start : held.end]) >= MIN_ARTICLE
+        if own and is_beside and all(said[text] > count for text, count in own.items()):
             walk.drop(held, REPEATED)
             said -= own
 

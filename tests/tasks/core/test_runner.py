@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -134,27 +135,30 @@ def is_imported(module: str) -> bool:
     return module in sys.modules
 
 
-def end_later(number: int) -> int:
-    """Spend CPU time, so that the worker of the call is killed, from 1; 0 returns the parent of the process."""
-    while number:
+def parent_of(seconds: float) -> int:
+    """Parent of the process of a worker, which uses so much CPU time before."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
         pass
     return os.getppid()
 
 
 def test_early_workers_share_one_import_and_see_the_environment_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, module in (("one", "cgitb"), ("two", "missing.module")):
+    for value in ("one", "two"):
         monkeypatch.setenv("SEEN_BY_A_WORKER", value)
-        with early_pool(2, module), contextlib.closing(Runner(2).pool) as pool:
+        with early_pool(2, "cgitb"), contextlib.closing(Runner(2).pool) as pool:
             assert pool.call(os.getenv, "SEEN_BY_A_WORKER") == value
-            assert pool.call(is_imported, "cgitb")  # by the process from which those of the second pool are forked too
-            parents = {pool.submit(end_later, 0) for _ in range(4)}
+            assert pool.call(is_imported, "cgitb")
+            parents = {call.result() for call in [pool.submit(parent_of, 0.05) for _ in range(4)]}
             if sys.platform == "linux":
-                assert len({one.result() for one in parents}) == 1 and os.getpid() not in {
-                    one.result() for one in parents
-                }
-            lost = pool.submit(end_later, 1, cpu_seconds=0.1)
+                assert len(parents) == 1 and os.getpid() not in parents
             with pytest.raises(WorkerLostError, match="limit of CPU time"):
-                result(lost)
+                result(pool.submit(parent_of, 60.0, cpu_seconds=0.1))
+
+
+def test_a_module_that_cannot_be_imported_early_loses_no_worker() -> None:
+    with contextlib.closing(WorkerPool(1, "missing.module")) as pool:
+        assert not pool.call(is_imported, "missing.module")
 
 
 def test_an_early_pool_is_taken_once_by_a_runner_with_as_many_workers() -> None:

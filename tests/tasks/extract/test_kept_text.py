@@ -219,7 +219,7 @@ def test_a_list_of_comments_is_the_text_of_a_page_without_an_article(around: str
 
 
 def test_sentences_under_the_name_of_a_sites_prose_are_the_text_of_a_page_without_another() -> None:
-    boxes = f"<div class='widget'><h2>The boat</h2><p>{WORDS}</p></div>" * 4
+    boxes = "".join(f"<div class='widget'><h2>Boat {number}</h2><p>{WORDS}</p></div>" for number in range(4))
     page = f"<html><body><h1>River</h1><div>{boxes}{{}}</div></body></html>"
     assert text_of(page.format("")).count(WORDS.strip()) == 4
     assert text_of(page.format(f"<p>{WORDS}</p>")).count(WORDS.strip()) == 1
