@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from flows.orchestration.server import configured_server, prefect_server
+from flows.orchestration.server import NO_SERVER, configured_server, prefect_server
 from gpt2train.errors import UserError
 from tests.flows.conftest import Server
+from tests.flows.network_audit import NetworkAudit
 from tests.flows.prefect_server import ROOT, running_server
 from tests.object_stores import free_port
 from tests.processes import wait_for
@@ -180,3 +181,44 @@ def test_the_server_keeps_its_state_in_postgres(postgres: str, tmp_path: Path, m
         assert second.ask("POST", "task_runs/count") == 40
     for home in ("first", "second"):
         assert PASSWORD not in (tmp_path / home / "server.log").read_text()
+
+
+TASK_FLOW = """
+import flows
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+
+@task
+def add(number):
+    return number + 1
+
+@flow
+def small():
+    create_markdown_artifact("a picture", key="small")
+    return add(1)
+
+if __name__ == "__main__":
+    small.from_source(source={folder!r}, entrypoint="small.py:small").deploy("outside", work_pool_name="outside")
+"""
+
+
+@pytest.mark.exhaustive
+def test_server_worker_and_run_connect_to_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = NetworkAudit(tmp_path)
+    # By the proxy that is none, a server of Prefect finds its list of worker types beside it instead of outside.
+    for name, value in {**watch.environment(), "HTTPS_PROXY": NO_SERVER, "NO_PROXY": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "small.py").write_text(TASK_FLOW.format(folder=str(tmp_path)))
+    with running_server(tmp_path / "home") as home:
+        assert home.prefect("work-pool", "create", "outside", "--type", "process").returncode == 0
+        command = [sys.executable, str(tmp_path / "small.py")]
+        deployed = subprocess.run(command, env=home.environment, capture_output=True, text=True, timeout=200)
+        assert deployed.returncode == 0, deployed.stderr
+        with home.worker("outside", tmp_path / "worker.log"):
+            ran = home.prefect("deployment", "run", "small/outside", "--watch")
+            assert ran.returncode == 0, ran.stderr + (tmp_path / "worker.log").read_text()
+        [run] = home.ask("POST", "flow_runs/filter", limit=5)
+        assert run["state_name"] == "Completed", (tmp_path / "worker.log").read_text()
+    # Server, pool, deployment, worker, the command that asks for the run, and the run itself: a process each.
+    assert len({number for number, _, _ in watch.notes()}) >= 5
+    assert watch.outside() == []
