@@ -131,6 +131,32 @@ def test_a_flow_killed_in_training_leaves_no_rank_and_loses_no_step(finished: Fi
     assert int((run / "checkpoints/latest").read_text().split("-")[1]) == last
 
 
+@pytest.mark.exhaustive
+def test_ctrl_c_saves_and_the_same_command_resumes(finished: Finished) -> None:
+    mini, output = finished.mini, finished.output
+    flags = ["--output", str(output), "--train.steps", "1500", "--train.checkpoints.interval", "700"]
+    log, before = mini.folder / "started.log", set(output.glob("runs/*"))
+
+    def has_rows() -> bool:
+        found = [run / "metrics.jsonl" for run in set(output.glob("runs/*")) - before]
+        return any(path.exists() and len(path.read_text().splitlines()) >= 20 for path in found)
+
+    process = mini.start("pretrain", *flags)
+    wait_for(has_rows, 90, "some steps")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    mini.wait_for_the_end()
+    assert "error: interrupted" in log.read_text() and "Traceback" not in log.read_text()
+    (run,) = set(output.glob("runs/*")) - before
+    saved = int((run / "checkpoints" / "latest").read_text().split("-")[1])
+    assert 20 <= saved < 700
+    on = mini.start("pretrain", *flags)
+    wait_for(lambda: f"resuming from step {saved}" in log.read_text(), 60, "the resume")
+    on.send_signal(signal.SIGINT)
+    on.wait(60)
+    mini.wait_for_the_end()
+
+
 def test_no_process_is_left(finished: Finished) -> None:
     """Of the commands none is left; the check for orphans can fail: a process that carries the mark is found."""
     finished.mini.wait_for_the_end()
