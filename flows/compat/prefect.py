@@ -150,7 +150,7 @@ def discard() -> None:
     Breaks when: the services get other names, or keep their instances and items elsewhere.
     """
     kinds: tuple[Any, ...] = (APILogWorker, EventsWorker)
-    for service in [service for kind in kinds for service in kind._instances.values()]:
+    for service in [service for kind in kinds for service in list(kind._instances.values())]:  # threads add to them
         with contextlib.suppress(queue.Empty):
             while True:
                 service._queue.get_nowait()
