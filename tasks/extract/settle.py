@@ -49,15 +49,13 @@ def _settle_names(walk: Walk) -> None:
 
 
 def _drop_repeated(walk: Walk) -> None:
-    """Drop the marked containers beside an article that only say again what the page says.
-
-    A gallery has a caption for each size of a screen.
-    """
-    marked = sorted((held for found in walk.marked.values() for held, _ in found), key=attrgetter("start"))
-    said = Counter(one.text for one in walk.blocks if not one.dropped) if len(marked) > 1 else Counter[str]()
-    for held in reversed(marked):
-        own = Counter(one.text for one in walk.blocks[held.start : held.end] if not one.dropped)
+    """Drop the captions beside an article that say again what another caption says, for another size of a screen."""
+    named = [held for (_, name), found in walk.marked.items() if "caption" in name.lower() for held, _ in found]
+    numbers = {number for held in named for number in range(held.start, held.end)}
+    said = Counter(walk.blocks[number].text for number in numbers if not walk.blocks[number].dropped)
+    for held in sorted(named, key=attrgetter("start"), reverse=True):
         is_beside = walk.running - sum(one.running for one in walk.blocks[held.start : held.end]) >= MIN_ARTICLE
+        own = Counter(one.text for one in walk.blocks[held.start : held.end] if not one.dropped)
         if own and is_beside and all(said[text] > count for text, count in own.items()):
             walk.drop(held, REPEATED)
             said -= own
