@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pebble
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.process import KILL, die_after_parent
+from gpt2train.store.process import KILL, die_after_parent, die_with_parent
 
 T = TypeVar("T")
 
@@ -44,19 +44,20 @@ class WorkerPool:
 
     Args:
         workers: Number of processes.
-        module: Module that is imported before the first call needs it; on Linux once for all processes, which share
-            its memory. One such module per process.
+        module: Module that is imported before the first call needs it; on Linux once for all workers, which share its
+            memory. All pools of this process that name one name the same.
     """
 
     def __init__(self, workers: int, module: str | None = None) -> None:
         self.workers = workers
         for name, value in SINGLE_THREADED.items():
             os.environ.setdefault(name, value)
-        context = multiprocessing.get_context("forkserver" if module and sys.platform == "linux" else "spawn")
+        is_forked = module is not None and sys.platform == "linux"
+        context = multiprocessing.get_context("forkserver" if is_forked else "spawn")
         if module:
             context.set_forkserver_preload([module])
-        # A forked process would see the environment of the time when the first one was.
-        given = (module, dict(os.environ))
+        # The process from which they are forked has the environment of its own start.
+        given = (module, dict(os.environ) if is_forked else None)
         self._pool = pebble.ProcessPool(max_workers=workers, initializer=_begin_worker, initargs=given, context=context)
 
     def submit(
@@ -97,9 +98,12 @@ class WorkerPool:
         self._pool.join()
 
 
-def _begin_worker(module: str | None, environment: dict[str, str]) -> None:
+def _begin_worker(module: str | None, environment: dict[str, str] | None) -> None:
     die_after_parent()
-    os.environ.update(environment)
+    if environment is not None:
+        # If the process dies from which it was forked, its end is not seen: the pool would wait for its lock forever.
+        die_with_parent()
+        os.environ.update(environment)
     if module:
         with contextlib.suppress(Exception):  # the call that needs it raises the error
             importlib.import_module(module)

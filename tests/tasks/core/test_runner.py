@@ -18,6 +18,7 @@ from gpt2train.store.manifest import Folder, Outcome
 from tasks.core.runner import Group, Runner, Stage, Where
 from tasks.core.step import Step
 from tasks.core.worker_pool import WorkerLostError, WorkerPool, early_pool, explained_loss, local_pool, result
+from tests.processes import wait_for
 
 
 def note(folder: Folder, name: str, item: int) -> Outcome:
@@ -154,6 +155,19 @@ def test_early_workers_share_one_import_and_see_the_environment_of_their_pool(mo
                 assert len(parents) == 1 and os.getpid() not in parents
             with pytest.raises(WorkerLostError, match="limit of CPU time"):
                 result(pool.submit(parent_of, 60.0, cpu_seconds=0.1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are spawned")
+def test_workers_are_replaced_when_the_process_dies_from_which_they_are_forked() -> None:
+    with contextlib.closing(WorkerPool(2, "cgitb")) as pool:
+        parent = pool.call(parent_of, 0.0)
+        calls = [pool.submit(parent_of, 60.0) for _ in range(2)]
+        wait_for(lambda: all(call.running() for call in calls), 30, "both calls")
+        os.kill(parent, signal.SIGKILL)
+        for call in calls:
+            with pytest.raises(WorkerLostError):
+                result(call)
+        assert pool.call(parent_of, 0.0) != parent
 
 
 def test_a_module_that_cannot_be_imported_early_loses_no_worker() -> None:
