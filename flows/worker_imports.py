@@ -1,7 +1,7 @@
-"""What the batches of the data steps import, for processes that import it before their first batch needs it.
+"""Early imports of the worker processes: what the batches of the data steps need.
 
-On Linux this is the process from which the workers are forked (`tasks.core.worker_pool`): 2 s of imports and of loading
-compiled functions for all of them, while the Prefect server starts.
+On Linux they are made by the process from which the workers are forked (`tasks.core.worker_pool`): 2 s of imports, and
+of loading compiled functions, for all of them, while the Prefect server starts.
 """
 
 import contextlib

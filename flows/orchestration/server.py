@@ -158,7 +158,7 @@ def start_early() -> None:
     migrations is a transaction.
     """
     global _early
-    with contextlib.suppress(UserError, RunError):  # `prefect_server` reports it
+    with contextlib.suppress(UserError, RunError, OSError):  # `prefect_server` meets it again, and reports it
         if not configured_server():
             _early = _start()
 

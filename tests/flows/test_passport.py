@@ -101,7 +101,7 @@ def cards_of(output: Path) -> tuple[str, str]:
 
 
 def test_a_reject_reason_is_shown_where_it_belongs(output: Path) -> None:
-    """What the evaluation set drops is no loss of the corpus; short or repeated pages are not called illegal."""
+    """Documents drawn for the evaluation are no loss of the corpus; short or repeated pages are not called illegal."""
     for folder, reasons in {
         "evalset": {"common_phrase": 8765},
         "urls": {"duplicate": 5, "too_short": 4, "listed_domain": 31},

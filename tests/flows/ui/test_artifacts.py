@@ -146,7 +146,7 @@ def test_the_result_names_the_outputs_and_the_next_command(tmp_path: Any) -> Non
 
 def test_a_server_that_does_not_answer_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_run = ArtifactPublisher()
-    without_a_run.publish("steps", lambda: pytest.fail("made in vain"), "one")
+    without_a_run.publish("steps", lambda: pytest.fail("the page of no run was made"), "one")
     without_a_run.close()
     assert not without_a_run.has("steps")
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as in a process that a worker started
