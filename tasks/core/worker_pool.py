@@ -116,8 +116,10 @@ _early_pool: WorkerPool | None = None
 def early_pool(workers: int, module: str) -> Iterator[None]:
     """Start workers that import a module, for the first `open_pool` of the block with this number of them."""
     global _early_pool
-    pool = _early_pool = WorkerPool(workers, module)
-    pool.submit(os.getpid)
+    pool = WorkerPool(workers, module)
+    with contextlib.suppress(concurrent.futures.BrokenExecutor):  # killed as they start; `open_pool` starts others
+        pool.submit(os.getpid)
+        _early_pool = pool
     try:
         yield
     finally:

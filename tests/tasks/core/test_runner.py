@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,19 @@ def test_early_workers_share_one_import_and_see_the_environment_of_their_pool(mo
                 assert len(parents) == 1 and os.getpid() not in parents
             with pytest.raises(WorkerLostError, match="limit of CPU time"):
                 result(pool.submit(parent_of, 60.0, cpu_seconds=0.1))
+
+
+def test_early_workers_that_do_not_start_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise BrokenProcessPool
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pebble.ProcessPool.schedule", broken)
+        early = early_pool(1, "cgitb")
+        early.__enter__()
+    with contextlib.closing(Runner(1).pool) as pool:
+        assert pool.call(os.getpid) != os.getpid()
+    early.__exit__(None, None, None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are spawned")
