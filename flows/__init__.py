@@ -57,12 +57,13 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     # The settings of the flows contain those of plug-ins, so they are read before a command can report their errors.
     try:
         check_extra(f"{program}{flow}", PIPELINE)
+        # By their names, since this package stands below all its modules.
+        if not any(word.startswith(("-h", "--help", "--dry-run")) for word in words):
+            load("flows.orchestration.server:start_early")()
         load_plugins()
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in words))
-    # By their names, since this package stands below all its modules.
-    if not load("flows.ui.arguments:check_arguments")(flow, words).dry_run:
-        load("flows.orchestration.server:start_early")()
+    load("flows.ui.arguments:check_arguments")(flow, words)
 
 
 if IS_COMMAND:

@@ -31,9 +31,6 @@ from pydantic_core import to_jsonable_python
 # Environment variable of a process that a worker started for one flow run: the id of the run.
 # Breaks when: workers hand the id on in another way. Then no run watches its worker.
 FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"
-# Environment variable that makes `create_app` build an app that is not built again.
-# Breaks when: it is renamed. Then a change of settings builds the app twice.
-SERVER_FINAL = "PREFECT__SERVER_FINAL"
 
 
 def refresh_settings(heartbeats: bool = True) -> None:

@@ -152,10 +152,10 @@ _early: _Server | None = None  # of this process
 
 
 def start_early() -> None:
-    """Start the embedded server that `prefect_server` will need, if it needs one, while the command imports Prefect.
+    """Start the embedded server that `prefect_server` will need, if it needs one, beside all that the command imports.
 
-    A command that then fails at its check leaves the server to end with it. `kill -9` does it no harm: each of its
-    migrations is a transaction.
+    A command that then finds a mistake in its arguments leaves the server to end with it. `kill -9` does it no harm:
+    each of its migrations is a transaction.
     """
     global _early
     with contextlib.suppress(UserError, RunError, OSError):  # `prefect_server` meets it again, and reports it
@@ -355,10 +355,6 @@ def serve(listener: socket.socket) -> None:
     from prefect.server.api.server import create_app
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from flows.compat.prefect import SERVER_FINAL
-
-    os.environ[SERVER_FINAL] = "1"
-
     class Server(uvicorn.Server):
         """Server that creates or migrates its tables while no other one of this Prefect home does."""
 
@@ -370,7 +366,7 @@ def serve(listener: socket.socket) -> None:
             gc.enable()
 
     config = uvicorn.Config(
-        TrustedHostMiddleware(create_app(), allowed_hosts=HOSTS, www_redirect=False),
+        TrustedHostMiddleware(create_app(final=True), allowed_hosts=HOSTS, www_redirect=False),
         log_level="critical",
         lifespan="on",  # it runs the migrations
         timeout_graceful_shutdown=3,

@@ -109,31 +109,32 @@ def _begin_worker(module: str | None, environment: dict[str, str] | None) -> Non
             importlib.import_module(module)
 
 
-_early_pool: WorkerPool | None = None
+_early: "tuple[WorkerPool, concurrent.futures.Future[object]] | None" = None  # with its first call
 
 
 @contextlib.contextmanager
 def early_pool(workers: int, module: str) -> Iterator[None]:
     """Start workers that import a module, for the first `open_pool` of the block with this number of them."""
-    global _early_pool
+    global _early
     pool = WorkerPool(workers, module)
-    with contextlib.suppress(concurrent.futures.BrokenExecutor):  # killed as they start; `open_pool` starts others
-        pool.submit(os.getpid)
-        _early_pool = pool
-    try:
-        yield
-    finally:
-        _early_pool = None
-        pool.close()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        start = thread.submit(pool.submit, os.getpid)  # in a thread, since it waits for the imports
+        _early = pool, start
+        try:
+            yield
+        finally:
+            _early = None
+            concurrent.futures.wait([start])
+            pool.close()
 
 
 def open_pool(workers: int) -> WorkerPool:
-    """Create a pool, or take the one that was started early."""
-    global _early_pool
-    if _early_pool is None or _early_pool.workers != workers:
+    """Create a pool, or take the one that was started early, unless its start failed."""
+    global _early
+    if _early is None or _early[0].workers != workers:
         return WorkerPool(workers)
-    pool, _early_pool = _early_pool, None
-    return pool
+    (pool, start), _early = _early, None
+    return WorkerPool(workers) if start.exception() else pool
 
 
 _pool: WorkerPool | None = None  # of this process

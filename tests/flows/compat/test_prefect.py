@@ -114,10 +114,3 @@ def test_a_worker_names_the_flow_run_in_the_environment(monkeypatch: pytest.Monk
     assert compat.started_flow_run() is None and flow_run.id is None
     monkeypatch.setenv(compat.FLOW_RUN_ID, str(FLOW_RUN))
     assert compat.started_flow_run() == flow_run.id == str(FLOW_RUN)
-
-
-@pytest.mark.slow
-def test_a_final_server_app_is_not_built_again() -> None:
-    from prefect.server.api import server
-
-    assert f'os.getenv("{compat.SERVER_FINAL}")' in inspect.getsource(server.create_app)
