@@ -84,17 +84,17 @@ def _without_formulas(text: str) -> str:
     return "".join([*kept, text[at:]])
 
 
-def shingle_f1(truth: str, text: str) -> float:
-    """F1 of two texts as multisets of 4-word shingles."""
-    expected, found = _shingles(truth), _shingles(text)
+def shingle_f1(truth: str, text: str, size: int = SHINGLE) -> float:
+    """F1 of two texts as multisets of shingles of `size` words."""
+    expected, found = _shingles(truth, size), _shingles(text, size)
     both = sum((expected & found).values())
     total = sum(expected.values()) + sum(found.values())
     return 2 * both / total if total else 1.0
 
 
-def _shingles(text: str) -> Counter[tuple[str, ...]]:
+def _shingles(text: str, size: int) -> Counter[tuple[str, ...]]:
     words = WORD.findall(text)
-    return Counter(tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1)))
+    return Counter(tuple(words[i : i + size]) for i in range(max(1, len(words) - size + 1)))
 
 
 def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
