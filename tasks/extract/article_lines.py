@@ -131,9 +131,10 @@ def holds_title(blocks: Sequence[Block], titles: Sequence[str]) -> bool:
     return any(one.kind == "h" and not one.links and is_title(one, titles) for one in blocks)
 
 
-def drop_lines(blocks: Sequence[Block], titles: Sequence[str]) -> None:
-    """Drop the lines of an article's container that are no part of its text."""
-    _drop_related(blocks)
+def drop_lines(blocks: Sequence[Block], titles: Sequence[str], *, are_links: bool = False) -> None:
+    """Drop the lines of an article's container that are no part of its text; `are_links`: lists of links are."""
+    if not are_links:
+        _drop_related(blocks)
     _drop_title([one for one in blocks if not one.dropped], titles)
     _drop_calls([one for one in blocks if not one.dropped])
     _drop_labels(blocks)

@@ -24,12 +24,11 @@ CONTAINERS = frozenset(
 
 # In these patterns, `\b` of a class is the start or end of a word between separators: see `words`.
 HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
-BOILERPLATE = re.compile(
-    r"""
+BOILERPLATE = r"""
       breadcrumb|bread\ crumb|sidebar|side\ bar|cookie|newsletter|outbrain|taboola|criteo|sociable
     | disclaimer|subscri(?:be|ption)|signup|sign\ up|login|byline|timestamp|pagination
-    | advert|sponsor|promo|popup|banner|teaser|copyright|colophon|masthead|caption|permalink|headerlink
-    | backlink|tooltip|noprint|taglist | \Bfooter\b
+    | advert|sponsor|popup|copyright|colophon|masthead|permalink|headerlink
+    | backlink|noprint|taglist | \Bfooter\b
     | \b(?:
       (?:site|global|page|main|top|bottom|sub|left|right|side|mobile|sticky)?(?:nav|navi|navbar|navbox|navigation|menu|
         menus|submenu|topnav)
@@ -43,35 +42,38 @@ BOILERPLATE = re.compile(
     | read\ (?:more|next|also) | also\ (?:read|like) | up\ next | next\ (?:up|post|article)
     | prev(?:ious)?\ (?:post|next|page) | next\ page
     | post\ (?:meta|nav|navigation|info|tags|footer|date|author) | entry\ (?:meta|footer|utility|info|tags|date)
-    | article\ (?:meta|info|infos|tags|footer|tools|date|actions|related) | meta | metadata | postmeta | postmetadata
-    | author\w* | (?:posted|written)\ (?:on|by|in) | rating\w* | widget\w* | tags | tag\ (?:list|links|cloud)
-    | tagcloud
+    | article\ (?:meta|info|infos|tags|footer|tools|date|actions|related) | postmeta | postmetadata
+    | (?:posted|written)\ (?:on|by|in) | tag\ (?:list|links|cloud) | tagcloud
     | ad | ads | adv | adsense\w* | adbox | adunit | adsbygoogle | google\ ad\w*
     | ad\ (?:slot|unit|container|wrapper|\d+)
-    | dfp\w* | viral | syndication | embed | embedded | consent | gdpr | modal | overlay | slideshow | carousel
-    | slider
+    | dfp\w* | viral | syndication | consent | gdpr | modal
     | user\ (?:info|profile) | message\ container | factbox | infobox\ (?:ad|promo) | skip\ (?:link|nav|to)\w*
     | skiplink
-    | search\ ?(?:box|form|bar|wrapper)? | searchformwrapper | invisible | nodisplay | sr\ only
+    | search\ ?(?:box|form|bar|wrapper) | searchformwrapper | invisible | nodisplay | sr\ only
     | (?:hidden|hide)(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|mobile|small)\b)
     | screen\ reader\ text | visually\ ?hidden | a11y\ only | print\ only | printfooter | catlinks | editsection
     | mw\ editsection | mw\ jump\w*
-    | jump\ to\ nav | linenos? | lnt | lineno | linenumbers? | line\ numbers? | gutter | rouge\ gutter | copy\ button
+    | jump\ to\ nav | linenos? | lnt | lineno | linenumbers? | line\ numbers? | rouge\ gutter | copy\ button
     | copybtn | clipboard
     | language\ (?:switcher|list|selector|picker) | lang\ (?:switcher|list|selector|toggle|picker) | toplang
     | bottomlang
     | report\ ?bug | feedback\w* | donat(?:e|ion)\w* | prevnext | prev\ next | pager | paging | buttons? | btn
-    | rss | print | printer | tools | actions | controls | akismet | nocomments | comments?\ (?:title|form|respond)
+    | rss | print | printer | controls | akismet | nocomments | comments?\ (?:title|form|respond)
     | respond | reply | replies\ link | nav\ (?:header|footer|table|panel|links?) | book\ navigation | subpages
     | contentsub | sitesub
-    | powered\ by | credits? | store\ link | expand | options | attachment | viewport
+    | powered\ by | credits? | store\ link | attachment | viewport
     )\b
-    """,
-    re.VERBOSE,
-)
+    """
+# Components of a page that are beside an article, and the text of a page without one.
+COMPONENTS = r"""
+    | promo|banner|teaser|caption|tooltip
+    | \b(?:
+      meta | metadata | search | author\w* | rating\w* | widget\w* | tags | embed | embedded | overlay | slideshow
+    | carousel | slider | tools | actions | expand | options
+    )\b
+    """
 # The same for documentation and forums, whose classes name parts of the text (`sidebar`, `meta`, `caption`, `author`).
-NAVIGATION = re.compile(
-    r"""
+NAVIGATION = r"""
       breadcrumb|bread\ crumb|newsletter|headerlink|backlink|permalink|skip\ link|copybtn|searchform
     | \b(?:
       (?:site|global|page|main|top|bottom|sub|left|right|mobile)?(?:nav|navi|navbar|navigation|menu|submenu|topnav)
@@ -93,12 +95,10 @@ NAVIGATION = re.compile(
     | sidebar\ (?:nav\w*|wrapper|container|menu|tree|toc)
     | share | sharing | social\ (?:buttons|links|share) | ads? | advert\w*
     )\b
-    """,
-    re.VERBOSE,
-)
+    """
 # Words of parts of a forum around its posts.
-FORUM_PARTS = re.compile(
-    NAVIGATION.pattern
+FORUM_PARTS = (
+    NAVIGATION
     + r"""
     | \b(?:
       signature\w* | avatar | post\ ?profile | user\ ?(?:info|profile|details|card|pic|extras|title)\w*
@@ -116,8 +116,7 @@ FORUM_PARTS = re.compile(
     | topic\ actions
     | vote\ ?(?:box|count|cell|button)\w* | votes | likes? | reactions? | userbar | forum\ ?(?:jump|nav)\w*
     )\b
-    """,
-    re.VERBOSE,
+    """
 )
 # Elements that hold the text of one post, in the templates of forums.
 POSTS = re.compile(
@@ -143,6 +142,7 @@ NOTES = re.compile(  # an aside of these is a part of the text
     r"\b(?:admonition|note|notes|warning|caution|important|tip|hint|footnote|footnotes|topic|callout|seealso|example)\b"
 )
 
+HIDES = re.compile(r"\b(?:hidden|hide)(?!\ (?:xs|sm|md|lg|xl|on|for|from|print|phone|tablet|mobile|small)\b)\b")
 # Signs of editing and text that no reader sees: they are no words of a sentence or of code. All other names of
 # boilerplate are those of containers, and say nothing of words in the middle of a line.
 UNSEEN = re.compile(
@@ -172,6 +172,13 @@ SITE_PROSE = re.compile(
 MARK_LINKS = re.compile("permalink|backlink")
 # Parts of tabs and accordions, which are closed at first.
 PANEL = re.compile(r"\b(?:tab\ ?pane|tab\ ?panel|tab\ content|collaps(?:e|ed|ible)|accordion|panel)\b")
+# A request for consent, which is the longest text of a page without an article.
+CONSENT = re.compile(
+    r"\b(?:onetrust|ot (?:sdk|pc)|consent|gdpr|didomi|usercentrics|truste|cookiebot|qc cmp|evidon"
+    r"|cookie ?(?:banner|notice|consent|bar|popup|law|modal|message|settings|preferences)s?)\b"
+)
+# A part that a page shows over another one.
+DIALOG = re.compile(r"\b(?:modal|overlay|popup|lightbox|dialog)\b")
 # Attributes of a button that opens and closes a part of the text.
 TOGGLE = re.compile(r"\b(?:accordion|collaps(?:e|ed|ible)|expander|faq|question|toggler?|trigger)\b")
 

@@ -5,6 +5,7 @@ classified once and cached.
 """
 
 import functools
+import itertools
 import re
 from typing import Any, NamedTuple
 
@@ -14,10 +15,14 @@ from tasks.extract.attribute_names import (
     BOILERPLATE,
     COMMENT_PARTS,
     COMMENTS,
+    COMPONENTS,
+    CONSENT,
     CONTAINERS,
+    DIALOG,
     DROPPED_TAGS,
     FORUM_PARTS,
     HIDDEN,
+    HIDES,
     INGREDIENTS,
     LEVEL_PARTS,
     LEVELS,
@@ -40,6 +45,7 @@ from tasks.extract.attribute_names import (
     WORDS,
 )
 from tasks.extract.formulas import WRAPPERS
+from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM
 
 MAX_CACHED = 50_000  # distinct sets of attributes, and values; one site has some hundred
 MAX_RECIPE_LINKED, MAX_INGREDIENTS_LINKED = 0.5, 0.95  # of the characters of a recipe, and of its list of ingredients
@@ -61,6 +67,10 @@ class Verdict(NamedTuple):
     """Not displayed at first, or a part with another role than text."""
     closed: bool = False
     """Hidden by its state alone, so that a control may open it."""
+    consent: bool = False
+    """Request for consent, dropped however long it is."""
+    dialog: bool = False
+    """Boilerplate that a page shows over another one."""
     comments: bool = False
     """Section of reader comments."""
     toc: bool = False
@@ -91,26 +101,30 @@ class Named(NamedTuple):
     words: str
     boilerplate: bool
     unseen: bool
+    hides: bool
+    """Not displayed at first, as the attribute `hidden` says it."""
     comments: bool
     toc: bool
 
 
-NAMELESS = Named("", boilerplate=False, unseen=False, comments=False, toc=False)
+NAMELESS = Named("", boilerplate=False, unseen=False, hides=False, comments=False, toc=False)
 
 
 class AttributeRules:
     """Cache of verdicts by tag and attributes.
 
     Args:
-        boilerplate: names of boilerplate.
-        site_prose: sentences under the name of a site's prose are such prose, not a part of the text.
+        page: type of the page.
+        loose: for a page without an article, whose text are components, lists of links, and a site's prose.
     """
 
-    def __init__(self, boilerplate: re.Pattern[str] = BOILERPLATE, *, site_prose: bool = True) -> None:
-        self.boilerplate, self.site_prose = boilerplate, site_prose
+    def __init__(self, page: str, *, loose: bool = False) -> None:
+        self.page, self.loose = page, loose
+        names = {ARTICLE: BOILERPLATE + ("" if loose else COMPONENTS), DOCUMENTATION: NAVIGATION, FORUM: FORUM_PARTS}
+        self.boilerplate = re.compile(names[page], re.VERBOSE)
         # A forum names who wrote what it quotes in a `cite`.
-        self.comments = COMMENTS if boilerplate is BOILERPLATE else READER_COMMENTS
-        self.plain = PLAIN | ({"cite": QUOTED} if boilerplate is FORUM_PARTS else {})
+        self.comments = COMMENTS if page == ARTICLE else READER_COMMENTS
+        self.plain = PLAIN | ({"cite": QUOTED} if page == FORUM else {})
         self.cache: dict[tuple[Any, ...], Verdict] = {}
         self.names: dict[str, Named] = {}
 
@@ -161,18 +175,20 @@ class AttributeRules:
         # Few names have these parts, and a search for parts takes a tenth of the time of the expression.
         comments = any(map(text.__contains__, COMMENT_PARTS)) and self.comments.search(text) is not None
         toc = any(map(text.__contains__, TOC_PARTS)) and TOC.search(text) is not None
-        boilerplate = self.boilerplate.search(text) is not None
-        return Named(text, boilerplate, boilerplate and UNSEEN.search(text) is not None, comments, toc)
+        hides = any(self.boilerplate.search(one) for one in HIDES.findall(text)) if "hid" in text else False
+        rest = HIDES.sub(" ", text) if hides else text
+        boilerplate = self.boilerplate.search(rest) is not None
+        return Named(text, boilerplate, boilerplate and UNSEEN.search(rest) is not None, hides, comments, toc)
 
 
 # Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`, `overflow-hidden`).
 MODIFIERS = re.compile(
-    r"(?:\b|(?<=_))(?:(?:has|with|without|not?|label|allow|enable|disable|hide|show|overflow|backface|elementor)[-_]+"
-    r"[\w-]+|comments?-(?:open|closed))",
+    r"(?:\b|(?<=_))(?:(?:has|with|without|not?|label|allow|enable|disable|hide|hidden|show|overflow|backface|elementor)"
+    r"[-_]+[\w-]+|overflow[xy]?hidden|comments?-(?:open|closed))",
     re.IGNORECASE,
 )
 # What each of them has; a search for it takes a tenth of the time.
-MODIFIED = re.compile("(?:has|with|out|not?|label|able|hide|show|overflow|backface|elementor|comments?)[-_]")
+MODIFIED = re.compile("(?:has|with|out|not?|label|able|hide|hidden|show|overflow|backface|elementor|comments?)[-_]")
 # Topics of a post, in the classes that WordPress gives it (`category-newsletter tag-social`).
 TOPICS = re.compile(r"\b(?:[\w-]+_)?(?:category|cat|tag)-[\w-]+")
 SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`
@@ -184,7 +200,7 @@ def words(value: str) -> str:
     """Words of a class or id in lower case, with single spaces (`postBody-main_text`: `post body main text`)."""
     if value.isalnum() and value.islower():
         return value
-    if (":" in value or "(" in value) and " " in value:
+    if (":" in value or "(" in value or "/" in value) and " " in value:
         value = _without_variants(value)
     if "hentry" in value or "status-publish" in value:
         value = TOPICS.sub(" ", value)
@@ -196,20 +212,22 @@ def words(value: str) -> str:
     if not lower:
         value = HUMPS.sub(" ", value)
     value = value.replace("-", " ").replace("_", " ").replace(":", " ").replace(".", " ")
-    return " ".join(value.split()).lower()
+    # A stylesheet's module names its classes after itself: `Text_text` is no text of a text.
+    return " ".join(word for word, _ in itertools.groupby(value.lower().split()))
 
 
 def _without_variants(value: str) -> str:
-    """Class without names that hold on some screens or in some states (`md:flex`), or set a measure (`Mx(20px)`)."""
+    """Class without names for some states (`md:flex`), of a measure (`Mx(20px)`) or of a group (`group/menu`)."""
     names = value.split()
     is_shown = any(name.rpartition(":")[2] in DISPLAYS and ":" in name for name in names)
-    return " ".join(name for name in names if not (":" in name or "(" in name or (is_shown and name == "hidden")))
+    shown = [name for name in names if not (is_shown and name == "hidden")]
+    return " ".join(name for name in shown if not any(sign in name for sign in ":(/"))
 
 
 def classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Verdict:
     """Verdict on an element with these attributes."""
     found = _classify(tag, attributes, rules)
-    if found.drop or found.hidden or tag in WORDS or rules.boilerplate is not BOILERPLATE:
+    if found.drop or found.hidden or tag in WORDS or rules.page != ARTICLE:
         return found
     names = f"{attributes.get('id', '')} {attributes.get('class', '')} {attributes.get('itemprop', '')}"
     if any(map(names.lower().__contains__, RECIPE_PARTS)) and RECIPE.search(names := words(names)):
@@ -233,19 +251,22 @@ def _classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ve
         attributes.get("hidden", "until-found").lower() != "until-found"
         or attributes.get("aria-hidden") == "true"
         or HIDDEN.search(attributes.get("style", ""))
+        or classes.hides
     ):
         marked = identity.boilerplate or classes.boilerplate
         is_panel = role == "tabpanel" or PANEL.search(f"{identity.words} {classes.words}") is not None
         if marked or not is_panel:
             return Verdict(hidden=True, closed=not marked)
     if tag in WORDS or (
-        rules.boilerplate is not BOILERPLATE
+        rules.page != ARTICLE
         and (tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", "")))
     ):
         identity = NAMELESS  # the name of what the section documents
-    if tag == "tr" and rules.boilerplate is NAVIGATION:
+    if tag == "tr" and rules.page == DOCUMENTATION:
         classes = NAMELESS  # Doxygen's holds the name of the class whose member it lists, as `CoinSearchTree`
-    is_forum = rules.boilerplate is FORUM_PARTS
+    if tag == "td" and classes.words == "gutter":
+        return Verdict(hidden=True)  # numbers of the lines of code beside it
+    is_forum = rules.page == FORUM
     if (tag == "aside" and not (is_forum and "quote" in classes.words.split())) or role == "complementary":
         names = f"{identity.words} {classes.words} {attributes.get('epub:type', '')}"
         return (
@@ -267,11 +288,13 @@ def _classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ve
     if not (identity.boilerplate or classes.boilerplate):
         return Verdict(comments=comments, toc=toc, level=level, main=main) if comments or toc or level >= 0 else NEUTRAL
     marks = [one for one in (identity, classes) if one.boilerplate]
-    is_site = any(one.unseen or (rules.site_prose and SITE_PROSE.search(one.words)) for one in marks)
+    is_site = any(one.unseen or (not rules.loose and SITE_PROSE.search(one.words)) for one in marks)
     return Verdict(
         marked=True,
         unseen=any(one.unseen or (tag == "a" and MARK_LINKS.search(one.words)) for one in marks),
         may_be_text=not is_site,
+        consent=any(CONSENT.search(one.words) for one in marks),
+        dialog=any(DIALOG.search(one.words) for one in marks),
         comments=comments,
         toc=toc,
         level=level,

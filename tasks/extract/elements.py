@@ -2,10 +2,12 @@
 
 import itertools
 import re
+from collections import Counter
 
 from lxml.etree import XPath, iterwalk
 from lxml.html import HtmlElement
 
+from tasks.core.url_lists import host_of
 from tasks.extract.attribute_names import TOGGLE
 from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, Contents
 
@@ -25,6 +27,8 @@ HOLDS_UNSHOWN = XPath("boolean(descendant-or-self::template | descendant-or-self
 IS_UNSHOWN = XPath("boolean(ancestor::script | ancestor::style | ancestor::template | ancestor::noscript)")
 FOREIGN = XPath("descendant::foreignobject[not(ancestor::foreignobject)]")  # HTML in a drawing, once
 NO_PROSE = ("article", "button", "iframe", "img", "input", "picture", "select", "textarea", "video")
+HREFS = XPath("descendant::a/@href", smart_strings=False)
+MIN_ELSEWHERE, MAX_LINKS = 0.2, 100  # share of the links of a list of sources, among the first ones
 
 
 def described(element: HtmlElement) -> str:
@@ -213,6 +217,21 @@ def opens_text(link: HtmlElement) -> bool:
             return is_control and after is not None and after.tag in BLOCK_TAGS and is_text(after)
         outer = around
     return False
+
+
+def own_site(tree: HtmlElement) -> str:
+    """Site to which most absolute links of a page lead, by the last two labels of its host; "" if there is none."""
+    return next((site for site, _ in Counter(filter(None, map(_site, HREFS(tree)))).most_common(1)), "")
+
+
+def leads_elsewhere(links: HtmlElement, own: str) -> bool:
+    """Return True for a list of links of which some lead to other sites than the page's own, by the first of them."""
+    sites = [_site(link.get("href") or "") for link in itertools.islice(links.iter("a"), MAX_LINKS)]
+    return sum(site not in ("", own) for site in sites) > MIN_ELSEWHERE * len(sites)
+
+
+def _site(href: str) -> str:
+    return ".".join(host_of(href).split(".")[-2:]) if "//" in href[:8] else ""
 
 
 def is_mostly_links(tag: str, held: Contents) -> bool:

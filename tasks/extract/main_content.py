@@ -9,11 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from lxml.etree import ElementDefaultClassLookup, ParserError, XMLSyntaxError
+from lxml.etree import ElementDefaultClassLookup, ParserError, XMLSyntaxError, XPath
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
+from selectolax.lexbor import LexborHTMLParser
 
 from tasks.extract.article_lines import drop_lines, is_title, page_titles
-from tasks.extract.attribute_names import BOILERPLATE, FORUM_PARTS, NAVIGATION
 from tasks.extract.attribute_rules import AttributeRules
 from tasks.extract.blocks import (
     ENDING,
@@ -34,7 +34,7 @@ from tasks.extract.candidates import Candidate
 from tasks.extract.edge_lines import drop_edges
 from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
 from tasks.extract.json_ld import article_body
-from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
+from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type, states_article
 from tasks.extract.settle import settle
 from tasks.extract.walk import Walk, page_blocks
 
@@ -44,18 +44,18 @@ PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, r
 PARSER.set_element_class_lookup(ElementDefaultClassLookup(element=HtmlElement))  # lxml.html's is a function in Python
 CONTROLS = bytes(code for code in range(32) if chr(code) not in "\t\n\f\r")  # libxml2 ends a text at some of them
 
+IGNORED = "Opening and ending tag mismatch"  # libxml2's message for an end tag that it ignores
+
 # After them libxml2 reads nothing, and a browser reads on: a page may be put together of several.
 ENDS = re.compile(rb"</(?:body|html)\s*>", re.IGNORECASE)
 
-RULES = {
-    ARTICLE: AttributeRules(BOILERPLATE),
-    DOCUMENTATION: AttributeRules(NAVIGATION),
-    FORUM: AttributeRules(FORUM_PARTS),
-}
-LENIENT = RULES | {ARTICLE: AttributeRules(BOILERPLATE, site_prose=False)}
+RULES = {page: AttributeRules(page) for page in (ARTICLE, DOCUMENTATION, FORUM)}
+LOOSE = RULES | {ARTICLE: AttributeRules(ARTICLE, loose=True)}
 # The numbers below were chosen on the gold pages; benchmarks/extract.py shows them by quarters.
+STREAMED = XPath("//div[@hidden][contains(@id, 'S:')]")
 OUTSIDE, HEADER, BESIDE_PAGES = "outside", "header", "beside"
 LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
+CONTENT_LEVEL, MAIN_LEVEL = 3, 4  # of containers that a page without an article has too
 MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
 MIN_OF_ARTICLE = 0.7  # of the running text of an `article`, in a container of a strong name inside it
@@ -70,11 +70,16 @@ BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1
 MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text; number of them
 MAX_PULL_QUOTES = 50  # asides that are looked up in the text, each in all of it
 SHORT_PAGE = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
+MAX_FRAGMENT, MOST_OF_ARTICLE = 4000, 0.7  # characters of running text of a fragment, or share of an article in it
+GAIN = 1.75  # least length of the text of a page without an article, relative to the fragment
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
 
 def parse(html: str | bytes) -> HtmlElement | None:
     """Parse a page, a string or UTF-8; None if there is nothing in it.
+
+    libxml2 ignores an end tag after a `div` that is not closed, and reads the rest of the page as the content of a
+    button, or of a navigation. Such pages, 6 % of all, are read as browsers read them.
 
     Raises:
         MemoryError: the page needs more memory than there is.
@@ -82,8 +87,12 @@ def parse(html: str | bytes) -> HtmlElement | None:
     encoded = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     if b"<xmp" not in encoded:  # where they may be text
         encoded = ENDS.sub(b"", encoded)
+    encoded = encoded.translate(None, CONTROLS)
     try:
-        return document_fromstring(encoded.translate(None, CONTROLS), parser=PARSER)
+        tree = document_fromstring(encoded, parser=PARSER)
+        if any(one.message.startswith(IGNORED) for one in PARSER.error_log):
+            tree = document_fromstring((LexborHTMLParser(encoded).html or "").encode(), parser=PARSER)
+        return tree
     except ParserError:
         return None
     except XMLSyntaxError:  # this parser repairs all markup, and fails where it cannot allocate
@@ -101,6 +110,7 @@ def structured_text(tree: HtmlElement, tables: bool = True) -> str:
 
 def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> tuple[str, Walk | None]:
     """Main text of a page, and the walk that found it; None if it is stated in JSON-LD."""
+    _place_streamed(tree)
     walk = decide(tree, tables, account)
     text = _text(walk)
     if len(text) < MIN_TEXT:
@@ -109,11 +119,31 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
             return stated, None
         if _show_unscripted(tree) and len(stated := _text(found := decide(tree, tables, account))) > least:
             return stated, found
-        if _running(walk.blocks) < MIN_RUNNING:
-            found = decide(tree, tables, account, LENIENT)
-            if len(stated := _text(found)) > least:
-                return stated, found
+    running = _running(walk.blocks)
+    if len(text) < MIN_TEXT or (walk.page == ARTICLE and _is_fragment(walk, running) and not states_article(tree)):
+        found = decide(tree, tables, account, LOOSE)
+        if len(shown := _text(found)) > max(MIN_TEXT, GAIN * len(text)):
+            return shown, found
     return text, walk
+
+
+def _is_fragment(walk: Walk, running: int) -> bool:
+    """Return True if the main content of a page is short, and a weak container, or not most of the running text."""
+    outside = sum(one.running for one in walk.blocks if one.dropped == OUTSIDE)
+    is_part = walk.level >= CONTENT_LEVEL or running < MOST_OF_ARTICLE * (running + outside)
+    return running < MAX_FRAGMENT and is_part
+
+
+def _place_streamed(tree: HtmlElement) -> None:
+    """Move the parts of a page that React sends late, `<div hidden id="S:1">`, to their places: `B:1` or `P:1`."""
+    parts = STREAMED(tree)
+    places = {one.get("id"): one for one in tree.iter("template")} if parts else {}
+    for part in parts:
+        prefix, _, number = part.get("id").rpartition("S:")
+        place = places.get(f"{prefix}B:{number}", places.get(f"{prefix}P:{number}"))
+        if place is not None and part not in place.iterancestors() and not (part.tail or "").strip():
+            del part.attrib["hidden"]
+            place.addprevious(part)
 
 
 def _show_unscripted(tree: HtmlElement) -> bool:
@@ -146,10 +176,11 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
         for one in walk.blocks:
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
     if kind == ARTICLE:
-        start, end = _best_container(walk, titles)
+        start, end = _main_container(walk) if walk.rules.loose else _best_container(walk, titles)
         lead = _lead(walk.blocks[:start]) + [one for held in walk.recipes for one in walk.blocks[held.start : held.end]]
         _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
-        drop_lines(walk.blocks[start:end], titles)
+        _readmit_sources(walk, start, end)
+        drop_lines(walk.blocks[start:end], titles, are_links=walk.rules.loose)
         _drop_pull_quotes(walk)
     else:
         start, end = _smallest_container(walk)
@@ -192,6 +223,15 @@ def _size(blocks: Sequence[Block]) -> int:
     return sum(one.size for one in blocks if not one.dropped)
 
 
+def _main_container(walk: Walk) -> tuple[int, int]:
+    """First and last block of the main part of a page without an article, as the page names it, or of most of it."""
+    found = [one for one in walk.candidates.found if one.level == MAIN_LEVEL]
+    best = max(found, key=lambda one: _size(walk.blocks[one.start : one.end]), default=None)
+    if best and _size(walk.blocks[best.start : best.end]) > MIN_SHARE * _size(walk.blocks):
+        return best.start, best.end
+    return _smallest_container(walk)
+
+
 def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
     """First and last block of an article's main content: the strongest kind of container that holds enough text."""
     running = _running(walk.blocks)
@@ -219,6 +259,7 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
         if level == 0 and joint < MIN_OF_ARTICLE * _article_around(walk, start, end):
             continue
         if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * running:
+            walk.level = level
             return _with_next_parts(walk, best, start, end)
     return 0, len(walk.blocks)
 
@@ -291,10 +332,11 @@ def _posts(walk: Walk) -> list[Block]:
 
 
 def _subject(blocks: Sequence[Block], posts: Sequence[Block], titles: Sequence[str]) -> list[Block]:
-    """Heading of a thread, before its posts."""
-    before = blocks[: next(number for number, one in enumerate(blocks) if one is posts[0])]
-    headings = [one for one in before if one.kind == "h" and not one.dropped]
-    return ([one for one in headings if is_title(one, titles)] or headings)[-1:]
+    """Heading of a thread, before its posts, and the paragraphs between it and them: a question, or a story."""
+    before = _live(blocks[: next(number for number, one in enumerate(blocks) if one is posts[0])])
+    headings = [number for number, one in enumerate(before) if one.kind == "h"]
+    last = ([number for number in headings if is_title(before[number], titles)] or headings)[-1:]
+    return [before[number] for number in last] + [one for one in before[sum(last) :] if last and is_prose([one])]
 
 
 def _title(before: Sequence[Block]) -> list[Block]:
@@ -353,6 +395,14 @@ def _readmit(blocks: Sequence[Block], *choices: Sequence[str]) -> None:
                 if one.dropped in reasons:
                     one.dropped = KEPT
             return
+
+
+def _readmit_sources(walk: Walk, start: int, end: int) -> None:
+    """Take back the lists of links to other sites that stand in a text: sources, and what it is about."""
+    prose = [number for number in range(start, end) if walk.blocks[number].running and not walk.blocks[number].dropped]
+    for held in walk.sources:
+        if prose and prose[0] < held.start and held.end <= prose[-1]:
+            walk.keep(held, LINKS)
 
 
 def _readmit_contents(blocks: Sequence[Block]) -> None:

@@ -17,6 +17,8 @@ SCRIPTED = XPath("//@onclick | //a/@href[starts-with(., 'javascript:')]", smart_
 HAS_SCRIPT = XPath("boolean(descendant::*/@onclick)")
 ARGUMENT = re.compile(r"""["']#?([\w:.-]{1,200})["']""")
 ICON = re.compile(r"icon|symbol|glyph|\bfa\b|emoji", re.IGNORECASE)  # of fonts whose names of signs are their text
+MAX_READ = 5_000_000  # characters of answers; those in each other are read once for each
+QUESTION_MARKS = ("?", "？", "؟")
 
 
 class Opened:
@@ -26,6 +28,7 @@ class Opened:
         self.tree, self.rules = tree, rules
         self._alternatives: dict[HtmlElement, bool] = {}  # elements around hidden ones
         self._unfolds: dict[HtmlElement, bool] = {}  # tables with hidden rows
+        self._read = 0  # characters of hidden texts that may be answers
 
     def is_opened(self, element: HtmlElement, verdict: Verdict) -> bool:
         """Return True for a hidden element that a control of the page opens: a tab, a folded row, a text."""
@@ -34,7 +37,7 @@ class Opened:
         outer = element.getparent()
         if outer not in self._alternatives:
             self._alternatives[outer] = _holds_alternatives(outer)
-        if self._alternatives[outer] or _is_answer(element) or _is_slide(element):
+        if self._alternatives[outer] or self._is_answer(element) or _is_slide(element):
             return True
         if element.tag == "tr":
             table = next(element.iterancestors("table"), element)
@@ -55,6 +58,24 @@ class Opened:
         beside = [one for one in (element.getprevious(), element.getnext()) if one is not None]
         read = [one for one in beside if not self.rules.named(one.get("class") or "").unseen]
         return all("".join(one.text_content().split()) != text for one in read)
+
+    def _is_answer(self, element: HtmlElement) -> bool:
+        """Return True for a text right after the question that opens it: a button, or a line that is one."""
+        before = element.getprevious()
+        if before is None or self._read > MAX_READ:
+            return False
+        button = before.find(".//button")
+        control = before if button is None else button
+        is_control = (
+            before.tag == "button"
+            or before.text_content().rstrip()[-1:] in QUESTION_MARKS
+            or "aria-expanded" in control.attrib
+            or "onclick" in control.attrib
+            or (button is not None and before.tag in QUESTIONS)
+            or TOGGLE.search(control.get("class") or "") is not None
+        )
+        self._read += len(element.text_content()) if is_control else 0
+        return is_control and not holds_input(element) and is_text(element)
 
     @cached_property
     def _controlled(self) -> frozenset[str]:
@@ -84,19 +105,3 @@ def _is_slide(element: HtmlElement) -> bool:
     beside = [one for one in (element.getprevious(), element.getnext()) if one is not None and one.tag == element.tag]
     is_like = element.tag == "section" or (name and any(name in (one.get("class") or "").split() for one in beside))
     return bool(is_like and beside and is_text(element) and any(map(is_text, beside)) and not holds_input(element))
-
-
-def _is_answer(element: HtmlElement) -> bool:
-    """Return True for a text right after the question that opens it: a button, or a line that is one."""
-    before = element.getprevious()
-    if before is None:
-        return False
-    button = before if before.tag == "button" else before.find(".//button")
-    control = before if button is None else button
-    is_control = (
-        "aria-expanded" in control.attrib
-        or "onclick" in control.attrib
-        or (button is not None and before.tag in QUESTIONS)
-        or TOGGLE.search(control.get("class") or "") is not None
-    )
-    return is_control and not holds_input(element) and is_text(element)

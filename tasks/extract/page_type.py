@@ -1,7 +1,7 @@
 """Type of a page by what its software states: documentation, forum, or article for all others."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lxml.etree import XPath
 from lxml.html import HtmlElement
@@ -26,6 +26,8 @@ ITEMS = {
     DOCUMENTATION: re.compile(r"schema\.org/(?:TechArticle|APIReference)"),
     FORUM: re.compile(r"schema\.org/(?:DiscussionForumPosting|QAPage|Question)"),
 }
+LD_JSON = "application/ld+json"
+THREADS = ('"DiscussionForumPosting"', '"QAPage"')  # types in JSON-LD
 # Classes and ids of the templates of documentation generators and forums.
 TEMPLATES = {
     DOCUMENTATION: frozenset(
@@ -114,6 +116,25 @@ CODE = ("pre", "code", "dt", "kbd", "samp", "tt")
 MIN_CODE = 12
 
 
+ARTICLE_TYPE = r"(?:\w*Article|BlogPosting|LiveBlogPosting|Recipe|Re(?:port|view)\w*)"
+STATED_ARTICLE = re.compile(rf'"@type"\s*:\s*\[?\s*"{ARTICLE_TYPE}"')
+HOLDS_BODY = XPath("boolean(//*[@itemprop = 'articleBody'])")
+ARTICLE_ITEM = re.compile(rf"schema\.org/{ARTICLE_TYPE}")
+
+
+def states_article(tree: HtmlElement) -> bool:
+    """Return True if a page says that it is an article: to social networks, or by schema.org."""
+    for meta in tree.iter("meta"):
+        name = (meta.get("property") or meta.get("name") or "").lower()
+        if name.startswith("article:published") or (name == "og:type" and (meta.get("content") or "") == "article"):
+            return True
+    return (
+        HOLDS_BODY(tree)
+        or any(map(ARTICLE_ITEM.search, ITEM_TYPES(tree)))
+        or any(map(STATED_ARTICLE.search, _stated(tree)))
+    )
+
+
 def page_type(tree: HtmlElement, metas: Sequence[HtmlElement]) -> str:
     """Type of a page with these meta tags: `documentation`, `forum`, or `article`."""
     article = False
@@ -126,10 +147,8 @@ def page_type(tree: HtmlElement, metas: Sequence[HtmlElement]) -> str:
                     return kind
         elif name == "og:type":
             article = value.lower() == "article"
-    for value in set(ITEM_TYPES(tree)):
-        for kind, pattern in ITEMS.items():
-            if pattern.search(value):
-                return kind
+    if stated := _stated_type(tree):
+        return stated
     values = [*CLASSES(tree), *IDS(tree)]
     names = set(" ".join(set(values)).split())
     if not names.isdisjoint(TEMPLATES[DOCUMENTATION]):
@@ -140,3 +159,18 @@ def page_type(tree: HtmlElement, metas: Sequence[HtmlElement]) -> str:
         return FORUM
     code = sum(1 for _ in zip(range(MIN_CODE), tree.iter(*CODE), strict=False))
     return DOCUMENTATION if code == MIN_CODE and not article else ARTICLE
+
+
+def _stated_type(tree: HtmlElement) -> str | None:
+    """Type that a page states by schema.org, in attributes or in JSON-LD."""
+    for value in set(ITEM_TYPES(tree)):
+        for kind, pattern in ITEMS.items():
+            if pattern.search(value):
+                return kind
+    is_thread = any(any(map(text.__contains__, THREADS)) for text in _stated(tree))
+    return FORUM if is_thread else None
+
+
+def _stated(tree: HtmlElement) -> Iterator[str]:
+    """Yield the sources of the JSON-LD of a page."""
+    yield from (one.text for one in tree.iter("script") if one.get("type") == LD_JSON and one.text)

@@ -29,10 +29,10 @@ def settle(walk: Walk, titles: Sequence[str]) -> None:
                 live = sum(map(weigh, blocks))
                 if live >= MAX_DROPPED_SHARE * total:
                     continue
-                if reason == MARKED and live > MAX_DROPPED and holds_title(blocks, titles):
-                    walk.dialog = (held.start, held.end)
-                else:
+                if reason != MARKED or live <= MAX_DROPPED or not holds_title(blocks, titles):
                     walk.drop(held, reason)
+                elif held in walk.dialogs:
+                    walk.dialog = (held.start, held.end)
 
 
 def _settle_names(walk: Walk) -> None:

@@ -40,7 +40,7 @@ MIN_CRASHES = 20  # fewer crashes than this never stop the step
 
 # Libraries that shape the texts of each engine.
 PACKAGES = {
-    "structure": ("chardetng-py", "webencodings", "lxml", "libxml2"),
+    "structure": ("chardetng-py", "webencodings", "lxml", "libxml2", "selectolax"),
     "trafilatura": (
         *("chardetng-py", "webencodings"),
         *("trafilatura", "justext", "lxml", "lxml_html_clean", "libxml2", "htmldate"),
@@ -53,7 +53,7 @@ NOT_REUSED = ("extract_timeout", "extract_crashed", "broken_record")
 IRRELEVANT = {"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
 
 # Raised when the text of one engine changes, so that the outputs of the other one stay valid.
-ENGINE_VERSIONS = {"structure": 8, "trafilatura": 2}
+ENGINE_VERSIONS = {"structure": 9, "trafilatura": 2}
 
 Answer = concurrent.futures.Future[list[ExtractResult]]
 

@@ -5,6 +5,7 @@ A class that marks boilerplate is a statement on a container: an inline element 
 
 import sys
 from collections import defaultdict
+from functools import cached_property
 
 from lxml.html import HtmlElement
 
@@ -62,7 +63,9 @@ from tasks.extract.elements import (
     is_short,
     is_text,
     kind_of,
+    leads_elsewhere,
     may_be_page,
+    own_site,
     shown_parts,
     shown_text,
 )
@@ -104,9 +107,11 @@ class Walk:
         candidates: containers that may hold the main content, inner ones first.
         asides: asides that are text.
         recipes: parts of recipes with a list, no part inside another.
+        sources: lists of links in an order, or to other sites, which are text if they stand in one.
         size, links, running: characters of the blocks that are not dropped.
         left_out: for an account, place among the blocks, text, reason and element of what makes no block; else None.
-        dialog: first and last block of a marked container that has the page's title and a text, over another page.
+        dialogs: marked containers whose name is that of a dialog.
+        dialog: first and last block of the one that has the page's title and a text, over another page.
         causes: for an account, first and last block, reason and element of the containers that were dropped.
     """
 
@@ -119,8 +124,11 @@ class Walk:
         self.candidates = Candidates()
         self.asides: list[Contents] = []
         self.recipes: list[Contents] = []
+        self.sources: list[Contents] = []
         self.size = self.links = self.running = self.overlays = 0
+        self.dialogs: set[Contents] = set()
         self.dialog: tuple[int, int] | None = None
+        self.level = sys.maxsize
         self._pieces: list[str] = []  # of the block that is being read
         self._linked = self._in_links = 0  # characters of links in them; depth of links
         self._marker = ""  # of the list item that begins
@@ -362,6 +370,10 @@ class Walk:
                 self.posts.append((start, len(self.blocks)))
             self._weigh(element, tag, verdict, held)
 
+    @cached_property
+    def _site(self) -> str:
+        return own_site(self._opened.tree)
+
     def _is_skipped(self, element: HtmlElement, verdict: Verdict) -> bool:
         """Return True for a container that is dropped whatever it holds, and so is not read: a sixth of the time."""
         if verdict.level == 0 or verdict.toc:
@@ -372,6 +384,8 @@ class Walk:
             return is_below and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
         if not (verdict.hidden or verdict.marked) or verdict.recipe:
             return False
+        if verdict.consent and next(element.iter("h1", "article"), None) is None and not holds_main(element):
+            return True
         # A twelfth of all elements are in asides, some of which are not closed before the text.
         if not is_short(element, MAX_DROPPED) and (element.tag != "aside" or is_text(element)):
             return False
@@ -403,10 +417,14 @@ class Walk:
             self._mains += 1
         if reason and self.left_out is not None:
             self.causes.append((held.start, held.end, reason, described(element)))
+        if reason == LINKS and (tag == "ol" or (tag == "ul" and leads_elsewhere(element, self._site))):
+            self.sources.append(held)
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
         is_all = reason in (FORM, MARKED, TOC) and held.size == self.size  # of the text so far
         if reason and (held.running > MAX_DROPPED or strong or is_all or reason == COMMENT):
             self.doubtful.append((held, reason))
+            if verdict.dialog:
+                self.dialogs.add(held)
         elif reason:
             self.drop(held, reason)
         if tag == "aside" and not reason:
@@ -425,7 +443,12 @@ class Walk:
         if verdict.toc and is_contents(self.blocks[held.start : held.end]):
             return TOC
         weighed = tag in WEIGHED if self.page == ARTICLE else tag == "header" or (tag in LISTS and self.page == FORUM)
-        if weighed and is_mostly_links(tag, held) and not (tag == "div" and element.getparent().tag == "li"):
+        if (
+            weighed
+            and not self.rules.loose
+            and is_mostly_links(tag, held)
+            and not (tag == "div" and element.getparent().tag == "li")
+        ):
             return LINKS
         blocks = self.blocks[held.start : held.end] if tag in ("form", "figure") else []
         is_form = tag == "form" and held.size < MAX_FORM and holds_input(element) and not is_guidance(blocks)

@@ -16,6 +16,7 @@ from benchmarks.gold_pages import fit, gold_pages, shingle_f1
 from tasks.extract import attribute_names, attribute_rules
 from tasks.extract.attribute_rules import AttributeRules, words
 from tasks.extract.main_content import parse, structured_text
+from tasks.extract.page_type import ARTICLE
 from tests.tasks.extract.made_pages import PARAGRAPH, WORDS, article, text_of
 
 
@@ -264,7 +265,7 @@ def test_it_fits_the_gold_pages_as_well_as_trafilatura(real_data: Path) -> None:
 
 
 def test_a_verdict_depends_on_the_attributes_that_it_reads_alone() -> None:
-    rules = AttributeRules()
+    rules = AttributeRules(ARTICLE)
     elements = [
         document_fromstring(f"<body><div {attributes}>x</div></body>")[0][0]
         for attributes in (
@@ -310,11 +311,11 @@ def plain_words(value: str) -> str:
         names = value.split(" ")
         if len(names) > 1:
             is_shown = any(re.search(r":(?:block|flex)$", name) for name in names)
-            names = [name for name in names if not (re.search("[:(]", name) or (is_shown and name == "hidden"))]
+            names = [name for name in names if not (re.search("[:(/]", name) or (is_shown and name == "hidden"))]
             value = " ".join(names)
         value = attribute_rules.MODIFIERS.sub(" ", value)
         value = re.sub(r"[\s_\-:.]+|(?<=[a-z])(?=[A-Z])", " ", value).strip().lower()
-    return value
+    return re.sub(r"(?<!\S)(\S+)(?: \1(?!\S))+", r"\1", value)
 
 
 @given(
@@ -442,3 +443,75 @@ def test_the_list_of_a_recipe_is_a_part_of_the_text(name: str) -> None:
     assert ("wheat" in text_of(article(linked))) == (name not in ("wprm-recipe-the-cookie-rookie", "recipe-sidebar"))
     others = "<li><a href='/r'>Bread with seeds</a></li>" * 4
     assert "seeds" not in text_of(article(f"<ul class='related-recipes'>{others}</ul>"))
+
+
+def test_the_text_of_a_page_without_an_article_are_its_components_and_links() -> None:
+    """Unless the page says that it has one, or has a text beside which they are few."""
+    names = ("teaser", "carousel-item", "product-widget", "search-result", "promo")
+    cards = "".join(
+        f"<div class='{name}'><h3><a href='/{number}'>Boat {name} {number}</a></h3><p>For {number} men.</p></div>"
+        for name in names
+        for number in range(12)
+    )
+    links = "".join(f"<li><a href='/town/{number}'>Town {number}</a></li>" for number in range(20))
+    consent = f"<div id='onetrust-consent-sdk'><h2>Your privacy</h2><p>{WORDS * 20}</p></div>"
+    page = f"<html><head>{{}}</head><body><main><h1>Boats</h1>{{}}{cards}<ul>{links}</ul></main>{consent}</body></html>"
+    found = text_of(page.format("", "<p>All boats of the river, with their towns.</p>"))
+    assert all(f"Boat {name} 7" in found for name in names) and "Town 19" in found and "privacy" not in found
+    assert (
+        text_of(page.format("<meta property='og:type' content='article'>", PARAGRAPH)) == f"Boats\n{WORDS * 3}".strip()
+    )
+    assert "Boat " not in text_of(page.format("", PARAGRAPH * 20))
+
+
+def test_the_parts_that_react_sends_late_are_read_where_they_are_shown() -> None:
+    first, second, third = (PARAGRAPH.replace("fox", name) for name in ("cat", "wolf", "owl"))
+    page = (
+        f"<main><template id='B:0'></template>{first}<template id='P:1a'></template></main>{{}}"
+        f"<div hidden id='S:1a'>{third}</div><div hidden id='S:0'>{second}</div><div hidden id='S:7'>{PARAGRAPH}</div>"
+    )
+    text = text_of(article(page.format("")))
+    assert re.findall("wolf|cat|owl|fox", text) == ["fox"] * 3 + ["wolf"] * 3 + ["cat"] * 3 + ["owl"] * 3 + ["fox"] * 3
+    within = "<div hidden id='S:9'><template id='B:9'></template></div>"  # a place in its own part
+    assert text_of(article(page.format(within))) == text
+
+
+def test_a_question_before_a_hidden_text_opens_it() -> None:
+    answer = WORDS.strip()
+    for hidden in ("class='mt-2 hidden'", "style='visibility:hidden'", "hidden", "class='MuiCollapse-hidden'"):
+        for question in ("<button type='button'>Which boat</button>", "<div>Which boat?</div>"):
+            assert answer in text_of(article(f"<section>{question}<div {hidden}><p>{answer} Ends.</p></div></section>"))
+        if "Collapse" not in hidden:
+            assert "Ends" not in text_of(article(f"<div>The boat</div><div {hidden}><p>{answer} Ends.</p></div>"))
+
+
+def test_lists_of_links_to_other_sites_are_text_where_they_stand_in_one() -> None:
+    own = "".join(f"<a href='https://news.example/{number}'>{number}</a>" for number in range(20))
+    links = (
+        "<ul>"
+        + "".join(f"<li><a href='https://{{0}}/{number}'>Boat {number}</a></li>" for number in range(3))
+        + "</ul>"
+    )
+    page = article(f"{{}}{PARAGRAPH}").replace("</nav>", f"{own}</nav>")
+    assert "- Boat 2" in text_of(page.format(links.format("boats.example")))
+    assert "Boat" not in text_of(page.format(links.format("www.news.example")))
+    assert "Boat 2" in text_of(page.format(links.format("news.example").replace("ul>", "ol>")))
+    assert "Boat" not in text_of(page.format("").replace("</div>", links.format("boats.example") + "</div>", 1))
+
+
+def test_a_page_that_states_a_discussion_is_read_with_its_comments() -> None:
+    posts = "".join(f"<div class='comment'><div class='comment_text'>{PARAGRAPH}</div></div>" for _ in range(4))
+    body = f"<h1>Boats</h1>{PARAGRAPH}<section class='comments'>{posts}</section>"
+    page = f"<html><head><title>Boats</title>{{}}</head><body>{body}</body></html>"
+    stated = '<script type="application/ld+json">{"@type": "DiscussionForumPosting"}</script>'
+    assert text_of(page.format(stated)).count("fox") == 15
+    assert text_of(page.format("")).count("fox") == 3
+
+
+def test_a_container_with_the_title_and_a_text_is_a_part_of_the_page_whatever_its_name_is() -> None:
+    title = "<title>Boats of the river - Site</title>"
+    for name, is_dialog in (("hero-banner", False), ("page-widget", False), ("modal", True)):
+        shown = f"<h1>Boats of the river</h1><article><p>{WORDS.replace('fox', 'wolf') * 5}</p></article>"
+        head = f"<section class='{name}'>{shown}</section>"
+        text = text_of(f"<html><head>{title}</head><body>{head}<main>{PARAGRAPH * 9}</main></body></html>")
+        assert "wolf" in text and ("fox" in text) is not is_dialog

@@ -391,6 +391,19 @@ def letters_as_entities(page: str, chance: random.Random) -> str:
     return re.sub(r"(?<=<p>)([A-Z])(?=[a-z])", lambda letter: f"&#x{ord(letter[1]):x};", page)
 
 
+def unclosed_div(tag: str) -> Callable[[str, random.Random], str]:
+    """Put a button, navigation or header with a `div` that is not closed before the page."""
+    return lambda page, chance: re.sub(
+        r"(<body[^>]*>)", rf"\1<{tag}><div><a href='/'><img src='logo.png' alt=''></a></{tag}>", page, count=1
+    )
+
+
+def sent_late(page: str, chance: random.Random) -> str:
+    """Send the body at the end, as React does."""
+    late = r'<template id="B:0"></template><div hidden id="S:0">\2</div><script>$RC("B:0","S:0")</script>'
+    return re.sub(r"(<body[^>]*>)(.*)(?=</body>)", rf"\1{late}", page, count=1, flags=re.DOTALL)
+
+
 SOURCES: dict[str, Callable[[str, random.Random], str]] = {
     "numeric entities": numeric_entities,
     "upper-case tags": upper_case_tags,
@@ -402,6 +415,8 @@ SOURCES: dict[str, Callable[[str, random.Random], str]] = {
     "byte order mark": with_byte_order_mark,
     "CRLF": crlf,
     "letters as entities": letters_as_entities,
+    "sent late": sent_late,
+    **{f"unclosed div in {tag}": unclosed_div(tag) for tag in ("button", "nav", "header", "aside", "footer")},
 }
 NAMES = [*TREES, *SOURCES]
 # Changes that add a formula, which is the same text in each form.
