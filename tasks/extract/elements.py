@@ -17,6 +17,7 @@ PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
 MAX_OUTER = 3  # elements between a question and its button
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
+QUESTION_MARKS = ("?", "？", "؟")
 CONTROL_SIGNS = frozenset(["aria-expanded", "aria-controls"])
 MAX_LINK = 2000  # characters of a link, with a teaser in it
 MIN_PAGE = 400  # characters of a navigation or a footer that may hold the text of the page
@@ -78,7 +79,7 @@ def holds_input(element: HtmlElement) -> bool:
 
 def is_picture(figure: HtmlElement, held: Contents) -> bool:
     """Return True for a figure with a picture, a film, or words alone; others are quotations, notes, and tables."""
-    if figure.find(".//td") is not None:
+    if next(figure.iter("td", "blockquote"), None) is not None:
         return False
     return not held.running or next(figure.iter("img", "svg", "canvas", *PICTURES), None) is not None
 
@@ -165,6 +166,8 @@ def may_be_page(element: HtmlElement, tag: str) -> bool:
 
 def is_question(button: HtmlElement) -> bool:
     """Return True for a button that is the name of a part of the text, which it opens."""
+    if next(button.iter(*HEADINGS), None) is not None or button.text_content().rstrip().endswith(QUESTION_MARKS):
+        return True
     if any(outer.tag in QUESTIONS for outer in itertools.islice(button.iterancestors(), MAX_OUTER)):
         return True
     if "aria-expanded" not in button.attrib and not TOGGLE.search(button.get("class") or ""):

@@ -382,7 +382,7 @@ def _drop_pull_quotes(walk: Walk) -> None:
     whole = _text(walk) if walk.asides else ""
     for held in walk.asides[:MAX_PULL_QUOTES]:
         said = [one.text.strip(QUOTES) for one in _live(walk.blocks[held.start : held.end])]
-        if all(whole.count(one) > 1 for one in said):
+        if all(whole.count(one) > said.count(one) for one in said):
             _drop(walk.blocks[held.start : held.end], REPEATED)
 
 

@@ -8,7 +8,7 @@ from lxml.html import HtmlElement
 
 from tasks.extract.attribute_names import HIDDEN, TOGGLE
 from tasks.extract.attribute_rules import AttributeRules, Verdict
-from tasks.extract.elements import QUESTIONS, UNSHOWN, holds_input, is_text
+from tasks.extract.elements import QUESTION_MARKS, QUESTIONS, UNSHOWN, holds_input, is_text
 
 CONTROLLED = XPath(
     "//@aria-controls | //@data-target | //@data-bs-target | //a/@href[starts-with(., '#')]", smart_strings=False
@@ -18,7 +18,6 @@ HAS_SCRIPT = XPath("boolean(descendant::*/@onclick)")
 ARGUMENT = re.compile(r"""["']#?([\w:.-]{1,200})["']""")
 ICON = re.compile(r"icon|symbol|glyph|\bfa\b|emoji", re.IGNORECASE)  # of fonts whose names of signs are their text
 MAX_READ = 5_000_000  # characters of answers; those in each other are read once for each
-QUESTION_MARKS = ("?", "？", "؟")
 
 
 class Opened:
@@ -68,7 +67,7 @@ class Opened:
         control = before if button is None else button
         is_control = (
             before.tag == "button"
-            or before.text_content().rstrip()[-1:] in QUESTION_MARKS
+            or before.text_content().rstrip().endswith(QUESTION_MARKS)
             or "aria-expanded" in control.attrib
             or "onclick" in control.attrib
             or (button is not None and before.tag in QUESTIONS)

@@ -116,7 +116,7 @@ CODE = ("pre", "code", "dt", "kbd", "samp", "tt")
 MIN_CODE = 12
 
 
-ARTICLE_TYPE = r"(?:\w*Article|BlogPosting|LiveBlogPosting|Recipe|Re(?:port|view)\w*)"
+ARTICLE_TYPE = r"(?:(?!Tech)\w*Article|BlogPosting|LiveBlogPosting|Recipe|Re(?:port|view)\w*)"
 STATED_ARTICLE = re.compile(rf'"@type"\s*:\s*\[?\s*"{ARTICLE_TYPE}"')
 HOLDS_BODY = XPath("boolean(//*[@itemprop = 'articleBody'])")
 ARTICLE_ITEM = re.compile(rf"schema\.org/{ARTICLE_TYPE}")
@@ -125,8 +125,8 @@ ARTICLE_ITEM = re.compile(rf"schema\.org/{ARTICLE_TYPE}")
 def states_article(tree: HtmlElement) -> bool:
     """Return True if a page says that it is an article: to social networks, or by schema.org."""
     for meta in tree.iter("meta"):
-        name = (meta.get("property") or meta.get("name") or "").lower()
-        if name.startswith("article:published") or (name == "og:type" and (meta.get("content") or "") == "article"):
+        name, value = (meta.get("property") or meta.get("name") or "").lower(), meta.get("content") or ""
+        if name.startswith("article:published") or (name == "og:type" and value.lower() == "article"):
             return True
     return (
         HOLDS_BODY(tree)
@@ -137,16 +137,11 @@ def states_article(tree: HtmlElement) -> bool:
 
 def page_type(tree: HtmlElement, metas: Sequence[HtmlElement]) -> str:
     """Type of a page with these meta tags: `documentation`, `forum`, or `article`."""
-    article = False
     for meta in metas:
-        value = meta.get("content") or ""
-        name = (meta.get("name") or meta.get("property") or "").lower()
-        if name == "generator":
+        if (meta.get("name") or "").lower() == "generator":
             for kind, pattern in GENERATORS.items():
-                if pattern.search(value):
+                if pattern.search(meta.get("content") or ""):
                     return kind
-        elif name == "og:type":
-            article = value.lower() == "article"
     if stated := _stated_type(tree):
         return stated
     values = [*CLASSES(tree), *IDS(tree)]
@@ -158,7 +153,7 @@ def page_type(tree: HtmlElement, metas: Sequence[HtmlElement]) -> str:
     if len(names) < MAX_PLAIN and any(MAIL_LINKS.search(link.get("href") or "") for link in tree.iter("a")):
         return FORUM
     code = sum(1 for _ in zip(range(MIN_CODE), tree.iter(*CODE), strict=False))
-    return DOCUMENTATION if code == MIN_CODE and not article else ARTICLE
+    return DOCUMENTATION if code == MIN_CODE and not states_article(tree) else ARTICLE
 
 
 def _stated_type(tree: HtmlElement) -> str | None:

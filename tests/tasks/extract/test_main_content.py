@@ -515,3 +515,13 @@ def test_a_container_with_the_title_and_a_text_is_a_part_of_the_page_whatever_it
         head = f"<section class='{name}'>{shown}</section>"
         text = text_of(f"<html><head>{title}</head><body>{head}<main>{PARAGRAPH * 9}</main></body></html>")
         assert "wolf" in text and ("fox" in text) is not is_dialog
+
+
+def test_a_recipe_is_no_documentation_though_its_facts_are_a_list_of_terms() -> None:
+    facts = "<dl>" + "<dt>Fat</dt><dd>1 g</dd>" * 12 + "</dl>"
+    stated = '<script type="application/ld+json">[{"@type": ["Recipe"]}]</script>'
+    parts = f"<aside class='recipe-ingredients'><ul>{'<li>Flour</li>' * 5}</ul></aside>"
+    assert (
+        text_of(f"<html><head>{stated}</head><body>{PARAGRAPH}{parts}{PARAGRAPH}{facts}</body></html>").count("Flour")
+        == 5
+    )
