@@ -181,14 +181,18 @@ class AttributeRules:
         return Named(text, boilerplate, boilerplate and UNSEEN.search(rest) is not None, hides, comments, toc)
 
 
-# Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`, `overflow-hidden`).
+# Parts of a class that say what an element has or lacks (`has-sidebar`, `field--label-hidden`, `overflow-hidden`), and
+# names that page builders give to any part of a text (Divi, SiteOrigin, Webflow, Kadence, AEM).
 MODIFIERS = re.compile(
     r"(?:\b|(?<=_))(?:(?:has|with|without|not?|label|allow|enable|disable|hide|hidden|show|overflow|backface|elementor)"
-    r"[-_]+[\w-]+|overflow[xy]?hidden|comments?-(?:open|closed))",
+    r"[-_]+[\w-]+|overflow[xy]?hidden|comments?-(?:open|closed)|so-panel\s+widget(?:[ _][\w-]*)*"
+    r"|(?:et_pb|w|kt|cmp)[-_](?:promo|slide|embed|adv|teaser|carousel|tabs)[\w-]*)",
     re.IGNORECASE,
 )
 # What each of them has; a search for it takes a tenth of the time.
-MODIFIED = re.compile("(?:has|with|out|not?|label|able|hide|hidden|show|overflow|backface|elementor|comments?)[-_]")
+MODIFIED = re.compile(
+    "(?:has|with|out|not?|label|able|hide|hidden|show|overflow|backface|elementor|comments?|et|w|kt|cmp|so)[-_]"
+)
 # Topics of a post, in the classes that WordPress gives it (`category-newsletter tag-social`).
 TOPICS = re.compile(r"\b(?:[\w-]+_)?(?:category|cat|tag)-[\w-]+")
 SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`

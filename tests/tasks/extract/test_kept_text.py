@@ -37,7 +37,9 @@ def test_parts_that_other_screens_do_not_show_are_read(name: str) -> None:
     assert between(f"<div class='{name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
 
 
-@pytest.mark.parametrize("name", ["overflow-hidden", "overflow-x-hidden", "hide-comments", "not-sr-only", "show-menu"])
+@pytest.mark.parametrize(
+    "name", ["overflow-hidden", "overflow-x-hidden", "hide-comments", "not-sr-only", "show-menu", "w-embed"]
+)
 def test_names_of_what_is_done_to_a_part_mark_nothing(name: str) -> None:
     assert between(f"<div class='relative {name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
 
