@@ -136,9 +136,8 @@ def _is_fragment(walk: Walk, running: int) -> bool:
 
 def _place_streamed(tree: HtmlElement) -> None:
     """Move the parts of a page that React sends late, `<div hidden id="S:1">`, to their places: `B:1` or `P:1`."""
-    parts = STREAMED(tree)
-    places = {one.get("id"): one for one in tree.iter("template")} if parts else {}
-    for part in parts:
+    places = {one.get("id"): one for one in tree.iter("template")}
+    for part in STREAMED(tree) if places else ():
         prefix, _, number = part.get("id").rpartition("S:")
         place = places.get(f"{prefix}B:{number}", places.get(f"{prefix}P:{number}"))
         if place is not None and part not in place.iterancestors() and not (part.tail or "").strip():
