@@ -25,13 +25,13 @@ from gpt2train.evaluate.files import (
     write_result,
 )
 from gpt2train.evaluate.metrics import Result
-from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.evaluate.tables import result_lines
 from gpt2train.evaluate.task_command import ONE_PROCESS, Layout, Positive, TaskOptions, score_tasks
 from gpt2train.evaluate.tasks.description import read_description
 from gpt2train.evaluate.tasks.suite import read_works
+from gpt2train.evaluate.torchrun import group, is_rank0, print_once, rank0_progress
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.extras import PIPELINE, needs_extra
 from gpt2train.store.files import write_atomic
@@ -83,7 +83,6 @@ def add_command(name: str, evaluation: Evaluation) -> None:
         content, facts = evaluation.read(raw, str(data)), data_fields(data.name, raw)
         sources = find_models(model, output, [f"{name}.json"], layout, tokenizer)
         from gpt2train.evaluate.eval_model import open_eval_model
-        from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
         if layout.processes > 1 and group():
             raise UserError(ONE_MODEL)
@@ -202,7 +201,6 @@ def curve(
     if files or works:
         find_tokenizer(find_source(run), tokenizer)
     from gpt2train.evaluate.curve import curve_measure, score_run, task_measure
-    from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
     options, pictured = {"wikitext": WikitextSettings(stride=stride)}, find_spec("matplotlib") is not None
     measures = [curve_measure(name, files[name], raw[name], options.get(name), batch_tokens) for name in files]

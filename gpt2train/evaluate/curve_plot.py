@@ -1,16 +1,13 @@
 """Plot of the scores of a run's checkpoints over training tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gpt2train.evaluate.curve_table import curve_metrics
-from gpt2train.evaluate.metrics import Metric
 from gpt2train.monitoring.chart import BLUE, INK, RED, panels, png
 
 OTHER = "#7a5195"
 COLORS = {"lambada": "#2f7d5b", "wikitext": BLUE}
-
-Point = Mapping[str, Any]
 
 
 def curve_picture(curve: Mapping[str, Any]) -> bytes:
@@ -19,36 +16,22 @@ def curve_picture(curve: Mapping[str, Any]) -> bytes:
     Args:
         curve: result of `gpt2train.evaluate.curve.score_run`.
     """
-    candidates: list[tuple[str, str, bool, Callable[[Point], float | None]]] = [
-        ("validation loss, nats per token", RED, False, lambda point: point["valid_loss"])
-    ]
-    candidates += [_panel(name, metric) for name, metric in curve_metrics(curve)]
     points = curve["points"]
-    shown = [
-        (label, color, log, series) for label, color, log, value in candidates if (series := _series(points, value))
-    ]
-    found = panels(max(1, len(shown)), 2.4)
-    for axes, (label, color, log, series) in zip(found, shown, strict=False):
+    # Label, colour, scale of the axis and value at each point; shares are in per cent.
+    lines = [("validation loss, nats per token", RED, "linear", [point["valid_loss"] for point in points])]
+    for name, metric in curve_metrics(curve):
+        unit, suffix = (100, ", %") if metric.scale == "share" else (1, "")
+        found = [metric.value(point[name]) for point in points]
+        values = [None if value is None else unit * value for value in found]
+        lines.append((metric.axis or f"{name} {metric.name}{suffix}", COLORS.get(name, OTHER), metric.scale, values))
+    shown = [line for line in lines if any(value is not None for value in line[-1])]
+    places = panels(max(1, len(shown)), 2.4)
+    for axes, (label, color, scale, values) in zip(places, shown, strict=False):
+        series = [(point["tokens"], value) for point, value in zip(points, values, strict=True) if value is not None]
         axes.plot(*zip(*series, strict=True), color=color, marker="o", markersize=4, linewidth=1.6)
         axes.set_ylabel(label, color=INK)
-        if log:
+        if scale == "log":
             axes.set_yscale("log")
             axes.grid(alpha=0.25, which="minor")
-    found[-1].set_xlabel("tokens of training", color=INK)
-    return png(found[-1])
-
-
-def _panel(name: str, metric: Metric) -> tuple[str, str, bool, Callable[[Point], float | None]]:
-    """Return label, colour, True for a logarithmic axis, and the value at a point."""
-    unit = 100 if metric.scale == "share" else 1
-    label = metric.axis or f"{name} {metric.name}{', %' if unit == 100 else ''}"
-
-    def value(point: Point) -> float | None:
-        number = metric.value(point[name])
-        return None if number is None else unit * number
-
-    return label, COLORS.get(name, OTHER), metric.scale == "log", value
-
-
-def _series(points: Sequence[Point], value: Callable[[Point], float | None]) -> list[tuple[int, float]]:
-    return [(point["tokens"], number) for point in points if (number := value(point)) is not None]
+    places[-1].set_xlabel("tokens of training", color=INK)
+    return png(places[-1])

@@ -8,6 +8,7 @@ from gpt2train.convert.card_scores import cloze_set
 from gpt2train.evaluate.files import DATA_HASH_KEY
 from gpt2train.evaluate.metrics import Metric
 from gpt2train.evaluate.registry import EVALUATIONS
+from gpt2train.evaluate.tables import aligned
 from gpt2train.evaluate.tasks.table import is_of_tasks, task_lines, task_metrics
 
 LAST = "last checkpoint"
@@ -48,8 +49,7 @@ def curve_lines(curve: Mapping[str, Any]) -> list[str]:
         loss = "–" if point["valid_loss"] is None else f"{point['valid_loss']:.4g}"
         values = [metric.text(point[name]) for name, metric in columns]
         rows.append([f"{point['step']:,}", f"{point['tokens']:,}", loss, *values])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = aligned(rows, left=())
     last = [points[-1][name] for name in curve[DATA_HASH_KEY]]
     others = [result for result in last if not is_of_tasks(result)]
     lines += [f"note: {LAST}: {note}" for result in others for note in result.get("notes", ())]

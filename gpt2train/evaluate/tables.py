@@ -1,6 +1,6 @@
 """Text tables of results, with one line per metric and its definition, and one column per model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpt2train.evaluate.evaluation import Evaluation
@@ -16,28 +16,30 @@ def result_lines(evaluation: Evaluation, results: Mapping[str, Mapping[str, Any]
         results: result of each model, by its path.
     """
     models = list(results.values())
-    rows = [
-        (metric.name, [metric.text_with_error(result) for result in models], metric.definition)
+    head = ["; ".join(sorted({evaluation.summary(result) for result in models}))] if evaluation.summary else []
+    rows = [["", *short_names(results), ""]] if len(models) > 1 else []
+    rows += [
+        [metric.name, *(metric.text_with_error(result) for result in models), metric.definition]
         for metric in evaluation.metrics
     ]
-    head = ["; ".join(sorted({evaluation.summary(result) for result in models}))] if evaluation.summary else []
-    return [*head, *_table(list(results), rows), *notes_lines(results)]
+    return [*head, *aligned(rows, left=(0, len(models) + 1)), *notes_lines(results)]
 
 
-def _table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str], str]]) -> list[str]:
-    """Format columns: metric, one per model, definition. Several models get a head line with their names."""
-    heads = (
-        [name if len(name) <= MAX_NAME else f"…{name[1 - MAX_NAME :]}" for name in names] if len(names) > 1 else [""]
-    )
-    widths = [max(len(head), *(len(row[1][at]) for row in rows)) for at, head in enumerate(heads)]
-    first = max(len(row[0]) for row in rows)
-    lines = []
-    if len(names) > 1:
-        lines.append("  ".join([" " * first, *(head.rjust(width) for head, width in zip(heads, widths, strict=True))]))
-    for metric, values, meaning in rows:
-        cells = [value.rjust(width) for value, width in zip(values, widths, strict=True)]
-        lines.append("  ".join([metric.ljust(first), *cells, meaning]))
-    return lines
+def short_names(models: Iterable[str]) -> list[str]:
+    """Shorten the paths of models to heads of columns."""
+    return [name if len(name) <= MAX_NAME else f"…{name[1 - MAX_NAME :]}" for name in models]
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Align rows in columns, those at the indices `left` to the left, the others to the right."""
+    sides = [
+        (str.ljust if at in left else str.rjust, max(map(len, cells)))
+        for at, cells in enumerate(zip(*rows, strict=True))
+    ]
+    return [
+        "  ".join(justify(cell, width) for cell, (justify, width) in zip(row, sides, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def notes_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:

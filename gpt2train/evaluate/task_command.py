@@ -17,11 +17,11 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, ONE_MODEL, find_models, write_result
 from gpt2train.evaluate.metrics import Result
-from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import BUILT_IN
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.evaluate.tasks.suite import Samples, read_works, score_work
 from gpt2train.evaluate.tasks.table import definitions, task_lines
+from gpt2train.evaluate.torchrun import group, is_rank0, print_once, rank0_progress
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.store.files import write_atomic
 from gpt2train.store.hub import with_commit
@@ -72,7 +72,6 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
     works = read_works(names, options.data, options.partial, options.limit, tuple(BUILT_IN), fetched)
     sources = find_models(models, options.output, [work.file for work in works], options.layout, options.tokenizer)
     from gpt2train.evaluate.eval_model import open_eval_model
-    from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
     if options.layout.processes > 1 and group():
         raise UserError(ONE_MODEL)
@@ -105,8 +104,6 @@ def _write(path: Path, result: Result, samples: Samples, options: TaskOptions) -
         samples: scored items of each task.
         options: options of the command.
     """
-    from gpt2train.evaluate.torchrun import is_rank0
-
     written = []
     if options.output is None:
         written.append(("scores", path.with_name(f"{path.name}.json")))

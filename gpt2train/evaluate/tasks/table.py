@@ -1,41 +1,33 @@
 """Table of tasks: one line per metric, with a column per model, the random baseline and published scores."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt2train.evaluate.metrics import Metric
-from gpt2train.evaluate.tables import MAX_NAME, notes_lines
+from gpt2train.evaluate.tables import aligned, notes_lines, short_names
 from gpt2train.evaluate.tasks.description import Suite
 from gpt2train.evaluate.tasks.scores import METRICS, measures
 from gpt2train.evaluate.tasks.suite import Work
 
 MEAN = Metric("centred", "mean of (accuracy - random) / (1 - random)", scale="share", main=True)
 INTERVAL = "_interval"  # end of the key of a metric's interval
-HEAD = ("task", "metric", "items")
 INTERVALS = "[low, high]: 95 % interval of the bootstrap over the items"
 Results = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class TaskRow:
-    """Line of the table, as text.
-
-    Attributes:
-        task: name of the task or suite.
-        metric: name of the metric.
-        items: number of items.
-        score: value and interval.
-        random: accuracy of guessing; empty for other metrics.
-        published: published scores of other models.
-    """
+class TaskRow(NamedTuple):
+    """Line of the table, as text."""
 
     task: str
+    """Name of the task or suite."""
     metric: str
     items: str
     score: str
+    """Value and interval."""
     random: str
+    """Accuracy of guessing; empty for other metrics."""
     published: str
+    """Published scores of other models."""
 
 
 def is_of_tasks(result: Mapping[str, Any]) -> bool:
@@ -76,19 +68,13 @@ def task_lines(scored: Sequence[Results], defined: Iterable[str] = ()) -> list[s
         defined: lines that define the metrics.
     """
     models = list(scored[0])
-    heads = [name if len(name) <= MAX_NAME else f"…{name[1 - MAX_NAME :]}" for name in models]
-    rows = [[*HEAD, *heads, "random", "published"]]
+    rows = [["task", "metric", "items", *short_names(models), "random", "published"]]
     for results in scored:
         for found in zip(*(result_rows(results[model]) for model in models), strict=True):
-            first = found[0]
-            scores = [row.score for row in found]
-            rows.append([first.task, first.metric, first.items, *scores, first.random, first.published])
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [*defined, INTERVALS]
-    for results in scored:
-        lines += notes_lines(results)
-    return lines
+            (*begin, _, random, published), scores = found[0], [row.score for row in found]
+            rows.append([*begin, *scores, random, published])
+    lines = [*aligned(rows, left=range(len(rows[0]))), *defined, INTERVALS]
+    return lines + [line for results in scored for line in notes_lines(results)]
 
 
 def _row(name: str, metric: Metric, result: Mapping[str, Any]) -> TaskRow:
