@@ -52,13 +52,7 @@ class Scorer:
         return score(self.model, requests, self.batch_tokens, self.report, self.group)
 
     def score_shared(self, requests: Sequence[ScoringRequest]) -> list[Score]:
-        """Score every request as `score` does, up to rounding; tokens that requests begin with are computed once.
-
-        Faster where requests have common prefixes, as the choices of a question.
-
-        Raises:
-            RunError: as `score`.
-        """
+        """Score every request as `score` does, up to rounding, but common prefixes once, as those of a question."""
         from gpt2train.evaluate.scoring import score_shared  # here, since it imports torch (1-2 s)
 
         return score_shared(self.model, requests, self.batch_tokens, self.report, self.group)
@@ -93,13 +87,7 @@ class Evaluation:
     identity: str = ""
 
     def evaluate(self, scorer: Scorer, data: Any, settings: Settings | None = None) -> Result:
-        """Score a model; the result has the settings too.
-
-        Args:
-            scorer: model and tokenizer.
-            data: data, as `read` returns it.
-            settings: settings of the evaluation; by default their defaults.
-        """
+        """Score a model on what `read` returned; the result has the settings too, which have defaults."""
         chosen = settings or self.settings()
         result = self.run(scorer, data, chosen)
-        return {**result, **{key: value for key, value in chosen.model_dump(mode="json").items() if key not in result}}
+        return result | chosen.model_dump(mode="json") | result  # the keys of the result first, with its values

@@ -17,6 +17,7 @@ Paper: Paperno et al. 2016, "The LAMBADA dataset". GPT-2 124M has accuracy 0.325
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from gpt2train.convert.card_scores import LAMBADA_PASSAGES
@@ -77,11 +78,9 @@ def _pair(tokenizer: Tokenizer, context: Sequence[int], target: Sequence[int]) -
 def _with_characters(tokenizer: Tokenizer, passages: Sequence[str], pairs: list[Pair]) -> list[Pair]:
     """Replace the pairs of passages that are scored by their last character."""
     units = {number: unit for number, text in enumerate(passages) if (unit := last_unit(text)) is not None}
-    texts = [passages[number].rstrip() for number in units]
-    whole = encode_ordinary(tokenizer, texts)
-    heads = encode_ordinary(
-        tokenizer, [text.removesuffix(unit) for text, unit in zip(texts, units.values(), strict=True)]
-    )
+    texts = {number: passages[number].rstrip() for number in units}
+    whole = encode_ordinary(tokenizer, list(texts.values()))
+    heads = encode_ordinary(tokenizer, [text.removesuffix(units[number]) for number, text in texts.items()])
     found = list(pairs)
     for number, ids, head in zip(units, whole, heads, strict=True):
         same = next((place for place, (a, b) in enumerate(zip(ids, head, strict=False)) if a != b), len(head))
@@ -114,21 +113,20 @@ def evaluate_lambada(scorer: Scorer, passages: Sequence[str]) -> Result:
     truncated = sum(len(pair.context) + len(pair.target) > context + 1 for pair in pairs["lambada_openai"])
     requests = {name: [pair.request(context) for pair in items] for name, items in pairs.items()}
     scores = _score_once(scorer, requests)
+    definitions = {
+        name: {**_accuracy(scores[name]), "definition": text + ("" if name == "last_token" else by_characters)}
+        for name, text in DEFINITIONS.items()
+    }
+    mean = sum(answer.log_prob for answer in scores["lambada_openai"]) / len(passages)
+    definitions["lambada_openai"]["perplexity"] = perplexity(-mean)
     result: Result = {
         "passages": len(passages),
         "truncated": truncated,
         "headline": "lambada_openai",
-        "definitions": {
-            name: _accuracy(scores[name])
-            | {"definition": DEFINITIONS[name] + ("" if name == "last_token" else by_characters)}
-            for name in DEFINITIONS
-        },
+        "definitions": definitions,
         "unigram_perplexity": significant(unigram_perplexity(passages)),
     }
-    mean = sum(answer.log_prob for answer in scores["lambada_openai"]) / len(passages)
-    result["definitions"]["lambada_openai"]["perplexity"] = perplexity(-mean)
-    result["notes"] = notes(result)
-    return result
+    return {**result, "notes": notes(result)}
 
 
 def notes(result: Result) -> list[str]:
@@ -161,41 +159,29 @@ def _score_once(scorer: Scorer, requests: dict[str, list[ScoringRequest]]) -> di
     The three definitions mostly differ in the target's length only, so this saves almost two thirds of the work.
     """
     longest: dict[tuple[int, ...], int] = {}
-    for items in requests.values():
-        for request in items:
-            longest[request.tokens] = max(longest.get(request.tokens, 0), request.scored)
+    for request in chain.from_iterable(requests.values()):
+        longest[request.tokens] = max(longest.get(request.tokens, 0), request.scored)
     answers = scorer.score([ScoringRequest(tokens, scored) for tokens, scored in longest.items()])
     by_tokens = dict(zip(longest, answers, strict=True))
-    return {
-        name: [_tail(by_tokens[request.tokens], request.scored) for request in items]
-        for name, items in requests.items()
-    }
 
+    def tail(request: ScoringRequest) -> Score:
+        answer = by_tokens[request.tokens]
+        return Score(answer.log_probs[-request.scored :], answer.greedy[-request.scored :])
 
-def _tail(answer: Score, scored: int) -> Score:
-    return Score(answer.log_probs[-scored:], answer.greedy[-scored:])
+    return {name: list(map(tail, items)) for name, items in requests.items()}
 
 
 def _accuracy(scores: Sequence[Score]) -> dict[str, Any]:
-    count = len(scores)
-    correct = sum(all(answer.greedy) for answer in scores)
+    count, correct = len(scores), sum(all(answer.greedy) for answer in scores)
     share = correct / count
-    error = math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None
-    return {
-        "accuracy": significant(share),
-        "correct": correct,
-        "standard_error": None if error is None else significant(error),
-    }
-
-
-def _metric(name: str, key: str, **options: Any) -> Metric:
-    """Return the metric of one of the definitions."""
-    return Metric(f"{name} {key}", path=("definitions", name, key), **options)
+    error = significant(math.sqrt(share * (1 - share) / (count - 1))) if count > 1 else None
+    return {"accuracy": significant(share), "correct": correct, "standard_error": error}
 
 
 def _accuracy_metric(name: str, **options: Any) -> Metric:
-    error = ("definitions", name, "standard_error")
-    return _metric(name, "accuracy", definition=DEFINITIONS[name], scale="share", error=error, **options)
+    """Return the metric of one of the definitions."""
+    path, error = (("definitions", name, key) for key in ("accuracy", "standard_error"))
+    return Metric(f"{name} accuracy", DEFINITIONS[name], "share", path, error, **options)
 
 
 LAMBADA_EVALUATION = Evaluation(
@@ -205,10 +191,11 @@ LAMBADA_EVALUATION = Evaluation(
     run=lambda scorer, passages, _: evaluate_lambada(scorer, passages),
     metrics=(
         _accuracy_metric("lambada_openai", main=True, column="lambada_openai", axis="LAMBADA accuracy, %"),
-        _metric(
-            *("lambada_openai", "perplexity"),
-            definition="per last word, see above",
+        Metric(
+            "lambada_openai perplexity",
+            "per last word, see above",
             scale="log",
+            path=("definitions", "lambada_openai", "perplexity"),
             main=True,
             column="perplexity",
             axis="LAMBADA perplexity",

@@ -44,18 +44,15 @@ def score(
     report: Report | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[Score]:
-    """Score every request exactly once; the scores are in the order of the requests.
+    """Score every request exactly once, as `gpt2train.evaluate.evaluation.Scorer.score`.
 
     Args:
         model: model in this process, in evaluation mode, or distributed over several processes.
-        requests: requests of 2 to context + 1 tokens each (the last token is never an input).
+        requests: requests of 2 to context + 1 tokens each.
         batch_tokens: input tokens per batch; a memory limit that changes the scores by rounding only.
         report: called after every batch with the numbers of finished and of all requests.
         group: processes that share the work, each with the whole model. All of them call this function, and all get
             all scores, bitwise equal to those of one process. It needs a CPU backend.
-
-    Raises:
-        RunError: the model's outputs are not finite, or the processes have different requests.
     """
     independent_length = MODELS[model.shape.family].independent_length(model.shape)
 
@@ -72,18 +69,10 @@ def score_shared(
     report: Report | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[Score]:
-    """Score every request exactly once, common prefixes once; the scores are in the order of the requests.
+    """Score every request exactly once and common prefixes once; arguments as of `score`.
 
-    Args:
-        model: model in this process, in evaluation mode, or distributed over several processes, which computes common
-            prefixes for each request, as does one whose logits depend on the length of a batch.
-        requests: requests of 2 to context + 1 tokens each.
-        batch_tokens: input tokens per batch; a memory limit that changes the scores by rounding only.
-        report: called after every batch with the numbers of finished and of all requests.
-        group: processes that share the work, as in `score`.
-
-    Raises:
-        RunError: the model's outputs are not finite, or the processes have different requests.
+    A model over several processes, or one whose logits depend on the length of a batch, computes common prefixes for
+    each request.
     """
     longest = max((len(request.tokens) - 1 for request in requests), default=0)
     # In a tree every request has the rotary frequencies of the longest one.
@@ -107,16 +96,7 @@ def _all_scores(
     report: Report | None,
     group: dist.ProcessGroup | None,
 ) -> list[Score]:
-    """Compute the scores of all requests, batch by batch.
-
-    Args:
-        requests: requests.
-        batches: batches of all requests.
-        compute: function of a batch that returns its scores by the indices of the requests.
-        count: function of a batch that returns the number of its requests.
-        report: as in `score`.
-        group: as in `score`.
-    """
+    """Score batches by functions of a batch: its scores by the indices of the requests, and its number of requests."""
 
     def computed(own: Sequence[T]) -> dict[int, Score]:
         total = sum(map(count, own))
@@ -174,12 +154,13 @@ def score_batch(model: CausalLM | DistributedScorer, requests: Sequence[ScoringR
     log_probs, greedy = scorer(sequences, rows, positions, targets)
     if not torch.isfinite(log_probs).all():
         raise RunError(NOT_FINITE)
-    answers, start = [], 0
-    for request in requests:
-        part = slice(start, start + request.scored)
-        answers.append(Score(tuple(log_probs[part].tolist()), tuple(greedy[part].tolist())))
-        start += request.scored
-    return answers
+    values, right = iter(log_probs.tolist()), iter(greedy.tolist())
+    return [_next_score(values, right, request.scored) for request in requests]
+
+
+def _next_score(log_probs: Iterator[float], greedy: Iterator[bool], scored: int) -> Score:
+    """Take the numbers of a request."""
+    return Score(tuple(islice(log_probs, scored)), tuple(islice(greedy, scored)))
 
 
 class TreeMask:
@@ -196,7 +177,11 @@ class TreeMask:
 @torch.inference_mode()
 def _score_trees(model: CausalLM, rows: Sequence[Sequence[TokenTree]]) -> dict[int, Score]:
     """Return the scores of the requests in a batch of rows of trees, by index."""
-    placed = [(row, start, tree) for row, trees in enumerate(rows) for start, tree in _starts(trees)]
+    placed = [
+        (row, start, tree)
+        for row, trees in enumerate(rows)
+        for start, tree in zip(accumulate(map(len, trees), initial=0), trees, strict=False)
+    ]
     size = max(start + len(tree) for _, start, tree in placed)
     tokens, depths = torch.zeros(2, len(rows), size, dtype=torch.int64)
     for row, start, tree in placed:
@@ -224,7 +209,7 @@ def _score_trees(model: CausalLM, rows: Sequence[Sequence[TokenTree]]) -> dict[i
         raise RunError(NOT_FINITE)
     values, right = iter(log_probs.tolist()), iter(greedy.tolist())
     return {
-        index: Score(tuple(islice(values, len(scored))), tuple(islice(right, len(scored))))
+        index: _next_score(values, right, len(scored))
         for _, _, tree in placed
         for index, scored in zip(tree.requests, tree.targets, strict=True)
     }
@@ -261,24 +246,12 @@ def _last_mlp_at(model: CausalLM, places: tuple[list[int], list[int]]) -> Iterat
         del norm.forward, down.forward  # the methods of the classes again
 
 
-def _starts(trees: Sequence[TokenTree]) -> Iterator[tuple[int, TokenTree]]:
-    """Yield the trees of a row, each with the place of its first node."""
-    start = 0
-    for tree in trees:
-        yield start, tree
-        start += len(tree)
-
-
 def _ancestors(
     placed: Sequence[tuple[int, int, TokenTree]], size: tuple[int, int, int]
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
     """Return the attention mask, bool [rows, length, length]: each node sees itself and its ancestors.
 
     Padding sees itself alone: a row without a visible token would be NaN.
-
-    Args:
-        placed: row, place of the first node and tree.
-        size: shape of the mask.
     """
     mask = np.zeros(size, dtype=np.bool_)
     mask[:, range(size[1]), range(size[1])] = True
@@ -296,12 +269,7 @@ def share(items: Sequence[T], group: dist.ProcessGroup) -> Sequence[T]:
 
 
 def gather(requests: Sequence[ScoringRequest], local: Mapping[int, Score], group: dist.ProcessGroup) -> list[Score]:
-    """Gather the scores of all ranks on every rank, in the order of the requests.
-
-    Args:
-        requests: all requests, equal on every rank.
-        local: scores of this rank, by index of the request.
-        group: processes that share the work.
+    """Gather the scores of all ranks, which each has by the index of the request, in the order of the requests.
 
     Raises:
         RunError: a request was not scored by exactly one rank.
@@ -313,10 +281,7 @@ def gather(requests: Sequence[ScoringRequest], local: Mapping[int, Score], group
     counts = torch.zeros(len(requests), dtype=torch.int32)
     for index, answer in local.items():
         part = slice(ends[index] - requests[index].scored, ends[index])
-        log_probs[part], greedy[part] = (
-            torch.tensor(answer.log_probs),
-            torch.tensor(answer.greedy, dtype=torch.int32),
-        )
+        log_probs[part], greedy[part] = torch.tensor(answer.log_probs), torch.tensor(answer.greedy).int()
         counts[index] = 1
     for tensor in (log_probs, greedy, counts):
         dist.all_reduce(tensor, group=group)
@@ -327,9 +292,8 @@ def gather(requests: Sequence[ScoringRequest], local: Mapping[int, Score], group
             f"{len(wrong)} of {len(requests)} sequences were not scored once each (number {first}: {counts[first]} "
             "times); no score is given"
         )
-    values, right = log_probs.tolist(), greedy.bool().tolist()
-    starts = [end - request.scored for end, request in zip(ends, requests, strict=True)]
-    return [Score(tuple(values[a:b]), tuple(right[a:b])) for a, b in zip(starts, ends, strict=True)]
+    values, right = iter(log_probs.tolist()), iter(greedy.bool().tolist())
+    return [_next_score(values, right, request.scored) for request in requests]
 
 
 def check_same(requests: Sequence[ScoringRequest], group: dist.ProcessGroup) -> None:
