@@ -268,6 +268,7 @@ def gold_sizes(name: str, data: Path, limit: int) -> tuple[list[int], str]:
     Raises:
         UserError: there is no such task or data, or its log-probabilities are not of whole answers.
     """
+    from gpt2train.evaluate.tasks.items import pick
     from gpt2train.evaluate.tasks.suite import read_work
 
     work = read_work(name, data)
@@ -277,7 +278,7 @@ def gold_sizes(name: str, data: Path, limit: int) -> tuple[list[int], str]:
     items = parts[0].items[:limit]
     if len(items) < 2:
         raise UserError(f"--tasks {name}: {count_of(len(items), 'item')}; the interval needs at least two")
-    sizes = [len(item.targets[item.answer if len(item.targets) > 1 else 0].encode()) for item in items]
+    sizes = [len(pick(item.targets, item.answer).encode()) for item in items]
     return sizes, work.identity(limit)
 
 

@@ -203,10 +203,10 @@ def curve(
     from gpt2train.evaluate.curve import curve_measure, score_run, task_measure
 
     options, pictured = {"wikitext": WikitextSettings(stride=stride)}, find_spec("matplotlib") is not None
-    measures = [curve_measure(name, files[name], raw[name], options.get(name), batch_tokens) for name in files]
-    measures += [task_measure(work, limit, batch_tokens) for work in works]
+    measures = [curve_measure(name, files[name], raw[name], options.get(name)) for name in files]
+    measures += [task_measure(work, limit) for work in works]
     with rank0_progress("checkpoints") as report:
-        scored = score_run(run, measures, tokenizer, device, group(), report)
+        scored = score_run(run, measures, tokenizer, device, group(), report, batch_tokens)
     for line in curve_lines(scored):
         print_once(line)
     if is_rank0():

@@ -19,11 +19,11 @@ from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.evaluate.eval_model import EvalModel, read_checkpoint
+from gpt2train.evaluate.eval_model import read_checkpoint
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, SCORES, check_run, data_fields, to_json
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
-from gpt2train.evaluate.scoring_request import BATCH_TOKENS
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
 from gpt2train.evaluate.tasks.suite import Work, score_work
 from gpt2train.parallel.mesh import broadcast_from_rank0
 from gpt2train.settings import Settings
@@ -43,7 +43,7 @@ class CurveMeasure:
     """Name of the evaluation."""
     about: Mapping[str, Any]
     """Name and hash of the data file, and the options that change the numbers."""
-    score: Callable[[EvalModel, dist.ProcessGroup | None], Scored]
+    score: Callable[[Scorer], Scored]
     """Function from a model to its result."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the plug-ins that the numbers depend on."""
@@ -51,17 +51,8 @@ class CurveMeasure:
     """Hash of a description that the numbers depend on."""
 
 
-def curve_measure(
-    name: str, file: Path, raw: bytes, options: Settings | None = None, batch_tokens: int = BATCH_TOKENS
-) -> CurveMeasure:
-    """Create the measure of an evaluation.
-
-    Args:
-        name: name of the evaluation.
-        file: data file.
-        raw: content of the file.
-        options: settings of the evaluation; by default its own defaults.
-        batch_tokens: tokens per batch, including padding.
+def curve_measure(name: str, file: Path, raw: bytes, options: Settings | None = None) -> CurveMeasure:
+    """Create the measure of an evaluation on a data file with some content.
 
     Raises:
         UserError: there is no such evaluation, or the content is malformed.
@@ -69,27 +60,16 @@ def curve_measure(
     evaluation = EVALUATIONS[name]
     settings = options or evaluation.settings()
     data = evaluation.read(raw, str(file))
-
-    def score(subject: EvalModel, group: dist.ProcessGroup | None) -> Scored:
-        return evaluation.evaluate(Scorer(subject.model, subject.tokenizer, batch_tokens, group=group), data, settings)
-
     facts = {**data_fields(file.name, raw), **settings.model_dump(mode="json")}
+    score = functools.partial(evaluation.evaluate, data=data, settings=settings)
     return CurveMeasure(name, facts, score, plugin_versions([name]), evaluation.identity)
 
 
-def task_measure(work: Work, limit: int | None = None, batch_tokens: int = BATCH_TOKENS) -> CurveMeasure:
-    """Create the measure of a task or suite.
-
-    Args:
-        work: task or suite with its data.
-        limit: number of items of each task to score.
-        batch_tokens: tokens per batch, including padding.
-    """
-
-    def score(subject: EvalModel, group: dist.ProcessGroup | None) -> Scored:
-        return score_work(Scorer(subject.model, subject.tokenizer, batch_tokens, group=group), work, limit)[0]
-
-    return CurveMeasure(work.file, work.facts, score, identity=work.identity(limit))
+def task_measure(work: Work, limit: int | None = None) -> CurveMeasure:
+    """Create the measure of a task or suite, of so many items of each task."""
+    return CurveMeasure(
+        work.file, work.facts, lambda scorer: score_work(scorer, work, limit)[0], identity=work.identity(limit)
+    )
 
 
 def score_run(
@@ -98,7 +78,8 @@ def score_run(
     tokenizer: Path | None = None,
     device: Device = "cpu",
     group: dist.ProcessGroup | None = None,
-    report: Callable[[int, int], None] | None = None,
+    report: Report | None = None,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> Scored:
     """Score each kept checkpoint of a run, oldest first.
 
@@ -109,6 +90,7 @@ def score_run(
         device: device of the models; auto uses a GPU if there is one.
         group: processes that share the work; rank 0 reads and writes the results.
         report: called after every checkpoint with the numbers of finished and of all checkpoints.
+        batch_tokens: tokens per batch, including padding.
 
     Returns:
         JSON-serialisable result: `run`, `points` (`step`, `samples`, `tokens`, `valid_loss`, and one result per
@@ -130,13 +112,13 @@ def score_run(
         point: Scored = {"step": manifest.position.step, "samples": done, "tokens": done * context}
         point["valid_loss"] = manifest.valid_loss
         tokenizer_folder = find_tokenizer(find_source(checkpoint), tokenizer) if measures else run
-        subject = functools.cache(functools.partial(_eval_model, checkpoint, device, tokenizer_folder))
+        scorer = functools.cache(functools.partial(_scorer, checkpoint, device, tokenizer_folder, batch_tokens, group))
         for measure in measures:
             file = run / SCORES / checkpoint.name / f"{measure.kind}-{_key(checkpoint, measure, tokenizer_folder)}.json"
             result = _from_rank0(functools.partial(_read, file), group)
             reused += result is not None
             if result is None:
-                result = {**measure.about, **measure.score(subject(), group)}
+                result = {**measure.about, **measure.score(scorer())}
                 if group is None or dist.get_rank(group) == 0:
                     write_atomic(file, to_json(result))  # also over a damaged one
             point[measure.kind] = result
@@ -151,9 +133,11 @@ def score_run(
     }
 
 
-def _eval_model(checkpoint: Path, device: Device, tokenizer: Path) -> EvalModel:
+def _scorer(
+    checkpoint: Path, device: Device, tokenizer: Path, batch_tokens: int, group: dist.ProcessGroup | None
+) -> Scorer:
     model = read_checkpoint(checkpoint, device)
-    return EvalModel(model, load_model_tokenizer(tokenizer, model.shape.vocab), checkpoint)
+    return Scorer(model, load_model_tokenizer(tokenizer, model.shape.vocab), batch_tokens, group=group)
 
 
 def _key(checkpoint: Path, measure: CurveMeasure, tokenizer: Path) -> str:

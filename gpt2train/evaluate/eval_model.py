@@ -30,12 +30,7 @@ class EvalModel:
 
 @contextlib.contextmanager
 def open_eval_model(source: EvalSource, layout: ServingLayout, device: Device) -> Iterator[EvalModel]:
-    """Open a model for the duration of a `with` block.
-
-    Args:
-        source: model.
-        layout: parallel layout.
-        device: device of the model; auto uses a GPU if there is one.
+    """Open a model for the duration of a `with` block; the device auto is a GPU if there is one.
 
     Raises:
         UserError: a file of the model is damaged, or there is no such device.

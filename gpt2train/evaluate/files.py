@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +28,18 @@ SCORES = "scores"  # next to a run's `checkpoints/`; `eval/` belongs to the flow
 
 @dataclass(frozen=True)
 class EvalSource:
-    """Model to evaluate, before its weights are read.
-
-    Attributes:
-        folder: model folder, or checkpoint of a run.
-        is_checkpoint: True for a checkpoint.
-        tokenizer: tokenizer of the model.
-        scores: default folder of its scores.
-    """
+    """Model to evaluate, before its weights are read."""
 
     folder: Path
+    """Model folder, or checkpoint of a run."""
     is_checkpoint: bool
     tokenizer: Tokenizer
     scores: Path
+    """Default folder of its scores."""
 
 
 def read_input(path: Path) -> bytes:
-    """Read a user's input file.
-
-    Raises:
-        UserError: the file does not exist or cannot be read.
-    """
+    """Read a user's input file; UserError if it does not exist or cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -55,15 +47,7 @@ def read_input(path: Path) -> bytes:
 
 
 def decode(raw: bytes, name: str) -> str:
-    """Decode the text of an input file.
-
-    Args:
-        raw: content of the file.
-        name: name of the file, for the error message.
-
-    Raises:
-        UserError: the text is not UTF-8.
-    """
+    """Decode the text of an input file; UserError with its name if it is not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -71,21 +55,12 @@ def decode(raw: bytes, name: str) -> str:
 
 
 def data_fields(data: str, raw: bytes) -> dict[str, str]:
-    """Return the fields of a result that identify its data file.
-
-    Args:
-        data: name of the file.
-        raw: content of the file.
-    """
+    """Return the fields of a result that identify its data file by name and content."""
     return {"data": data, DATA_HASH_KEY: hashlib.sha256(raw).hexdigest()}
 
 
 def check_run(run: Path) -> None:
-    """Check that a path is a run folder.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a path is a run folder; UserError if it is not."""
     if not (run / CONFIG_FILE).is_file():
         raise UserError(f"{run} is not a run folder (no {CONFIG_FILE}); a curve needs the checkpoints of one run")
 
@@ -99,8 +74,8 @@ def find_models(
         models: folders, as `find_model`.
         output: file of the results, if the user gives one.
         files: names of the results in the folder of each model otherwise.
-        layout: parallel layout.
-        tokenizer: tokenizer folder of a checkpoint; by default the one next to its training data.
+        layout: as `find_model`.
+        tokenizer: as `find_model`.
 
     Raises:
         UserError: a model is given twice, or as `find_model`; one of several is distributed over processes; or a result
@@ -113,9 +88,8 @@ def find_models(
     if output is not None:
         check_output(output)
     sources = [find_model(path, layout, tokenizer) for path in models]
-    for source in sources if output is None else ():
-        for file in files:
-            check_output(source.scores / file)
+    for source, file in product(sources, files) if output is None else ():
+        check_output(source.scores / file)
     return sources
 
 
@@ -182,11 +156,7 @@ def check_output(path: Path) -> None:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result as JSON, atomically.
-
-    Raises:
-        UserError: the file cannot be written, or exists and is not a result.
-    """
+    """Write a result as JSON, atomically; errors as `check_output`."""
     check_output(path)
     write_atomic(path, to_json(result))
 

@@ -9,6 +9,7 @@ Paper: Li et al. 2024, "DataComp-LM". Items are taken in nanochat's order, so th
 """
 
 import math
+import random
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -16,11 +17,19 @@ from gpt2train.data.template import start_ids
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary
 from gpt2train.evaluate.scoring_request import Score, ScoringRequest
 from gpt2train.evaluate.tasks.description import Task
-from gpt2train.evaluate.tasks.items import Item
-from gpt2train.evaluate.tasks.shots import core_examples
+from gpt2train.evaluate.tasks.items import Item, pick
 from gpt2train.evaluate.tasks.verdict import Plan, Verdict
 
+ORDER_SEED = 1337  # nanochat shuffles the items of a task
+SEED = 1234  # of the examples, plus the number of the item
 Tokens = tuple[int, ...]
+
+
+def core_order(count: int) -> list[int]:
+    """Return the order in which nanochat scores the rows of a data file."""
+    order = list(range(count))
+    random.Random(ORDER_SEED).shuffle(order)
+    return order
 
 
 def plan_items(task: Task, items: Sequence[Item], tokenizer: Tokenizer, context: int) -> list[Plan]:
@@ -33,7 +42,7 @@ def plan_items(task: Task, items: Sequence[Item], tokenizer: Tokenizer, context:
         context: maximum inputs of the model, in tokens.
     """
     prompts: list[str] = []
-    for item, examples in zip(items, core_examples(items, task.shots), strict=True):
+    for item, examples in zip(items, draw_examples(items, task.shots), strict=True):
         prompts += _prompts(task, item, examples)
     start = tuple(start_ids(tokenizer))
     encoded = iter((*start, *ids) for ids in encode_ordinary(tokenizer, prompts))
@@ -48,25 +57,30 @@ def plan_items(task: Task, items: Sequence[Item], tokenizer: Tokenizer, context:
     return plans
 
 
+def draw_examples(items: Sequence[Item], shots: int) -> list[list[Item]]:
+    """Draw the examples before each item from all items but the one itself: a generator for each, by its number."""
+    found = []
+    for number in range(len(items)):
+        others = [other for other in range(len(items)) if other != number] if shots else []
+        drawn = random.Random(SEED + number).sample(others, shots)
+        found.append([items[other] for other in drawn])
+    return found
+
+
 def _prompts(task: Task, item: Item, examples: Sequence[Item]) -> list[str]:
     """Return a prompt for each choice; of a greedy match one without the target, and one with it."""
     shown = "".join(
-        f"{_text(task, example.contexts, example.answer)}{task.delimiter}{_pick(example.targets, example.answer)}\n\n"
-        for example in examples
+        f"{_context(task, example)}{task.delimiter}{pick(example.targets, example.answer)}\n\n" for example in examples
     )
     if task.kind == "greedy":
-        begin = shown + item.contexts[0].strip() + task.delimiter
+        begin = shown + _context(task, item) + task.delimiter
         return [begin.strip(), begin + item.targets[0]]
     return [shown + before + task.delimiter + after for before in item.contexts for after in item.targets]
 
 
-def _text(task: Task, contexts: Sequence[str], answer: int) -> str:
-    text = _pick(contexts, answer)
+def _context(task: Task, item: Item) -> str:
+    text = pick(item.contexts, item.answer)
     return text.strip() if task.kind == "greedy" else text
-
-
-def _pick(texts: Sequence[str], answer: int) -> str:
-    return texts[answer if len(texts) > 1 else 0]
 
 
 def _scored(task: Task, sequences: Sequence[Tokens]) -> list[int]:

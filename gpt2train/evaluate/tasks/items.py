@@ -61,6 +61,11 @@ class Item:
         return len(set(self.contexts)) * len(set(self.targets)) < self.choices
 
 
+def pick(texts: Sequence[str], answer: int) -> str:
+    """Return the text of a choice; a single text is that of all."""
+    return texts[answer if len(texts) > 1 else 0]
+
+
 @dataclass(frozen=True)
 class DataFile:
     """Name and content of a data file, which may be a ZIP archive, and of the file of its labels if it has one."""

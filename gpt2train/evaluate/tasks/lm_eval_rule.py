@@ -12,6 +12,7 @@ of the context belong to the continuation. An empty context is what a document f
 """
 
 import math
+import random
 import re
 from collections.abc import Iterator, Sequence
 
@@ -20,11 +21,11 @@ from gpt2train.data.tokenizer import Tokenizer, encode_ordinary
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring_request import Pair, Score, ScoringRequest
 from gpt2train.evaluate.tasks.description import Task
-from gpt2train.evaluate.tasks.items import Item
-from gpt2train.evaluate.tasks.shots import lm_eval_examples
+from gpt2train.evaluate.tasks.items import Item, pick
 from gpt2train.evaluate.tasks.verdict import Plan, Verdict
 
 SHOT_END = "\n\n"
+SEED = 1234  # its --seed of the examples
 
 
 def plan_items(task: Task, items: Sequence[Item], count: int, tokenizer: Tokenizer, context: int) -> list[Plan]:
@@ -43,7 +44,7 @@ def plan_items(task: Task, items: Sequence[Item], count: int, tokenizer: Tokeniz
     if task.kind == "perplexity":
         return _plan_texts([item.targets[0] for item in items[:count]], tokenizer, context)
     pairs: list[tuple[str, str]] = []
-    for item, examples in zip(items[:count], lm_eval_examples(items, task.shots, count), strict=True):
+    for item, examples in zip(items[:count], draw_examples(items, task.shots, count), strict=True):
         shown = "".join(_example(example, task) for example in examples)
         pairs += [(shown + before, task.delimiter + after) for before in item.contexts for after in item.targets]
     encoded = iter(encode_pairs(tokenizer, pairs))
@@ -57,10 +58,25 @@ def plan_items(task: Task, items: Sequence[Item], count: int, tokenizer: Tokeniz
     return plans
 
 
+def draw_examples(items: Sequence[Item], shots: int, count: int) -> list[list[Item]]:
+    """Draw the examples before each of the first `count` items, from all items but the one itself.
+
+    The rule of lm-evaluation-harness 0.4 for a task that has one split: one generator for all items in their order.
+    """
+    if not shots:
+        return [[] for _ in range(count)]
+    generator = random.Random(SEED)
+    drawn = []
+    for item in items[:count]:
+        others = [example for example in generator.sample(items, shots + 1) if example != item][:shots]
+        if len(others) < shots:  # further rows are equal to the item
+            others = generator.sample([example for example in items if example != item], shots)
+        drawn.append(others)
+    return drawn
+
+
 def _example(item: Item, task: Task) -> str:
-    before = item.contexts[item.answer if len(item.contexts) > 1 else 0]
-    after = item.targets[item.answer if len(item.targets) > 1 else 0]
-    return before + task.delimiter + after + SHOT_END
+    return pick(item.contexts, item.answer) + task.delimiter + pick(item.targets, item.answer) + SHOT_END
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Pair]:

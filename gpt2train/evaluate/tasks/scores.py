@@ -13,7 +13,6 @@ from gpt2train.evaluate.tasks import core_rule, lm_eval_rule
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Task, description_hash, read_description, ready_files
 from gpt2train.evaluate.tasks.items import DataFile, Item, read_items
-from gpt2train.evaluate.tasks.shots import core_order
 from gpt2train.evaluate.tasks.verdict import Plan, Verdict
 
 if TYPE_CHECKING:
@@ -88,36 +87,27 @@ def measures(task: Task) -> tuple[Measure, ...]:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """Scores of a model on a task.
-
-    Attributes:
-        result: JSON-serialisable result.
-        samples: JSON-serialisable row for each scored item.
-        resampled: accuracy of each bootstrap resample, float64 [resamples]; None for a perplexity.
-    """
+    """Scores of a model on a task; result and samples are JSON-serialisable."""
 
     result: Result
     samples: list[dict[str, Any]]
+    """Row for each scored item."""
     resampled: "np.ndarray[Any, Any] | None"
+    """Accuracy of each bootstrap resample, float64 [resamples]; None for a perplexity."""
 
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """Task with the scoring requests of its items.
-
-    Attributes:
-        task: description of the task.
-        name: name of the task, seed of the bootstrap.
-        numbers: index in the data of each item that is scored.
-        items: items that are scored.
-        plans: requests of each item.
-    """
+    """Task with the scoring requests of its items."""
 
     task: Task
     name: str
+    """Name of the task, seed of the bootstrap."""
     numbers: Sequence[int]
+    """Index in the data of each item that is scored."""
     items: Sequence[Item]
     plans: Sequence[Plan]
+    """Requests of each item."""
 
     @property
     def requests(self) -> list[ScoringRequest]:
@@ -125,11 +115,7 @@ class PlannedTask:
         return [request for plan in self.plans for request in plan.requests if request is not None]
 
     def result(self, scored: Sequence[Score]) -> TaskScores:
-        """Return the scores of the task.
-
-        Args:
-            scored: score of each of `requests`.
-        """
+        """Return the scores of the task from the score of each of `requests`."""
         task, scores = self.task, iter(scored)
         verdicts = []
         for item, plan in zip(self.items, self.plans, strict=True):
@@ -170,7 +156,7 @@ def plan_task(
     """
     count = len(items) if limit is None else min(limit, len(items))
     if task.rule == "core":
-        numbers = core_order(len(items))[:count]
+        numbers = core_rule.core_order(len(items))[:count]
         chosen = [items[number] for number in numbers]
         return PlannedTask(task, name, numbers, chosen, core_rule.plan_items(task, chosen, tokenizer, context))
     try:
@@ -201,14 +187,13 @@ def _intervals(task: Task, name: str, verdicts: Sequence[Verdict]) -> tuple[Resu
     """Return each metric with its interval, and the resampled accuracy."""
     columns = sorted({column for measure in measures(task) for column in measure.columns})
     values = [[verdict.values[column] for verdict in verdicts] for column in columns]
-    resampled = dict(zip(columns, resampled_sums(values, name), strict=True))
-    found: Result = _values(task, verdicts)
-    accuracy = None
-    for measure in measures(task):
-        drawn = measure.value([resampled[column] for column in measure.columns], len(verdicts))
-        found[f"{measure.metric.name}_interval"] = interval(drawn)
-        accuracy = drawn if measure.metric.name == "accuracy" else accuracy
-    return found, accuracy
+    sums = dict(zip(columns, resampled_sums(values, name), strict=True))
+    drawn = {
+        measure.metric.name: measure.value([sums[column] for column in measure.columns], len(verdicts))
+        for measure in measures(task)
+    }
+    intervals = {f"{metric}_interval": interval(values) for metric, values in drawn.items()}
+    return _values(task, verdicts) | intervals, drawn.get("accuracy")
 
 
 def _values(task: Task, verdicts: Sequence[Verdict]) -> Result:
@@ -235,25 +220,23 @@ def _notes(task: Task, result: Mapping[str, Any], items: Sequence[Item]) -> list
     said = isinstance(task.field("answer"), str)  # by the rows, not by the description
     if said and len(items) >= MIN_VARIED and len({item.answer for item in items}) == 1:
         notes.append(
-            f"{result['task']}: all {len(items)} answers are choice {items[0].answer}, so that a model that always "
-            "gives it seems perfect; check the labels"
+            f"all {len(items)} answers are choice {items[0].answer}, so that a model that always gives it seems "
+            "perfect; check the labels"
         )
     if result.get("accuracy") in (0, 1) and len(items) < FEW_ITEMS:
         far = 1 - TAIL ** (1 / len(items))
         bound = f"up to {far:.2f}" if result["accuracy"] == 0 else f"down to {1 - far:.2f}"
         notes.append(
-            f"{result['task']}: all {len(items)} items have the same verdict, of which the bootstrap makes no "
-            f"interval; accuracies {bound} are plausible too"
+            f"all {len(items)} items have the same verdict, of which the bootstrap makes no interval; accuracies "
+            f"{bound} are plausible too"
         )
     if equal := sum(item.has_equal_choices for item in items):
         share = f"{equal:,} of {result['items']:,} items"
-        notes.append(
-            f"{result['task']}: {share} have equal choices, of which the first one counts as the model's answer"
-        )
+        notes.append(f"{share} have equal choices, of which the first one counts as the model's answer")
     if result["truncated"]:
         share = f"{result['truncated']:,} of {result['items']:,} prompts"
-        notes.append(f"{result['task']}: {share} are longer than the model's context and lose tokens at their start")
-    return notes
+        notes.append(f"{share} are longer than the model's context and lose tokens at their start")
+    return [f"{result['task']}: {note}" for note in notes]
 
 
 def _sample(task: Task, number: int, item: Item, verdict: Verdict) -> dict[str, Any]:
@@ -276,21 +259,13 @@ def ready_evaluation(name: str) -> Evaluation | None:
     if name not in ready_files():
         return None
     _, task = read_description(name)
-    return _evaluation(name, task) if isinstance(task, Task) else None
-
-
-def _evaluation(name: str, task: Task) -> Evaluation:
-    def read(raw: bytes, file: str) -> list[Item]:
-        return read_items(task, name, [DataFile(file, raw)])
-
-    def run(scorer: Scorer, items: Sequence[Item], _: object) -> Result:
-        return score_task(scorer, task, name, items).result
-
+    if not isinstance(task, Task):
+        return None
     return Evaluation(
         help=task.about,
         data="JSON lines.",
-        read=read,
-        run=run,
+        read=lambda raw, file: read_items(task, name, [DataFile(file, raw)]),
+        run=lambda scorer, items, _: score_task(scorer, task, name, items).result,
         metrics=tuple(measure.metric for measure in measures(task)),
         summary=lambda result: f"{name}: items {result['items']:,}",
         identity=description_hash(task),

@@ -20,13 +20,12 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.scoring import score, score_shared
 from gpt2train.evaluate.scoring_request import ScoringRequest
-from gpt2train.evaluate.tasks import items
+from gpt2train.evaluate.tasks import core_rule, items, lm_eval_rule
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Suite, Task, parse_description, read_description, ready_files
 from gpt2train.evaluate.tasks.items import DataFile, Item, find_data, has_data, read_items
 from gpt2train.evaluate.tasks.lm_eval_rule import rolling_windows
 from gpt2train.evaluate.tasks.scores import _notes, score_task
-from gpt2train.evaluate.tasks.shots import core_examples, lm_eval_examples
 from gpt2train.evaluate.tasks.suite import read_work
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.model.families import MODELS, Shape
@@ -139,9 +138,9 @@ def test_examples_of_equal_items() -> None:
     others = [row | {"query": "b"}, row | {"query": "c", "gold": 1}]
     with pytest.raises(UserError, match="task t: 3 shots of other items, but 3 of the 5 items are equal; remove"):
         items_of(task_of(shots=3), row, row, row, *others)
-    drawn = lm_eval_examples(items_of(task_of(shots=2), row, row, row, *others), 2, 5)
+    drawn = lm_eval_rule.draw_examples(items_of(task_of(shots=2), row, row, row, *others), 2, 5)
     assert all(item.contexts != ("a",) for example in drawn[:3] for item in example)
-    assert len(core_examples(items_of(task_of(shots=4, rule="core"), *[row] * 4, others[1]), 4)) == 5
+    assert len(core_rule.draw_examples(items_of(task_of(shots=4, rule="core"), *[row] * 4, others[1]), 4)) == 5
 
 
 @pytest.mark.parametrize("rule", ["lm-eval", "core"])
