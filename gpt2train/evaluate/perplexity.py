@@ -7,7 +7,7 @@ compared between models.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.text_units import has_unspaced, units_of
@@ -72,8 +72,7 @@ def document_perplexity(scorer: Scorer, texts: Iterable[str], stride: int | None
         by_characters = by_characters or any(map(has_unspaced, chunk))
         counts["tokens"] += sum(map(len, encoded))
         counts["bytes"] += sum(len(text.encode()) for text in chunk)
-        for ids in encoded:
-            token_counts.update(ids)
+        token_counts.update(chain.from_iterable(encoded))
     if not counts["documents"]:
         raise UserError("no held-out document contains a word; give more documents or a larger test split")
     unigram = unigram_loss(token_counts, scorer.model.shape.vocab)
@@ -114,11 +113,7 @@ def notes(loss: float, unigram: float) -> list[str]:
 
 
 def checked_stride(stride: int | None, context: int) -> int:
-    """Return the stride, by default half the context.
-
-    Raises:
-        UserError: the stride does not fit the context.
-    """
+    """Return the stride, by default half the context; UserError if it does not fit the context."""
     if stride is None:
         return max(1, context // 2)
     if not 1 <= stride <= context:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -96,23 +96,17 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
 
 
 def _write(path: Path, result: Result, samples: Samples, options: TaskOptions) -> list[tuple[str, Path]]:
-    """Write the files of a model and task on rank 0; the kind and path of each.
-
-    Args:
-        path: path without suffix.
-        result: result of the model.
-        samples: scored items of each task.
-        options: options of the command.
-    """
+    """Write the files of a model and task on rank 0, at a path without suffix; return the kind and path of each."""
     written = []
     if options.output is None:
-        written.append(("scores", path.with_name(f"{path.name}.json")))
+        written.append(("scores", file := path.with_name(f"{path.name}.json")))
         if is_rank0():
-            write_result(written[-1][1], result)
+            write_result(file, result)
     if options.log_samples:
-        written.append(("samples", path.with_name(f"{path.name}.samples.jsonl")))
+        written.append(("samples", file := path.with_name(f"{path.name}.samples.jsonl")))
         if is_rank0():
-            write_atomic(written[-1][1], _sample_lines(samples))
+            rows = [{"task": name, **row} for name, items in samples.items() for row in items]
+            write_atomic(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     return written
 
 
@@ -122,8 +116,3 @@ def _joined(results: Mapping[str, Mapping[str, Result]]) -> Result:
     if len(rows) == 1:
         return rows[0]
     return {DATA_HASH_KEY: {row.get("task", row.get("suite")): row[DATA_HASH_KEY] for row in rows}, "results": rows}
-
-
-def _sample_lines(samples: Samples) -> bytes:
-    rows: list[dict[str, Any]] = [{"task": name, **row} for name, items in samples.items() for row in items]
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

@@ -16,11 +16,8 @@ PERCENTILES = (2.5, 97.5)
 def resampled_sums(columns: Sequence[Sequence[float]], seed: str) -> "np.ndarray[Any, Any]":
     """Return the sums of each column over items drawn with replacement, float64 [columns, resamples].
 
-    The draw depends on the seed and the number of items, so that two models are compared on the same resamples.
-
-    Args:
-        columns: numbers of the items, [columns, items].
-        seed: name of the task.
+    The draw depends on the seed, the name of the task, and the number of items, so that two models are compared on the
+    same resamples. `columns` are the numbers of the items, [columns, items].
     """
     import numpy as np  # here: the command's help does not need it
 

@@ -33,14 +33,7 @@ def core_order(count: int) -> list[int]:
 
 
 def plan_items(task: Task, items: Sequence[Item], tokenizer: Tokenizer, context: int) -> list[Plan]:
-    """Return the requests of the items, from which examples are drawn.
-
-    Args:
-        task: description of the task.
-        items: items in nanochat's order (`core_order`).
-        tokenizer: tokenizer of the model.
-        context: maximum inputs of the model, in tokens.
-    """
+    """Return the requests of items in nanochat's order (`core_order`), from which examples are drawn."""
     prompts: list[str] = []
     for item, examples in zip(items, draw_examples(items, task.shots), strict=True):
         prompts += _prompts(task, item, examples)

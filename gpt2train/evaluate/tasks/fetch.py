@@ -36,13 +36,9 @@ class _SameScheme(urllib.request.HTTPRedirectHandler):
 
 
 def fetch_data(task: Task, name: str, folder: Path, fetched: Fetched) -> None:
-    """Fetch the data file of a task into a folder, unless the folder has data of the task.
+    """Fetch the data file of a task into a folder, which is created, unless the folder has data of the task.
 
-    Args:
-        task: description of the task.
-        name: name of the task, for errors.
-        folder: folder of the data files; it is created.
-        fetched: called with a line on the file.
+    `fetched` is called with a line on the file.
 
     Raises:
         UserError: the description has no address, the file cannot be fetched, is too large, or is not the one of the
@@ -111,11 +107,7 @@ def _target(task: Task, name: str) -> str:
 
 
 def _download(url: str, name: str) -> bytes:
-    """Return the content at an address.
-
-    Raises:
-        UserError: it cannot be fetched, is empty, or larger than `MAX_BYTES`.
-    """
+    """Return the content at an address; UserError if it cannot be fetched, is empty, or above `MAX_BYTES`."""
     if urlsplit(url).scheme not in ("http", "https"):
         raise UserError(f"task {name}: url: {url!r} is no http or https address; correct it")
     opener = urllib.request.build_opener(_SameScheme())
@@ -130,9 +122,7 @@ def _download(url: str, name: str) -> bytes:
                     raise UserError(f"task {name}: {url} has more than {MAX_BYTES:,} bytes; give the data by hand")
                 if time.monotonic() > end:
                     raise UserError(f"task {name}: {url} takes more than {MAX_SECONDS:.0f} s; give the data by hand")
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        if isinstance(error, UserError):
-            raise
+    except (OSError, ValueError) as error:
         cause = error if isinstance(error, urllib.error.HTTPError) else getattr(error, "reason", error)
         reason = " ".join(str(cause).split()) or type(error).__name__
         raise UserError(f"task {name}: cannot fetch {url}: {reason}; give the data by hand") from error

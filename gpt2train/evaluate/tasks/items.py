@@ -12,7 +12,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,19 +36,16 @@ class RowError(ValueError):
 
 @dataclass(frozen=True)
 class Item:
-    """Question of a task.
-
-    Attributes:
-        contexts: texts before the continuation; one, but for a schema.
-        targets: continuations; one, but for multiple choice.
-        answer: index of the right choice.
-        group: part of the data.
-    """
+    """Question of a task."""
 
     contexts: tuple[str, ...]
+    """Texts before the continuation; one, but for a schema."""
     targets: tuple[str, ...]
+    """Continuations; one, but for multiple choice."""
     answer: int = 0
+    """Index of the right choice."""
     group: str = ""
+    """Part of the data."""
 
     @property
     def choices(self) -> int:
@@ -76,12 +73,7 @@ class DataFile:
 
 
 def find_data(task: Task, name: str, folder: Path) -> list[DataFile]:
-    """Read the data files of a task.
-
-    Args:
-        task: description of the task.
-        name: name of the task, for errors.
-        folder: folder with the data of several tasks, or the data file of this one.
+    """Read the data files of a task in a folder with the data of several tasks, or the data file of this one.
 
     Raises:
         UserError: no file of the task's names exists, several do where one is meant, or it cannot be read.
@@ -229,10 +221,10 @@ def _rows(file: DataFile) -> Iterator[tuple[int, Row]]:
         try:
             row = json.loads(line)
             json.dumps(row, ensure_ascii=False).encode()  # a lone surrogate is valid JSON but not valid text
+            if not isinstance(row, dict):
+                raise ValueError(type(row).__name__)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{file.name} line {number}: no JSON object; correct or remove the line") from error
-        if not isinstance(row, Mapping):
-            raise UserError(f"{file.name} line {number}: no JSON object; correct or remove the line")
         yield number, row
 
 
@@ -271,12 +263,9 @@ def _options(choices: str | Sequence[str], where: str) -> Callable[[Row], tuple[
 
     def listed(row: Row) -> tuple[str, ...]:
         found = value(row)
-        if isinstance(found, str | Mapping):
+        if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
             raise RowError(f"choices: expected a list of texts, got {type(found).__name__}")
-        try:
-            found = tuple(found)
-        except TypeError as error:
-            raise RowError(f"choices: expected a list of texts, got {type(found).__name__}") from error
+        found = tuple(found)
         if not all(isinstance(text, str) for text in found):
             raise RowError("choices: expected a list of texts")
         return found
@@ -300,24 +289,12 @@ def _answer(answer: str | int | None, where: str) -> Callable[[Row], int]:
     return index
 
 
-def _regex_replace(text: str, pattern: str, value: str = "") -> str:
-    return re.sub(pattern, value, text)
-
-
 ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-ENVIRONMENT.filters["regex_replace"] = _regex_replace
+ENVIRONMENT.filters["regex_replace"] = lambda text, pattern, value="": re.sub(pattern, value, text)
 
 
 def text_of(template: str, where: str) -> Callable[[Row], str]:
-    """Compile a template to a function from a row to its text.
-
-    Args:
-        template: Jinja template.
-        where: task file and field, for errors of syntax.
-
-    Raises:
-        UserError: the template is malformed.
-    """
+    """Compile a Jinja template to a function from a row to its text; UserError with `where` if it is malformed."""
     try:
         compiled = ENVIRONMENT.from_string(template)
     except TemplateSyntaxError as error:

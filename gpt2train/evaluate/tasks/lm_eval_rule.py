@@ -29,14 +29,7 @@ SEED = 1234  # its --seed of the examples
 
 
 def plan_items(task: Task, items: Sequence[Item], count: int, tokenizer: Tokenizer, context: int) -> list[Plan]:
-    """Return the requests of the first `count` items.
-
-    Args:
-        task: description of the task.
-        items: all items, from which examples are drawn.
-        count: number of items to score.
-        tokenizer: tokenizer of the model.
-        context: maximum inputs of the model, in tokens.
+    """Return the requests of the first `count` items; the examples are drawn from all.
 
     Raises:
         UserError: the tokenizer has no token for a continuation.

@@ -34,19 +34,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Work:
-    """Task or suite that was asked for, with its data.
-
-    Attributes:
-        name: name for tables and result files.
-        description: task or suite.
-        parts: tasks that are scored; one, but for a suite.
-        missing: tasks of a suite without data.
-    """
+    """Task or suite that was asked for, with its data."""
 
     name: str
+    """Name for tables and result files."""
     description: Task | Suite
     parts: list[Part]
+    """Tasks that are scored; one, but for a suite."""
     missing: tuple[str, ...] = ()
+    """Tasks of a suite without data."""
 
     @property
     def file(self) -> str:
@@ -62,11 +58,7 @@ class Work:
         return data_fields(f"{len(self.parts)} tasks", hashes)
 
     def identity(self, limit: int | None = None) -> str:
-        """Return the hash of everything besides the model that the scores depend on.
-
-        Args:
-            limit: number of items of each task to score.
-        """
+        """Return the hash of all that the scores depend on besides the model; `limit` is the items of each task."""
         facts = [self.name, description_hash(self.description), self.facts, self.missing, limit]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -81,23 +73,17 @@ def read_works(
 ) -> list[Work]:
     """Read several tasks and suites, of which each has a result file of its own.
 
-    Args:
-        names: as `read_description`.
-        folder: as `read_work`.
-        partial: as `read_work`.
-        limit: as `read_work`.
-        taken: names of result files of other evaluations.
-        fetched: as `read_work`.
+    `taken` are the names of result files of other evaluations; the other arguments are those of `read_work`.
 
     Raises:
         UserError: as `read_work`, or two tasks have the same name, or one has the name of another result.
     """
+    others = (*RESERVED, *taken)
     works: dict[str, Work] = {}
     for name in names:
         work = read_work(name, folder, partial, limit, fetched)
-        if work.file in (*RESERVED, *taken):
-            others = ", ".join((*RESERVED, *taken))
-            raise UserError(f"task {work.name!r}: {others} have another meaning; rename the file")
+        if work.file in others:
+            raise UserError(f"task {work.name!r}: {', '.join(others)} have another meaning; rename the file")
         if work.file in works:
             raise UserError(f"task {work.name} is given twice; give it once, or rename the file of one")
         works[work.file] = work
@@ -152,20 +138,15 @@ def _part(name: str, task: Task, folder: Path, limit: int | None) -> Part:
     items = read_items(task, name, data)
     if limit is not None and task.rule == "core" and task.shots >= limit:
         raise UserError(f"task {name}: its {task.shots} shots are drawn from the items of --limit {limit}; give more")
-    contents = [part for file in data for part in (file.content, file.labels) if part is not None]
-    joined = b"".join(content if content.endswith(b"\n") else content + b"\n" for content in contents)
-    raw = contents[0] if len(contents) == 1 else joined
+    raw, *more = (part for file in data for part in (file.content, file.labels) if part is not None)
+    if more:
+        raw = b"".join(content if content.endswith(b"\n") else content + b"\n" for content in (raw, *more))
     label = Path(data[0].name).name if len(data) == 1 else f"{len(data)} files"
     return Part(name, task, items, data_fields(label, raw))
 
 
 def score_work(scorer: Scorer, work: Work, limit: int | None = None) -> tuple[Result, Samples]:
-    """Score a model on a task or on the tasks of a suite.
-
-    Args:
-        scorer: model and tokenizer.
-        work: task or suite with its data.
-        limit: number of items of each task to score.
+    """Score a model on a task or on the tasks of a suite; `limit` is the number of items of each task to score.
 
     Returns:
         JSON-serialisable result, and the scored items of each task.
@@ -174,26 +155,17 @@ def score_work(scorer: Scorer, work: Work, limit: int | None = None) -> tuple[Re
 
 
 def joined(work: Work, parts: Sequence[TaskScores], limit: int | None = None) -> tuple[Result, Samples]:
-    """Join the scores of the tasks of a suite to its result; that of a single task is its own.
-
-    Args:
-        work: task or suite.
-        parts: scores of each of its tasks.
-        limit: number of items of each task that were scored.
-    """
-    scored = {part.name: found for part, found in zip(work.parts, parts, strict=True)}
-    results = {part.name: {**part.facts, **scored[part.name].result} for part in work.parts}
-    samples = {name: found.samples for name, found in scored.items()}
-    limited = any(results[part.name]["items"] < len(part.items) for part in work.parts)
+    """Join the scores of each task of a suite to its result and items; those of a single task are its own."""
+    scored = list(zip(work.parts, parts, strict=True))
+    results = {part.name: {**part.facts, **found.result} for part, found in scored}
+    samples = {part.name: found.samples for part, found in scored}
+    limited = any(found.result["items"] < len(part.items) for part, found in scored)
     notes = [f"{work.name}: scored on {count_of(limit or 0, 'item')} of each task, not on all"] if limited else []
     if isinstance(work.description, Task):
         [result] = results.values()
         return {**result, "notes": [*notes, *result["notes"]]}, samples
-    drawn, values = 0.0, []
-    for name, found in scored.items():
-        random = results[name]["random"]
-        values.append(results[name]["centred"])
-        drawn = drawn + centred(found.resampled, random)
+    values = [result["centred"] for result in results.values()]
+    drawn = sum(centred(found.resampled, found.result["random"]) for found in parts)
     notes += [note for result in results.values() for note in result["notes"]]
     if work.missing:
         notes.append(
@@ -204,7 +176,7 @@ def joined(work: Work, parts: Sequence[TaskScores], limit: int | None = None) ->
         "suite": work.name,
         "items": sum(found["items"] for found in results.values()),
         "centred": significant(sum(values) / len(values)),
-        "centred_interval": interval(drawn / len(values)),  # type: ignore[arg-type]
+        "centred_interval": interval(drawn / len(values)),
         "missing": list(work.missing),
         "published": work.description.published,
         "tasks": results,
