@@ -68,9 +68,15 @@ def beam_search(
 
 
 class BeamSearch:
-    """Beam search as a job of a batch; `beams` holds the results when it is done.
+    """Beam search as a job of a batch; `beams` holds the results, best first, when it is done.
 
-    Without `end`, the id of the token that ends a beam, the tokenizer's `<|endoftext|>` does.
+    Args:
+        prompt: token ids, at least one.
+        settings: number of beams, length and scoring.
+        context: maximum tokens of a sequence.
+        tokenizer: decodes the texts; without `end`, its `<|endoftext|>` ends a beam.
+        end: id of the token that ends a beam.
+        excluded: ids that no beam takes, int64.
     """
 
     def __init__(
@@ -86,7 +92,11 @@ class BeamSearch:
         self.width = settings.beams
         self.error: Exception | None = None
         self.beams: list[Beam] = []
-        self._steps = beam_steps(context - len(prompt), settings, tokenizer, end, excluded)
+        if end is None and tokenizer is not None:
+            end = end_of_text_id(tokenizer)
+        self._settings, self._tokenizer, self._end, self._excluded = settings, tokenizer, end, excluded
+        self._stops = {*settings.stop_tokens, *(() if end is None else (end,))}
+        self._steps = self._search(min(settings.max_new_tokens, context - len(prompt)))
         next(self._steps)
 
     @property
@@ -98,71 +108,52 @@ class BeamSearch:
         """Advance the search by one token, as `gpt2train.inference.batch.Job.advance`."""
         try:
             return self._steps.send(logits)
-        except StopIteration as stop:
-            self.beams = stop.value
+        except StopIteration:
             return [], []
 
-
-def beam_steps(
-    max_tokens: int,
-    settings: BeamSettings,
-    tokenizer: Tokenizer | None = None,
-    end: int | None = None,
-    excluded: Tensor | None = None,
-) -> Generator[tuple[list[int], list[int]], Tensor, list[Beam]]:
-    """Beam search as a coroutine, independent of the decoder, so that a search can share a decoder with others.
-
-    Start it with `next`, then send logits [rows, vocab]; the first logits, after the prompt, have one row.
-
-    Args:
-        max_tokens: number of tokens that fit into the context after the prompt.
-        settings: number of beams, length and scoring.
-        tokenizer: decodes the texts; without `end`, its `<|endoftext|>` ends a beam.
-        end: id of the token that ends a beam.
-        excluded: ids that no beam takes, int64.
-
-    Yields:
-        The rows that continue, in the order of the next logits, and their next tokens.
-
-    Returns:
-        The best beams, best first.
-    """
-    if end is None and tokenizer is not None:
-        end = end_of_text_id(tokenizer)
-    beams = settings.beams
-    stops = {*settings.stop_tokens, *(() if end is None else (end,))}
-    # Enough candidates that `beams` of them continue even if every beam also ends with every stop token.
-    num_candidates = max(2, 1 + len(stops)) * beams
-    limit = min(settings.max_new_tokens, max_tokens)
-    unfinished: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    finished: list[Beam] = []
-    logits = yield [], []
-    for length in range(1, limit + 1):
-        sums = logits.log_softmax(1) + torch.tensor([total for _, total in unfinished])[:, None]
-        if excluded is not None:
-            sums[:, excluded] = -torch.inf
-        best = sums.view(-1).topk(min(num_candidates, sums.numel()))
-        if not torch.isfinite(best.values[0]):
-            raise RunError("the model gives numbers that are not finite: its weights are damaged")
-        rows: list[int] = []
-        following: list[tuple[tuple[int, ...], float]] = []
-        for rank, (total, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-            if total == -math.inf:  # fewer tokens are allowed than candidates are wanted
+    def _search(self, limit: int) -> Generator[tuple[list[int], list[int]], Tensor, None]:
+        """Take logits [rows, vocab], first those after the prompt, and yield what `advance` returns; set `beams`."""
+        beams = self.width
+        # Enough candidates that `beams` of them continue even if every beam also ends with every stop token.
+        num_candidates = max(2, 1 + len(self._stops)) * beams
+        unfinished: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+        finished: list[Beam] = []
+        logits = yield [], []
+        for length in range(1, limit + 1):
+            sums = logits.log_softmax(1) + torch.tensor([total for _, total in unfinished])[:, None]
+            if self._excluded is not None:
+                sums[:, self._excluded] = -torch.inf
+            best = sums.view(-1).topk(min(num_candidates, sums.numel()))
+            if not torch.isfinite(best.values[0]):
+                raise RunError("the model gives numbers that are not finite: its weights are damaged")
+            rows: list[int] = []
+            following: list[tuple[tuple[int, ...], float]] = []
+            for rank, (total, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+                if total == -math.inf:  # fewer tokens are allowed than candidates are wanted
+                    break
+                row, token = divmod(index, sums.shape[1])
+                tokens = (*unfinished[row][0], token)
+                if token in self._stops or length == limit:
+                    if rank < beams:  # candidates of a lower rank exist only so that enough beams continue
+                        finished.append(Beam(tokens, total / length**self._settings.length_penalty, "length"))
+                elif len(rows) < beams:
+                    rows.append(row)
+                    following.append((tokens, total))
+            finished = sorted(finished, key=lambda beam: -beam.score)[:beams]
+            if not following or _is_over(finished, following[0][1], length, limit, self._settings):
                 break
-            row, token = divmod(index, sums.shape[1])
-            tokens = (*unfinished[row][0], token)
-            if token in stops or length == limit:
-                if rank < beams:  # candidates of a lower rank exist only so that enough beams continue
-                    finished.append(Beam(tokens, total / length**settings.length_penalty, "length"))
-            elif len(rows) < beams:
-                rows.append(row)
-                following.append((tokens, total))
-        finished = sorted(finished, key=lambda beam: -beam.score)[:beams]
-        if not following or _is_over(finished, following[0][1], length, limit, settings):
-            break
-        unfinished = following
-        logits = yield rows, [tokens[-1] for tokens, _ in unfinished]
-    return [_with_text(beam, stops, end, settings, tokenizer) for beam in finished]
+            unfinished = following
+            logits = yield rows, [tokens[-1] for tokens, _ in unfinished]
+        self.beams = list(map(self._with_text, finished))
+
+    def _with_text(self, beam: Beam) -> Beam:
+        """Return the beam with its text and the reason of its end."""
+        last = beam.tokens[-1]
+        stopped: Stop = "length" if len(beam.tokens) == self._settings.max_new_tokens else "context"
+        kept = beam.tokens
+        if last in self._stops:
+            stopped, kept = "end" if last == self._end else "stop", kept[:-1]
+        return replace(beam, stopped=stopped, text="" if self._tokenizer is None else _text_of(kept, self._tokenizer))
 
 
 def _is_over(finished: Sequence[Beam], best_open: float, length: int, limit: int, settings: BeamSettings) -> bool:
@@ -173,19 +164,6 @@ def _is_over(finished: Sequence[Beam], best_open: float, length: int, limit: int
         return True
     reach = limit if settings.early_stopping == "never" and settings.length_penalty > 0 else length
     return best_open / reach**settings.length_penalty <= finished[-1].score
-
-
-def _with_text(
-    beam: Beam, stops: set[int], end: int | None, settings: BeamSettings, tokenizer: Tokenizer | None
-) -> Beam:
-    """Return the beam with its text and the reason of its end."""
-    last = beam.tokens[-1]
-    ended = last in stops
-    stopped: Stop = "length" if len(beam.tokens) == settings.max_new_tokens else "context"
-    if ended:
-        stopped = "end" if last == end else "stop"
-    kept = beam.tokens[:-1] if ended else beam.tokens
-    return replace(beam, stopped=stopped, text="" if tokenizer is None else _text_of(kept, tokenizer))
 
 
 def _text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:

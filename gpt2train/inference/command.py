@@ -20,7 +20,6 @@ from gpt2train.store.counts import count_of
 if TYPE_CHECKING:
     from gpt2train.data.tokenizer import Tokenizer
     from gpt2train.inference.decoder import OpenedModel
-    from gpt2train.model.causal_lm import CausalLM
     from gpt2train.runs.text_trace import TextTracer
 
 AnySettings = TypeVar("AnySettings", SamplingSettings, BeamSettings)
@@ -127,18 +126,12 @@ def _beam_settings(sampling: SamplingSettings, beams: int, penalty: float, early
         UserError: a setting that only sampling uses was given, or a setting is out of bounds.
     """
     fields = set(SamplingSettings.model_fields) - BEAM_FIELDS
-    unused = sorted(name for name in fields if getattr(sampling, name) != getattr(DEFAULT, name))
-    if unused:
-        raise UserError(
-            f"--{unused[0].replace('_', '-')} has no effect with --beams, which never samples; leave it out"
-        )
-    given = {
-        "beams": beams,
-        "length_penalty": penalty,
-        "early_stopping": "never" if early_stopping_flag == "never" else early_stopping_flag == "true",
-        "max_new_tokens": sampling.max_new_tokens,
-        "stop_tokens": sampling.stop_tokens,
-    }
+    if unused := sorted(name for name in fields if getattr(sampling, name) != getattr(DEFAULT, name)):
+        option = unused[0].replace("_", "-")
+        raise UserError(f"--{option} has no effect with --beams, which never samples; leave it out")
+    early_stopping = "never" if early_stopping_flag == "never" else early_stopping_flag == "true"
+    given = {"beams": beams, "length_penalty": penalty, "early_stopping": early_stopping}
+    given |= {name: getattr(sampling, name) for name in BEAM_FIELDS}
     return build(BeamSettings, given, source="beam search")
 
 
@@ -148,7 +141,7 @@ def _with_ends(settings: AnySettings, ends: tuple[int, ...]) -> AnySettings:
 
 
 def _sampled(
-    model: "CausalLM | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: SamplingSettings
+    model: "OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: SamplingSettings
 ) -> Iterator[dict[str, Any]]:
     from gpt2train.inference.generate import generate as continue_prompts
     from gpt2train.inference.sequence import TokenScore
@@ -176,7 +169,7 @@ def _sampled(
 
 
 def _searched(
-    model: "CausalLM | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: BeamSettings
+    model: "OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: BeamSettings
 ) -> Iterator[dict[str, Any]]:
     from gpt2train.inference.beam_search import beam_search
     from gpt2train.inference.decoder import decoder_of
@@ -185,10 +178,5 @@ def _searched(
     decoder = decoder_of(model, settings.beams)
     for prompt, ids in zip(prompts, encode_for(model.shape, tokenizer, prompts), strict=True):
         for beam in beam_search(decoder, ids, settings, tokenizer):
-            yield {
-                "prompt": prompt,
-                "text": beam.text,
-                "tokens": beam.tokens,
-                "stopped": beam.stopped,
-                "score": beam.score,
-            }
+            line = {"prompt": prompt, "text": beam.text, "tokens": beam.tokens}
+            yield line | {"stopped": beam.stopped, "score": beam.score}

@@ -5,7 +5,7 @@ ends.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from gpt2train.model.families import MODELS, context_length
 from gpt2train.model.shape import Shape
 from gpt2train.plugins import load
 
+if TYPE_CHECKING:
+    from gpt2train.inference.distributed_decoder import DistributedModel
+
+OpenedModel: TypeAlias = "CausalLM | DistributedModel"  # in this process, or distributed over several
 DecodeStep = Callable[[Sequence[int]], Tensor]
 SCORED_ROWS = 1024  # rows of logits in memory at a time: 206 MB in float32 at a vocabulary of 50,257
 
@@ -45,16 +49,7 @@ class Decoder(Protocol):
         """Return the logits after every token of one sequence, [tokens, vocab]; the rows do not change."""
 
 
-class OpenedModel(Protocol):
-    """Model distributed over several processes, which creates its own decoders."""
-
-    shape: Shape
-
-    def decoder(self, rows: int, context: int | None = None) -> Decoder:
-        """Create an empty decoder for `rows` sequences of up to `context` tokens."""
-
-
-def decoder_of(model: CausalLM | OpenedModel, rows: int, context: int | None = None) -> Decoder:
+def decoder_of(model: OpenedModel, rows: int, context: int | None = None) -> Decoder:
     """Create an empty decoder for `rows` sequences of up to `context` tokens, for a local or a distributed model."""
     return LocalDecoder(model, rows, context) if isinstance(model, CausalLM) else model.decoder(rows, context)
 

@@ -7,7 +7,7 @@ heads of a Llama that share keys are taken as several queries of one head, so th
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gpt2train.compat.torch import can_pack_linear, pack_linear
 from gpt2train.model.cache import Cache
+from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.gpt2 import GPT2, Block
 from gpt2train.model.llama import Block as LlamaBlock
 from gpt2train.model.llama import Llama
@@ -22,37 +23,8 @@ from gpt2train.model.llama_family import options_of
 
 Linear = Callable[[Tensor], Tensor]
 Products = Callable[[Tensor], Sequence[Tensor]]
-
-
-class FastDecodeStep:
-    """Decoding step of a GPT-2, bound to a model's weights and to a KV cache.
-
-    Args:
-        model: unsharded model on one device, none of whose modules is replaced.
-        cache: KV cache that the step reads and extends.
-    """
-
-    def __init__(self, model: GPT2, cache: Cache) -> None:
-        self.model, self.cache = model, cache
-        packed = cache.rows > 1 and can_pack_linear(model.wte.weight)
-        shape, self.dtype = model.shape, model.wte.weight.dtype
-        self.blocks = [_Block(block, packed) for block in model.blocks.values()]
-        self.head = bind(model.output_weight[: shape.vocab], None, packed)  # without the padding rows of the vocabulary
-        self.norm = _norm(model.ln_f)
-
-    @torch.inference_mode()
-    def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Append one token to every row and return the logits after it, [rows, vocab]."""
-        shape, new = self.model.shape, NewTokens(self.cache, self.dtype)
-        x = F.embedding(torch.tensor(tokens, device=self.cache.device), self.model.wte.weight)
-        x = x + F.embedding(new.positions, self.model.wpe.weight)
-        split = (len(tokens), shape.heads, 3, shape.head_dim)
-        for block, stored in zip(self.blocks, self.cache.layers, strict=True):
-            query, key, value = block.qkv(torch.layer_norm(x, *block.ln_1)).view(split).split(1, 2)
-            x += block.proj(new.attend(query, key, value, stored))
-            x += block.down(block.activation(block.up(torch.layer_norm(x, *block.ln_2))))
-        new.commit()
-        return self.head(torch.layer_norm(x, *self.norm))
+M = TypeVar("M", bound=CausalLM)
+B = TypeVar("B")
 
 
 class NewTokens:
@@ -115,6 +87,45 @@ class NewTokens:
         self.cache.lengths = [length + 1 for length in self.cache.lengths]
 
 
+class _FastStep(Generic[M, B]):
+    """Decoding step, bound to a model's weights and to a KV cache.
+
+    Args:
+        model: unsharded model on one device, none of whose modules is replaced.
+        cache: KV cache that the step reads and extends.
+        bound: function that binds the weights of a block, for several rows in oneDNN's layout.
+    """
+
+    def __init__(self, model: M, cache: Cache, bound: Callable[[nn.Module, bool], B]) -> None:
+        self.model, self.cache, self.dtype = model, cache, model.wte.weight.dtype
+        packed = cache.rows > 1 and can_pack_linear(model.wte.weight)
+        self.blocks = [bound(block, packed) for block in model.blocks.values()]
+        # Without the padding rows of the vocabulary.
+        self.head = bind(model.output_weight[: model.shape.vocab], None, packed)
+        self.norm = _norm(model.ln_f)
+
+
+class FastDecodeStep(_FastStep[GPT2, "_Block"]):
+    """Decoding step of a GPT-2."""
+
+    def __init__(self, model: GPT2, cache: Cache) -> None:
+        super().__init__(model, cache, _Block)
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Sequence[int]) -> Tensor:
+        """Append one token to every row and return the logits after it, [rows, vocab]."""
+        shape, new = self.model.shape, NewTokens(self.cache, self.dtype)
+        x = F.embedding(torch.tensor(tokens, device=self.cache.device), self.model.wte.weight)
+        x = x + F.embedding(new.positions, self.model.wpe.weight)
+        split = (len(tokens), shape.heads, 3, shape.head_dim)
+        for block, stored in zip(self.blocks, self.cache.layers, strict=True):
+            query, key, value = block.qkv(torch.layer_norm(x, *block.ln_1)).view(split).split(1, 2)
+            x += block.proj(new.attend(query, key, value, stored))
+            x += block.down(block.activation(block.up(torch.layer_norm(x, *block.ln_2))))
+        new.commit()
+        return self.head(torch.layer_norm(x, *self.norm))
+
+
 class _Block:
     """Bound weights of one block."""
 
@@ -128,22 +139,12 @@ class _Block:
         self.down = bind(block.down.weight, block.down.bias, packed)
 
 
-class FastLlamaStep:
-    """Decoding step of a Llama, bound to a model's weights and to a KV cache.
-
-    Args:
-        model: unsharded model on one device, none of whose modules is replaced.
-        cache: KV cache that the step reads and extends.
-    """
+class FastLlamaStep(_FastStep[Llama, "_LlamaBlock"]):
+    """Decoding step of a Llama."""
 
     def __init__(self, model: Llama, cache: Cache) -> None:
-        self.model, self.cache = model, cache
-        packed = cache.rows > 1 and can_pack_linear(model.wte.weight)
-        shape, self.dtype = model.shape, model.wte.weight.dtype
-        self.kv_heads = options_of(shape).kv_heads
-        self.blocks = [_LlamaBlock(block, packed) for block in model.blocks.values()]
-        self.head = bind(model.output_weight[: shape.vocab], None, packed)  # without the padding rows of the vocabulary
-        self.norm = _norm(model.ln_f)
+        super().__init__(model, cache, _LlamaBlock)
+        self.kv_heads = options_of(model.shape).kv_heads
 
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int]) -> Tensor:

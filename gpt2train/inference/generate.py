@@ -6,6 +6,7 @@ its output does not depend on the batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id
 from gpt2train.errors import UserError
@@ -14,7 +15,6 @@ from gpt2train.inference.decoder import OpenedModel, decoder_of
 from gpt2train.inference.prompts import encode_for, ids_without_token
 from gpt2train.inference.sequence import Stop, TokenScore, TokenSequence, check_prompt
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.families import context_length
 
 BATCH = 8  # sequences per batch
@@ -40,7 +40,7 @@ class Generation:
 
 
 def generate(
-    model: CausalLM | OpenedModel,
+    model: OpenedModel,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     settings: SamplingSettings | None = None,
@@ -63,26 +63,22 @@ def generate(
             check_prompt(len(ids), settings, context_length(model.shape))
         except ValueError as error:
             raise UserError(f"prompt {number} {error}") from error
-    sequences = continue_tokens(model, encoded, settings, tokenizer, end_of_text_id(tokenizer), batch)
-    return [generation(prompts[sequence.prompt_index], sequence) for sequence in sequences]
-
-
-def generation(prompt: str, sequence: TokenSequence) -> Generation:
-    """Build the `Generation` of a finished sequence."""
-    assert sequence.finished is not None
-    return Generation(
-        prompt,
-        sequence.text,
-        tuple(sequence.prompt),
-        tuple(sequence.tokens),
-        sequence.finished,
-        tuple(sequence.scores),
-        tuple(sequence.prompt_scores),
-    )
+    return [
+        Generation(
+            prompts[sequence.prompt_index],
+            sequence.text,
+            tuple(sequence.prompt),
+            tuple(sequence.tokens),
+            cast(Stop, sequence.finished),
+            tuple(sequence.scores),
+            tuple(sequence.prompt_scores),
+        )
+        for sequence in continue_tokens(model, encoded, settings, tokenizer, end_of_text_id(tokenizer), batch)
+    ]
 
 
 def continue_tokens(
-    model: CausalLM | OpenedModel,
+    model: OpenedModel,
     prompts: Sequence[Sequence[int]],
     settings: SamplingSettings,
     tokenizer: Tokenizer | None = None,

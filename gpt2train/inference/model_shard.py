@@ -57,10 +57,7 @@ class ModelShard:
         self.decoder = LocalDecoder(self.model, rows, context, whole=False)
 
     def read(self, weights: LazyWeights) -> None:
-        """Read the weights of this shard only.
-
-        Args:
-            weights: weights of the whole model.
+        """Read the weights of this shard only, from those of the whole model.
 
         Raises:
             UserError: the weights do not have this shape, or cannot be read.
@@ -75,12 +72,7 @@ class ModelShard:
 def _connect(model: CausalLM, group: dist.ProcessGroup, stage: int, stages: int, leads: bool) -> None:
     """Have a pipeline stage receive and send hidden states, and the first one receive the results of the last one.
 
-    Args:
-        model: pipeline stage.
-        group: processes of the pipeline.
-        stage: number of the stage.
-        stages: number of stages.
-        leads: True in the pipeline of rank 0, whose first stage needs the results.
+    `leads` is True in the pipeline of rank 0, whose first stage needs the results.
     """
     compute, compute_logits, compute_log_probs = model.hidden, model.logits, model.log_probs
 

@@ -21,7 +21,7 @@ def lively(shape: Shape, seed: int = 3, noise: float = 0.3) -> CausalLM:
 
 
 def generate_tokens(
-    model: CausalLM | OpenedModel,
+    model: OpenedModel,
     prompts: Sequence[Sequence[int]],
     end: int | None,
     settings: SamplingSettings,
