@@ -20,7 +20,7 @@ from langdetect import DetectorFactory, LangDetectException
 
 from benchmarks.corpora import DATA, texts
 from benchmarks.pairs import compare, machine
-from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_tables, save_tokenizer
+from gpt2train.data.tokenizer import copy_tokenizer, encode_ordinary, load_tokenizer
 from gpt2train.store.folder import Folder
 from tasks.clean.repair import fix_text
 from tasks.clean.settings import CleanSettings
@@ -60,7 +60,7 @@ def step(place: Path, documents: list[str]) -> None:
     """The whole step."""
     for folder in ("tokenizer", "source", "ours", "naive"):
         (place / folder).mkdir()
-    save_tokenizer(place / "tokenizer", *read_tables(DATA / "bpe"))
+    copy_tokenizer(DATA / "bpe", place / "tokenizer")
     tokenizer = TokenizerFile(Folder(place / "tokenizer"), "tokenizer.json", "of the benchmark")
     rows = [{"id": str(n), "url": f"http://a.example/{n}", "text": text} for n, text in enumerate(documents)]
     write_rows(Folder(place / "source"), "part.parquet", rows, DOCUMENT)

@@ -32,7 +32,7 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from benchmarks.pairs import machine
-from gpt2train.data.tokenizer import build_tokenizer, read_tables
+from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import need_manifest
 
@@ -149,7 +149,7 @@ def main() -> None:
         count, size = page_sizes(warcs)
         print(f"{count:,} pages, {size / 1e6:.0f} MB of HTML; {options.workers} workers; {machine()}", flush=True)
         tokenizer = place / "tokenizer.json"
-        tokenizer.write_text(build_tokenizer(*read_tables(DATA / "bpe")).to_str())
+        tokenizer.write_text(load_tokenizer(DATA / "bpe").to_str())
         lambada = DATA / "lambada" / "lambada_test.jsonl"
         seconds: dict[str, list[float]] = {name: [] for name in (*options.engines, "datatrove")}
         for number in range(options.rounds):

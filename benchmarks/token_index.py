@@ -25,7 +25,7 @@ from gpt2train.data.indexed import write_index
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.suffix_index import BLOCK_TOKENS, build_index
 from gpt2train.data.suffix_search import SuffixIndex, find_spans
-from gpt2train.data.tokenizer import build_tokenizer, read_tables
+from gpt2train.data.tokenizer import load_tokenizer
 
 LENGTH = 64  # tokens of a passage
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=1000)
     parser.add_argument("--blocks", type=int)
     given = parser.parse_args()
-    tokenizer = build_tokenizer(*read_tables(DATA / "bpe"))
+    tokenizer = load_tokenizer(DATA / "bpe")
 
     def encode(found: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(found, add_special_tokens=False)]

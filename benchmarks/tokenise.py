@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.pairs import compare, machine
 from gpt2train.data.encoder import FastEncoder, PlainEncoder, Texts, disagreement, with_end
-from gpt2train.data.tokenizer import build_tokenizer, end_of_text_id, read_tables
+from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
@@ -54,7 +54,7 @@ def texts_of(data: Path) -> list[str]:
 
 def encoders(texts: list[str], data: Path) -> None:
     """The kernels alone."""
-    words = build_tokenizer(*read_tables(data / "bpe"))
+    words = load_tokenizer(data / "bpe")
     fast, plain = FastEncoder(words), PlainEncoder(words)
     end = end_of_text_id(words)
     parts = [texts[number::ROUNDS] for number in range(ROUNDS)]

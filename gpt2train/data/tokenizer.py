@@ -25,13 +25,12 @@ from gpt2train.data.added_tokens import CONFIG, stated_added
 from gpt2train.data.bpe_tables import (
     END_OF_TEXT,
     END_TOKENS,
-    FILES,  # noqa: F401 - as read_tables and save_tokenizer: others take them from here
+    FILES,  # noqa: F401 - as save_tokenizer: others take them from here
     MERGES,
     TOKENIZER,
     VOCAB,
     build_tokenizer,
     parse_tables,
-    read_tables,  # noqa: F401
     save_tokenizer,  # noqa: F401
     tokenizer_files,
 )

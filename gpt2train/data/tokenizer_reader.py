@@ -26,8 +26,8 @@ from gpt2train.data.bpe_tables import (
     MERGES,
     TOKENIZER,
     VOCAB,
+    Tables,
     build_tokenizer,
-    end_token_of,
     parse_tables,
     tables_of_json,
 )
@@ -220,7 +220,7 @@ def has_tokenizer(folder: str | PathLike[str]) -> bool:
     return {VOCAB, MERGES} <= kinds or not kinds.isdisjoint((TOKENIZER, MODEL, VOCAB_TXT))
 
 
-def tables_of(files: Mapping[str, bytes], source: str) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
+def tables_of(files: Mapping[str, bytes], source: str) -> Tables | None:
     """Tables of a tokenizer of GPT-2's kind; None if it is of another kind.
 
     A `tokenizer.json` of another kind, or with more added tokens than the one that ends a text, has the last word: its
@@ -229,23 +229,14 @@ def tables_of(files: Mapping[str, bytes], source: str) -> tuple[dict[str, int], 
     Raises:
         UserError: the files are tables alone, and not GPT-2's.
     """
-    tables = None
-    if VOCAB in files and MERGES in files:
+    from_json = tables_of_json(text_of(files, TOKENIZER, source)) if TOKENIZER in files else None
+    if VOCAB in files and MERGES in files and (from_json or TOKENIZER not in files):
         try:
-            tables = parse_tables(text_of(files, VOCAB, source), text_of(files, MERGES, source))
+            return parse_tables(text_of(files, VOCAB, source), text_of(files, MERGES, source))
         except ValueError as error:
-            if TOKENIZER not in files:
+            if from_json is None:
                 raise UserError(f"{source} has no GPT-2 tokenizer: {error}") from error
-    if TOKENIZER in files:
-        text = text_of(files, TOKENIZER, source)
-        try:
-            from_json = tables_of_json(text)
-        except ValueError:
-            return None
-        if any(token["content"] != end_token_of(from_json[0]) for token in json.loads(text).get("added_tokens") or []):
-            return None
-        return tables or from_json
-    return tables
+    return from_json
 
 
 def has_prefix(files: Mapping[str, bytes]) -> bool:

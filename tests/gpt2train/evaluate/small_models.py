@@ -5,14 +5,15 @@ from pathlib import Path
 import torch
 
 from gpt2train.convert.huggingface import write_model
-from gpt2train.data.tokenizer import END_OF_TEXT, load_tokenizer, read_tables, save_tokenizer
+from gpt2train.data.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer
+from gpt2train.data.tokenizer_reader import read_files, tables_of
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 
 
 def small_bpe(bpe: Path, folder: Path, merges: int = 4000) -> Path:
     """The first merges of GPT-2's BPE alone: the harness makes logits of every position, 83 GB in all at 50,257."""
-    vocab, pairs = read_tables(bpe)
+    vocab, pairs = tables_of(read_files(bpe), str(bpe))
     first = {token: number for token, number in vocab.items() if number < 256 + merges}
     folder.mkdir(parents=True)
     save_tokenizer(folder, first | {END_OF_TEXT: len(first)}, pairs[:merges])

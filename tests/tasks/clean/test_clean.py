@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpt2train.data.encoder import Encoded, Texts
 from gpt2train.data.text_units import UNSPACED
-from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_tables, save_tokenizer
+from gpt2train.data.tokenizer import copy_tokenizer, encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.settings import build
 from gpt2train.store.manifest import MANIFEST, Folder, Manifest, Outcome
@@ -151,7 +151,7 @@ def test_token_counts_equal_those_of_the_published_tokenizer(tmp_path: Path, run
     root = Folder(tmp_path)
     step = Step(root, "tokenizer", version=1, parameters={}, inputs={})
     Path(step.folder.path()).mkdir()
-    save_tokenizer(step.folder.path(), *read_tables(open_data / "bpe"))
+    copy_tokenizer(open_data / "bpe", Path(step.folder.path()))
     tokenizer = step.commit(Outcome(outputs=tuple(step.folder.record(name) for name in step.folder.files())))
     text = ENGLISH + "<|endoftext|> antidisestablishmentarianism"
     manifest = clean(root, documents(root, [text]), CleanSettings(), runner, tokenizer)
@@ -208,7 +208,7 @@ ASCII = st.characters(max_codepoint=127)
 
 @pytest.fixture
 def gpt2(open_data: Path, tmp_path: Path) -> TokenizerFile:
-    save_tokenizer(tmp_path, *read_tables(open_data / "bpe"))
+    copy_tokenizer(open_data / "bpe", tmp_path)
     return TokenizerFile(Folder(tmp_path), "tokenizer.json", "of gpt2")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gold_pages import documentation_pages, gold_pages
-from gpt2train.data.tokenizer import build_tokenizer, read_tables
+from gpt2train.data.tokenizer import load_tokenizer
 from tasks.clean.repair import repair
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import check_text
@@ -85,7 +85,7 @@ def test_samples_of_any_text_are_within_bounds(text: str) -> None:
 
 
 def test_the_bound_on_tokens_is_never_too_low(real_data: Path) -> None:
-    tokenizer = build_tokenizer(*read_tables(real_data / "bpe"))
+    tokenizer = load_tokenizer(real_data / "bpe")
     texts = [plain_text(visible_markup(decode(page.body)[0]))[:2000] for page in gold_pages(real_data, every=6)]
     texts += [GERMAN * 4, JAPANESE * 4, "🙂🙃" * 50, "x = [a[i] for i in range(10)]\n" * 9]
     for text, encoded in zip(texts, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
@@ -95,7 +95,7 @@ def test_the_bound_on_tokens_is_never_too_low(real_data: Path) -> None:
 def kept_and_dropped(data: Path, every: int, bodies: list[bytes]) -> tuple[int, int, list[int]]:
     """Number of pages that cleaning keeps, number that the prefilter drops, and the pages in both groups."""
     bodies = [page.body for page in gold_pages(data, every=every)] + bodies
-    tokenizer = build_tokenizer(*read_tables(data / "bpe"))
+    tokenizer = load_tokenizer(data / "bpe")
     kept, dropped, false = 0, 0, []
     for number, body in enumerate(bodies):
         page = Page("http://a.example/", "http://a.example/", "text/html", None, body, "2026-01-01", "", "list")

@@ -21,9 +21,9 @@ from gpt2train.data.tokenizer import (
     encode_ordinary,
     end_of_text_id,
     load_tokenizer,
-    read_tables,
     tokenizer_files,
 )
+from gpt2train.data.tokenizer_reader import read_files, tables_of
 from gpt2train.errors import UserError
 from gpt2train.store.manifest import Folder, Manifest
 from tasks.tokenizer.step import TokenizerSettings, check_tokenizer, tokenizer
@@ -179,7 +179,7 @@ def test_a_tokenizer_of_the_user_is_used(tmp_path: Path, layout: str) -> None:
     root = Folder(tmp_path / "out")
     manifest = make(root, None, name="folder", folder=str(place))
     assert manifest.outcome.facts == {"vocab_size": len(vocab)} and 256 < len(vocab) < 300
-    assert read_tables(tmp_path / "out/tokenizer") == (vocab, merges)
+    assert tables_of(read_files(tmp_path / "out/tokenizer"), "out") == (vocab, merges)
     moved = place.rename(tmp_path / "elsewhere")
     assert make(root, None, name="folder", folder=str(moved)) == manifest  # the path is not part of the fingerprint
     vocab["new"] = len(vocab)
