@@ -87,29 +87,20 @@ class IndexedDataset:
     """
 
     def __init__(self, prefix: str | Path, by_sequence: bool = False) -> None:
-        self.prefix = Path(prefix)
-        index, data = find_pair(self.prefix)
+        index, data = find_pair(prefix)
         self.dtype, sequences, marks, end = _read_header(index)
         self.lengths, end = map_array(index, "<i4", sequences, end)
         self.pointers, end = map_array(index, "<i8", sequences, end)
-        if by_sequence or not marks:
-            self.documents = np.arange(sequences + 1)
-        else:
-            self.documents, end = map_array(index, "<i8", marks, end)
-            check_documents(self.documents, sequences, index)
-        self.tokens = self._map_tokens(data)
+        self._open(index, data, self.pointers, self.dtype.itemsize, 0 if by_sequence else marks, end)
+
+    def _open(self, index: Path, data: Path, offsets: np.ndarray, unit: int, marks: int, end: int) -> None:
+        """Check the arrays, of which the offsets have `unit` for a token, and map the documents and tokens."""
+        self._offsets, self._unit = offsets, unit
         self._check(index)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Tokens of one sequence, a read-only view."""
-        number = range(len(self))[index]
-        start = int(self.pointers[number]) // self.dtype.itemsize
-        return self.tokens[start : start + int(self.lengths[number])]
-
-    def _map_tokens(self, data: Path) -> np.ndarray:
+        self.documents = np.arange(len(self) + 1)
+        if marks:
+            self.documents, _ = map_array(index, "<i8", marks, end)
+            _check_documents(self.documents, len(self), index)
         size, total = data.stat().st_size, int(self.lengths.sum(dtype=np.int64))
         if size != total * self.dtype.itemsize:
             problem = "is truncated" if size < total * self.dtype.itemsize else "does not belong to its index"
@@ -117,22 +108,31 @@ class IndexedDataset:
                 f"{data} {problem}: {size:,} bytes, but its .idx has {total:,} tokens of {self.dtype.itemsize} bytes;"
                 " make the pair again"
             )
-        return map_array(data, self.dtype, total, 0)[0]
+        self.tokens = map_array(data, self.dtype, total, 0)[0]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Tokens of one sequence, a read-only view."""
+        number = range(len(self))[index]
+        start = int(self._offsets[number]) // self._unit
+        return self.tokens[start : start + int(self.lengths[number])]
 
     def _check(self, index: Path) -> None:
         """Check that sequences are contiguous, on which `tokens` and the samplers rely."""
         good, expected = True, 0
         for start in range(0, len(self), CHECK_CHUNK):
-            sizes = self.lengths[start : start + CHECK_CHUNK].astype(np.int64) * self.dtype.itemsize
+            sizes = self.lengths[start : start + CHECK_CHUNK].astype(np.int64) * self._unit
             ends = expected + np.cumsum(sizes)
             good &= bool((sizes >= 0).all())
-            good &= np.array_equal(self.pointers[start : start + CHECK_CHUNK], ends - sizes)
+            good &= np.array_equal(self._offsets[start : start + CHECK_CHUNK], ends - sizes)
             expected = int(ends[-1])
         if not good:
             raise RunError(f"{index} is damaged: its offsets do not follow from its lengths; make the pair again")
 
 
-def check_documents(documents: np.ndarray, sequences: int, index: Path) -> None:
+def _check_documents(documents: np.ndarray, sequences: int, index: Path) -> None:
     """Check a document index.
 
     Raises:

@@ -24,17 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt2train.data.indexed import (
-    CHECK_CHUNK,
-    DTYPES,
-    IndexedDataset,
-    bin_path,
-    check_documents,
-    find_pair,
-    idx_path,
-    map_array,
-    write_index,
-)
+from gpt2train.data.indexed import DTYPES, IndexedDataset, bin_path, find_pair, idx_path, map_array, write_index
 from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.files import atomic_file, make_folder, write_error
@@ -45,8 +35,8 @@ FAIRSEQ_HEADER = struct.Struct("<8sQQQQQ")  # without the number of documents
 BLOCK = 1 << 22  # tokens copied at a time
 
 
-class LegacyDataset:
-    """Token dataset in the older format, memory-mapped; arguments, attributes and errors as of `IndexedDataset`."""
+class LegacyDataset(IndexedDataset):
+    """Token dataset in the older format, memory-mapped."""
 
     def __init__(self, prefix: str | Path, by_sequence: bool = False) -> None:
         index, data = find_pair(prefix)
@@ -69,26 +59,10 @@ class LegacyDataset:
         _, end = map_array(index, "<i8", sequences + 1, FAIRSEQ_HEADER.size if is_fairseq else HEADER.size)
         starts, end = map_array(index, "<i8", sequences + 1, end)
         self.lengths, end = map_array(index, "<i8", sequences, end)
-        if by_sequence or is_fairseq:
-            self.documents = np.arange(sequences + 1)
-        else:
-            self.documents, _ = map_array(index, "<i8", marks, end)
-            check_documents(self.documents, sequences, index)
-        good = bool(starts[0] == 0)
-        for first in range(0, sequences, CHECK_CHUNK):
-            last = min(first + CHECK_CHUNK, sequences)
-            good &= bool((self.lengths[first:last] >= 0).all())
-            good &= np.array_equal(np.diff(starts[first : last + 1]), self.lengths[first:last])
-        if not good:
-            raise RunError(f"{index} is damaged: its offsets do not follow from its lengths; make the pair again")
-        total = int(starts[-1])
-        if data.stat().st_size != total * width:
-            size = data.stat().st_size
-            raise RunError(f"{data} has {size:,} bytes, {total * width:,} expected by its .idx; make the pair again")
-        self.tokens, _ = map_array(data, self.dtype, total, 0)
+        self._open(index, data, starts[:-1], 1, 0 if by_sequence else marks, end)
 
 
-def open_any(prefix: str | Path, by_sequence: bool = False) -> TokenDataset | LegacyDataset:
+def open_any(prefix: str | Path, by_sequence: bool = False) -> TokenDataset:
     """Open a token dataset in either format, in one pair of files or several shards; see `IndexedDataset`."""
     index = idx_path(prefix)
     if index.is_file():
@@ -124,9 +98,7 @@ def convert(
     return IndexedDataset(target)
 
 
-def _write(
-    dataset: TokenDataset | LegacyDataset, source: str | Path, kind: np.dtype[Any], data: Path, index: Path
-) -> None:
+def _write(dataset: TokenDataset, source: str | Path, kind: np.dtype[Any], data: Path, index: Path) -> None:
     # The index is renamed last: without it there is no dataset.
     with (
         atomic_file(index, index.with_name(f".tmp-{index.name}")) as index_draft,
