@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from gpt2train.data.sharded_dataset import TokenDataset
+from gpt2train.data.indexed import TokenDataset
 
 SAMPLE_CHUNKS, CHUNK_TOKENS = 64, 1024  # this many chunks of this many tokens are hashed
 

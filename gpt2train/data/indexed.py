@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpt2train.data.token_arrays import ConcatenatedArrays
 from gpt2train.errors import RunError, UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -67,7 +68,23 @@ def write_index(
         file.write(starts.astype("<i8").data)
 
 
-class IndexedDataset:
+class TokenDataset:
+    """Tokens of sequences and documents.
+
+    Attributes:
+        lengths: [S] number of tokens of each sequence.
+        documents: int64[D + 1] first sequence of each document.
+        tokens: [total] concatenated tokens, read-only.
+    """
+
+    def __init__(self, lengths: np.ndarray, documents: np.ndarray, tokens: np.ndarray | ConcatenatedArrays) -> None:
+        self.lengths, self.documents, self.tokens = lengths, documents, tokens
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class IndexedDataset(TokenDataset):
     """Memory-mapped token dataset: opening takes no memory, and `dataset[i]` copies nothing.
 
     Args:
@@ -75,11 +92,8 @@ class IndexedDataset:
         by_sequence: take each sequence as a document, whatever the document index says.
 
     Attributes:
-        lengths: int32[S] number of tokens of each sequence.
         pointers: int64[S] byte offset of each sequence in `.bin`.
-        documents: int64[D + 1] first sequence of each document.
         dtype: dtype of a token.
-        tokens: [total] concatenated tokens, read-only.
 
     Raises:
         UserError: a file is missing or has another format, or the document index ends early.
@@ -108,10 +122,7 @@ class IndexedDataset:
                 f"{data} {problem}: {size:,} bytes, but its .idx has {total:,} tokens of {self.dtype.itemsize} bytes;"
                 " make the pair again"
             )
-        self.tokens = map_array(data, self.dtype, total, 0)[0]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+        self.tokens: np.ndarray = map_array(data, self.dtype, total, 0)[0]
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Tokens of one sequence, a read-only view."""

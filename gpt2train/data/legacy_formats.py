@@ -24,8 +24,17 @@ from typing import Any
 
 import numpy as np
 
-from gpt2train.data.indexed import DTYPES, IndexedDataset, bin_path, find_pair, idx_path, map_array, write_index
-from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
+from gpt2train.data.indexed import (
+    DTYPES,
+    IndexedDataset,
+    TokenDataset,
+    bin_path,
+    find_pair,
+    idx_path,
+    map_array,
+    write_index,
+)
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.files import atomic_file, make_folder, write_error
 

@@ -3,41 +3,29 @@
 Each token is the one before it plus 1, 2 or 3, so that a model that learns nears a loss of log 3 = 1.0986.
 """
 
-from typing import Any
-
 import numpy as np
 
+from gpt2train.data.indexed import TokenDataset
 from gpt2train.errors import UserError
 
 MOCK = "mock:"  # begins the name of mock tokens, as `mock:50257` of a vocabulary of 50,257
 DOCUMENTS, MIN_LENGTH, MAX_LENGTH = 2048, 64, 1024
 
 
-class MockDataset:
-    """Mock tokens of a vocabulary as a dataset: 2,048 documents of 64 to 1,024 tokens, about a million in all.
+def mock_dataset(name: str) -> TokenDataset:
+    """Make mock tokens of a vocabulary: 2,048 documents of 64 to 1,024 tokens, about a million in all.
 
     Raises:
         UserError: the name has no size of a vocabulary.
     """
-
-    def __init__(self, name: str) -> None:
-        size = name.removeprefix(MOCK)
-        if not size.isdecimal() or int(size) < 2:
-            raise UserError(f"{name} is no name of mock tokens; give the size of the vocabulary, as {MOCK}50257")
-        vocab = int(size)
-        self.lengths = (MIN_LENGTH + _mixed(DOCUMENTS, 1) % (MAX_LENGTH - MIN_LENGTH + 1)).astype(np.int32)
-        self.documents = np.arange(DOCUMENTS + 1)
-        steps = 1 + _mixed(int(self.lengths.sum()), 2) % 3
-        self.dtype: np.dtype[Any] = np.dtype(np.uint16 if vocab <= 1 << 16 else np.int32)
-        self.tokens = (np.cumsum(steps, dtype=np.int64) % vocab).astype(self.dtype)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Tokens of one document."""
-        end = int(self.lengths[: range(len(self))[index] + 1].sum())
-        return self.tokens[end - int(self.lengths[index]) : end]
+    size = name.removeprefix(MOCK)
+    if not size.isdecimal() or int(size) < 2:
+        raise UserError(f"{name} is no name of mock tokens; give the size of the vocabulary, as {MOCK}50257")
+    vocab = int(size)
+    lengths = (MIN_LENGTH + _mixed(DOCUMENTS, 1) % (MAX_LENGTH - MIN_LENGTH + 1)).astype(np.int32)
+    steps = 1 + _mixed(int(lengths.sum()), 2) % 3
+    tokens = np.cumsum(steps, dtype=np.int64) % vocab
+    return TokenDataset(lengths, np.arange(DOCUMENTS + 1), tokens.astype(np.uint16 if vocab <= 1 << 16 else np.int32))
 
 
 def _mixed(count: int, seed: int) -> np.ndarray:

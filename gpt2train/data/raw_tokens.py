@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpt2train.data.indexed import idx_path, map_array
+from gpt2train.data.indexed import TokenDataset, idx_path, map_array
 from gpt2train.errors import RunError, UserError
 
 SUFFIX = ".bin"
@@ -47,29 +47,15 @@ LLMC = {
 }
 
 
-class RawDataset:
-    """Raw token file, memory-mapped; attributes and errors as of `IndexedDataset`, and each sequence is a document."""
-
-    def __init__(self, prefix: str | Path) -> None:
-        self.prefix = Path(prefix)
-        path, end = _parts(prefix)
-        if not path.is_file():
-            raise UserError(f"{path} does not exist; check the path")
-        layout, count = _layout(path)
-        self.dtype = layout.dtype
-        self.tokens = map_array(path, layout.dtype, count, layout.offset)[0]
-        status = path.stat()
-        bounds = _bounds(path, layout, count, layout.end if end is None else end, status.st_size, status.st_mtime_ns)
-        self.lengths, self.documents = np.diff(bounds), np.arange(len(bounds))
-        self._bounds = bounds
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Tokens of one document, a read-only view."""
-        number = range(len(self))[index]
-        return self.tokens[int(self._bounds[number]) : int(self._bounds[number + 1])]
+def open_raw(prefix: str | Path) -> TokenDataset:
+    """Memory-map a raw token file, each sequence of which is a document; errors as of `IndexedDataset`."""
+    path, end = _parts(prefix)
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; check the path")
+    layout, count = _layout(path)
+    status = path.stat()
+    bounds = _bounds(path, layout, count, layout.end if end is None else end, status.st_size, status.st_mtime_ns)
+    return TokenDataset(np.diff(bounds), np.arange(len(bounds)), map_array(path, layout.dtype, count, layout.offset)[0])
 
 
 def is_raw(prefix: str | Path) -> bool:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gpt2train.data.indexed import map_array
-from gpt2train.data.read_ahead import read_ahead
-from gpt2train.data.sharded_dataset import ConcatenatedArrays, TokenDataset
+from gpt2train.data.indexed import TokenDataset, map_array
 from gpt2train.data.suffix_index import document_bounds, index_folder, key_bytes, read_index_manifest
+from gpt2train.data.token_arrays import read_ahead
 from gpt2train.errors import UserError
 
 COMPARED = 16  # tokens that are compared at a time
@@ -203,10 +202,7 @@ class _Block:
         read_ahead(self.suffixes, places, 1)
         positions = self.suffixes[places].astype(np.int64) + self.first
         tokens = self._dataset.tokens
-        if isinstance(tokens, ConcatenatedArrays):
-            tokens.read_ahead(positions, COMPARED)
-        else:
-            read_ahead(tokens, positions, COMPARED)
+        read_ahead(tokens, positions, COMPARED)
         stops = self._bounds[np.searchsorted(self._bounds, positions, side="right")]
         lengths = np.zeros(len(starts), dtype=np.int64)
         larger = np.zeros(len(starts), dtype=bool)

@@ -18,7 +18,8 @@ from gpt2train.data.document_split import Part
 from gpt2train.data.indexed import idx_path
 from gpt2train.data.run_tokenizer import find_run_tokenizer
 from gpt2train.data.samples import validation_corpora
-from gpt2train.data.sharded_dataset import TokenDataset, open_tokens, shard_prefixes
+from gpt2train.data.indexed import TokenDataset
+from gpt2train.data.sharded_dataset import open_tokens, shard_prefixes
 from gpt2train.data.suffix_index import index_root
 from gpt2train.data.suffix_search import Span, SuffixIndex, find_spans
 from gpt2train.data.token_bytes import token_bytes

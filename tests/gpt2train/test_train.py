@@ -136,7 +136,6 @@ def test_mock_tokens_train_without_a_file(
     assert curve(config.output, "epoch")[-1] == pytest.approx(12 * 8 / training_data(config).per_epoch)
     data = open_tokens("mock:300")
     assert tokens_identity(data)[0].startswith("cf6019c57b6cf4d7") and 900_000 < len(data.tokens) < 1_200_000
-    assert (data[5] == data.tokens[data.lengths[:5].sum() :][: data.lengths[5]]).all() and data[-1].size
     assert set(np.unique(np.diff(data.tokens.astype(int)) % 300)) == {1, 2, 3}
     for name in ("mock:", "mock:1", "mock:x"):
         with pytest.raises(UserError, match=f"{name} is no name of mock tokens; give the size of the vocabulary, as"):

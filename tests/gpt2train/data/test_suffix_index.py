@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
+from gpt2train.data.indexed import TokenDataset
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.suffix_index import MANIFEST, build_index, index_root
 from gpt2train.data.suffix_search import SuffixIndex, find_spans
 from gpt2train.errors import RunError, UserError

@@ -1,8 +1,11 @@
 """Token files of given documents, and what a token file holds, as lists."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests.gpt2train.indexed_writer import IndexedWriter
 
@@ -17,4 +20,5 @@ def write_documents(prefix: Path, documents: Iterable[Sequence[int]], dtype: str
 
 def sequences(dataset: Any) -> list[list[int]]:
     """All sequences of an open token file, one by one."""
-    return [dataset[number].tolist() for number in range(len(dataset))]
+    bounds = [0, *np.cumsum(dataset.lengths).tolist()]
+    return [dataset.tokens[start:end].tolist() for start, end in pairwise(bounds)]

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2train.data import read_ahead as module
+from gpt2train.data import token_arrays as module
 from gpt2train.data.indexed import map_array
-from gpt2train.data.read_ahead import read_ahead
-from gpt2train.data.sharded_dataset import ConcatenatedArrays
+from gpt2train.data.token_arrays import ConcatenatedArrays, read_ahead
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_the_pages_of_each_place_are_asked_for_once(tmp_path: Path, asked: list[
         assert [(address - array.ctypes.data) // page for address in asked] == pages
     both = ConcatenatedArrays([array, np.empty(0, array.dtype), array[: page // 2]])
     asked.clear()
-    both.read_ahead(np.array([4 * page, 0], dtype=np.int64), 1)
+    read_ahead(both, np.array([4 * page, 0], dtype=np.int64), 1)
     assert len(asked) == 2 and len(set(asked)) == 1  # the same page of the file, from both parts
 
 
