@@ -23,7 +23,7 @@ from gpt2train.config import RunConfig
 from gpt2train.data.bpe_tables import save_tokenizer
 from gpt2train.data.indexed import write_index
 from gpt2train.data.tokenizer import END_OF_TEXT
-from gpt2train.data.training_data import training_data, validation_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.settings import build
@@ -51,11 +51,11 @@ def measure(folder: Path, shape: str, rounds: int, ctx: DistContext) -> dict[str
     }
     more = {"steps": 10, "precision": "fp32", "device": "cpu", "vocab": VOCAB, "output": str(run)}
     config = build(RunConfig, settings, more)
-    engine, data = Engine(config, ctx), validation_data(config)
+    engine, data = Engine(config, ctx), packed_data(config, "valid")
     assert data is not None
     validation, text = Validation(engine, data, StopRequest()), RunText.of(config)
     batches = [data.batch(range(start, start + 4)) for start in range(0, SAMPLES, 4)]
-    batch = next(iter(training_data(config).training_batches(engine.layout.batches, 0, 1, micro=4, rank=0, ranks=1)))
+    batch = next(iter(packed_data(config, "train").training_batches(engine.layout.batches, 0, 1, micro=4, rank=0, ranks=1)))
 
     def step() -> None:
         total = engine.accumulate(batch.micro_batches, batch.targets, 1)

@@ -80,6 +80,10 @@ class TokenDataset:
     def __init__(self, lengths: np.ndarray, documents: np.ndarray, tokens: np.ndarray | ConcatenatedArrays) -> None:
         self.lengths, self.documents, self.tokens = lengths, documents, tokens
 
+    def bounds(self) -> np.ndarray:
+        """Compute the first token of each document, and the end of the last one: int64 [documents + 1]."""
+        return np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))[self.documents]
+
     def __len__(self) -> int:
         return len(self.lengths)
 

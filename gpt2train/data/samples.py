@@ -5,7 +5,7 @@ needs only the index. Documents are reshuffled each epoch, so that the tail that
 time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from gpt2train.errors import UserError
 from gpt2train.store.counts import count_of
 
 CACHE = "index"  # folder in the run folder in which the sample order of large corpora is cached
-SCAN_CHUNK = 1 << 24  # tokens read at a time when a whole file is checked: 32 MB of uint16
+SCAN_CHUNK = 1 << 24  # tokens
 
 
 class Samples:
@@ -47,7 +47,7 @@ class Samples:
     ) -> None:
         self.dataset = open_tokens(prefix, split, part)
         self.prefix, self.context, self.vocab, self.seed = prefix, context, vocab, seed
-        self._bounds = np.concatenate(([0], np.cumsum(self.dataset.lengths, dtype=np.int64)))[self.dataset.documents]
+        self._bounds = self.dataset.bounds()
         self.tokens = int(self._bounds[-1])
         self.per_epoch = samples_in(self.tokens, context)
         if self.per_epoch == 0:
@@ -92,26 +92,28 @@ class Samples:
 
         The tokens are of one document.
         """
-        found = [np.empty(0, dtype=np.int64)]
-        for number in range(-(-until // self.per_epoch)):
-            found.append(self._epoch(number).containing(start, end) + number * self.per_epoch)
-        indices = np.concatenate(found)
-        return indices[indices < until]
+        return self._found(lambda epoch: epoch.containing(start, end), until)
 
     def of_documents(self, starts: np.ndarray, until: int) -> np.ndarray:
         """Indices below `until` of the samples with tokens of the documents that start at these ones, ascending."""
-        found = [np.empty(0, dtype=np.int64)]
-        for number in range(-(-until // self.per_epoch) if len(starts) else 0):
-            found.append(self._epoch(number).of_documents(starts) + number * self.per_epoch)
-        indices = np.concatenate(found)
+        return self._found(lambda epoch: epoch.of_documents(starts), until if len(starts) else 0)
+
+    def _found(self, search: Callable[[Epoch], np.ndarray], until: int) -> np.ndarray:
+        epochs = range(-(-until // self.per_epoch))
+        found = [search(self._epoch(number)) + number * self.per_epoch for number in epochs]
+        indices = np.concatenate([np.empty(0, dtype=np.int64), *found])
         return indices[indices < until]
 
     def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
         """Check every token of one of `parts` equal parts of the file; `UserError` names one outside the vocabulary."""
+        for chunk in self.chunks(part, parts):
+            self._check(int(chunk.min()), int(chunk.max()))
+
+    def chunks(self, part: int, parts: int) -> Iterator[np.ndarray]:
+        """Yield the tokens of one of `parts` equal parts of the file, 32 MB of uint16 at a time."""
         first, last = self.tokens * part // parts, self.tokens * (part + 1) // parts
         for start in range(first, last, SCAN_CHUNK):
-            chunk = self.dataset.tokens[start : min(start + SCAN_CHUNK, last)]
-            self._check(int(chunk.min()), int(chunk.max()))
+            yield self.dataset.tokens[start : min(start + SCAN_CHUNK, last)]
 
     def _by_epoch(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[np.ndarray, Epoch, np.ndarray]]:
         """Yield (row mask, epoch, slots of these rows in the epoch) for each epoch that the samples belong to."""

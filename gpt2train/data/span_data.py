@@ -6,11 +6,12 @@ import torch
 from gpt2train.config import RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.data.dataset import Dataset, Indices
+from gpt2train.data.document_split import Part
 from gpt2train.data.run_tokenizer import find_run_tokenizer, without_tokenizer
-from gpt2train.data.samples import SCAN_CHUNK, Samples
+from gpt2train.data.samples import Samples
 from gpt2train.data.sentinels import TOP, SpecialTokens, find_special_tokens, needs_tokenizer
 from gpt2train.data.span_corruption import corrupt, corrupted_lengths, noise_mask, prefix_length
-from gpt2train.data.training_data import TrainingData, training_data, validation_data
+from gpt2train.data.training_data import TrainingData, packed_data
 from gpt2train.errors import UserError
 from gpt2train.model.families import MODELS
 from gpt2train.model.loss import IGNORE
@@ -103,9 +104,7 @@ class SpanData(Dataset):
 
     def _check_sentinels(self, corpus: Samples, part: int, parts: int) -> None:
         least, most = min(self.special.sentinels), max(self.special.sentinels)
-        first, last = corpus.tokens * part // parts, corpus.tokens * (part + 1) // parts
-        for start in range(first, last, SCAN_CHUNK):
-            chunk = corpus.dataset.tokens[start : min(start + SCAN_CHUNK, last)]
+        for chunk in corpus.chunks(part, parts):
             near = chunk[(chunk >= least) & (chunk <= most)]
             found = near[np.isin(near, self.special.sentinels)]
             if len(found):
@@ -135,7 +134,7 @@ class SpanData(Dataset):
         return self._options.task == "prefix" or self._span_lengths[0] < self._inputs
 
 
-def span_data(config: RunConfig, part: str) -> SpanData | None:
+def span_data(config: RunConfig, part: Part) -> SpanData | None:
     """Open the samples of a run, "train" or "valid".
 
     Raises:
@@ -146,7 +145,7 @@ def span_data(config: RunConfig, part: str) -> SpanData | None:
     for name, chosen in config.documents.model_dump().items():
         if chosen:
             raise UserError(f"documents.{name} is for next-token prediction; leave it out with {config.objective.name}")
-    packed = training_data(config) if part == "train" else validation_data(config)
+    packed = packed_data(config, part)
     if packed is None:
         return None
     return SpanData(packed, config, special_tokens(config), 0 if part == "train" else VALIDATION)

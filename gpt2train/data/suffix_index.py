@@ -59,12 +59,6 @@ def index_folder(dataset: TokenDataset, root: Path) -> Path:
     return root / tokens_identity(dataset)[0][:32]
 
 
-def document_bounds(dataset: TokenDataset) -> np.ndarray:
-    """First token of each document, and the end of the last one: int64 [documents + 1]."""
-    ends = np.concatenate(([0], np.cumsum(dataset.lengths, dtype=np.int64)))
-    return ends[np.asarray(dataset.documents)]
-
-
 def plan_blocks(bounds: np.ndarray, block_tokens: int = BLOCK_TOKENS) -> Iterator[Block]:
     """Cut documents into blocks: a block ends before the document that would exceed its size."""
     first, total = 0, len(bounds) - 1
@@ -101,7 +95,7 @@ def build_index(
         UserError: the folder cannot be written.
         RunError: the disk is full, or a token is negative.
     """
-    folder, bounds = index_folder(dataset, root), document_bounds(dataset)
+    folder, bounds = index_folder(dataset, root), dataset.bounds()
     width = _width(dataset, bounds)
     blocks = list(plan_blocks(bounds, block_tokens))
     try:

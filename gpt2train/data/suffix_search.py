@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpt2train.data.indexed import TokenDataset, map_array
-from gpt2train.data.suffix_index import document_bounds, index_folder, key_bytes, read_index_manifest
+from gpt2train.data.suffix_index import index_folder, key_bytes, read_index_manifest
 from gpt2train.data.token_arrays import read_ahead
 from gpt2train.errors import UserError
 
@@ -60,7 +60,7 @@ class SuffixIndex:
         manifest = read_index_manifest(folder)
         if manifest is None:
             raise UserError(f"{root} has no index of these tokens; build it with gpt2train data index")
-        self.dataset, self.bounds, self.folder = dataset, document_bounds(dataset), folder
+        self.dataset, self.bounds, self.folder = dataset, dataset.bounds(), folder
         self.tokens: int = manifest["tokens"]
         self._blocks = [_Block(folder, record, manifest, self) for record in manifest["blocks"] if record["tokens"]]
 

@@ -209,7 +209,7 @@ class AnswerData(TaskData):
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))
 
 
-def labelled_data(config: RunConfig, part: str) -> LabelledData | None:
+def labelled_data(config: RunConfig, part: Part) -> LabelledData | None:
     """Open the samples of a classification, "train" or "valid".
 
     Raises:
@@ -223,18 +223,18 @@ def labelled_data(config: RunConfig, part: str) -> LabelledData | None:
     return found
 
 
-def answer_data(config: RunConfig, part: str) -> AnswerData | None:
+def answer_data(config: RunConfig, part: Part) -> AnswerData | None:
     """Open the prompts and answers, "train" or "valid"; errors as `TaskData`."""
     return _open(AnswerData, config, part)
 
 
-def _open(kind: type[T], config: RunConfig, part: str) -> T | None:
-    if len(config.data.corpora) > 1:
+def _open(kind: type[T], config: RunConfig, part: Part) -> T | None:
+    data, is_train = config.data, part == "train"
+    if len(data.corpora) > 1:
         raise UserError(f"the objective {config.objective.name} takes one token file, not a mixture of corpora")
-    context, vocab, weights = config.model.context, config.vocab, config.data.weights
-    if part == "train":
-        return kind(config.data.corpora[0].prefix, context, vocab, config.seed, split=weights)
-    if weights is not None:
-        train = config.data.corpora[0].prefix
-        return kind(train, context, vocab, split=weights, part="valid") if weights[1] else None
-    return None if config.data.valid is None else kind(config.data.valid, context, vocab)
+    if not (is_train or data.may_validate):
+        return None
+    prefix, seed = data.corpora[0].prefix, config.seed if is_train else None
+    if not is_train:
+        prefix = data.valid or prefix
+    return kind(prefix, config.model.context, config.vocab, seed, split=data.weights, part=part)

@@ -14,6 +14,7 @@ import torch
 from gpt2train.config import DocumentSettings, RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.data.dataset import Dataset
+from gpt2train.data.document_split import Part
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import CACHE, Samples, validation_corpora
 from gpt2train.model.loss import IGNORE
@@ -98,33 +99,20 @@ def positions_within(documents: np.ndarray) -> np.ndarray:
     return index - np.maximum.accumulate(starts, axis=-1)
 
 
-def packed_data(config: RunConfig, part: str) -> TrainingData | None:
-    """Open the samples of next-token prediction, "train" or "valid"; errors as `training_data`."""
-    return training_data(config) if part == "train" else validation_data(config)
+def packed_data(config: RunConfig, part: Part) -> TrainingData | None:
+    """Open the samples of next-token prediction of a run: "train", shuffled by its seed, or "valid", in file order.
 
-
-def training_data(config: RunConfig) -> TrainingData:
-    """Open the training corpora of a run, shuffled by its seed.
+    None if there are no validation data. With a split they have the weights of the training corpora, and a corpus
+    without a validation sample is left out.
 
     Raises:
         UserError: a file is missing, has another format, or contains too few tokens.
         RunError: a file is truncated, or an index belongs to other data.
     """
-    corpora = config.data.corpora
-    cache = Path(config.data.cache or Path(config.output) / CACHE)
-    context, vocab, seed, split = config.sample_length, config.vocab, config.seed, config.data.weights
-    samples = [Samples(corpus.prefix, context, vocab, seed, cache, split=split) for corpus in corpora]
-    return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)
-
-
-def validation_data(config: RunConfig) -> TrainingData | None:
-    """Open the validation tokens of a run, in the order of the files; None if it has none. Errors as `training_data`.
-
-    With a split they have the weights of the training corpora, and a corpus without a validation sample is left out.
-    """
-    corpora = validation_corpora(config)
-    if not corpora:
-        return None
+    corpora, seed, cache = validation_corpora(config), None, None
+    if part == "train":
+        corpora, seed = config.data.corpora, config.seed
+        cache = Path(config.data.cache or Path(config.output) / CACHE)
     context, vocab, split = config.sample_length, config.vocab, config.data.weights
-    samples = [Samples(corpus.prefix, context, vocab, None, split=split, part="valid") for corpus in corpora]
-    return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)
+    samples = [Samples(corpus.prefix, context, vocab, seed, cache, split=split, part=part) for corpus in corpora]
+    return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents) if samples else None

@@ -14,7 +14,7 @@ from flows.settings import PipelineSettings, PretrainFlowSettings, read_config, 
 from gpt2train.cli import app, run_command
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, vocab_size
-from gpt2train.data.training_data import training_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.folder import Folder
 from tasks.tokenizer.step import TokenizerSettings, tokenizer
@@ -84,7 +84,7 @@ def test_the_preset_trains_merges_and_generates(tmp_path: Path, capsys: pytest.C
     rows = read_metrics(run)
     assert len(rows) == 2 and rows[-1]["valid_loss"] > 0
     config = read_run_config(run / CONFIG_FILE)
-    assert training_data(config).context == config.sample_length == 34
+    assert packed_data(config, "train").context == config.sample_length == 34
     merge, generate = commands()[-2:]
     run_line(merge.replace("out/runs/RUN", str(run)).replace("--output model", f"--output {tmp_path}/model"))
     words = generate.replace("--model model", f"--model {tmp_path}/model")

@@ -18,7 +18,7 @@ from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import open_tokens
-from gpt2train.data.training_data import training_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch.rank_logs import log_to
 from gpt2train.launch.rank_process import install_excepthook, lock_run_folder
@@ -133,7 +133,7 @@ def test_mock_tokens_train_without_a_file(
     assert "parameters (vocabulary 300 padded to 384), fp32" in caplog.text
     losses = curve(config.output)
     assert losses[0] > 5.5 and losses[-1] < losses[0] - 0.1
-    assert curve(config.output, "epoch")[-1] == pytest.approx(12 * 8 / training_data(config).per_epoch)
+    assert curve(config.output, "epoch")[-1] == pytest.approx(12 * 8 / packed_data(config, "train").per_epoch)
     data = open_tokens("mock:300")
     assert tokens_identity(data)[0].startswith("cf6019c57b6cf4d7") and 900_000 < len(data.tokens) < 1_200_000
     assert set(np.unique(np.diff(data.tokens.astype(int)) % 300)) == {1, 2, 3}

@@ -19,7 +19,7 @@ from gpt2train.convert.megatron_write import write_megatron
 from gpt2train.convert.merge import merge
 from gpt2train.convert.opened_source import open_source
 from gpt2train.data.tokenizer import tokenizer_hash
-from gpt2train.data.training_data import training_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
@@ -284,7 +284,7 @@ def beginning(tokens: Path, output: Path, source: Path, **changes: Any) -> RunCo
 def evaluated(config: RunConfig, folder: Path) -> float:
     """Mean loss of a model folder over the samples of the first step, by the plain formula, without padding."""
     model = read_model(folder)
-    batch = training_data(config).batch(range(8))
+    batch = packed_data(config, "train").batch(range(8))
     logits = model(batch.tokens)[..., : model.shape.vocab].float()
     return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).item()
 

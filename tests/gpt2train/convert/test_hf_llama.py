@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.huggingface import open_model, read_model, save_model, write_model
-from gpt2train.data.training_data import training_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
@@ -235,7 +235,7 @@ def test_a_training_starts_from_a_folder(kind: str, tokens: Path, tmp_path: Path
     start = {"steps": 3, "schedule": {"warmup": 1}, "checkpoints": {"init_from": str(tmp_path / "theirs")}}
     config = make(tokens, tmp_path / "run", model=model, **start)
     train(config, alone)
-    batch = training_data(config).batch(range(8))
+    batch = packed_data(config, "train").batch(range(8))
     logits = read_model(tmp_path / "theirs")(batch.tokens)[..., :VOCAB]
     expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).item()
     losses = curve(config.output)

@@ -15,7 +15,7 @@ from gpt2train.config.data import split_weights
 from gpt2train.data.document_split import PARTS, Part, split_documents
 from gpt2train.data.indexed import IndexedDataset, shard_name, write_index
 from gpt2train.data.sharded_dataset import open_tokens
-from gpt2train.data.training_data import training_data, validation_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
@@ -125,8 +125,8 @@ def pair_run(tokens: Path, output: Path, folder: Path, **changes: Any) -> RunCon
 def test_a_range_of_one_file_has_the_samples_of_a_file_of_its_own(tokens: Path, tmp_path: Path) -> None:
     one, other = split_run(tokens, tmp_path / "one"), pair_run(tokens, tmp_path / "other", tmp_path)
     assert stored_corpora(one) == stored_corpora(other) and validation_identity(one) == validation_identity(other)
-    for read in (training_data, validation_data):
-        opened = [read(config) for config in (one, other)]
+    for part in ("train", "valid"):
+        opened = [packed_data(config, part) for config in (one, other)]
         assert opened[0] is not None and opened[1] is not None
         left, right = (data.batch(range(data.per_epoch)) for data in opened if data)
         assert left.tokens.equal(right.tokens) and left.targets.equal(right.targets)
@@ -156,7 +156,7 @@ def test_a_resumed_run_is_bit_equal_and_another_split_is_refused(
 def test_corpora_are_split_one_by_one_and_mixed_by_their_weights(tokens: Path, tmp_path: Path) -> None:
     corpora = [Corpus(prefix=str(tokens / name), weight=weight).model_dump() for name, weight in SHARES]
     config = make(tokens, tmp_path / "run", data=DATA | {"train": corpora, "split": "1,1"})
-    data, valid = training_data(config), validation_data(config)
+    data, valid = packed_data(config, "train"), packed_data(config, "valid")
     assert valid is not None
     for part, opened in (("train", data), ("valid", valid)):
         assert [samples.tokens for samples in opened.corpora] == [
@@ -168,7 +168,7 @@ def test_corpora_are_split_one_by_one_and_mixed_by_their_weights(tokens: Path, t
         ]
     # No document of the small corpus is left for validation.
     few = make(tokens, tmp_path / "run", data=DATA | {"train": corpora, "split": "20,1"})
-    small = validation_data(few)
+    small = packed_data(few, "valid")
     assert small is not None
     assert [str(samples.prefix) for samples in small.corpora] == [str(tokens / "train")]
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gpt2train.config import RunConfig, TrainSettings
 from gpt2train.config.model import ModelSettings
 from gpt2train.config.objective import ObjectiveSettings
-from gpt2train.data.training_data import training_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.model.causal_lm import CausalLM, build_model
@@ -148,7 +148,7 @@ def test_the_z_loss_is_apart_from_the_loss(tokens: Path, tmp_path: Path) -> None
         train_alone(run)
     with_z, without = curve(config.output), curve(plain.output)
     assert with_z[0] == without[0] and with_z[1] != without[1]
-    data = training_data(config)
+    data = packed_data(config, "train")
     batch = data.batch(range(16))
     model = initialise(build_model(config.shape), config.seed)
     with torch.no_grad():

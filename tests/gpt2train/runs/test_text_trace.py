@@ -12,7 +12,7 @@ import pytest
 from gpt2train.cli import app, run_command
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.tokenizer import load_tokenizer
-from gpt2train.data.training_data import training_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.runs.contamination import measure
 from gpt2train.runs.documents import document_steps, look_up
@@ -93,7 +93,7 @@ def test_the_steps_are_those_that_read_the_span(root: Path, run: Path) -> None:
     tracer = TextTracer(find_source(run))
     assert [index.tokens for index in tracer.indexes] == [tracer.indexes[0].tokens] * 2
     assert tracer.source.config is not None
-    data = training_data(tracer.source.config)
+    data = packed_data(tracer.source.config, "train")
     counts = sample_counts()
     batch = data.batch(range(counts[-1]))
     samples = np.concatenate([batch.tokens.numpy(), batch.targets.numpy()[:, -1:]], axis=1)
@@ -123,7 +123,7 @@ def test_samples_of_a_span_equal_a_scan(run: Path) -> None:
     """Each token of the corpus, each epoch: the samples that hold it."""
     source = find_source(run)
     assert source.config is not None
-    corpus = training_data(source.config).corpora[0]
+    corpus = packed_data(source.config, "train").corpora[0]
     until = corpus.per_epoch * 2 + 3
     offsets, _ = corpus.locate(range(until))
     bounds = TextTracer(source).indexes[0].bounds

@@ -14,7 +14,7 @@ from gpt2train.cli import app, run_command
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, run_config, to_toml
 from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import load_tokenizer
-from gpt2train.data.training_data import training_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.runs.trace import trace
 from gpt2train.settings import build
@@ -153,7 +153,7 @@ def test_the_corpus_of_a_sample_is_named(root: Path, tmp_path: Path) -> None:
     corpora = [{"prefix": f"{folder}/tokens/train/tokens", "weight": weight} for folder, weight in weights.items()]
     config = build(RunConfig, settings, {"data": {"train": corpora}})
     (tmp_path / CONFIG_FILE).write_text(to_toml(config))
-    data = training_data(config)
+    data = packed_data(config, "train")
     have_read(tmp_path, 12)
     for sample in range(12):
         found = trace(None, sample, run=tmp_path)

@@ -19,7 +19,7 @@ from gpt2train.convert.merge import merge
 from gpt2train.data.run_tokenizer import find_run_tokenizer
 from gpt2train.data.samples import samples_per_epoch
 from gpt2train.data.token_bytes import token_bytes
-from gpt2train.data.training_data import training_data, validation_data
+from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.model.loss import IGNORE
 from gpt2train.monitoring.metrics import read_metrics
@@ -62,7 +62,7 @@ def run(tokens: Path, output: Path, **changes: Any) -> RunConfig:
 def test_bits_per_byte_are_those_of_the_bytes_of_the_targets(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = run(tokens, tmp_path / "run", documents={"eod_mask_loss": True})
     train(config, alone)
-    found, data = find_run_tokenizer(config), validation_data(config)
+    found, data = find_run_tokenizer(config), packed_data(config, "valid")
     assert found is not None and data is not None
     targets = data.batch(range(5)).targets
     counted = targets[targets != IGNORE].tolist()
@@ -251,7 +251,7 @@ def test_a_run_of_epochs_that_resumes_with_another_batch_fills_its_passes(
     config = make(tokens, tmp_path / "run", steps=10, schedule=schedule)
     train(config, alone)
     per_epoch = samples_per_epoch(config)
-    assert per_epoch == training_data(config).per_epoch
+    assert per_epoch == packed_data(config, "train").per_epoch
     wanted = math.ceil(1.5 * per_epoch)
     changes = {"epochs": 1.5, "batch": {"global_batch": batch}, "schedule": schedule}
     state = train(make(tokens, tmp_path / "run", **changes), alone)
