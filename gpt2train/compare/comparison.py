@@ -37,19 +37,16 @@ CHUNK = 256  # texts encoded at a time
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the pilot says before the comparison starts.
-
-    Attributes:
-        deviation: standard deviation of the paired differences over seeds, the largest of all sets.
-        needed: seeds for the requested difference; None above 100.
-        detectable: difference in bits per byte that the chosen seeds find.
-        minutes: expected time of the chosen seeds.
-    """
+    """What the pilot says before the comparison starts."""
 
     deviation: float
+    """Standard deviation of the paired differences over seeds, the largest of all sets."""
     needed: int | None
+    """Seeds for the requested difference; None above 100."""
     detectable: float
+    """Difference in bits per byte that the chosen seeds find."""
     minutes: float
+    """Expected time of the chosen seeds."""
 
 
 class Comparison:
@@ -68,14 +65,14 @@ class Comparison:
         group_corpora(self.corpora)
         self.heldout = self._heldout()
         self.sizes = {name: [len(text.encode()) for text in texts] for name, texts in self.heldout.items()}
-        self.task_hashes = []
-        for name in request.tasks:
-            self.sizes[name], found = gold_sizes(name, request.data, request.limit)
-            self.task_hashes.append(found)
+        tasks = {name: gold_sizes(name, request.data, request.limit) for name in request.tasks}
+        self.sizes |= {name: sizes for name, (sizes, _) in tasks.items()}
+        self.task_hashes = [identity for _, identity in tasks.values()]
         self.folder = output / self._identity()
         tokenizer = self._tokenizer()
         self.step_tokens = self.proxy.samples * self.proxy.context
         self.steps = self._write_tokens(tokenizer)
+        self._pilot_steps = max(8, self.steps // PILOT_SHARE)
 
     def _heldout(self) -> dict[str, list[str]]:
         """Held-out sets by name; the training documents that overlap with them are left out."""
@@ -96,10 +93,9 @@ class Comparison:
     def _identity(self) -> str:
         """Hash of everything that the results depend on, but for the number of pairs that run at a time."""
         request = self.request
-        digest = hashlib.sha256()
         training = [request.seeds, request.tokens, request.epochs, asdict(self.proxy)]
-        facts = [VERSION, *training, self.sizes, self.task_hashes]
-        digest.update(json.dumps([*facts, self.heldout], sort_keys=True).encode())
+        facts = [VERSION, *training, self.sizes, self.task_hashes, self.heldout]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for corpus in self.corpora:
             digest.update(json.dumps(corpus.copies).encode())
         return digest.hexdigest()[:16]
@@ -166,26 +162,22 @@ class Comparison:
         return Job(
             key=f"{'pilot-' if pilot else ''}{arm}-{seed}",
             proxy=self.request.proxy,
-            steps=max(8, self.steps // PILOT_SHARE) if pilot else self.steps,
+            steps=self._pilot_steps if pilot else self.steps,
             seed=seed,
-            train=str(self._prefix(arm, seed)),
-            valid=str(self.folder / "valid"),
-            heldout=str(self.folder / "heldout.json"),
+            train=self._prefix(arm, seed),
             tasks=self.request.tasks,
-            data=str(self.request.data),
+            data=self.request.data,
             limit=self.request.limit,
-            folder=str(self.folder),
+            folder=self.folder,
         )
 
     def pilot(self, report: Callable[[str], None]) -> Estimate:
         """Train the first pairs at an eighth of the steps, for the noise of the seeds and the speed."""
         seeds = min(PILOT_PAIRS, self.request.seeds)
         results = self._run([self.job(arm, seed, True) for seed in range(seeds) for arm in ARMS], report)
-        found = self._differences(results, seeds)
+        found = self._differences(results)
         deviation, sets = max(value.seed_deviation for _, value in found), len(found)
-        seconds = statistics.median(
-            result["seconds"] * self.steps / max(8, self.steps // PILOT_SHARE) for result in results
-        )
+        seconds = statistics.median(result["seconds"] for result in results) * self.steps / self._pilot_steps
         waves = -(-2 * self.request.seeds // self.request.jobs)
         return Estimate(
             deviation,
@@ -198,7 +190,7 @@ class Comparison:
         """Train what is missing and return the JSON-serialisable result."""
         seeds = self.request.seeds
         results = self._run([self.job(arm, seed) for seed in range(seeds) for arm in ARMS], report)
-        found = self._differences(results, seeds)
+        found = self._differences(results)
         deviation = max(value.seed_deviation for _, value in found)
         return {
             "names": list(self.request.names),
@@ -207,7 +199,18 @@ class Comparison:
             "tokens_per_seed": self.steps * self.step_tokens,
             "epochs": self.request.epochs,
             "proxy": {"name": self.request.proxy, **asdict(self.proxy)},
-            "corpora": [self._facts(corpus) for corpus in self.corpora],
+            "corpora": [
+                {
+                    "name": corpus.name,
+                    "documents": corpus.documents,
+                    "distinct": len(corpus.copies),
+                    "near_duplicates": corpus.near_duplicates,
+                    "dropped_as_held_out": corpus.dropped,
+                    "without_text": corpus.skipped,
+                    "over_limit": corpus.over_limit,
+                }
+                for corpus in self.corpora
+            ],
             "sets": {name: self._row(name, value, results) for name, value in found},
             "seeds_needed": seeds_needed(self.request.difference, deviation, len(found)),
             "difference": self.request.difference,
@@ -215,18 +218,6 @@ class Comparison:
                 name: [result["curve"] for result in results[at::2]] for at, name in enumerate(self.request.names)
             },
             "seconds": sum(result["seconds"] for result in results),
-        }
-
-    def _facts(self, corpus: Corpus) -> dict[str, Any]:
-        distinct = len(corpus.copies)
-        return {
-            "name": corpus.name,
-            "documents": corpus.documents,
-            "distinct": distinct,
-            "near_duplicates": corpus.near_duplicates,
-            "dropped_as_held_out": corpus.dropped,
-            "without_text": corpus.skipped,
-            "over_limit": corpus.over_limit,
         }
 
     def _row(self, name: str, value: Difference, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -240,8 +231,7 @@ class Comparison:
             **asdict(value),
         }
 
-    def _differences(self, results: Sequence[dict[str, Any]], seeds: int) -> list[tuple[str, Difference]]:
-        assert len(results) == 2 * seeds
+    def _differences(self, results: Sequence[dict[str, Any]]) -> list[tuple[str, Difference]]:
         found = []
         for name, sizes in self.sizes.items():
             first, second = ([result["sets"][name] for result in results[at::2]] for at in (0, 1))
@@ -272,10 +262,10 @@ def gold_sizes(name: str, data: Path, limit: int) -> tuple[list[int], str]:
     from gpt2train.evaluate.tasks.suite import read_work
 
     work = read_work(name, data)
-    parts = work.parts
-    if len(parts) != 1 or parts[0].task.rule == "core":
+    part, *others = work.parts
+    if others or part.task.rule == "core":
         raise UserError(f"--tasks {name}: suites and the rule core are not compared; name tasks such as hellaswag")
-    items = parts[0].items[:limit]
+    items = part.items[:limit]
     if len(items) < 2:
         raise UserError(f"--tasks {name}: {count_of(len(items), 'item')}; the interval needs at least two")
     sizes = [len(pick(item.targets, item.answer).encode()) for item in items]

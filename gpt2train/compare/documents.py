@@ -129,9 +129,8 @@ def read_heldout(path: Path, key: str) -> list[str]:
     """
     found = list(dict.fromkeys(text for text in _texts(path, key) if text.strip()))
     if len(found) < 2:
-        raise UserError(
-            f"--heldout {path}: {count_of(len(found), 'document')}; the interval needs at least two, better 100"
-        )
+        few = count_of(len(found), "document")
+        raise UserError(f"--heldout {path}: {few}; the interval needs at least two, better 100")
     return found
 
 
@@ -147,9 +146,8 @@ def draw_heldout(corpus: Corpus, other: Corpus) -> list[str]:
     ordered = sorted(by_group.values(), key=lambda text: text_key(corpus.group(text), "heldout"))
     drawn = ordered[: min(MAX_HELD, len(ordered) // HELD_SHARE)]
     if len(drawn) < 2:
-        raise UserError(
-            f"{corpus.name}: {len(ordered)} distinct documents are too few to hold some out; give --heldout"
-        )
+        few = f"{len(ordered)} distinct documents are too few to hold some out"
+        raise UserError(f"{corpus.name}: {few}; give --heldout")
     groups = {corpus.group(text) for text in drawn}
     for one in (corpus, other):
         one.copies = {text: count for text, count in one.copies.items() if one.group(text) not in groups}
@@ -215,6 +213,5 @@ def _decoded(prefix: Path) -> Iterator[str]:
     if folder is None:
         raise UserError(f"{prefix} has no tokenizer beside it; put its folder at {places[0]}")
     tokenizer, dataset = load_tokenizer(folder), IndexedDataset(prefix)
-    for first, last in zip(dataset.documents[:-1], dataset.documents[1:], strict=True):
-        ids = [int(token) for number in range(int(first), int(last)) for token in dataset[number]]
-        yield tokenizer.decode(ids)
+    for first, last in itertools.pairwise(dataset.bounds().tolist()):
+        yield tokenizer.decode(dataset.tokens[first:last].tolist())

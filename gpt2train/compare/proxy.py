@@ -39,24 +39,26 @@ PROXIES = {
 
 @dataclass(frozen=True)
 class Job:
-    """One training; paths are strings, so that its JSON identifies it."""
+    """One training."""
 
     key: str
     proxy: str
     steps: int
     seed: int
-    train: str
-    valid: str
-    heldout: str
+    train: Path
+    """Prefix of its tokens."""
     tasks: tuple[str, ...]
-    data: str
+    data: Path
+    """Folder with the data of the tasks."""
     limit: int
-    folder: str
+    """Items of each task."""
+    folder: Path
+    """Folder of the comparison, with the held-out documents and the tokenizer."""
 
     @property
     def result(self) -> Path:
         """File of the result."""
-        return Path(self.folder) / "results" / f"{self.key}.json"
+        return self.folder / "results" / f"{self.key}.json"
 
 
 def run_job(job: Job) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def run_job(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)  # the arms run side by side, and sums depend on the number of threads
     started = time.perf_counter()
     proxy = PROXIES[job.proxy]
-    run = Path(job.folder) / "runs" / job.key
+    run = job.folder / "runs" / job.key
     config = build(RunConfig, _settings(job, proxy, run))
     train(config, _context())
     tokens = proxy.samples * proxy.context
@@ -119,7 +121,7 @@ def _settings(job: Job, proxy: Proxy, run: Path) -> dict[str, Any]:
         "batch": {"micro_batch": proxy.samples, "global_batch": proxy.samples},
         "optimizer": {"name": "muon", "lr": proxy.lr, "weight_decay": 0.1},
         "schedule": {**schedule, "decay_shape": "linear"},
-        "data": {"train": job.train, "valid": job.valid},
+        "data": {"train": str(job.train), "valid": str(job.folder / "valid")},
         "validation": {"samples": 32, "interval": max(1, job.steps // 8), "sample": {"tokens": 0}},
         "checkpoints": {"interval": max(1, job.steps // 4), "keep": 1, "keep_best": 0},
         "logging": {"interval": max(1, job.steps // 8)},
@@ -134,11 +136,11 @@ def _bits(job: Job, run: Path) -> dict[str, list[float]]:
     from gpt2train.evaluate.evaluation import Scorer
     from gpt2train.evaluate.perplexity import windows
 
-    subject = read_eval_model(run, "cpu", Path(job.train).parent / "tokenizer")
+    subject = read_eval_model(run, "cpu", job.folder / "tokenizer")
     scorer = Scorer(subject.model, subject.tokenizer)
     found = {}
     start = start_ids(subject.tokenizer)
-    for name, texts in json.loads(Path(job.heldout).read_bytes()).items():
+    for name, texts in json.loads((job.folder / "heldout.json").read_bytes()).items():
         parts = [
             list(windows([*start, *ids], scorer.context, scorer.context // 2, len(start)))
             for ids in encode_ordinary(subject.tokenizer, texts)
@@ -146,7 +148,7 @@ def _bits(job: Job, run: Path) -> dict[str, list[float]]:
         scores = iter(scorer.score([request for part in parts for request in part]))
         found[name] = [-math.fsum(next(scores).log_prob for _ in part) / math.log(2) for part in parts]
     for name in job.tasks:
-        found[name] = task_bits(scorer, name, Path(job.data), job.limit)
+        found[name] = task_bits(scorer, name, job.data, job.limit)
     return found
 
 

@@ -21,21 +21,18 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 @dataclass(frozen=True)
 class Difference:
-    """Bits per byte of A less those of B on one set; positive where B is better.
-
-    Attributes:
-        mean: mean over the seeds.
-        half_width: half the width of the interval.
-        seed_deviation: standard deviation over the seeds.
-        heldout_error: standard error from the sample of held-out documents.
-        values: difference of each seed.
-    """
+    """Bits per byte of A less those of B on one set; positive where B is better."""
 
     mean: float
+    """Mean over the seeds."""
     half_width: float
+    """Half the width of the interval."""
     seed_deviation: float
+    """Standard deviation over the seeds."""
     heldout_error: float
+    """Standard error from the sample of held-out documents."""
     values: tuple[float, ...]
+    """Difference of each seed."""
 
     @property
     def better(self) -> str | None:
@@ -68,18 +65,15 @@ def paired_difference(first: npt.ArrayLike, second: npt.ArrayLike, sizes: npt.Ar
 
 
 def seeds_needed(difference: float, deviation: float, sets: int = 1) -> int | None:
-    """Return the seeds with which a true difference is found with a probability of about 80 %; None above 100.
-
-    Args:
-        difference: difference in bits per byte.
-        deviation: standard deviation of the paired differences over seeds.
-        sets: sets that the error rate is shared among.
-    """
+    """Return the seeds with which a true difference in bits per byte is found, as `detectable`; None above 100."""
     return next((n for n in range(2, MAX_SEEDS + 1) if detectable(n, deviation, sets) <= difference), None)
 
 
 def detectable(seeds: int, deviation: float, sets: int = 1) -> float:
-    """Return the difference in bits per byte that a number of seeds finds with a probability of about 80 %."""
+    """Return the difference in bits per byte that a number of seeds finds with a probability of about 80 %.
+
+    `deviation` is the standard deviation of the paired differences over seeds; `sets` share the error rate.
+    """
     quantiles = student_t(1 - ERROR_RATE / sets / 2, seeds - 1) + student_t(POWER, seeds - 1)
     return quantiles * deviation / math.sqrt(seeds)
 
@@ -107,11 +101,10 @@ def student_t(probability: float, freedom: int) -> float:
 def sentence(differences: Sequence[tuple[str, Difference]], names: tuple[str, str] = ("A", "B")) -> str:
     """Return the verdict in words, such as "B better by 0.0210 ± 0.0060 bits per byte on web, no difference on …"."""
     parts = []
-    for name, found in differences:
+    for name, found in sorted(differences, key=lambda pair: not pair[1].better):
         if found.better:
             winner = names[found.better == "B"]
             parts.append(f"{winner} better by {abs(found.mean):.4f} ± {found.half_width:.4f} bits per byte on {name}")
-    for name, found in differences:
-        if not found.better:
+        else:
             parts.append(f"no difference on {name} ({found.mean:+.4f} ± {found.half_width:.4f})")
     return ", ".join(parts)
