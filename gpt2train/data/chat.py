@@ -7,7 +7,7 @@ with its `sanitize_control_tokens=True`: no message can end a turn or begin anot
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,6 +46,7 @@ class Chat:
         self.renderer = ChatRenderer(template, date)
         self._special = special_tokens(tokenizer, template.tokens.values())
         self._encode = special_encoder(tokenizer, self._special)
+        self._special_ids = frozenset(self._special.values())
         names = sorted(map(re.escape, self._special), key=len, reverse=True)
         self._names = re.compile("|".join(names) or "(?!)")
 
@@ -80,29 +81,15 @@ class Chat:
                 )
         _check_kept(marked, texts[-1], named or ())
         *parts, whole = self.encode(texts)
-        found, start = list[list[int]](), 0
-        for cut in (*(_common(part, whole) for part in parts), len(whole)):
-            found.append(whole[start:cut])
-            start = max(start, cut)
-        return list(self._ended(found))
-
-    def _ended(self, sequences: Sequence[list[int]]) -> Iterator[list[int]]:
-        """Yield prompts and answers; what follows the last special token of an answer becomes part of the next prompt.
-
-        After the last answer it is left out.
-        """
-        rest: list[int] = []
-        for number, ids in enumerate(sequences):
-            if number % 2 == 0:
-                yield rest + ids
-                continue
-            last = max((place for place, one in enumerate(ids) if one in self._special_ids), default=len(ids) - 1)
-            yield ids[: last + 1]
-            rest = ids[last + 1 :]
-
-    @functools.cached_property
-    def _special_ids(self) -> frozenset[int]:
-        return frozenset(self._special.values())
+        found, begin, reached = list[list[int]](), 0, 0
+        for number, cut in enumerate((*(_common(part, whole) for part in parts), len(whole))):
+            end = reached = max(reached, cut)
+            if number % 2:  # what follows the last special token of an answer is part of the next prompt
+                places = (place for place in range(begin, end) if whole[place] in self._special_ids)
+                end = max(places, default=end - 1) + 1
+            found.append(whole[begin:end])
+            begin = end
+        return found
 
     @functools.cached_property
     def end(self) -> int | None:
@@ -117,8 +104,8 @@ class Chat:
         """Check that a model can learn to answer by the template.
 
         Raises:
-            ChatTemplateError: the template is wrong, rewrites the beginning of a conversation, or ends no answer.
-            RunError: it takes too much time or memory.
+            ChatTemplateError: the template rewrites the beginning of a conversation, or ends no answer; or as `prompt`.
+            RunError: as `prompt`.
         """
         if self.turns(PROBE)[-1][-1] not in self._special_ids:
             raise ChatTemplateError(

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from gpt2train.data.added_tokens import CONFIG, NAMED, SPECIAL_MAP
 from gpt2train.data.template import prefix_ids, start_ids
@@ -75,7 +75,7 @@ def read_chat_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | Non
     for name in (SPECIAL_MAP, CONFIG):
         with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
             stated |= _object(folder / name).items()
-    named = {"bos_token": tokenizer.id_to_token(start_ids(tokenizer)[0]), "eos_token": end_token(tokenizer)}
+    named = _first_and_last(tokenizer)
     for name in NAMED:
         if name in stated:
             value = stated[name]
@@ -97,8 +97,12 @@ def default_template(tokenizer: Tokenizer, prompt_end: str) -> ChatTemplate:
         "{% else %}{{ raise_exception('a message is of the user, the assistant or the system') }}{% endif %}"
         "{% endfor %}"
     )
-    tokens = {"bos_token": tokenizer.id_to_token(start_ids(tokenizer)[0]), "eos_token": end_token(tokenizer)}
-    return ChatTemplate(text, {name: str(token) for name, token in tokens.items()})
+    return ChatTemplate(text, {name: str(token) for name, token in _first_and_last(tokenizer).items()})
+
+
+def _first_and_last(tokenizer: Tokenizer) -> dict[str, str | None]:
+    """Return the tokens that begin and end a text, by their names in templates."""
+    return {"bos_token": tokenizer.id_to_token(start_ids(tokenizer)[0]), "eos_token": end_token(tokenizer)}
 
 
 def chat_files(template: ChatTemplate) -> dict[str, bytes]:
@@ -142,19 +146,17 @@ class ChatRenderer:
             ChatTemplateError: the template is wrong, or refuses the conversation.
             RunError: it takes too much time or memory.
         """
-        request: dict[str, Any] = {"template": self.template.text, "tokens": dict(self.template.tokens)}
-        request |= {"date": self.date, "messages": list(messages), "cuts": list(cuts), "tools": tools}
+        request = {"template": self.template.text, "tokens": dict(self.template.tokens), "date": self.date}
+        request |= {"messages": list(messages), "cuts": list(cuts), "tools": tools}
         with self._lock:
-            line = self._ask(json.dumps(request, default=str).encode() + b"\n")
-        answer = json.loads(line)
+            answer = json.loads(self._ask(json.dumps(request, default=str).encode() + b"\n"))
         if "error" in answer:
             raise ChatTemplateError(f"the chat template cannot be applied: {answer['error']}")
         return list(answer["texts"])
 
     def _ask(self, line: bytes) -> bytes:
         if self._child is None or self._child.poll() is not None:
-            command = [sys.executable, "-P", str(WORKER), str(SECONDS)]
-            pipe = subprocess.PIPE
+            command, pipe = [sys.executable, "-P", str(WORKER), str(SECONDS)], subprocess.PIPE
             self._child = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
             )  # not in the terminal's group: Ctrl-C ends an answer, not this process
@@ -186,12 +188,6 @@ class ChatRenderer:
             if self._child is not None:
                 self._child.kill()
                 self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,8 @@ def from_bytes(content: bytes, name: str) -> QualityModel:
     try:
         if len(content) > MAX_BYTES:
             raise ValueError("it is too large")
-        header = json.loads(_metadata(content)["quality"])
+        size = int.from_bytes(content[:8], "little")  # of the header; the library reads metadata from a path only
+        header = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["quality"])
         weights = load(content)["weights"]
         if header["format"] != FORMAT:
             raise UserError(f"{name} is of another version ({header['format']}); train the model again")
@@ -70,17 +71,3 @@ def from_bytes(content: bytes, name: str) -> QualityModel:
 def cached_model(content: bytes) -> QualityModel:
     """Read a model from a content that was checked; the last ones are kept."""
     return from_bytes(content, "the quality model")
-
-
-def _metadata(content: bytes) -> dict[str, str]:
-    """Metadata of a safetensors file; the library reads them from a path only."""
-    size = int.from_bytes(content[:8], "little")
-    found = json.loads(content[8 : 8 + size])["__metadata__"]
-    return dict(found)
-
-
-def describe(model: QualityModel) -> dict[str, Any]:
-    """Everything but the weights, as plain values."""
-    plain = asdict(model)
-    del plain["weights"]
-    return plain

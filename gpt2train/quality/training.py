@@ -6,7 +6,7 @@ Newton's method: a few systems of [votes, votes] equations, exact and without ra
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +22,6 @@ FOLDS = 10
 PENALTY = 0.1  # of the squared weights
 NEWTON_STEPS = 50
 CONVERGED = 1e-9
-PRECISION = 0.9
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def with_precision(model: QualityModel, evaluation: Evaluation, precision: float
         most = max(point.precision for point in evaluation.curve)
         raise UserError(f"no threshold has a precision of {precision:g}; the highest is {most:.3f}, ask for less")
     about = model.about | {"precision": round(point.precision, 4), "recall": round(point.recall, 4)}
-    return QualityModel(model.weights, model.bias, point.threshold, about)
+    return replace(model, threshold=point.threshold, about=about)
 
 
 def fit(matrix: np.ndarray, is_good: np.ndarray) -> np.ndarray:

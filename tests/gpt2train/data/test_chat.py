@@ -1,5 +1,6 @@
 """Conversations as token ids, compared with transformers' `apply_chat_template`; and templates that would run on."""
 
+import contextlib
 import inspect
 import json
 import random
@@ -257,7 +258,7 @@ def test_the_default_is_the_prompt_its_end_and_the_answer(tokenizer: Tokenizer) 
 )
 def test_a_hostile_template_ends_in_one_line(template: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 0.3)
-    with ChatRenderer(ChatTemplate(template, {})) as renderer:
+    with contextlib.closing(ChatRenderer(ChatTemplate(template, {}))) as renderer:
         began = time.monotonic()
         with pytest.raises((ChatTemplateError, RunError)) as refused:
             renderer.render([{"role": "user", "content": "a"}], [(1, True)])
