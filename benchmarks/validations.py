@@ -55,7 +55,8 @@ def measure(folder: Path, shape: str, rounds: int, ctx: DistContext) -> dict[str
     assert data is not None
     validation, text = Validation(engine, data, StopRequest()), RunText.of(config)
     batches = [data.batch(range(start, start + 4)) for start in range(0, SAMPLES, 4)]
-    batch = next(iter(packed_data(config, "train").training_batches(engine.layout.batches, 0, 1, micro=4, rank=0, ranks=1)))
+    train = packed_data(config, "train")
+    batch = next(iter(train.training_batches(engine.layout.batches, 0, 1, micro=4, rank=0, ranks=1)))
 
     def step() -> None:
         total = engine.accumulate(batch.micro_batches, batch.targets, 1)

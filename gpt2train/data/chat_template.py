@@ -146,8 +146,8 @@ class ChatRenderer:
             ChatTemplateError: the template is wrong, or refuses the conversation.
             RunError: it takes too much time or memory.
         """
-        request = {"template": self.template.text, "tokens": dict(self.template.tokens), "date": self.date}
-        request |= {"messages": list(messages), "cuts": list(cuts), "tools": tools}
+        request: dict[str, Any] = {"template": self.template.text, "tokens": dict(self.template.tokens)}
+        request |= {"date": self.date, "messages": list(messages), "cuts": list(cuts), "tools": tools}
         with self._lock:
             answer = json.loads(self._ask(json.dumps(request, default=str).encode() + b"\n"))
         if "error" in answer:

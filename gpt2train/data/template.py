@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import tokenizers
 
-from gpt2train.data.post_processor import ids_before_text
 from gpt2train.data.sentencepiece_model import SentencePieceTokenizer
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
+from gpt2train.data.tokenizer_reader import ids_before_text
 
 
 def prefix_ids(tokenizer: Tokenizer) -> list[int]:

@@ -34,7 +34,6 @@ from gpt2train.data.bpe_tables import (
     save_tokenizer,  # noqa: F401
     tokenizer_files,
 )
-from gpt2train.data.post_processor import ids_before_text
 from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
 from gpt2train.data.tokenizer_reader import (
     KINDS,
@@ -42,6 +41,7 @@ from gpt2train.data.tokenizer_reader import (
     added_of,
     adds_bos,
     has_prefix,
+    ids_before_text,
     read_files,
     spaces_each,
     tables_of,
@@ -84,28 +84,20 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
 
 
 def load_model_tokenizer(folder: str | PathLike[str], rows: int) -> Tokenizer:
-    """Load the tokenizer of a model, and check that it fits; errors as `load_tokenizer` and `check_rows`."""
-    tokenizer = open_tokenizer(read_files(folder, rows), str(folder))
-    check_rows(tokenizer, rows, folder)
-    return tokenizer
+    """Load the tokenizer of a model, whose vocabulary has so many rows.
 
-
-def check_rows(tokenizer: Tokenizer, rows: int, source: str | PathLike[str]) -> None:
-    """Check that a model has a row for each token. It may have more: Qwen's has some hundred that stand for no token.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        rows: size of the model's vocabulary.
-        source: folder of the tokenizer, for error messages.
+    It may have more rows than tokens: Qwen's has some hundred that stand for no token.
 
     Raises:
-        UserError: the tokenizer has an id that the model does not know.
+        UserError: as `load_tokenizer`, or the tokenizer has an id that the model does not know.
     """
+    tokenizer = open_tokenizer(read_files(folder, rows), str(folder))
     if (size := vocab_size(tokenizer)) > rows:
         raise UserError(
-            f"the tokenizer {source} has {size} entries, the model {rows}; "
+            f"the tokenizer {folder} has {size} entries, the model {rows}; "
             "give the tokenizer that the model was trained with"
         )
+    return tokenizer
 
 
 def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:

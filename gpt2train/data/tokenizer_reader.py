@@ -31,7 +31,6 @@ from gpt2train.data.bpe_tables import (
     parse_tables,
     tables_of_json,
 )
-from gpt2train.data.post_processor import ids_before_text
 from gpt2train.data.sentencepiece_model import MODEL, MODEL_NAMES, SentencePieceTokenizer
 from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
 from gpt2train.errors import UserError
@@ -73,14 +72,11 @@ def read_files(path: str | PathLike[str], rows: int | None = None) -> dict[str, 
     if not place.is_file() or place.suffix.lower() in ARCHIVES:
         check_folder(place)
         return collect_files(lambda name: (place / name).read_bytes(), str(place), rows)
-    names = _group(place.name)
-    if len(names) == 1:
-        return {next(iter(names)): _read(place)}
-    return collect_files(lambda name: (place.parent / name).read_bytes(), str(place.parent), rows, names | BESIDE)
+    return collect_files(lambda name: (place.parent / name).read_bytes(), str(place.parent), rows, _group(place.name))
 
 
 def _group(file: str) -> dict[str, tuple[str, ...]]:
-    """Return the files of a tokenizer that one of them stands for, as in `NAMES`; a single one stands alone.
+    """Return the files of a tokenizer that one of them stands for, as in `NAMES`, with those beside a known name.
 
     Raises:
         UserError: the file is of an unknown kind.
@@ -88,10 +84,10 @@ def _group(file: str) -> dict[str, tuple[str, ...]]:
     for ending in (VOCAB, MERGES):
         if file.endswith(f"-{ending}"):
             stem = file.removesuffix(ending)
-            return {VOCAB: (f"{stem}{VOCAB}",), MERGES: (f"{stem}{MERGES}",)}
+            return {VOCAB: (f"{stem}{VOCAB}",), MERGES: (f"{stem}{MERGES}",), **BESIDE}
     canonical = next((name for name, published in NAMES.items() if file in published), None)
     if canonical in (VOCAB, MERGES):
-        return {name: NAMES[name] for name in (VOCAB, MERGES)}
+        return {name: NAMES[name] for name in (VOCAB, MERGES)} | BESIDE
     if canonical in (MODEL, VOCAB_TXT):
         return {canonical: (file,), **BESIDE}
     kinds = {".model": MODEL, ".json": TOKENIZER}
@@ -134,22 +130,19 @@ def collect_files(
 
 def _with_added(files: Mapping[str, bytes], source: str, rows: int | None) -> dict[str, bytes]:
     """Return the files that change by the tokens which files beside a tokenizer add."""
-    if TOKENIZER in files:
-        added = stated_tokens(files, source)
-        text = with_added(text_of(files, TOKENIZER, source), added, source, rows) if added else None
-        return {} if text is None else {TOKENIZER: text.encode()}
-    if VOCAB in files and MERGES in files:
-        return _tables_with_added(files, source, rows)
-    if MODEL in files:
-        return _pieces_with_added(files, source, rows)
-    if VOCAB_TXT in files and (added := stated_tokens(files, source)):
-        try:
-            plain = wordpiece_of(files, source).to_str()
-        except ValueError:  # its message comes where it is opened
-            return {}
-        text = with_added(plain, added, source, rows)
-        return {} if text is None else {TOKENIZER: text.encode()}
-    return {}
+    if TOKENIZER not in files:
+        if VOCAB in files and MERGES in files:
+            return _tables_with_added(files, source, rows)
+        if MODEL in files:
+            return _pieces_with_added(files, source, rows)
+    if not files.keys() & {TOKENIZER, VOCAB_TXT} or not (added := stated_tokens(files, source)):
+        return {}
+    try:
+        plain = text_of(files, TOKENIZER, source) if TOKENIZER in files else wordpiece_of(files, source).to_str()
+    except ValueError:  # its message comes where it is opened
+        return {}
+    text = with_added(plain, added, source, rows)
+    return {} if text is None else {TOKENIZER: text.encode()}
 
 
 def _tables_with_added(files: Mapping[str, bytes], source: str, rows: int | None) -> dict[str, bytes]:
@@ -203,8 +196,8 @@ def _pieces_with_added(files: Mapping[str, bytes], source: str, rows: int | None
 def spaces_each(files: Mapping[str, bytes]) -> bool:
     """Return True if each part of a text between added tokens gets a first space; else the first part alone."""
     config = config_of(files)
-    found = config.get(LEGACY)
-    return found if isinstance(found, bool) else config.get("tokenizer_class") not in BOS_CLASSES
+    found = _flag(config, LEGACY)
+    return config.get("tokenizer_class") not in BOS_CLASSES if found is None else found
 
 
 def added_of(files: Mapping[str, bytes]) -> list[Added]:
@@ -239,6 +232,25 @@ def tables_of(files: Mapping[str, bytes], source: str) -> Tables | None:
     return from_json
 
 
+def ids_before_text(processor: dict[str, Any] | None) -> list[int]:
+    """Return the ids that a post-processor, in the form of a `tokenizer.json`, puts before a single text."""
+    if processor is None:
+        return []
+    match processor["type"]:
+        case "TemplateProcessing":
+            found: list[int] = []
+            for piece in processor["single"]:
+                if "Sequence" in piece:
+                    break
+                found += processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+            return found
+        case "BertProcessing" | "RobertaProcessing":
+            return [processor["cls"][1]]
+        case "Sequence":  # each one takes the result of the one before
+            return [number for inner in reversed(processor["processors"]) for number in ids_before_text(inner)]
+    return []
+
+
 def has_prefix(files: Mapping[str, bytes]) -> bool:
     """Return True if a `tokenizer.json` puts tokens before a text, which GPT-2's three files would lose."""
     content = files.get(TOKENIZER, b"")
@@ -270,8 +282,8 @@ def _flag(config: Mapping[str, Any], name: str) -> bool | None:
 def adds_bos(files: Mapping[str, bytes]) -> bool:
     """Return True if texts begin with `<s>` by `tokenizer_config.json`, or by the default of its class."""
     config = config_of(files)
-    found = config.get("add_bos_token")
-    return found if isinstance(found, bool) else config.get("tokenizer_class") in BOS_CLASSES
+    found = _flag(config, "add_bos_token")
+    return config.get("tokenizer_class") in BOS_CLASSES if found is None else found
 
 
 def config_of(files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -284,19 +296,8 @@ def config_of(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def text_of(files: Mapping[str, bytes], name: str, source: str) -> str:
-    """Return the content of a file as text.
-
-    Raises:
-        UserError: it is not UTF-8.
-    """
+    """Return the content of a file as text; UserError if it is not UTF-8."""
     try:
         return files[name].decode()
     except UnicodeDecodeError as error:
         raise UserError(f"cannot read {source}/{name}: {error}; copy the folder again") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; check the file") from error

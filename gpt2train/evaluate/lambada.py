@@ -27,7 +27,7 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.metrics import Metric, Result, perplexity, significant
 from gpt2train.evaluate.passages import last_unit, read_passages, unigram_perplexity
-from gpt2train.evaluate.scoring_request import Pair, Score, ScoringRequest
+from gpt2train.evaluate.scoring_request import Pair, Score, ScoringRequest, encode_pairs
 
 DEFINITIONS = {
     "lambada_openai": "strict whole word: every token of ' ' + text.split(' ')[-1] is the most likely one, the passage "
@@ -42,16 +42,9 @@ BY_CHARACTERS = "; in passages of scripts without spaces between words: the last
 
 
 def openai_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
-    """Return contexts and targets as lm-evaluation-harness does: the encoded passage, split after the context's tokens.
-
-    Spaces at the end of the context belong to the target; an empty context becomes `<|endoftext|>`, or what the
-    tokenizer's template puts before a text, which precedes every context.
-    """
-    contexts = [text.rpartition(" ")[0].rstrip() for text in passages]
-    # The target begins with a space even if the text has none.
-    whole = encode_ordinary(tokenizer, [text if " " in text else f" {text}" for text in passages])
-    heads = encode_ordinary(tokenizer, contexts)
-    pairs = [_pair(tokenizer, ids[: len(head)], ids[len(head) :]) for ids, head in zip(whole, heads, strict=True)]
+    """Return contexts and targets as lm-evaluation-harness does; a target begins with a space in any case."""
+    parts = (text.rpartition(" ") for text in passages)
+    pairs = encode_pairs(tokenizer, [(context, f" {word}") for context, _, word in parts])
     return _with_characters(tokenizer, passages, pairs)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from gpt2train.data.template import prefix_ids, start_ids
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary
 from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -73,3 +75,21 @@ class Pair:
         return ScoringRequest(
             (self.context + self.target)[-(context_length + 1) :], min(len(self.target), context_length)
         )
+
+
+def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
+    """Encode contexts and continuations as lm-evaluation-harness does; each distinct text is encoded once.
+
+    Both are encoded together and split after as many tokens as the context alone has; spaces at the end of the context
+    belong to the continuation. A context comes after what the template puts before a text, and an empty one is what a
+    document follows (`start_ids`).
+    """
+    heads = [before.rstrip() for before, _ in pairs]
+    wholes = [before + after for before, after in pairs]
+    texts = list(dict.fromkeys([*heads, *wholes]))
+    ids = dict(zip(texts, encode_ordinary(tokenizer, texts), strict=True))
+    prefix, start = tuple(prefix_ids(tokenizer)), tuple(start_ids(tokenizer))
+    return [
+        Pair((*prefix, *ids[whole][: len(ids[head])]) or start, tuple(ids[whole][len(ids[head]) :]))
+        for head, whole in zip(heads, wholes, strict=True)
+    ]

@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 from gpt2train.config import CONFIG_FILE, Corpus, RunConfig, read_run_config
 from gpt2train.config.data import split_weights
 from gpt2train.data.document_split import Part
-from gpt2train.data.indexed import idx_path
+from gpt2train.data.indexed import TokenDataset, idx_path
 from gpt2train.data.run_tokenizer import find_run_tokenizer
 from gpt2train.data.samples import validation_corpora
-from gpt2train.data.indexed import TokenDataset
 from gpt2train.data.sharded_dataset import open_tokens, shard_prefixes
 from gpt2train.data.suffix_index import index_root
 from gpt2train.data.suffix_search import Span, SuffixIndex, find_spans

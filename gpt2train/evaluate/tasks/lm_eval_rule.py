@@ -7,8 +7,7 @@
 | greedy | log p(delimiter + target given context) | every token is the most likely one |
 | perplexity | log p(text), in disjoint windows, the last one with full context | none |
 
-Context and continuation are encoded together and split after as many tokens as the context alone has; spaces at the end
-of the context belong to the continuation. An empty context is what a document follows (`start_ids`).
+Context and continuation are encoded as `encode_pairs` does.
 """
 
 import math
@@ -16,10 +15,10 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from gpt2train.data.template import prefix_ids, start_ids
+from gpt2train.data.template import start_ids
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary
 from gpt2train.errors import UserError
-from gpt2train.evaluate.scoring_request import Pair, Score, ScoringRequest
+from gpt2train.evaluate.scoring_request import Score, ScoringRequest, encode_pairs
 from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.tasks.items import Item, pick
 from gpt2train.evaluate.tasks.verdict import Plan, Verdict
@@ -70,19 +69,6 @@ def draw_examples(items: Sequence[Item], shots: int, count: int) -> list[list[It
 
 def _example(item: Item, task: Task) -> str:
     return pick(item.contexts, item.answer) + task.delimiter + pick(item.targets, item.answer) + SHOT_END
-
-
-def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
-    """Encode contexts and continuations; each distinct text is encoded once."""
-    heads = [before.rstrip() for before, _ in pairs]
-    wholes = [before + after for before, after in pairs]
-    texts = list(dict.fromkeys([*heads, *wholes]))
-    ids = dict(zip(texts, encode_ordinary(tokenizer, texts), strict=True))
-    prefix, start = tuple(prefix_ids(tokenizer)), tuple(start_ids(tokenizer))
-    return [
-        Pair((*prefix, *ids[whole][: len(ids[head])]) or start, tuple(ids[whole][len(ids[head]) :]))
-        for head, whole in zip(heads, wholes, strict=True)
-    ]
 
 
 def _plan_texts(texts: Sequence[str], tokenizer: Tokenizer, context: int) -> list[Plan]:
