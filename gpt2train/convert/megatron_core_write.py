@@ -8,12 +8,12 @@ With `release` Megatron-LM loads no optimizer and starts at iteration 0. For tor
 time, for torch the state of one rank.
 """
 
-import argparse
 import contextlib
 import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,7 @@ from torch import Tensor
 from gpt2train.convert.dist_tensors import DistWriter
 from gpt2train.convert.megatron_args import make_args
 from gpt2train.convert.megatron_buffers import ALIGNMENT, buffer_places, world_places
-from gpt2train.convert.megatron_folder import (
-    BACKEND_FILE,
-    COMMON,
-    DISTRIBUTED_OPTIMIZER,
-    FILES,
-    TRACKER,
-    rank_name,
-)
+from gpt2train.convert.megatron_folder import BACKEND_FILE, COMMON, DISTRIBUTED_OPTIMIZER, FILES, TRACKER, rank_name
 from gpt2train.convert.megatron_names import core_parameters, split_dim
 from gpt2train.convert.megatron_parts import check_layout, megatron_rows, padded
 from gpt2train.convert.optimizer_state import OptimizerState
@@ -77,36 +70,28 @@ class Target:
     distributed_optimizer: bool = False
 
 
+DEFAULT_TARGET = Target()
+
+
 def write_megatron_core(
     folder: Path,
     weights: LazyWeights,
     optimizer: OptimizerState | None = None,
     form: CoreFormat = "torch_dist",
-    target: Target | None = None,
+    target: Target = DEFAULT_TARGET,
 ) -> None:
-    """Write a checkpoint, atomically.
-
-    Args:
-        folder: folder to write; it must not exist, or be empty.
-        weights: weights of the model.
-        optimizer: state of the optimizer.
-        form: format of the checkpoint.
-        target: layout and data types.
+    """Write a checkpoint into a folder that does not exist or is empty, atomically.
 
     Raises:
         UserError: the layout does not divide the model, or the folder is not empty.
     """
-    target = target or Target()
     check_layout(folder, weights, target.tp, target.pp)
     iteration = optimizer.iteration if optimizer else 0
     name = f"iter_{iteration:07d}" if optimizer else "release"
     with atomic_folder(folder) as draft:
         (draft / name).mkdir()
         writer = _Writer(weights, optimizer, target)
-        if form == "torch_dist":
-            writer.write_dist(draft / name)
-        else:
-            writer.write_ranks(draft / name)
+        (writer.write_dist if form == "torch_dist" else writer.write_ranks)(draft / name)
         (draft / TRACKER).write_text(str(iteration) if optimizer else name, encoding="utf-8")
 
 
@@ -158,19 +143,15 @@ class _Writer:
             for kind in STATE:
                 moment = self._optimizer.tensors[f"{ours}.{kind}"]
                 entries.append(([f"optimizer.state.{kind}.{key}"], self._whole(ours, moment, torch.float32, False)))
+        dim = split_dim(ours)
         for keys, value in entries:
-            parts = self._split(ours, value)
-            whole = list(value.shape)
-            for rank, part in enumerate(parts):
-                offset = [0] * value.dim()
-                if len(parts) > 1:
-                    dim = split_dim(ours)
-                    assert dim is not None
+            for rank, part in enumerate(self._split(ours, value)):
+                whole, offset = list(value.shape), [0] * value.dim()
+                if dim is not None:
                     offset[dim] = rank * part.shape[dim]
                 if layer is not None:
-                    writer.tensor(files[rank], keys, [self._shape.layers, *whole], [layer, *offset], part[None])
-                else:
-                    writer.tensor(files[rank], keys, whole, offset, part)
+                    whole, offset, part = [self._shape.layers, *whole], [layer, *offset], part[None]
+                writer.tensor(files[rank], keys, whole, offset, part)
 
     def _write_extra(self, writer: DistWriter, file: Any) -> None:
         layers = self._shape.layers
@@ -180,12 +161,10 @@ class _Writer:
 
     def write_ranks(self, folder: Path) -> None:
         """Write format torch."""
-        target = self._target
-        for stage in range(target.pp):
-            for rank in range(target.tp):
-                place = folder / rank_name(rank, stage, target.pp)
-                place.mkdir()
-                self._write_rank(place, rank, stage)
+        for stage, rank in product(range(self._target.pp), range(self._target.tp)):
+            place = folder / rank_name(rank, stage, self._target.pp)
+            place.mkdir()
+            self._write_rank(place, rank, stage)
 
     def _write_rank(self, folder: Path, rank: int, stage: int) -> None:
         target, shape = self._target, self._shape
@@ -235,8 +214,8 @@ class _Writer:
 
     def _buffers(self, masters: list[Tensor], moments: Mapping[str, list[Tensor]], stage: int) -> dict[Any, Any]:
         """Flat buffers of one bucket, but for a tied embedding with pipeline parallelism, which has its own."""
-        last = len(masters) - 1
-        own = () if self._target.pp == 1 else (0,) if stage == 0 else (last,) if stage == self._target.pp - 1 else ()
+        pp = self._target.pp
+        own = () if pp == 1 else (0,) if stage == 0 else (len(masters) - 1,) if stage == pp - 1 else ()
         buckets = buffer_places([tensor.numel() for tensor in masters], ALIGNMENT, None, own)
         places, total = world_places(buckets, own, ALIGNMENT)
         buffers: dict[str, Any] = {}
@@ -252,7 +231,7 @@ class _Writer:
         """Content of every rank's file besides the model."""
         target, state = self._target, self._optimizer
         iteration = state.iteration if state else 0
-        args: argparse.Namespace = make_args(self._shape, self._rows, target.tp, target.pp, target.dtype, iteration)
+        args = make_args(self._shape, self._rows, target.tp, target.pp, target.dtype, iteration)
         args.consumed_train_samples = state.samples if state else 0
         args.transformer_impl, args.use_mcore_models = target.spec, True
         args.ckpt_format, args.use_dist_ckpt = form, form == "torch_dist"
@@ -269,8 +248,7 @@ class _Writer:
         """Return the parameter groups of Megatron's optimizers, without the parameters."""
         state = self._optimizer
         assert state is not None
-        shared = ADAM | dict(state.group)
-        schedule = state.schedule
+        shared, schedule = ADAM | dict(state.group), state.schedule
         more = {
             "lr_mult": 1.0,
             "is_expert_parallel": False,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from gpt2train.convert.hf_gpt2 import join_heads, split_heads
 from gpt2train.convert.settings import Spec
 from gpt2train.model.shape import Shape
 
@@ -99,12 +100,7 @@ def old_name(name: str) -> str:
 
 
 def layer_names(ours: int, theirs: int) -> dict[str, str]:
-    """Map our names of a block's parameters to Megatron's.
-
-    Args:
-        ours: index of the layer in the model.
-        theirs: index of the layer in its pipeline stage.
-    """
+    """Map our names of a block's parameters, by its number in the model, to Megatron's, by that in its stage."""
     return {
         f"blocks.{ours}.{our_name}.{part}": f"encoder.layers.{theirs}.{their_name}.{part}"
         for our_name, their_name in LAYER.items()
@@ -116,14 +112,10 @@ def rows_from(version: int, rows: Tensor, heads: int) -> Tensor:
     """Reorder the rows of a fused projection from a checkpoint version's order to ours, [head, (q, k, v), head_dim].
 
     Version 0 has [(q, k, v), head, head_dim], version 1 [head, head_dim, (q, k, v)]; versions 2 and 3 have our order.
-
-    Args:
-        version: checkpoint version.
-        rows: weight or bias of one tensor-parallel rank; dimension 0 is reordered.
-        heads: number of heads of that rank.
+    The rows, of a weight or a bias, and the heads are those of one tensor-parallel rank.
     """
     if version == 0:
-        return rows.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+        return join_heads(rows, heads)
     if version == 1:
         return rows.unflatten(0, (heads, -1, 3)).transpose(1, 2).flatten(0, 2)
     return rows
@@ -132,7 +124,7 @@ def rows_from(version: int, rows: Tensor, heads: int) -> Tensor:
 def rows_to(version: int, rows: Tensor, heads: int) -> Tensor:
     """Reorder the rows of a fused projection from our order to a checkpoint version's; inverse of `rows_from`."""
     if version == 0:
-        return rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        return split_heads(rows, heads)
     if version == 1:
         return rows.unflatten(0, (heads, 3, -1)).transpose(1, 2).flatten(0, 2)
     return rows
