@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpt2train.convert import megatron_dist
-from gpt2train.convert.megatron_args import check_args, check_tensors, number
+from gpt2train.convert.megatron_args import args_of, check_args, check_tensors
 from gpt2train.convert.megatron_folder import COMMON, backend, iteration_folder, rank_files
 from gpt2train.convert.megatron_names import EMBEDDING, HEAD, TOP, canonical, split_of
 from gpt2train.convert.megatron_optimizer import NotConvertedError
@@ -27,8 +27,7 @@ from gpt2train.convert.optimizer_state import OptimizerState
 from gpt2train.convert.safe_pickle import PickleStub, read_pickle
 from gpt2train.errors import UserError
 from gpt2train.model.families import sizes
-from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
-from gpt2train.model.shape import Shape
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes
 from gpt2train.settings import flatten
 
 NO_OPTIMIZER = "the optimizer's state is not converted"
@@ -58,12 +57,6 @@ class MegatronCheckpoint:
     """Opened checkpoint."""
 
     weights: LazyWeights
-    folder: Path
-    version: int
-    """Checkpoint version, 0 to 3; defines the row order of the fused projection."""
-    tp: int
-    pp: int
-    """Pipeline stages; each may have several chunks of the model."""
     notes: tuple[str, ...]
     """Notes for the user on what is not converted."""
     optimizer: OptimizerState | None = None
@@ -111,29 +104,34 @@ def _open_ranks(
                     f"{grid[ranks]} is of another save: {key} {state.get(key)}, but {first.get(key)} on the first rank"
                 )
     # 0 if it is missing, as in Megatron-LM; Megatron-Core has had one order only.
-    version = int(first.get("checkpoint_version") or (3 if _is_core(first) else 0))
+    model = first.get("model", first.get("model0"))
+    is_core = isinstance(model, Mapping) and any(str(name).startswith("decoder.") for name in model)
+    version = int(first.get("checkpoint_version") or (3 if is_core else 0))
     if version not in (0, 1, 2, 3):
         raise UserError(f"{folder} has checkpoint_version {first['checkpoint_version']}; 0, 1, 2 and 3 are supported")
-    args = _args(first)
+    args = args_of(first)
     check_args(args, tp, pp, str(folder))
-    pieces = [(p, v) for v in range(_num_chunks(first)) for p in range(pp)]  # in the order of the model
+    number = 1 if "model" in first else sum(bool(re.fullmatch(r"model\d+", key)) for key in first)
+    pieces = [(p, v) for v in range(number) for p in range(pp)]  # in the order of the model
     chunks = [_chunk(states, p, v, tp) for p, v in pieces]
     _check_pieces(chunks, folder)
     parts = collect_tensors(chunks, folder)
     rows, hidden = sum(len(part) for part in parts["wte.weight"]), parts["wte.weight"][0].shape[1]
     shape = shape_of(parts, rows, hidden, len(parts["wpe.weight"][0]), args, vocab, heads, folder)
-    if any(shape.heads % tp for _ in chunks) or shape.hidden % shape.heads:
+    if shape.heads % tp or shape.hidden % shape.heads:
         raise UserError(f"{folder}: {shape.heads} heads fit neither {tp} ranks nor a width of {shape.hidden}")
     tensors = {name: merged(name, parts[name], shape, version) for name in parts}
-    _check(tensors, shape, folder)
-    _check_tie(chunks, parts["wte.weight"], folder)
+    check_sizes({name: stored.size for name, stored in tensors.items()}, sizes(shape), str(folder))
+    for rank, embedding in zip(chunks[-1], parts["wte.weight"], strict=True):
+        if HEAD in rank and not torch.equal(rank[HEAD], embedding):
+            raise UserError(f"{folder}: {HEAD} differs from {EMBEDDING}; only tied embeddings are supported")
     notes, optimizer = tuple[str, ...](), None
     try:
         masters, optimizer = open_optimizer(states, grid, pieces, chunks, shape, version)
         tensors |= masters
     except NotConvertedError as error:
         notes = (f"{NO_OPTIMIZER}: {error}",)
-    return MegatronCheckpoint(LazyWeights(shape, tensors), folder, version, tp, pp, notes, optimizer)
+    return MegatronCheckpoint(LazyWeights(shape, tensors), notes, optimizer)
 
 
 def _open_dist(folder: Path, vocab: int | None, heads: int | None) -> MegatronCheckpoint:
@@ -145,8 +143,7 @@ def _open_dist(folder: Path, vocab: int | None, heads: int | None) -> MegatronCh
         if name not in stored or len(stored[name].size) != 2:
             raise UserError(f"{folder} has no tensor {TOP[name]}; it belongs to another model or is incomplete")
     (rows, hidden), (positions, _) = stored["wte.weight"].size, stored["wpe.weight"].size
-    args = _args(common)
-    shape = shape_of(stored, rows, hidden, positions, args, vocab, heads, folder)
+    shape = shape_of(stored, rows, hidden, positions, args_of(common), vocab, heads, folder)
     if shape.hidden % shape.heads:
         raise UserError(f"{folder}: {shape.heads} heads do not fit a width of {shape.hidden}")
     known = sizes(shape)
@@ -158,13 +155,7 @@ def _open_dist(folder: Path, vocab: int | None, heads: int | None) -> MegatronCh
     except NotConvertedError as error:
         weights = megatron_dist.open_weights(tensors, shape, stored)
         notes = (f"{NO_OPTIMIZER}: {error}",)
-    tp, pp = number(args, "tensor_model_parallel_size") or 1, number(args, "pipeline_model_parallel_size") or 1
-    return MegatronCheckpoint(LazyWeights(shape, weights), folder, 3, tp, pp, notes, optimizer)
-
-
-def _args(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    args = saved.get("args")
-    return vars(args) if isinstance(args, argparse.Namespace) else {}
+    return MegatronCheckpoint(LazyWeights(shape, weights), notes, optimizer)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -172,15 +163,6 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not ("model" in state or "model0" in state):
         raise UserError(f"{file} has no model; it is not a Megatron-LM checkpoint")
     return state
-
-
-def _is_core(state: Mapping[str, Any]) -> bool:
-    model = state.get("model", state.get("model0"))
-    return isinstance(model, Mapping) and any(str(name).startswith("decoder.") for name in model)
-
-
-def _num_chunks(state: Mapping[str, Any]) -> int:
-    return 1 if "model" in state else sum(bool(re.fullmatch(r"model\d+", key)) for key in state)
 
 
 def _chunk(states: Mapping[tuple[int, int], dict[str, Any]], pp: int, chunk: int, tp: int) -> list[Tensors]:
@@ -210,14 +192,3 @@ def _check_pieces(chunks: list[list[Tensors]], folder: Path) -> None:
             size = [n * len(ranks) if at == dim else n for at, n in enumerate(tensor.shape)]
             found.setdefault(name, tuple(size))
     check_tensors(found, str(folder))
-
-
-def _check(tensors: Mapping[str, LazyTensor], shape: Shape, folder: Path) -> None:
-    check_sizes({name: stored.size for name, stored in tensors.items()}, sizes(shape), str(folder))
-
-
-def _check_tie(chunks: list[list[Tensors]], embedding: list[Tensor], folder: Path) -> None:
-    """Check that the last stage's output embedding equals the token embedding."""
-    for rank, expected in zip(chunks[-1], embedding, strict=True):
-        if HEAD in rank and not torch.equal(rank[HEAD], expected):
-            raise UserError(f"{folder}: {HEAD} differs from {EMBEDDING}; only tied embeddings are supported")

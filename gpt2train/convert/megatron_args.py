@@ -1,13 +1,13 @@
 """The `args` of a Megatron-LM checkpoint: validation for a GPT-2, and creation."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from gpt2train.convert.megatron_folder import EXACT_GELU
-from gpt2train.convert.megatron_names import EMBEDDING, HEAD, POSITIONS
+from gpt2train.convert.megatron_names import EMBEDDING, POSITIONS
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 
@@ -30,11 +30,15 @@ GPT2_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
-# The fused kernel and `openai_gelu` approximate GELU by tanh; without both it is exact.
+def args_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `args` in the content of a file; empty if there are none."""
+    args = saved.get("args")
+    return vars(args) if isinstance(args, argparse.Namespace) else {}
 
 
 def options_of_args(args: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the options of the family gpt2 that a checkpoint has."""
+    # The fused kernel and `openai_gelu` approximate GELU by tanh; without both it is exact.
     exact = args.get("bias_gelu_fusion") is False and not args.get("openai_gelu")
     return (EXACT_GELU,) if exact else ()
 
@@ -43,7 +47,7 @@ def number(args: Mapping[str, Any], *names: str) -> int | None:
     """Return the first of these settings that is a positive whole number."""
     for name in names:
         value = args.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if type(value) is int and value > 0:
             return value
     return None
 
@@ -51,11 +55,7 @@ def number(args: Mapping[str, Any], *names: str) -> int | None:
 def check_args(args: Mapping[str, Any], tp: int | None, pp: int | None, where: str) -> None:
     """Check that a checkpoint is a GPT-2 and that all of its ranks are present.
 
-    Args:
-        args: arguments in the checkpoint.
-        tp: tensor-parallel ranks found; None if the files do not depend on the layout.
-        pp: pipeline stages found; None likewise.
-        where: name of the checkpoint, for error messages.
+    The ranks `tp` and `pp` are those found; None if the files do not depend on the layout.
 
     Raises:
         UserError: it is not; the message names the setting.
@@ -80,11 +80,7 @@ def check_args(args: Mapping[str, Any], tp: int | None, pp: int | None, where: s
 
 
 def check_tensors(found: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Check by its tensors that a model is a GPT-2, for checkpoints without `args`.
-
-    Args:
-        found: sizes of the whole tensors, by their names in the newer naming of Megatron-LM.
-        where: name of the checkpoint, for error messages.
+    """Check by its tensors, their whole sizes by their newer names, that a model is a GPT-2, as `args` may be missing.
 
     Raises:
         UserError: it is another architecture; the message names the setting.
@@ -111,26 +107,10 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], where: str) -> None:
             raise UserError(f"{where}: {key} is {value}; this is not supported, only a plain GPT-2 can be converted")
 
 
-def check_untied(keys: Iterable[str], where: str) -> None:
-    """Check that there is no output projection beside the token embedding.
-
-    Raises:
-        UserError: there is one.
-    """
-    if HEAD in keys:
-        raise UserError(f"{where}: untie_embeddings_and_output_weights is True; only False, as in GPT-2, is supported")
-
-
 def make_args(shape: Shape, rows: int, tp: int, pp: int, dtype: torch.dtype, iteration: int) -> argparse.Namespace:
     """Return the `args` that describe the model and that Megatron-LM compares with its command line on loading.
 
-    Args:
-        shape: shape of the model.
-        rows: rows of the token embedding, with padding.
-        tp: tensor-parallel degree.
-        pp: pipeline stages.
-        dtype: data type of the stored weights.
-        iteration: iteration of the checkpoint.
+    The token embedding has `rows` rows with padding.
     """
     return argparse.Namespace(
         num_layers=shape.layers,

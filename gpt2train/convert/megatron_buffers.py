@@ -11,7 +11,7 @@ The rules have changed between releases. A layout is taken only if each `param`,
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gpt2train.convert.dist_tensors import DistTensors
-from gpt2train.convert.megatron_args import number
+from gpt2train.convert.megatron_args import args_of, number
 from gpt2train.convert.megatron_names import CORE_ORDER, core_parameters, split_dim
 from gpt2train.convert.megatron_optimizer import NotConvertedError, progress, same_value
 from gpt2train.convert.megatron_parts import padded
@@ -80,12 +80,7 @@ def world_places(places: Sequence[Place], own: Sequence[int], alignment: int) ->
 def buffer_tensors(
     flat: Mapping[str, Any], weights: Sequence[Tensor], args: Mapping[str, Any]
 ) -> dict[str, list[Tensor]]:
-    """Cut the buffer of a file `distrib_optim.pt` into the tensors of the parameters.
-
-    Args:
-        flat: buffers by key.
-        weights: weights of the rank, in the order of its modules.
-        args: arguments in the checkpoint.
+    """Cut the buffers of a file `distrib_optim.pt` into the tensors of the rank's parameters, in the modules' order.
 
     Raises:
         NotConvertedError: no known layout fits.
@@ -110,16 +105,7 @@ def buffer_tensors(
 def open_buffers(
     tensors: DistTensors, common: Mapping[str, Any], shape: Shape, weights: Mapping[str, LazyTensor]
 ) -> tuple[dict[str, LazyTensor], OptimizerState]:
-    """Open the buffers in format `dp_reshardable`.
-
-    Args:
-        tensors: tensors of the folder.
-        common: content of `common.pt`.
-        shape: shape of the model.
-        weights: weights of the model, which show the right layout.
-
-    Returns:
-        Float32 weights, and the state of the optimizer.
+    """Open the float32 weights and the optimizer's state in format `dp_reshardable`; `weights` show the right layout.
 
     Raises:
         NotConvertedError: no known layout fits.
@@ -133,8 +119,7 @@ def open_buffers(
     ranks, chunks = 1 + max((r for r, _ in buckets), default=-1), 1 + max((c for _, c in buckets), default=-1)
     if not buckets or len(buckets) != ranks * chunks:
         raise NotConvertedError("it lacks the buffers of some ranks")
-    args = vars(common["args"]) if "args" in common else {}
-    recorded = number(args, "tensor_model_parallel_size")
+    recorded = number(args_of(common), "tensor_model_parallel_size")
     degrees = [recorded] if recorded else [tp for tp in range(1, ranks + 1) if ranks % tp == 0]
     for tp, spec, alignment in product(degrees, CORE_ORDER, (ALIGNMENT, 1)):
         if ranks % tp or shape.heads % tp or shape.layers % (ranks // tp * chunks):
@@ -154,9 +139,8 @@ def open_buffers(
 def _state(
     tensors: DistTensors, common: Mapping[str, Any], found: Mapping[str, Mapping[str, LazyTensor]]
 ) -> OptimizerState:
-    # The groups are an object of each rank, with the step.
     saved = tensors.entry(f"{BUFFER_PREFIX}dp_group_idx_0.optimizer/shard_0_1")
-    groups = saved[0] if isinstance(saved, list) and saved else None
+    groups = saved[0] if isinstance(saved, list) and saved else None  # an object of each rank, with the step
     place = progress({**common, "optimizer": groups} if isinstance(groups, Mapping) else common)
     state = {f"{n}.{kind}": t for kind in BUFFER_KEYS[1:] for n, t in found[kind].items()}
     steps = {f"{name}.step": step_tensor(place.updates) for name in found["param"]}
@@ -211,28 +195,24 @@ def _rows(lengths: Sequence[int], shape: Shape, tp: int, names: Sequence[str], a
 def _numel(name: str, shape: Shape, tp: int, rows: int) -> int:
     if name == "wte.weight":
         return rows * shape.hidden
-    numel = math.prod(sizes(shape)[name])
-    return numel // tp if split_dim(name) is not None else numel
+    return math.prod(sizes(shape)[name]) // (1 if split_dim(name) is None else tp)
 
 
 def _lazy(
     tensors: DistTensors, pieces: Sequence[Piece], kind: str, name: str, shape: Shape, size: tuple[int, ...]
 ) -> LazyTensor:
-    dim = split_dim(name)
-
-    def parts(dtype: torch.dtype) -> Iterator[Tensor]:
-        for key, start, end in pieces if dim is not None else pieces[:1]:
-            flat = tensors.read(f"{key}{kind}", dtype, (start, end))
-            local = list(size)
-            if dim is not None:
-                local[dim] //= len(pieces)
-            yield flat.view(-1, size[1]) if name == "wte.weight" else flat.view(local)
+    dim, local = split_dim(name), list(size)
+    if dim is not None:
+        local[dim] //= len(pieces)
+    if name == "wte.weight":
+        local[0] = -1  # with the rank's padding
 
     def read(dtype: torch.dtype) -> Tensor:
-        whole = list(parts(dtype))
-        return padded(
-            name, torch.cat(whole, dim=dim) if dim is not None else whole[0], shape.padded_vocab, kind == "param"
-        )
+        parts = [
+            tensors.read(f"{key}{kind}", dtype, (start, end)).view(local)
+            for key, start, end in (pieces[:1] if dim is None else pieces)
+        ]
+        return padded(name, parts[0] if dim is None else torch.cat(parts, dim=dim), shape.padded_vocab, kind == "param")
 
     return LazyTensor(size, read)
 

@@ -12,7 +12,6 @@ The optimizer's state lies beside the weights, as `optimizer.state.<kind>.<weigh
 format `dp_reshardable`, as flat buffers of each rank (`gpt2train.convert.megatron_buffers`).
 """
 
-import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,9 +22,9 @@ import torch
 from torch import Tensor
 
 from gpt2train.convert.dist_tensors import DistTensors
-from gpt2train.convert.megatron_args import check_args, check_tensors, check_untied
+from gpt2train.convert.megatron_args import args_of, check_args, check_tensors
 from gpt2train.convert.megatron_buffers import BUFFER_PREFIX, open_buffers
-from gpt2train.convert.megatron_names import FINAL, TOP, canonical, layer_names
+from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, canonical, layer_names
 from gpt2train.convert.megatron_optimizer import NotConvertedError, progress
 from gpt2train.convert.megatron_parts import padded
 from gpt2train.convert.optimizer_state import OptimizerState, step_tensor
@@ -33,6 +32,7 @@ from gpt2train.errors import UserError
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.model.shape import Shape
+from gpt2train.training.adamw import STATE
 
 STATE_PREFIX = "optimizer.state."
 MASTERS = ("fp32_param", "param")  # float32 copies of the weights, by the kind of optimizer
@@ -68,7 +68,8 @@ def parameters(tensors: DistTensors, prefix: str, where: str) -> dict[str, Store
         else:
             named[name] = Stored(key, None, size)
     check_tensors({name: stored.size for name, stored in named.items()}, where)
-    check_untied(named, where)
+    if HEAD in named:
+        raise UserError(f"{where}: untie_embeddings_and_output_weights is True; only False, as in GPT-2, is supported")
     layers = 1 + max((int(found[1]) for name in named if (found := ONE_LAYER.fullmatch(name))), default=-1)
     pairs = TOP | FINAL
     for layer in range(layers):
@@ -84,8 +85,7 @@ def open_tensors(folder: Path, common: Mapping[str, Any]) -> tuple[DistTensors, 
     Raises:
         UserError: they are not, or a file is missing or damaged.
     """
-    args = common.get("args")
-    check_args(vars(args) if isinstance(args, argparse.Namespace) else {}, None, None, str(folder))
+    check_args(args_of(common), None, None, str(folder))
     tensors = DistTensors(folder)
     return tensors, parameters(tensors, "", str(folder))
 
@@ -111,13 +111,6 @@ def open_state(
 ) -> tuple[dict[str, LazyTensor], OptimizerState | None]:
     """Open the weights, in float32 where the optimizer has such copies, and the optimizer's state.
 
-    Args:
-        tensors: tensors of the folder.
-        common: content of `common.pt`.
-        shape: shape of the model.
-        stored: places of the weights.
-        folder: folder of the checkpoint, for error messages.
-
     Raises:
         NotConvertedError: the optimizer's state has another form than this module reads.
     """
@@ -136,16 +129,15 @@ def open_state(
         return open_buffers(tensors, common, shape, open_weights(tensors, shape, stored))
     masters = next((found for kind in MASTERS if (found := all_of(kind)) is not None), stored)
     weights = open_weights(tensors, shape, {name: masters[name] for name in stored})
-    moments = {kind: all_of(kind) for kind in ("exp_avg", "exp_avg_sq")}
-    if all(found is None for found in moments.values()):
+    moments = {kind: found for kind in STATE if (found := all_of(kind)) is not None}
+    if not moments:
         return weights, None
-    if any(found is None for found in moments.values()):
+    if len(moments) < len(STATE):
         raise NotConvertedError("it has only one of exp_avg and exp_avg_sq")
     known = progress(common)
     state = {
         f"{name}.{kind}": lazy(tensors, found[name], name, shape, is_weight=False)
         for kind, found in moments.items()
-        if found is not None
         for name in stored
     }
     state |= {f"{name}.step": step_tensor(known.updates) for name in stored}

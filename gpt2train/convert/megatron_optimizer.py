@@ -8,13 +8,13 @@ group in the order of the modules, which is that of the weights in the same file
 parameter (torch's AdamW), in the groups (Apex, Transformer Engine), or in `common_step` (format torch_dist).
 """
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpt2train.convert.megatron_args import args_of
 from gpt2train.convert.optimizer_state import OptimizerState
 from gpt2train.training.adamw import STATE
 
@@ -29,33 +29,28 @@ class NotConvertedError(Exception):
     """Reason why the optimizer's state of a checkpoint cannot be converted; its weights can."""
 
 
-def progress(saved: Mapping[str, Any], step: float | None = None) -> OptimizerState:
+def progress(saved: Mapping[str, Any]) -> OptimizerState:
     """Read the state of an optimizer, without tensors, from the content of a rank's file or of `common.pt`.
-
-    Args:
-        saved: content of the file.
-        step: step of AdamW, if it is stored elsewhere.
 
     Raises:
         NotConvertedError: the step of AdamW is not there.
     """
     inner = inner_state(saved)
     groups = [group for group in inner.get("param_groups", ()) if isinstance(group, Mapping)]
-    steps = [step, _mapping(inner, "state").get("common_step"), *(group.get("step") for group in groups)]
-    steps += [entry.get("step") for entry in _mapping(inner, "state").values() if isinstance(entry, Mapping)]
+    state = _mapping(inner, "state")
+    entries = [*groups, *(entry for entry in state.values() if isinstance(entry, Mapping))]
+    steps = [state.get("common_step"), *(entry.get("step") for entry in entries)]
     known = [value for value in (_number(found) for found in steps) if value is not None]
     if not known:
         raise NotConvertedError("it has no step")
     scheduler = _mapping(saved, "opt_param_scheduler") or _mapping(saved, "lr_scheduler")
-    args = saved.get("args")
-    settings = vars(args) if isinstance(args, argparse.Namespace) else {}
     group = {key: groups[0][key] for key in ("lr", "betas", "eps") if groups and key in groups[0]}
     decay = max((_number(found.get("weight_decay")) or 0.0 for found in groups), default=0.0)
     return OptimizerState(
         {},
         updates=int(known[0]),
         iteration=int(_number(saved.get("iteration")) or known[0]),
-        samples=int(_number(settings.get("consumed_train_samples")) or 0),
+        samples=int(_number(args_of(saved).get("consumed_train_samples")) or 0),
         group=group,
         weight_decay=decay,
         schedule={key: scheduler[key] for key in SCHEDULE_KEYS if key in scheduler},
@@ -73,10 +68,6 @@ def inner_state(saved: Mapping[str, Any]) -> Mapping[str, Any]:
 def rank_moments(saved: Mapping[str, Any], weights: Sequence[Tensor]) -> dict[str, list[Tensor]]:
     """Return moments of a rank's parameters, and float32 copies of them if there are any, in the order of the weights.
 
-    Args:
-        saved: content of the rank's file.
-        weights: its weights, in the order of the file.
-
     Raises:
         NotConvertedError: they do not fit the weights.
     """
@@ -85,7 +76,10 @@ def rank_moments(saved: Mapping[str, Any], weights: Sequence[Tensor]) -> dict[st
     outer = _mapping(saved, "optimizer")
     masters = outer.get("fp32_from_fp16_params", outer.get("fp32_from_fp16"))
     found: dict[str, list[Tensor | None]] = {key: [None] * len(weights) for key in (*STATE, MASTER)}
-    numbers = {True: iter(_numbers(weights, True)), False: iter(_numbers(weights, False))}
+    numbers = {
+        decayed: iter([number for number, weight in enumerate(weights) if (weight.dim() > 1) == decayed])
+        for decayed in (True, False)
+    }
     if len(groups) == 1:
         numbers = dict.fromkeys((True, False), iter(range(len(weights))))
     for index, group in enumerate(groups):
@@ -111,10 +105,6 @@ def rank_moments(saved: Mapping[str, Any], weights: Sequence[Tensor]) -> dict[st
 def same_value(master: Tensor, weight: Tensor) -> bool:
     """Return True if a weight is its float32 copy, rounded; equal bits show that both are the same parameter."""
     return torch.equal(master.to(weight.dtype), weight)
-
-
-def _numbers(weights: Sequence[Tensor], decayed: bool) -> Iterator[int]:
-    return (number for number, weight in enumerate(weights) if (weight.dim() > 1) == decayed)
 
 
 def _fitting(value: Any, weight: Tensor) -> Tensor:

@@ -23,9 +23,7 @@ Tensors = dict[str, Tensor]
 def collect_tensors(chunks: list[list[Tensors]], folder: Path) -> dict[str, list[Tensor]]:
     """Map our name of every parameter to its tensor on each tensor-parallel rank; layers are numbered over all chunks.
 
-    Args:
-        chunks: chunks in the order of the model, also for an interleaved pipeline.
-        folder: folder of the checkpoint, for error messages.
+    The chunks are in the order of the model, also for an interleaved pipeline.
     """
     parts: dict[str, list[Tensor]] = {}
     layers = 0
@@ -106,15 +104,9 @@ def padded(name: str, value: Tensor, rows: int, is_weight: bool) -> Tensor:
 def merged(name: str, parts: list[Tensor], shape: Shape, version: int, is_weight: bool = True) -> LazyTensor:
     """Merge the parts of a parameter, or of one of its moments, from all tensor-parallel ranks, on request.
 
-    Args:
-        name: our name of the parameter.
-        parts: its part on each rank.
-        shape: shape of the model.
-        version: checkpoint version, which defines the row order of the fused projection.
-        is_weight: False for a moment.
+    The checkpoint version defines the row order of the fused projection.
     """
-    dim = split_dim(name)
-    size = list(parts[0].shape)
+    dim, size = split_dim(name), list(parts[0].shape)
     if dim is not None:
         size[dim] = sum(part.shape[dim] for part in parts)
     if name == "wte.weight":

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gpt2train.convert.megatron_args import args_of
 from gpt2train.convert.megatron_buffers import buffer_tensors
 from gpt2train.convert.megatron_folder import DISTRIBUTED_OPTIMIZER
 from gpt2train.convert.megatron_optimizer import MASTER, NotConvertedError, inner_state, progress, rank_moments
@@ -41,9 +42,6 @@ def open_optimizer(
         chunks: tensors of each chunk on each tensor-parallel rank, in their order in the file.
         shape: shape of the model.
         version: checkpoint version.
-
-    Returns:
-        Weights by our names, and the state; nothing if the checkpoint has none.
 
     Raises:
         NotConvertedError: the state is damaged, or has another form.
@@ -96,10 +94,9 @@ def _from_buffers(file: Path, saved: Mapping[str, Any], chunks: Sequence[Tensors
     if not place.is_file():
         raise NotConvertedError(f"{file.parent.name} has no {DISTRIBUTED_OPTIMIZER}")
     stored = read_pickle(place)
-    args = vars(saved["args"]) if "args" in saved else {}
     values: dict[str, list[Tensor]] = {kind: [] for kind in (*STATE, MASTER)}
     for number, weights in enumerate(chunks):
         (flat,) = stored[number].values()
-        for kind, tensors in buffer_tensors(flat, list(weights.values()), args).items():
+        for kind, tensors in buffer_tensors(flat, list(weights.values()), args_of(saved)).items():
             values[kind if kind in STATE else MASTER] += tensors
     return values

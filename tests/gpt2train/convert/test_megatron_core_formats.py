@@ -19,10 +19,11 @@ from gpt2train.checkpoint.store import open_tensors
 from gpt2train.cli import app, run_command
 from gpt2train.convert.detect import detect
 from gpt2train.convert.huggingface import from_huggingface
-from gpt2train.convert.megatron import MegatronCheckpoint, open_megatron
+from gpt2train.convert.megatron import ALLOWED, MegatronCheckpoint, open_megatron
 from gpt2train.convert.megatron_core_write import Target, write_megatron_core
 from gpt2train.convert.opened_source import open_source
 from gpt2train.convert.optimizer_state import OptimizerState, step_tensor
+from gpt2train.convert.safe_pickle import read_pickle
 from gpt2train.errors import UserError
 from gpt2train.model.families import Shape, sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
@@ -89,7 +90,9 @@ def test_round_trips_are_exact(
         write_megatron_core(Path(folder) / "m", weights, state, form, target)
         opened = open_megatron(Path(folder) / "m")
         assert opened.weights.shape == shape and opened.notes == () and opened.optimizer is not None
-        assert (opened.tp, opened.pp) == layout
+        common = "common.pt" if form == "torch_dist" else "model_optim_rng.pt"
+        args = read_pickle(next(Path(folder).rglob(common)), ALLOWED)["args"]
+        assert (args.tensor_model_parallel_size, args.pipeline_model_parallel_size) == layout
         assert (opened.optimizer.updates, opened.optimizer.iteration, opened.optimizer.samples) == (7, 9, 72)
         assert opened.optimizer.schedule == state.schedule and opened.optimizer.weight_decay == 0.1
         assert opened.optimizer.group == state.group
