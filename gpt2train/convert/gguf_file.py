@@ -15,12 +15,6 @@ from gpt2train.model.lazy_weights import LazyWeights
 from gpt2train.store.files import atomic_file, make_folder, write_error
 
 REMEDY = "give another --to"
-FILE_TYPES: dict[GGUFType, str] = {
-    "f32": "ALL_F32",
-    "f16": "MOSTLY_F16",
-    "bf16": "MOSTLY_BF16",
-    "q8_0": "MOSTLY_Q8_0",
-}
 # Endings of what stays in float32.
 IN_FULL = ("_norm.weight", "position_embd.weight", "attn_rel_b.weight", "rope_freqs.weight", ".bias")
 
@@ -72,7 +66,7 @@ def _write(writer: Any, model: GGUFModel, tokenizer: GGUFTokenizer, kind: GGUFTy
     import gguf
 
     writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in model.metadata.items():
         _add(writer, f"{model.architecture}.{key}", value)

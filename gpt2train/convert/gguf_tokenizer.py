@@ -19,7 +19,7 @@ from typing import Any, cast
 import tokenizers
 
 from gpt2train.convert.hf_layout import layout_of
-from gpt2train.convert.hf_sentencepiece import BPE, BYTE, UNIGRAM, UNKNOWN, Model, Piece, parse_model
+from gpt2train.convert.hf_sentencepiece import BPE, BYTE, UNIGRAM, Model, Piece, parse_model
 from gpt2train.data.chat import open_chat
 from gpt2train.data.sentencepiece_model import SentencePieceTokenizer
 from gpt2train.data.sentinels import sentinel_names
@@ -123,7 +123,7 @@ def _byte_level(plain: dict[str, Any], folder: Path, rows: int) -> tuple[dict[st
     if plain["normalizer"]:
         kind = plain["normalizer"].get("type")
         notes.append(f"llama.cpp does not normalise texts ({kind}); texts that are not normal get other tokens there")
-    tokens, types = _rows(rows)
+    tokens, types = [""] * rows, [UNUSED] * rows
     for token, number in model["vocab"].items():
         tokens[number], types[number] = token, NORMAL
     for added in plain["added_tokens"]:
@@ -174,9 +174,8 @@ def _sentencepiece(model: Model, folder: Path, rows: int) -> tuple[dict[str, Val
     if model.kind == UNIGRAM and has_bytes:
         pieces = _spell_ascii(pieces)
         notes.append("llama.cpp's unigram has no bytes: a character beyond ASCII that is not in the vocabulary becomes "
-                     f"{pieces[_unknown(model)].text} there")  # fmt: skip
-    tokens, types = _rows(rows)
-    scores = [UNUSED_SCORE] * rows
+                     f"{pieces[model.unknown].text} there")  # fmt: skip
+    tokens, types, scores = [""] * rows, [UNUSED] * rows, [UNUSED_SCORE] * rows
     for number, piece in enumerate(pieces):
         tokens[number], types[number], scores[number] = piece.text, piece.type, piece.score
     return {
@@ -185,7 +184,7 @@ def _sentencepiece(model: Model, folder: Path, rows: int) -> tuple[dict[str, Val
         "tokenizer.ggml.tokens": _named(tokens),
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.unknown_token_id": _unknown(model),
+        "tokenizer.ggml.unknown_token_id": model.unknown,
         "tokenizer.ggml.add_space_prefix": model.adds_space,
         "tokenizer.ggml.remove_extra_whitespaces": model.trims_spaces,
         **({"tokenizer.ggml.precompiled_charsmap": model.table} if model.table and model.kind == UNIGRAM else {}),
@@ -206,24 +205,14 @@ def _spell_ascii(pieces: list[Piece]) -> list[Piece]:
     ]
 
 
-def _unknown(model: Model) -> int:
-    return next(number for number, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
-
-
-def _rows(rows: int) -> tuple[list[str], list[int]]:
-    """Texts and types of `rows` entries that stand for no text."""
-    return [""] * rows, [UNUSED] * rows
-
-
 def _named(tokens: list[str]) -> list[str]:
     """Name the rows without a token: llama.cpp needs names, no two of them equal."""
     taken = set(tokens)
-    for number, token in enumerate(tokens):
-        if not token:
-            name = f"[PAD{number}]"
-            while name in taken:
-                name += "_"
-            tokens[number] = name
+    for number in (number for number, token in enumerate(tokens) if not token):
+        name = f"[PAD{number}]"
+        while name in taken:
+            name += "_"
+        tokens[number] = name
     return tokens
 
 

@@ -43,23 +43,24 @@ class Model(NamedTuple):
     other: bool
     """The model has settings that a `tokenizer.json` cannot express."""
 
+    @property
+    def unknown(self) -> int:
+        """Number of the piece for what the others do not cover."""
+        return next(number for number, piece in enumerate(self.pieces) if piece.type == UNKNOWN)
+
 
 def tokenizer_json(
     content: bytes, prefix: Sequence[int] = (), added: Sequence[Added] = (), spaces_each: bool = True
 ) -> str | None:
-    """Return the `tokenizer.json` of a SentencePiece model; None if it would not give the same ids.
+    """Return the `tokenizer.json` of the content of a `.model` file; None if it would not give the same ids.
 
-    Args:
-        content: the `.model` file.
-        prefix: ids that are put before a text.
-        added: tokens beside the model.
-        spaces_each: as for `SentencePieceTokenizer`.
+    The ids `prefix` are put before a text, `added` are tokens beside the model, `spaces_each` is as for
+    `SentencePieceTokenizer`.
     """
     model = parse_model(content)
     types = {piece.type for piece in model.pieces}
     if model.other or model.table or model.kind not in (UNIGRAM, BPE) or not types <= {NORMAL, UNKNOWN, CONTROL, BYTE}:
         return None
-    unknown = next(number for number, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
     vocab = {piece.text: number for number, piece in enumerate(model.pieces)}
     tokenizer: Tokenizer
     if model.kind == BPE:
@@ -67,14 +68,14 @@ def tokenizer_json(
             models.BPE(
                 vocab=vocab,
                 merges=list(_merges(model.pieces)),
-                unk_token=model.pieces[unknown].text,
+                unk_token=model.pieces[model.unknown].text,
                 fuse_unk=True,
                 byte_fallback=BYTE in types,
             )
         )
     else:
         scores = [(piece.text, piece.score) for piece in model.pieces]
-        tokenizer = Tokenizer(models.Unigram(scores, unknown, BYTE in types))
+        tokenizer = Tokenizer(models.Unigram(scores, model.unknown, BYTE in types))
     steps: list[Any] = []
     if model.trims_spaces:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
