@@ -34,18 +34,16 @@ MASKS = re.compile(re.escape(PREFIX) + r"h\.\d+\.attn\.(masked_)?bias")  # causa
 
 # Values of `activation_function`, with those of our option.
 ACTIVATIONS = {"gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
-BLOCK = {"ln_1": "ln_1", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln_2": "ln_2"} | {
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-}
+BLOCK = {"ln_1": "ln_1", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln_2": "ln_2"}
+BLOCK |= {"up": "mlp.c_fc", "down": "mlp.c_proj"}
 
-# Settings of Hugging Face's GPT-2 that this project's model does not have, with the values that it implements.
-FIXED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
+# Settings of Hugging Face's GPT-2 that this project's model does not have, with the value that it implements.
+FIXED: dict[str, Any] = {
+    "model_type": "gpt2",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
 }
 
 # Further fields in the config of OpenAI's published GPT-2 (also `n_ctx`, which llama.cpp's converter needs). The values
@@ -69,10 +67,6 @@ class GPT2Layout(HFLayout):
     model_types = ("gpt2", OWN)
     description = "a GPT-2, that is a decoder with learned positions"
 
-    def in_transformers(self, shape: Shape) -> bool:
-        """Return True if `transformers` loads the model."""
-        return self.missing_in_transformers(shape) is None
-
     def missing_in_transformers(self, shape: Shape) -> str | None:
         """Return the first option that `GPT2LMHeadModel` does not have, with its value; None if it has all."""
         chosen = options_of(shape)
@@ -86,7 +80,7 @@ class GPT2Layout(HFLayout):
             return {**super().config(shape, tokenizer), "model_type": OWN}
         chosen = options_of(shape)
         return {
-            **{key: values[0] for key, values in FIXED.items()},
+            **FIXED,
             **PUBLISHED,
             "activation_function": chosen.activation,
             "architectures": ["GPT2LMHeadModel"],
@@ -108,9 +102,9 @@ class GPT2Layout(HFLayout):
         """
         if config.get("model_type") == OWN:
             return super().shape(config, file)
-        for key, allowed in FIXED.items():
-            if config.get(key, allowed[0]) not in allowed:
-                raise UserError(f"{file}: {key} is {config[key]!r}, but only {allowed[0]!r} is supported")
+        for key, value in FIXED.items():
+            if config.get(key, value) != value:
+                raise UserError(f"{file}: {key} is {config[key]!r}, but only {value!r} is supported")
         activation, tied = config.get("activation_function", "gelu_new"), config.get("tie_word_embeddings", True)
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             known = ", ".join(map(repr, ACTIVATIONS))

@@ -36,8 +36,8 @@ class HFLayout:
         family: name of the family.
 
     Attributes:
-        model_types: values of `model_type` in a `config.json` of this family, the one that is written first; by default
-            the name of the family.
+        model_types: values of `model_type` in a `config.json` of this family, the one that is written first, for one
+            that `transformers` has; by default the name of the family.
         description: architecture in a few words, for the model card.
     """
 
@@ -49,19 +49,14 @@ class HFLayout:
 
     def in_transformers(self, shape: Shape) -> bool:
         """Return True if the package `transformers` loads the folder of a model."""
-        return False
+        return bool(self.model_types) and self.missing_in_transformers(shape) is None
 
     def missing_in_transformers(self, shape: Shape) -> str | None:
         """Return the option for which `convert --to huggingface` refuses a model; by default it writes every one."""
         return None
 
     def config(self, shape: Shape, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-        """Return the fields of `config.json` that describe the architecture.
-
-        Args:
-            shape: shape of the model.
-            tokenizer: tokenizer that is saved with the model, if any.
-        """
+        """Return the fields of `config.json` of a model that is saved with a tokenizer, if it is with one."""
         return {
             "model_type": self.family,
             "architectures": [load(MODELS[self.family].model).__name__],
@@ -83,15 +78,27 @@ class HFLayout:
         Raises:
             UserError: a field is missing or wrong.
         """
-        fields = {
-            "layers": size_of(file, config, "num_hidden_layers", MAX_LAYERS),
-            "heads": size_of(file, config, "num_attention_heads"),
-            "hidden": size_of(file, config, "hidden_size"),
-            "context": size_of(file, config, "max_position_embeddings"),
-            "family": self.family,
-            "options": config.get("family_options", {}),
-        }
-        return checked_shape(fields, size_of(file, config, "vocab_size"), file)
+        return self.checked_shape(
+            config,
+            file,
+            config.get("family_options", {}),
+            layers=size_of(file, config, "num_hidden_layers", MAX_LAYERS),
+            heads=size_of(file, config, "num_attention_heads"),
+            hidden=size_of(file, config, "hidden_size"),
+            context=size_of(file, config, "max_position_embeddings"),
+        )
+
+    def checked_shape(self, config: dict[str, Any], file: Path, options: Any, **sizes: int) -> Shape:
+        """Return the shape with these options and sizes, and with the vocabulary in the fields of `config.json`.
+
+        Raises:
+            UserError: a setting is wrong.
+        """
+        fields, vocab = {"family": self.family, "options": options, **sizes}, size_of(file, config, "vocab_size")
+        try:
+            return ModelSettings.model_validate(fields).shape(vocab)
+        except ValidationError as error:
+            raise UserError(explain(error, ModelSettings, str(file))) from error
 
     def names(self, shape: Shape) -> dict[str, str]:
         """Map our name of every parameter to its name in the weights file."""
@@ -102,22 +109,11 @@ class HFLayout:
         return {name: (shape.vocab, *size[1:]) if _padded(name, shape) else size for name, size in sizes(shape).items()}
 
     def zeros(self, shape: Shape, tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
-        """Map names to sizes of further tensors of the weights file: parameters of zero that our model does not have.
-
-        Args:
-            shape: shape of the model.
-            tokenizer: tokenizer that is saved with the model.
-        """
+        """Map names to sizes of further tensors of the weights file, zeros: parameters that our model does not have."""
         return {}
 
     def exported(self, name: str, tensor: "Tensor", shape: Shape) -> "Tensor":
-        """Convert one of our tensors to the layout of the weights file, without the padding of the vocabulary.
-
-        Args:
-            name: our name of the parameter.
-            tensor: tensor in our layout.
-            shape: shape of the model.
-        """
+        """Convert a tensor, of our name, to the layout of the weights file, without the padding of the vocabulary."""
         return tensor[: shape.vocab] if _padded(name, shape) else tensor
 
     def imported(self, name: str, tensor: "Tensor", shape: Shape) -> "Tensor":
@@ -136,23 +132,6 @@ class HFLayout:
 def _padded(name: str, shape: Shape) -> bool:
     """Return True if a parameter has a row per token, and is saved without the padding of the vocabulary."""
     return name in PADDED or is_value_table(name, shape)
-
-
-def checked_shape(fields: dict[str, Any], vocab: int, file: Path) -> Shape:
-    """Return the shape of model settings that were read from a `config.json`.
-
-    Args:
-        fields: settings of the model.
-        vocab: size of the vocabulary.
-        file: the `config.json`, for error messages.
-
-    Raises:
-        UserError: a setting is wrong.
-    """
-    try:
-        return ModelSettings.model_validate(fields).shape(vocab)
-    except ValidationError as error:
-        raise UserError(explain(error, ModelSettings, str(file))) from error
 
 
 def size_of(file: Path, config: dict[str, Any], key: str, maximum: int = MAX_SIZE, default: int | None = None) -> int:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, checked_shape, size_of
+from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, size_of
 from gpt2train.convert.hf_qwen2 import AS_LLAMA, FIELD, drop_zero_biases, is_written_as_llama, zero_biases
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, SCORE, sizes
 from gpt2train.model.llama_family import LlamaOptions, options_of
-from gpt2train.model.rope_scaling import parse_rope_scaling, rope_scaling_of
+from gpt2train.model.rope_scaling import rope_scaling_of
 from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -130,10 +130,6 @@ class LlamaLayout(HFLayout):
     model_types = (*VARIANTS, OWN)
     description = "a decoder with rotary positions and RMSNorm"
 
-    def in_transformers(self, shape: Shape) -> bool:
-        """Return True if the package `transformers` loads the folder of a model."""
-        return model_type_of(shape) is not None
-
     def missing_in_transformers(self, shape: Shape) -> str | None:
         """Return the options that no class of `transformers` has together, with their values; None if one has them."""
         if model_type_of(shape) is not None:
@@ -154,9 +150,9 @@ class LlamaLayout(HFLayout):
             options = tuple(pair for pair in shape.options if pair[0] != "embedding_norm" or chosen.tied)
             return {**super().config(replace(shape, options=options), tokenizer), "model_type": OWN}
         variant = VARIANTS[model_type]
-        scaling = json.loads(chosen.rope_scaling or "{}")
-        if scaling.get("rope_type") == "dynamic":  # transformers has it in `max_position_embeddings`
-            del scaling["original_max_position_embeddings"]
+        scaling, context = json.loads(chosen.rope_scaling or "{}"), shape.context
+        if scaling.get("rope_type") == "dynamic":  # beyond the context of the training, which transformers has there
+            context = scaling.pop("original_max_position_embeddings") or context
         config = {
             "model_type": model_type,
             "architectures": [variant.architecture],
@@ -168,7 +164,7 @@ class LlamaLayout(HFLayout):
             "num_key_value_heads": chosen.kv_heads,
             "head_dim": chosen.head_dim,
             "hidden_act": ACTIVATIONS[chosen.activation],
-            "max_position_embeddings": stated_context(shape),
+            "max_position_embeddings": context,
             "rms_norm_eps": chosen.norm_eps,
             "rope_theta": chosen.rope_theta,  # read by transformers before 5, and by llama.cpp
             "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": chosen.rope_theta},
@@ -230,15 +226,8 @@ class LlamaLayout(HFLayout):
             **rotary,
             "norm_eps": config.get("rms_norm_eps", variant.norm_eps),
         }
-        fields = {
-            "layers": size_of(file, config, "num_hidden_layers", MAX_LAYERS),
-            "heads": heads,
-            "hidden": hidden,
-            "context": context,
-            "family": self.family,
-            "options": options,
-        }
-        return checked_shape(fields, size_of(file, config, "vocab_size"), file)
+        layers = size_of(file, config, "num_hidden_layers", MAX_LAYERS)
+        return self.checked_shape(config, file, options, layers=layers, heads=heads, hidden=hidden, context=context)
 
     def names(self, shape: Shape) -> dict[str, str]:
         """Map our name of every parameter to its name in the weights file."""
@@ -281,24 +270,8 @@ def _in_block(name: str) -> str:
     return f"model.layers.{layer}.{BLOCK[module]}.{kind}"
 
 
-def stated_context(shape: Shape) -> int:
-    """Context length in `config.json`: that of training for dynamic scaling, which begins beyond it."""
-    scaling = parse_rope_scaling(options_of(shape).rope_scaling)
-    if scaling is None or scaling.rope_type != "dynamic":
-        return shape.context
-    return scaling.original_max_position_embeddings or shape.context
-
-
 def _rotary(config: dict[str, Any], file: Path, context: int) -> tuple[dict[str, Any], int]:
-    """Options of the rotary positions, from where `transformers` has them since or before version 5.
-
-    Args:
-        config: fields of `config.json`.
-        file: the `config.json`, for error messages.
-        context: context length that it states.
-
-    Returns:
-        Options, and the context length.
+    """Options of the rotary positions, from where `transformers` has them since or before version 5, and the context.
 
     Raises:
         UserError: the rotary positions are scaled in an unknown way.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, checked_shape, size_of
+from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, size_of
 from gpt2train.data.tokenizer import Tokenizer, padding_id
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, sizes
@@ -37,10 +37,6 @@ class T5Layout(HFLayout):
 
     model_types = ("t5",)
     description = "an encoder and a decoder with relative position biases and RMSNorm"
-
-    def in_transformers(self, shape: Shape) -> bool:
-        """Return True: the package `transformers` loads the folder of every model of this family."""
-        return True
 
     def config(self, shape: Shape, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
@@ -99,15 +95,9 @@ class T5Layout(HFLayout):
             "max_distance": size_of(file, config, "relative_attention_max_distance", default=128),
             "norm_eps": config.get("layer_norm_epsilon", 1e-6),
         }
-        fields = {
-            "layers": encoder + decoder,
-            "heads": size_of(file, config, "num_heads"),
-            "hidden": size_of(file, config, "d_model"),
-            "context": context,
-            "family": self.family,
-            "options": options,
-        }
-        return checked_shape(fields, size_of(file, config, "vocab_size"), file)
+        heads, hidden = size_of(file, config, "num_heads"), size_of(file, config, "d_model")
+        sizes = {"layers": encoder + decoder, "heads": heads, "hidden": hidden, "context": context}
+        return self.checked_shape(config, file, options, **sizes)
 
     def names(self, shape: Shape) -> dict[str, str]:
         """Map our name of every parameter to its name in the weights file."""
