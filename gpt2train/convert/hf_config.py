@@ -1,4 +1,9 @@
-"""`config.json` and the other JSON files of a Hugging Face folder, about model and tokenizer."""
+"""`config.json` and the other JSON files of a Hugging Face folder, about model and tokenizer.
+
+A sequence classifier, a class `…ForSequenceClassification` of transformers, has the fields of the language model with
+another architecture and the names of the classes. Its `pad_token_id` is required: transformers reads the last token of
+a sample that is not this one.
+"""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpt2train.convert.hf_classifier import classifier_config, label_names
 from gpt2train.convert.hf_layout import layout_of, layout_of_config
 from gpt2train.convert.hf_sentencepiece import tokenizer_json
 from gpt2train.convert.settings import Dtype
@@ -26,6 +30,13 @@ from gpt2train.store.files import check_model_folder
 from gpt2train.store.inner_path import inner_path
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+CLASSIFIER = "ForSequenceClassification"
+LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM")
+MAX_LABELS = 2**16
+DEFAULT_LABELS = 2  # of transformers, whose files leave out `id2label` then
+GENERATION_FILES = ("generation_config.json", "config.json")  # the first that exists, as in transformers
+END_FIELD = "eos_token_id"
+MAX_ENDS = 16  # as many as `stop_tokens`; models have up to five
 
 
 def write_config(
@@ -33,20 +44,13 @@ def write_config(
     shape: Shape,
     tokenizer: Tokenizer,
     dtype: Dtype,
-    labels: Sequence[str] = (),
-    chat: Chat | None = None,
+    labels: Sequence[str],
+    chat: Chat | None,
 ) -> None:
-    """Write the configuration files that `AutoModelForCausalLM` and `AutoTokenizer` read.
+    """Write the configuration files that `AutoModelForCausalLM` and `AutoTokenizer` read, and the chat template.
 
-    Those of a classifier are read by `AutoModelForSequenceClassification`.
-
-    Args:
-        folder: existing folder.
-        shape: shape of the model.
-        tokenizer: tokenizer of the model.
-        dtype: data type of the stored weights.
-        labels: names of the classes of a classifier, if they are known.
-        chat: chat template of a model for conversations, which is written too.
+    Those of a classifier, with the names of its classes if they are known, are for
+    `AutoModelForSequenceClassification`.
     """
     end, first = end_of_text_id(tokenizer), start_ids(tokenizer)[0]
     layout = layout_of(shape.family)
@@ -107,6 +111,68 @@ def _tokenizer_class(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
+def classifier_config(config: dict[str, Any], labels: int, names: Sequence[str], pad: int) -> dict[str, Any]:
+    """Return the fields of `config.json` of a classifier from those of a language model.
+
+    Without names the classes have those of transformers; the token `pad` pads samples on the right.
+    """
+    architecture = str(config["architectures"][0])
+    for ending in LANGUAGE_MODELS:
+        architecture = architecture.removesuffix(ending)
+    chosen = list(names) or [f"LABEL_{number}" for number in range(labels)]
+    return config | {
+        "architectures": [architecture + CLASSIFIER],
+        "id2label": {str(number): name for number, name in enumerate(chosen)},
+        "label2id": {name: number for number, name in enumerate(chosen)},
+        "pad_token_id": pad,
+        "problem_type": "single_label_classification",
+    }
+
+
+def label_names(config: dict[str, Any], file: Path) -> tuple[str, ...]:
+    """Read the names of the classes from the fields of `config.json`; empty for a language model.
+
+    Raises:
+        UserError: they are not those of the numbers from 0 on.
+    """
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not any(str(name).endswith(CLASSIFIER) for name in architectures):
+        return ()
+    names = config.get("id2label")
+    if names is None:
+        count = config.get("num_labels", DEFAULT_LABELS)
+        if type(count) is not int or not 1 <= count <= MAX_LABELS:
+            raise UserError(
+                f"{file}: num_labels is {str(count)[:40]}; expected a whole number from 1 to {MAX_LABELS:,}"
+            )
+        names = {str(number): f"LABEL_{number}" for number in range(count)}
+    if not isinstance(names, dict) or not names or set(names) != {str(number) for number in range(len(names))}:
+        raise UserError(f"{file}: id2label does not name the classes 0, 1, …; correct it")
+    return tuple(str(names[str(number)]) for number in range(len(names)))
+
+
+def read_end_tokens(folder: Path, rows: int) -> tuple[int, ...]:
+    """Read the ids of `eos_token_id`, at which `transformers` ends a text.
+
+    Args:
+        folder: model folder.
+        rows: size of the model's vocabulary; a larger id, or -1, is no token and is left out.
+
+    Raises:
+        UserError: the file is damaged, or the field is neither a token id nor a list of them.
+    """
+    file = next((folder / name for name in GENERATION_FILES if (folder / name).exists()), None)
+    if file is None:
+        return ()
+    given = read_object(file).get(END_FIELD)
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if len(ids) > MAX_ENDS or any(type(number) is not int for number in ids):
+        raise UserError(
+            f"{file}: {END_FIELD} is {str(given)[:40]}; expected a token id or a list of up to {MAX_ENDS}; correct it"
+        )
+    return tuple(number for number in dict.fromkeys(ids) if 0 <= number < rows)
+
+
 def read_shape(folder: Path) -> Shape:
     """Read the model's shape from `config.json`.
 
@@ -159,17 +225,11 @@ def check_free(folder: Path) -> None:
     Raises:
         UserError: the path is something else.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _is_model_folder(folder):
-        raise UserError(f"{folder} already exists and is not a model folder; give another --output")
-
-
-def _is_model_folder(folder: Path) -> bool:
-    """Return True if the folder has a supported model; a folder with any other `config.json` is not overwritten."""
-    try:
-        read_shape(folder)
-    except UserError:
-        return False
-    return True
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        try:
+            read_shape(folder)  # a folder with any other `config.json` is not overwritten
+        except UserError as error:
+            raise UserError(f"{folder} already exists and is not a model folder; give another --output") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

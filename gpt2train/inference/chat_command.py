@@ -45,7 +45,7 @@ def chat(
         if getattr(sampling, name) != getattr(DEFAULT, name):
             raise UserError(f"--{name.replace('_', '-')} has no effect in a conversation; leave it out")
     shape = check_model(model, ONE_PROCESS)
-    from gpt2train.convert.generation_config import read_end_tokens
+    from gpt2train.convert.hf_config import read_end_tokens
     from gpt2train.data.chat import open_chat
     from gpt2train.data.tokenizer import load_model_tokenizer
 

@@ -77,7 +77,7 @@ def generate(
 
         tracer = TextTracer(find_source(traced_place(trace, model)))
     shape = check_model(model, layout)
-    from gpt2train.convert.generation_config import read_end_tokens
+    from gpt2train.convert.hf_config import read_end_tokens
     from gpt2train.data.tokenizer import load_model_tokenizer
 
     tokenizer, ends = load_model_tokenizer(model, shape.vocab), read_end_tokens(model, shape.vocab)

@@ -47,7 +47,7 @@ def serve(
         place = traced_place(trace, model)
         find_source(place)
     shape = check_model(model, layout)
-    from gpt2train.convert.generation_config import read_end_tokens
+    from gpt2train.convert.hf_config import read_end_tokens
     from gpt2train.data.chat import open_chat
     from gpt2train.data.tokenizer import load_model_tokenizer
     from gpt2train.model.families import check_decoder_alone

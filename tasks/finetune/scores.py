@@ -75,7 +75,7 @@ def scores_part(
     """Write scores and predictions of one part."""
     import torch
 
-    from gpt2train.convert.generation_config import read_end_tokens
+    from gpt2train.convert.hf_config import read_end_tokens
     from gpt2train.convert.huggingface import read_model
     from gpt2train.data.tokenizer import load_tokenizer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from gpt2train.convert.generation_config import read_end_tokens
+from gpt2train.convert.hf_config import read_end_tokens
 from gpt2train.data.added_tokens import CONFIG, SPECIAL_MAP
 from gpt2train.data.chat import open_chat
 from gpt2train.data.chat_template import FILE, chat_files, default_template

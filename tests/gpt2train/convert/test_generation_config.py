@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.serve import OURS, server
 from gpt2train.cli import app, run_command
-from gpt2train.convert.generation_config import read_end_tokens
+from gpt2train.convert.hf_config import read_end_tokens
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
 from tests.gpt2train.convert.peers import stirred
