@@ -9,7 +9,7 @@ import torch
 
 from gpt2train.checkpoint.manifest import CheckpointManifest, read_manifest
 from gpt2train.checkpoint.store import open_tensors
-from gpt2train.config import ScheduleSettings, TrainSettings
+from gpt2train.config import TrainSettings
 from gpt2train.model.lazy_weights import LazyTensor
 
 DECAY_STYLES = {
@@ -57,30 +57,30 @@ def checkpoint_optimizer(checkpoint: Path) -> OptimizerState | None:
     manifest = read_manifest(checkpoint)
     position = manifest.position
     updates = max(int(stored.read(torch.float32)) for name, stored in tensors.items() if name.endswith(".step"))
-    group, decay, schedule = _hyperparameters(manifest)
-    return OptimizerState(tensors, updates, position.step or updates, position.samples, group, decay, schedule)
+    known = _hyperparameters(manifest)
+    return OptimizerState(tensors, updates, position.step or updates, position.samples, **known)
 
 
-def _hyperparameters(manifest: CheckpointManifest) -> tuple[dict[str, Any], float, dict[str, Any]]:
+def _hyperparameters(manifest: CheckpointManifest) -> dict[str, Any]:
     """Translate the settings of a run; schedules of Megatron count samples."""
     known = {key: value for key, value in manifest.config.items() if key in TrainSettings.model_fields}
     try:
         settings = TrainSettings.model_validate(known)
     except ValueError:  # of a converted checkpoint, which has the sizes only, or of another version
-        return {}, 0.0, {}
+        return {}
     if "optimizer" not in known:
-        return {}, 0.0, {}
+        return {}
     optimizer, schedule, position = settings.optimizer, settings.schedule, manifest.position
-    per_step = position.samples / max(position.step, 1)
-    group = {"lr": optimizer.lr, "betas": (optimizer.beta1, optimizer.beta2), "eps": optimizer.eps}
-    decay_steps = schedule.decay_steps or settings.steps
-    return (
-        group,
-        optimizer.weight_decay,
-        {
+    per_step, decay_steps = position.samples / max(position.step, 1), schedule.decay_steps or settings.steps
+    # A warm-up in tokens is left to the command line of Megatron-LM.
+    warmup = schedule.warmup or round(schedule.warmup_fraction * decay_steps)
+    return {
+        "group": {"lr": optimizer.lr, "betas": (optimizer.beta1, optimizer.beta2), "eps": optimizer.eps},
+        "weight_decay": optimizer.weight_decay,
+        "schedule": {
             "max_lr": optimizer.lr,
             "min_lr": schedule.min_lr,
-            "lr_warmup_steps": round(_warmup(schedule, decay_steps) * per_step),
+            "lr_warmup_steps": round(warmup * per_step),
             "num_steps": round(position.updates * per_step),
             "lr_decay_style": DECAY_STYLES[schedule.kind],
             "lr_decay_steps": round(decay_steps * per_step),
@@ -89,9 +89,4 @@ def _hyperparameters(manifest: CheckpointManifest) -> tuple[dict[str, Any], floa
             "wd_incr_style": "constant",
             "wd_incr_steps": round(settings.steps * per_step),
         },
-    )
-
-
-def _warmup(schedule: ScheduleSettings, decay_steps: int) -> int:
-    """Warm-up in steps; that in tokens is left to the command line of Megatron-LM."""
-    return schedule.warmup or round(schedule.warmup_fraction * decay_steps)
+    }

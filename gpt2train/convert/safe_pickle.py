@@ -53,9 +53,7 @@ def read_pickle(file: Path, allowed: Iterable[tuple[type, str]] = (), inert: str
         raise UserError(f"cannot read {file}: it does not exist; copy the whole folder")
     classes: list[Any] = [*allowed]
     if inert is not None:
-        with contextlib.suppress(
-            Exception
-        ):  # a file that cannot be scanned cannot be read either, and is refused below
+        with contextlib.suppress(Exception):  # a file that cannot be scanned cannot be read either: see below
             found = torch.serialization.get_unsafe_globals_in_checkpoint(file)
             classes += [(PickleStub, name) for name in found if name.startswith(inert)]
     try:
@@ -102,10 +100,8 @@ def read_metadata(file: Path) -> Metadata:
             found = _MetadataUnpickler(stream).load()
         if not isinstance(found, Metadata):
             raise ValueError(f"it contains {type(found).__name__}")
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" in str(error):
-            raise UserError(f"{file} is refused, as a pickle can run code: {_reason(error)}") from error
-        raise UserError(f"cannot read {file}: {str(error)[:200]}; copy it again") from error
     except Exception as error:  # a damaged pickle can fail in any way
+        if isinstance(error, pickle.UnpicklingError) and "Unsupported global" in str(error):
+            raise UserError(f"{file} is refused, as a pickle can run code: {_reason(error)}") from error
         raise UserError(f"cannot read {file}: {str(error)[:200] or type(error).__name__}; copy it again") from error
     return found
