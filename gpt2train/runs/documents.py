@@ -6,10 +6,11 @@ steps of plug-ins are included. What an older or partial output does not have is
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
+from pydantic import ConfigDict
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.hub import commits_in
@@ -20,50 +21,41 @@ PAGES = "pages"
 IDENTITY = ("id", "url", "text", "title", "date", "source", "split")  # columns that are no result of a step
 USUAL = ("documents", "clean", "decontaminated", "shuffled")
 MAX_CUTS = 20  # of a document and step
+DESCRIBED = ConfigDict(use_attribute_docstrings=True, extra="forbid")  # of dataclasses that the server's API describes
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """Row of a document after one step.
+    """Row of a document after one data step."""
 
-    Attributes:
-        step: folder of the step.
-        file: file in that folder.
-        row: number of the row, from 0.
-        values: columns by which the step describes the document, such as its language and number of tokens.
-        cuts: rows about this document in the step's audit files, such as the parts that were cut out.
-        commits: commits at which the step read repositories of the hub, by their addresses.
-    """
-
+    __pydantic_config__ = DESCRIBED
     step: str
     file: str
     row: int
     values: dict[str, Any]
-    cuts: list[dict[str, Any]] = field(default_factory=list)
-    commits: dict[str, str] = field(default_factory=dict)
+    """Columns by which the step describes the document, such as its language and number of tokens."""
+    cuts: list[dict[str, Any]]
+    """Parts that the step has cut out of the document, from its audit files."""
+    commits: dict[str, str]
+    """Commits at which the step read repositories of the hub, by their addresses."""
 
 
 @dataclass(frozen=True)
 class DocumentRecord:
-    """Facts about a document in the folders that still exist; None where they are unknown.
+    """Facts about a document in the folders of the data steps that still exist; null where unknown."""
 
-    Attributes:
-        title: title of the page.
-        date: date of the page.
-        source: list, archive or file that named it.
-        text: text after the last step.
-        steps: rows in the order of the steps.
-        page: positions of the crawled page in its archive and ledger.
-        complete: False if the time was over before all files were searched.
-    """
-
-    title: str | None = None
-    date: str | None = None
-    source: str | None = None
-    text: str | None = None
-    steps: tuple[StepRow, ...] = ()
-    page: str | None = None
-    complete: bool = True
+    __pydantic_config__ = DESCRIBED
+    title: str | None
+    date: str | None
+    source: str | None
+    """List, archive or file that named it."""
+    text: str | None
+    """Text after the last step."""
+    steps: tuple[StepRow, ...]
+    page: str | None
+    """Positions of the crawled page in its archive and ledger."""
+    complete: bool
+    """False if the time was over before all files were searched."""
 
 
 def document_steps(output: Output) -> list[FinishedStep]:

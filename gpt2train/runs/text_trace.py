@@ -25,7 +25,7 @@ from gpt2train.data.token_bytes import token_bytes
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.runs.documents import DocumentRecord, look_up
+from gpt2train.runs.documents import DESCRIBED, DocumentRecord, look_up
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_row, document_tables
 from gpt2train.store.folder import Folder
@@ -36,11 +36,13 @@ MAX_STEPS = 1000  # listed of those that read a place
 
 
 @dataclass(frozen=True)
-class Place:
-    """Occurrence of a span; document and page are None if the tokens have no table of their documents."""
+class TracedPlace:
+    """Occurrence of a span; fields are null where the tokens have no table of their documents."""
 
+    __pydantic_config__ = DESCRIBED
     corpus: int
     position: int
+    """Token of the corpus at which the span begins."""
     document: int
     start: int
     """First token, counted from the start of the document."""
@@ -60,7 +62,7 @@ class TracedSpan:
     count: int
     counts: tuple[int, ...]
     """Occurrences in each corpus."""
-    places: tuple[Place, ...]
+    places: tuple[TracedPlace, ...]
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,9 @@ class TextTrace:
 
 @dataclass(frozen=True)
 class Reading:
-    """Training steps that read a place, from 0.
+    """Training steps that have read a place, from 0; the first of them, and their number."""
 
-    Attributes:
-        steps: the first steps that read any token of the span, ascending.
-        count: number of all such steps.
-        samples: the first global samples with any token of the span, ascending.
-    """
-
+    __pydantic_config__ = DESCRIBED
     steps: tuple[int, ...]
     count: int
     samples: tuple[int, ...]
@@ -95,16 +92,17 @@ class Reading:
 class PlaceDetails:
     """Document around a place, and its history."""
 
-    place: Place
+    __pydantic_config__ = DESCRIBED
+    place: TracedPlace
     before: str
     text: str
     after: str
     tokens: int
-    """Number of tokens of the document."""
+    """Tokens of the document."""
     record: DocumentRecord | None
-    """Rows of the document in the steps' folders; None if its id is unknown."""
+    """Rows of the document in the steps' folders; null if its id is unknown."""
     reading: Reading | None
-    """Steps of the run; None without a run, or if the run does not read packed documents in an order that is known."""
+    """Steps of the run; null without a run, or if the run does not read packed documents in an order that is known."""
 
 
 @dataclass
@@ -186,7 +184,7 @@ class TextTracer:
         documents: output folder or URL of the data steps; by default that of each corpus.
 
     Raises:
-        UserError: a corpus has no index.
+        UserError: a corpus has no index, or the tokens have no tokenizer.
     """
 
     def __init__(self, source: Source, root: Path | None = None, documents: str | None = None) -> None:
@@ -195,6 +193,10 @@ class TextTracer:
             raise UserError(f"there are no {source.part} tokens")
         pairs = zip(source.corpora, source.open(), strict=True)
         self.indexes = [SuffixIndex(dataset, root or index_root(corpus.prefix)) for corpus, dataset in pairs]
+        if source.tokenizer is None:
+            prefix = source.corpora[0].prefix
+            raise UserError(f"{prefix} has no tokenizer beside it; copy its folder there as tokenizer/")
+        self.tokenizer = source.tokenizer
         self._tables: dict[int, list[pq.ParquetFile]] = {}
         self._order: ReadingOrder | None = None
 
@@ -202,7 +204,7 @@ class TextTracer:
         """Find the spans of a text.
 
         Raises:
-            UserError: there is no tokenizer, or the text cannot be encoded.
+            UserError: the text cannot be encoded.
         """
         ids = encode_ordinary(self.tokenizer, [text])[0]
         return self.trace_ids(ids, min_tokens, places, text)
@@ -223,7 +225,7 @@ class TextTracer:
         total = sum(index.tokens for index in self.indexes)
         return TextTrace(len(ids), min_tokens, covered, prefixes, total, made)
 
-    def place(self, corpus: int, position: int) -> Place:
+    def place(self, corpus: int, position: int) -> TracedPlace:
         """Find the document of a token.
 
         Raises:
@@ -236,7 +238,7 @@ class TextTracer:
         row = self._row(corpus, document)
         start = position - int(index.bounds[document])
         doc_id, url = (row["doc_id"], row["url"]) if row else (None, None)
-        return Place(corpus, position, document, start, doc_id, url)
+        return TracedPlace(corpus, position, document, start, doc_id, url)
 
     def details(
         self, corpus: int, position: int, tokens: int, around: int = 60, seconds: float = float("inf")
@@ -257,18 +259,6 @@ class TextTracer:
             record = look_up(Output(Folder(self._output(corpus))), place.doc_id, place.url, seconds)
         reading = self._reading(corpus, position, end)
         return PlaceDetails(place, before, text, after, last - first, record, reading)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the tokens.
-
-        Raises:
-            UserError: there is none.
-        """
-        if self.source.tokenizer is None:
-            prefix = self.source.corpora[0].prefix
-            raise UserError(f"{prefix} has no tokenizer beside it; copy its folder there as tokenizer/")
-        return self.source.tokenizer
 
     def _span(self, span: Span, ids: Sequence[int], starts: list[tuple[int, int]] | None, places: int) -> TracedSpan:
         found = [self.place(corpus, place) for corpus, listed in enumerate(span.positions) for place in listed]

@@ -14,7 +14,6 @@ from gpt2train.serve.errors import RETRY, ApiError, from_job_error, late
 
 log = logging.getLogger(__name__)
 
-
 Event = tuple[int, TokenDelta | None] | ApiError
 
 
@@ -37,10 +36,6 @@ class Ticket:
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.seconds
 
-    def late(self) -> ApiError:
-        """Error of a request that was not done in time."""
-        return late(self.seconds)
-
 
 @dataclass(eq=False)
 class Slot:
@@ -60,14 +55,9 @@ class Batcher:
     called from the thread, and every request is refused.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        queue: int = 256,
-        prefill_tokens: int = 512,
-        on_failure: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.decoder, self.queue, self.prefill_tokens, self.on_failure = decoder, queue, prefill_tokens, on_failure
+    def __init__(self, decoder: Decoder, queue: int = 256, prefill_tokens: int = 512) -> None:
+        self.decoder, self.queue, self.prefill_tokens = decoder, queue, prefill_tokens
+        self.on_failure: Callable[[], None] = lambda: None
         self._batch = Batch(decoder)
         self.failure: BaseException | None = None
         self.steps = 0
@@ -181,7 +171,7 @@ class Batcher:
             for ticket in dict.fromkeys(slot.ticket for slot in slots):
                 if not ticket.cancelled and now > ticket.deadline:
                     ticket.cancelled = True
-                    self._events.append((ticket, ticket.late()))
+                    self._events.append((ticket, late(ticket.seconds)))
             if not any(slot.ticket.cancelled for slot in slots):
                 return
             self._waiting = deque(slot for slot in self._waiting if not slot.ticket.cancelled)
@@ -206,10 +196,7 @@ class Batcher:
     def _report(self, slots: Sequence[Slot], ended: Sequence[Job]) -> None:
         """Finish the jobs that have ended, and stream the new tokens of the others."""
         for slot in slots:
-            if slot.job in ended:
-                self._finish(slot)
-            else:
-                self._stream(slot)
+            (self._finish if slot.job in ended else self._stream)(slot)
 
     def _finish(self, slot: Slot) -> None:
         with self._change:

@@ -1,14 +1,17 @@
 """Response models of the API, for its OpenAPI description; tests compare real responses with them."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
+
+from gpt2train.runs.documents import DESCRIBED
+from gpt2train.runs.text_trace import TracedPlace
 
 
 class Answer(BaseModel):
     """Base of every response; all fields are always present."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+    model_config = DESCRIBED
 
 
 class LogProbs(Answer):
@@ -150,19 +153,6 @@ class Beams(Answer):
     scores: list[float]
 
 
-class TracedPlace(Answer):
-    """Occurrence of a span; fields are null where the tokens have no table of their documents."""
-
-    corpus: int
-    position: int
-    """Token of the corpus at which the span begins."""
-    document: int
-    start: int
-    """First token, counted from the start of the document."""
-    doc_id: str | None
-    url: str | None
-
-
 class TracedText(Answer):
     """Longest span of a text that occurs in the training tokens."""
 
@@ -188,54 +178,6 @@ class Traced(Answer):
     """Tokens of the text in at least one span."""
     indexed_tokens: int
     spans: list[TracedText]
-
-
-class StepRow(Answer):
-    """Row of a document after one data step."""
-
-    step: str
-    file: str
-    row: int
-    values: dict[str, Any]
-    cuts: list[dict[str, Any]]
-    """Parts that the step has cut out of the document, from its audit files."""
-    commits: dict[str, str]
-    """Commits at which the step read repositories of the hub, by their addresses."""
-
-
-class DocumentRecord(Answer):
-    """Facts about a document in the folders of the data steps that still exist; null where unknown."""
-
-    title: str | None
-    date: str | None
-    source: str | None
-    text: str | None
-    steps: list[StepRow]
-    page: str | None
-    """Positions of the crawled page in its archive and ledger."""
-    complete: bool
-    """False if the time was over before all files were searched."""
-
-
-class Reading(Answer):
-    """Training steps that have read a place, from 0; the first of them, and their number."""
-
-    steps: list[int]
-    count: int
-    samples: list[int]
-
-
-class PlaceDetails(Answer):
-    """Response of /v1/trace/place."""
-
-    place: TracedPlace
-    before: str
-    text: str
-    after: str
-    tokens: int
-    """Tokens of the document."""
-    record: DocumentRecord | None
-    reading: Reading | None
 
 
 class Health(Answer):

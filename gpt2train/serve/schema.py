@@ -7,10 +7,10 @@ import functools
 from http import HTTPStatus
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, TypeAdapter
 
 from gpt2train import __version__
+from gpt2train.runs.text_trace import PlaceDetails
 from gpt2train.serve.chat import PATH, ChatRequest
 from gpt2train.serve.completions import CompletionRequest
 from gpt2train.serve.errors import error_body
@@ -24,7 +24,6 @@ from gpt2train.serve.response_models import (
     Model,
     ModelList,
     OpenAIError,
-    PlaceDetails,
     Texts,
     Traced,
 )
@@ -103,16 +102,14 @@ def _query(name: str, kind: str, default: int | None = None, **limits: int) -> d
 
 def document(service: Service) -> dict[str, Any]:
     """Return the OpenAPI description of one server."""
-    template = "#/components/schemas/{model}"
-    schemas = models_json_schema(
-        [
-            (model, "validation")
-            for model in (*MODELS, *(CHAT_MODELS if service.chat else ()), *(TRACE_MODELS if service.tracer else ()))
-        ],
-        ref_template=template,
+    models = (*MODELS, *(CHAT_MODELS if service.chat else ()), *(TRACE_MODELS if service.tracer else ()))
+    found = TypeAdapter.json_schemas(
+        [(model.__name__, "validation", TypeAdapter[Any](model)) for model in models],
+        ref_template="#/components/schemas/{model}",
     )
-    components: dict[str, Any] = {"schemas": schemas[1]["$defs"]}
-    _set_limits(components["schemas"], service)
+    schemas = found[1]["$defs"]
+    components: dict[str, Any] = {"schemas": schemas}
+    _set_limits(schemas, service)
     if service.key is not None:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
 
@@ -168,7 +165,7 @@ def _error(path: str, status: int) -> dict[str, Any]:
     return answer
 
 
-def _json(*models: type[BaseModel]) -> dict[str, Any]:
+def _json(*models: type) -> dict[str, Any]:
     found = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
     return {"application/json": {"schema": found[0] if len(found) == 1 else {"anyOf": found}}}
 

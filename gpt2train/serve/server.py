@@ -16,6 +16,7 @@ from gpt2train.data.chat import Chat
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import RunError
 from gpt2train.inference.decoder import Decoder
+from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.serve.batcher import Batcher
 from gpt2train.serve.chat import chat_routes
 from gpt2train.serve.connection import ConnectionServer, LimitedConnection, connection_limits
@@ -26,7 +27,7 @@ from gpt2train.serve.middleware import Guard
 from gpt2train.serve.openai import openai_routes
 from gpt2train.serve.page import add_page, render_docs
 from gpt2train.serve.schema import document
-from gpt2train.serve.service import Service, open_tracer
+from gpt2train.serve.service import Service
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.serve.trace import trace_routes
 
@@ -144,7 +145,7 @@ def prepare(
     Raises:
         UserError: the address cannot be bound, the key file cannot be read, or there is no index to trace texts in.
     """
-    key, tracer = settings.read_key(), open_tracer(trace) if trace else None
+    key, tracer = settings.read_key(), TextTracer(find_source(trace)) if trace else None
     listener = settings.bind()
     batcher = Batcher(decoder, settings.max_queued, settings.prefill_tokens)
     hosts = allowed_hosts(listener.getsockname()[0], settings.host, settings.allowed_host)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request
@@ -21,9 +22,9 @@ from gpt2train.inference.batch import Continuation, Job, TokenDelta
 from gpt2train.inference.prompts import ids_without_token
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.runs.text_trace import TextTracer, find_source
+from gpt2train.runs.text_trace import TextTracer
 from gpt2train.serve.batcher import Batcher, Ticket
-from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError
+from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, late
 from gpt2train.serve.hosts import AllowedHosts
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.serve.sse import unless_disconnected
@@ -40,19 +41,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        registry = self.registry
-        self.requests = Counter("gpt2train_requests", "Requests answered.", ["path", "status"], registry=registry)
-        self.seconds = Histogram(
-            "gpt2train_request_seconds", "From arrival to the last byte.", ["path"], buckets=BUCKETS, registry=registry
-        )
-        self.disconnects = Counter(
-            "gpt2train_disconnects", "Clients that disconnected before the answer.", registry=registry
-        )
-        self.prompt_tokens = Counter("gpt2train_prompt_tokens", "Prompt tokens accepted.", registry=registry)
-        self.generated_tokens = Counter("gpt2train_generated_tokens", "Tokens generated.", registry=registry)
-        self.waiting = Gauge("gpt2train_waiting_sequences", "Sequences that wait for a row.", registry=registry)
-        self.running = Gauge("gpt2train_running_rows", "Decoder rows in use.", registry=registry)
-        self.steps = Gauge("gpt2train_decoder_steps", "Steps of the decoder since the start.", registry=registry)
+        own: dict[str, Any] = {"namespace": "gpt2train", "registry": self.registry}
+        self.requests = Counter("requests", "Requests answered.", ["path", "status"], **own)
+        self.seconds = Histogram("request_seconds", "From arrival to the last byte.", ["path"], buckets=BUCKETS, **own)
+        self.disconnects = Counter("disconnects", "Clients that disconnected before the answer.", **own)
+        self.prompt_tokens = Counter("prompt_tokens", "Prompt tokens accepted.", **own)
+        self.generated_tokens = Counter("generated_tokens", "Tokens generated.", **own)
+        self.waiting = Gauge("waiting_sequences", "Sequences that wait for a row.", **own)
+        self.running = Gauge("running_rows", "Decoder rows in use.", **own)
+        self.steps = Gauge("decoder_steps", "Steps of the decoder since the start.", **own)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -211,7 +208,7 @@ async def deltas(ticket: Ticket) -> AsyncIterator[tuple[int, TokenDelta | None]]
                 async with asyncio.timeout(latest - time.monotonic()):
                     event = await ticket.events.get()
             except TimeoutError:
-                event = ticket.late()
+                event = late(ticket.seconds)
         if isinstance(event, ApiError):
             raise event
         unfinished -= event[1] is None
@@ -235,17 +232,6 @@ async def finish(service: Service, jobs: Sequence[Job], request: Request) -> Non
         await unless_disconnected(drain(), request.receive)
     finally:
         cancel(service, ticket)
-
-
-def open_tracer(place: Path) -> TextTracer:
-    """Open the training tokens to trace texts to.
-
-    Raises:
-        UserError: there are no such tokens, or they have no index or no tokenizer.
-    """
-    tracer = TextTracer(find_source(place))
-    assert tracer.tokenizer is not None
-    return tracer
 
 
 def name_of(folder: Path) -> str:

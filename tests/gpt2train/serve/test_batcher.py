@@ -98,7 +98,8 @@ async def test_a_client_that_disconnects_frees_its_row_for_a_waiting_request() -
 async def test_a_failing_decoder_fails_all_requests() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     failures: list[bool] = []
-    batcher = Batcher(gate, on_failure=lambda: failures.append(True))
+    batcher = Batcher(gate)
+    batcher.on_failure = lambda: failures.append(True)
     batcher.start()
     runs, waits = ticket(job([1], 9)), ticket(job([2], 9))
     batcher.submit(runs)
