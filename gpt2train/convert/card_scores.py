@@ -22,23 +22,14 @@ NORMAL_95 = 1.96  # standard errors of half a 95 % interval
 
 @dataclass(frozen=True)
 class Score:
-    """Score of a model.
+    """Score of a model."""
 
-    Attributes:
-        dataset: data that it was measured on.
-        metric: short name of the measure, as hubs write it.
-        label: what is measured, in words.
-        value: the score.
-        error: standard error; None if not known.
-        examples: number of examples; None if not known.
-    """
-
-    dataset: str
-    metric: str
-    label: str
-    value: float
-    error: float | None = None
-    examples: int | None = None
+    dataset: str  # data that it was measured on
+    metric: str  # short name of the measure, as hubs write it
+    label: str  # what is measured, in words
+    value: float  # the score
+    error: float | None = None  # standard error; None if not known
+    examples: int | None = None  # number of examples; None if not known
 
     @property
     def name(self) -> str:

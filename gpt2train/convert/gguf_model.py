@@ -61,17 +61,11 @@ BLOCK = {
 
 @dataclass(frozen=True)
 class GGUFModel:
-    """Model in llama.cpp's form.
+    """Model in llama.cpp's form."""
 
-    Attributes:
-        architecture: name of the architecture, `general.architecture`.
-        metadata: keys of the architecture, with its name as the prefix.
-        tensors: tensors by llama.cpp's names, in the model's order.
-    """
-
-    architecture: str
-    metadata: Metadata
-    tensors: dict[str, LazyTensor]
+    architecture: str  # name of the architecture, `general.architecture`
+    metadata: Metadata  # keys of the architecture, with its name as the prefix
+    tensors: dict[str, LazyTensor]  # tensors by llama.cpp's names, in the model's order
 
 
 def gguf_model(weights: LazyWeights) -> GGUFModel:

@@ -51,15 +51,10 @@ SPLITS = PATTERNS | {DIGITS: ("smollm", False)}  # SmolLM and SmolLM2
 
 @dataclass(frozen=True)
 class GGUFTokenizer:
-    """Tokenizer in llama.cpp's form.
+    """Tokenizer in llama.cpp's form."""
 
-    Attributes:
-        metadata: keys with their values.
-        notes: for the user, where llama.cpp encodes otherwise.
-    """
-
-    metadata: dict[str, Value]
-    notes: tuple[str, ...] = ()
+    metadata: dict[str, Value]  # keys with their values
+    notes: tuple[str, ...] = ()  # for the user, where llama.cpp encodes otherwise
 
 
 def gguf_tokenizer(folder: Path, shape: Shape) -> GGUFTokenizer:

@@ -34,15 +34,12 @@ class HFLayout:
 
     Args:
         family: name of the family.
-
-    Attributes:
-        model_types: values of `model_type` in a `config.json` of this family, the one that is written first, for one
-            that `transformers` has; by default the name of the family.
-        description: architecture in a few words, for the model card.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
-    description: ClassVar[str] = "a decoder"
+    """Values of `model_type` in a `config.json` of this family, the one that is written first, for one that
+    `transformers` has; by default the name of the family."""
+    description: ClassVar[str] = "a decoder"  # architecture in a few words, for the model card
 
     def __init__(self, family: str) -> None:
         self.family = family

@@ -58,29 +58,19 @@ MISTRAL_WINDOW = 4096  # sliding window of a Mistral whose config.json does not 
 
 @dataclass(frozen=True)
 class Variant:
-    """A model of `transformers`, and the options that it has.
+    """A model of `transformers`, and the options that it has."""
 
-    Attributes:
-        architecture: class of the model.
-        activation: the MLP.
-        qk_norm: True if it has norms of queries and keys.
-        attention_bias: possible biases of the attention; of two, the field of this name has the choice.
-        mlp_bias: True if the field of this name may be true.
-        divides: True if the heads must divide the width, also with a `head_dim` of their own.
-        head_dim: size of a head if the field is missing; None for `hidden_size / num_attention_heads`.
-        norm_eps: epsilon of the norms if the field is missing.
-        kv_heads: heads of keys and values if the field is missing; None for all heads. A null is all heads.
-    """
-
-    architecture: str
-    activation: str = "swiglu"
-    qk_norm: bool = False
+    architecture: str  # class of the model
+    activation: str = "swiglu"  # the MLP
+    qk_norm: bool = False  # True if it has norms of queries and keys
     attention_bias: tuple[str, ...] = ("none", "all")
-    mlp_bias: bool = False
-    divides: bool = False
-    head_dim: int | None = None
-    norm_eps: float = 1e-6
+    """Possible biases of the attention; of two, the field of this name has the choice."""
+    mlp_bias: bool = False  # True if the field of this name may be true
+    divides: bool = False  # True if the heads must divide the width, also with a `head_dim` of their own
+    head_dim: int | None = None  # size of a head if the field is missing; None for `hidden_size / num_attention_heads`
+    norm_eps: float = 1e-6  # epsilon of the norms if the field is missing
     kv_heads: int | None = None
+    """Heads of keys and values if the field is missing; None for all heads. A null is all heads."""
 
     def has(self, shape: Shape, chosen: LlamaOptions) -> bool:
         """Return True if a shape with these options is a model of this class."""

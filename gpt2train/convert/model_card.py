@@ -34,25 +34,16 @@ TITLES = {"gpt2": "GPT-2", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3",
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Contents of a model card besides the model's shape.
+    """Contents of a model card besides the model's shape."""
 
-    Attributes:
-        training: rows of the training table: name, value.
-        data: rows of the data table: step, rows in, rows kept.
-        languages: ISO 639 codes of the training text.
-        license: identifier of the weights' licence; None if unknown.
-        scores: scores of the model.
-        base: address on the hub, with its commit, of the model that the weights began from; None for any other.
-        sections: further sections about the training data: title, Markdown.
-    """
-
-    training: tuple[tuple[str, str], ...] = ()
-    data: tuple[tuple[str, int, int], ...] = ()
-    languages: tuple[str, ...] = ()
-    license: str | None = None
-    scores: tuple[Score, ...] = ()
+    training: tuple[tuple[str, str], ...] = ()  # rows of the training table: name, value
+    data: tuple[tuple[str, int, int], ...] = ()  # rows of the data table: step, rows in, rows kept
+    languages: tuple[str, ...] = ()  # ISO 639 codes of the training text
+    license: str | None = None  # identifier of the weights' licence; None if unknown
+    scores: tuple[Score, ...] = ()  # scores of the model
     base: str | None = None
-    sections: tuple[tuple[str, str], ...] = ()
+    """Address on the hub, with its commit, of the model that the weights began from; None for any other."""
+    sections: tuple[tuple[str, str], ...] = ()  # further sections about the training data: title, Markdown
 
 
 NO_FACTS = CardFacts()

@@ -23,25 +23,18 @@ DECAY_STYLES = {
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """State of AdamW, to be read tensor by tensor, and the place of the training.
-
-    Attributes:
-        tensors: `<parameter>.exp_avg`, `<parameter>.exp_avg_sq` and `<parameter>.step`, by this project's names.
-        updates: updates done, AdamW's step.
-        iteration: training steps done.
-        samples: samples used.
-        group: hyperparameters that both parameter groups share: lr, betas, eps.
-        weight_decay: weight decay of the group that has one.
-        schedule: state of Megatron's learning rate schedule; empty if it is not known.
-    """
+    """State of AdamW, to be read tensor by tensor, and the place of the training."""
 
     tensors: Mapping[str, LazyTensor]
-    updates: int
-    iteration: int
-    samples: int
+    """`<parameter>.exp_avg`, `<parameter>.exp_avg_sq` and `<parameter>.step`, by this project's names."""
+    updates: int  # updates done, AdamW's step
+    iteration: int  # training steps done
+    samples: int  # samples used
     group: Mapping[str, Any] = field(default_factory=dict)
-    weight_decay: float = 0.0
+    """Hyperparameters that both parameter groups share: lr, betas, eps."""
+    weight_decay: float = 0.0  # weight decay of the group that has one
     schedule: Mapping[str, Any] = field(default_factory=dict)
+    """State of Megatron's learning rate schedule; empty if it is not known."""
 
 
 def step_tensor(updates: int) -> LazyTensor:

@@ -20,17 +20,11 @@ INT64 = 8
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of the activations of a pipeline rank.
+    """Bytes of the activations of a pipeline rank."""
 
-    Attributes:
-        kept: kept for backward passes by all micro-batches in flight, and buffers for what is received.
-        loss: in addition while the loss is computed; 0 on a rank without head.
-        backward: in addition in the backward pass of the block that needs most, recomputed activations among them.
-    """
-
-    kept: float
-    loss: float
-    backward: float
+    kept: float  # kept for backward passes by all micro-batches in flight, and buffers for what is received
+    loss: float  # in addition while the loss is computed; 0 on a rank without head
+    backward: float  # in addition in the backward pass of the block that needs most, recomputed activations among them
 
 
 def activations(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Activations:

@@ -23,19 +23,12 @@ Rate = Callable[[str], float]  # FLOP/s of all devices in a precision
 
 @dataclass(frozen=True)
 class Goal:
-    """Capability of a published model, as a budget of the recipe: a prediction from published runs.
+    """Capability of a published model, as a budget of the recipe: a prediction from published runs."""
 
-    Attributes:
-        what: the model and its score.
-        flops: FLOPs of the run that is expected to reach it.
-        low: FLOPs with which a published run of a richer recipe reached it.
-        high: FLOPs that are enough if the run is as unlucky as the worst of equal published runs.
-    """
-
-    what: str
-    flops: float
-    low: float
-    high: float
+    what: str  # the model and its score
+    flops: float  # FLOPs of the run that is expected to reach it
+    low: float  # FLOPs with which a published run of a richer recipe reached it
+    high: float  # FLOPs that are enough if the run is as unlucky as the worst of equal published runs
 
 
 # nanochat's first release (October 2025) is a model without value embeddings, trained with Muon on 20 tokens for each
@@ -47,19 +40,12 @@ GOALS = {"gpt2": Goal("GPT-2 1.5B: CORE 0.2565", flops=1.5e20, low=4.3e19, high=
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe with its numbers.
+    """A recipe with its numbers."""
 
-    Attributes:
-        name: name of its runs, as `modern-12`.
-        depth: blocks of the model.
-        tokens: tokens of the training.
-        settings: layer for `gpt2train.settings.build`.
-    """
-
-    name: str
-    depth: int
-    tokens: int
-    settings: Mapping[str, Any]
+    name: str  # name of its runs, as `modern-12`
+    depth: int  # blocks of the model
+    tokens: int  # tokens of the training
+    settings: Mapping[str, Any]  # layer for `gpt2train.settings.build`
 
     @property
     def flops(self) -> float:

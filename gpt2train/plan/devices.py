@@ -20,19 +20,12 @@ FIELDS = "index,uuid,name,memory.total"
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPU that this process may use.
+    """GPU that this process may use."""
 
-    Attributes:
-        index: index on the machine by the driver, independent of `CUDA_VISIBLE_DEVICES`.
-        uuid: UUID by the driver.
-        name: product name.
-        memory: memory in GB (10^9 bytes).
-    """
-
-    index: int
-    uuid: str
-    name: str
-    memory: float
+    index: int  # index on the machine by the driver, independent of `CUDA_VISIBLE_DEVICES`
+    uuid: str  # UUID by the driver
+    name: str  # product name
+    memory: float  # memory in GB (10^9 bytes)
 
     @property
     def tflops(self) -> float | None:

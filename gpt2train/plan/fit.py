@@ -34,37 +34,22 @@ STATE_BYTES = 3 * FP32  # bytes per parameter in a checkpoint: weight and AdamW'
 
 @dataclass(frozen=True)
 class ResourceEstimate:
-    """Resources that a training takes on this machine.
+    """Resources that a training takes on this machine."""
 
-    Attributes:
-        layout: layout of all processes.
-        on_gpu: True if each process on this machine can have its own GPU, as the engine decides.
-        gpus: GPUs of this machine that this process may use.
-        gpus_needed: number of GPUs that the processes on this machine would use.
-        parameters: parameters of the model.
-        memory: peak memory in GB of the rank that needs most.
-        available_memory: memory in GB available to a rank.
-        steps: number of steps; None if `epochs` determines it and the number of training tokens is not known yet.
-        tokens: tokens of all steps; None as `steps`.
-        hours: time of all steps, without validation and saving; None as `steps`.
-        basis: assumptions of the hours.
-        checkpoints: maximum size in bytes of all checkpoints on the disk.
-        model: size in bytes of the merged model.
-    """
-
-    layout: Layout
-    on_gpu: bool
-    gpus: tuple[Gpu, ...]
-    gpus_needed: int
-    parameters: int
-    memory: float
-    available_memory: float
+    layout: Layout  # layout of all processes
+    on_gpu: bool  # True if each process on this machine can have its own GPU, as the engine decides
+    gpus: tuple[Gpu, ...]  # GPUs of this machine that this process may use
+    gpus_needed: int  # number of GPUs that the processes on this machine would use
+    parameters: int  # parameters of the model
+    memory: float  # peak memory in GB of the rank that needs most
+    available_memory: float  # memory in GB available to a rank
     steps: int | None
-    tokens: int | None
-    hours: float | None
-    basis: str
-    checkpoints: int
-    model: int
+    """Number of steps; None if `epochs` determines it and the number of training tokens is not known yet."""
+    tokens: int | None  # tokens of all steps; None as `steps`
+    hours: float | None  # time of all steps, without validation and saving; None as `steps`
+    basis: str  # assumptions of the hours
+    checkpoints: int  # maximum size in bytes of all checkpoints on the disk
+    model: int  # size in bytes of the merged model
 
 
 def estimate_resources(

@@ -13,19 +13,13 @@ from gpt2train.parallel.pipeline_stages import stage_layers
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of the model on one pipeline rank.
+    """Part of the model on one pipeline rank."""
 
-    Attributes:
-        layers: number of transformer blocks.
-        first: True if it has the embeddings.
-        last: True if it has the head, tied to the token embedding, and the last LayerNorm.
-        blocks: numbers of the blocks, for a family whose blocks differ; by default all are like the first one.
-    """
-
-    layers: int
-    first: bool
-    last: bool
+    layers: int  # number of transformer blocks
+    first: bool  # True if it has the embeddings
+    last: bool  # True if it has the head, tied to the token embedding, and the last LayerNorm
     blocks: tuple[int, ...] = ()
+    """Numbers of the blocks, for a family whose blocks differ; by default all are like the first one."""
 
 
 def pieces(settings: TrainSettings, shape: Shape) -> list[Piece]:

@@ -30,21 +30,14 @@ class FlowFile(Settings):
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """Settings of a file.
+    """Settings of a file."""
 
-    Attributes:
-        path: the file; None without one.
-        kind: settings that override a preset's, a whole run, or a flow with the settings in its table `train`.
-        settings: training settings in it.
-        vocab: vocabulary size in it.
-        base: preset, recipe, depth and budget that a flow's file names.
-    """
-
-    path: Path | None
+    path: Path | None  # the file; None without one
     kind: Literal["settings", "run", "flow"]
-    settings: Mapping[str, Any]
-    vocab: int | None
-    base: Mapping[str, Any]
+    """Settings that override a preset's, a whole run, or a flow with the settings in its table `train`."""
+    settings: Mapping[str, Any]  # training settings in it
+    vocab: int | None  # vocabulary size in it
+    base: Mapping[str, Any]  # preset, recipe, depth and budget that a flow's file names
 
     def below(self, options: Mapping[str, Any], rate: Callable[[], Rate]) -> tuple[Mapping[str, Any], Recipe | None]:
         """Return the settings below those of the file, and their recipe, if they are of one.

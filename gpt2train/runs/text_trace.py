@@ -107,23 +107,14 @@ class PlaceDetails:
 
 @dataclass
 class Source:
-    """Token files to search in, with their tokenizer and documents.
+    """Token files to search in, with their tokenizer and documents."""
 
-    Attributes:
-        corpora: prefixes of the token files.
-        split: weights by which each of them is split, if they are.
-        part: part of the split.
-        tokenizer: tokenizer of the tokens; None if there is none beside them.
-        run: run folder.
-        config: settings of the run.
-    """
-
-    corpora: tuple[Corpus, ...]
-    split: tuple[float, ...] | None
-    part: Part
-    tokenizer: Tokenizer | None
-    run: Path | None = None
-    config: RunConfig | None = None
+    corpora: tuple[Corpus, ...]  # prefixes of the token files
+    split: tuple[float, ...] | None  # weights by which each of them is split, if they are
+    part: Part  # part of the split
+    tokenizer: Tokenizer | None  # tokenizer of the tokens; None if there is none beside them
+    run: Path | None = None  # run folder
+    config: RunConfig | None = None  # settings of the run
     datasets: list[TokenDataset] = field(default_factory=list)
 
     def open(self) -> list[TokenDataset]:

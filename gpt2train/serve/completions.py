@@ -135,12 +135,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingRequest(BaseModel):
-    """Fields that requests for texts and for answers share. An unsupported one that would change the answer is refused.
-
-    Attributes:
-        neutral: fields that are not supported, with the value without effect.
-        ignored: fields without effect.
-    """
+    """Fields that requests for texts and for answers share. An unsupported one that changes the answer is refused."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -149,8 +144,8 @@ class SamplingRequest(BaseModel):
         allow_inf_nan=False,
         json_schema_extra=_describe_others,
     )
-    neutral: ClassVar[Mapping[str, Any]] = NEUTRAL
-    ignored: ClassVar[tuple[str, ...]] = IGNORED
+    neutral: ClassVar[Mapping[str, Any]] = NEUTRAL  # fields that are not supported, with the value without effect
+    ignored: ClassVar[tuple[str, ...]] = IGNORED  # fields without effect
 
     model: str | None = Field(None, max_length=1000)
     """Name listed by /v1/models; optional, since there is one model."""

@@ -21,21 +21,13 @@ from gpt2train.simulate.schedule import SHORT, Kind, known, peak, repeated_passe
 
 @dataclass(frozen=True)
 class RankKind:
-    """Ranks that do the same.
+    """Ranks that do the same."""
 
-    Attributes:
-        stage: pipeline rank.
-        rank: first of these ranks that needs the most memory, or the one asked for.
-        ranks: number of these ranks.
-        blocks: numbers of the blocks of each of them.
-        step: costs of its step.
-    """
-
-    stage: int
-    rank: int
-    ranks: int
-    blocks: tuple[int, ...]
-    step: RankStep
+    stage: int  # pipeline rank
+    rank: int  # first of these ranks that needs the most memory, or the one asked for
+    ranks: int  # number of these ranks
+    blocks: tuple[int, ...]  # numbers of the blocks of each of them
+    step: RankStep  # costs of its step
 
 
 def all_kinds(config: RunConfig, world: int) -> list[RankKind]:

@@ -32,34 +32,22 @@ from gpt2train.training import engine
 
 @dataclass(frozen=True)
 class ShortStep:
-    """Step of a pipeline with few micro-batches.
+    """Step of a pipeline with few micro-batches."""
 
-    Attributes:
-        micro_batches: number of micro-batches.
-        depth: of 1F1B, micro-batches that go forward before the first one goes backward.
-    """
-
-    micro_batches: int
-    depth: int = 1
+    micro_batches: int  # number of micro-batches
+    depth: int = 1  # of 1F1B, micro-batches that go forward before the first one goes backward
 
 
 @dataclass(frozen=True)
 class RankStep:
-    """Costs of one training step on one rank.
-
-    Attributes:
-        memory: bytes of each category when the most memory is in use; `gpt2train.simulate.recorder.CATEGORIES`.
-        counts: collectives and FLOPs.
-        parameters: parameters of this rank, before they are sharded over data-parallel ranks.
-        profile: passes of the micro-batches of a short step of a pipeline; None of a whole step.
-        pass_counts: collectives and FLOPs of these passes.
-    """
+    """Costs of one training step on one rank."""
 
     memory: dict[str, int]
-    counts: Counts
-    parameters: int
-    profile: Profile | None = None
-    pass_counts: PassCounts | None = None
+    """Bytes of each category when the most memory is in use; `gpt2train.simulate.recorder.CATEGORIES`."""
+    counts: Counts  # collectives and FLOPs
+    parameters: int  # parameters of this rank, before they are sharded over data-parallel ranks
+    profile: Profile | None = None  # passes of the micro-batches of a short step of a pipeline; None of a whole step
+    pass_counts: PassCounts | None = None  # collectives and FLOPs of these passes
 
     @property
     def peak(self) -> int:

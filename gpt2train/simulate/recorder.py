@@ -34,35 +34,23 @@ CATEGORIES = ("parameters", "gathered", "gradients", "optimizer", "activations",
 
 @dataclass(frozen=True)
 class Collective:
-    """Kind of collectives or transfers.
+    """Kind of collectives or transfers."""
 
-    Attributes:
-        operation: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast or send.
-        dtype: dtype of what is sent, such as "bfloat16".
-        group: name of the process group.
-        ranks: number of ranks of the group.
-    """
-
-    operation: str
-    dtype: str
-    group: str
-    ranks: int
+    operation: str  # all-reduce, all-gather, reduce-scatter, all-to-all, broadcast or send
+    dtype: str  # dtype of what is sent, such as "bfloat16"
+    group: str  # name of the process group
+    ranks: int  # number of ranks of the group
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Collectives and FLOPs.
+    """Collectives and FLOPs."""
 
-    Attributes:
-        calls: number of collectives by kind.
-        bytes: their bytes: the whole tensor, which is the input of a reduction and the output of an all-gather; of an
-            all-to-all what this rank receives.
-        flops: FLOPs of matrix products and attention.
-    """
-
-    calls: Counter[Collective]
+    calls: Counter[Collective]  # number of collectives by kind
     bytes: Counter[Collective]
-    flops: int
+    """Their bytes: the whole tensor, which is the input of a reduction and the output of an all-gather; of an
+    all-to-all what this rank receives."""
+    flops: int  # FLOPs of matrix products and attention
 
     def plus(self, other: "Counts", times: int) -> "Counts":
         """Add another one a number of times."""
@@ -75,34 +63,21 @@ class Counts:
 
 @dataclass(frozen=True)
 class PassCounts:
-    """Collectives and FLOPs of a pipeline's step.
+    """Collectives and FLOPs of a pipeline's step."""
 
-    Attributes:
-        outside: those before the first and after the last pass.
-        sent: what is sent to the next and the previous stage for each micro-batch.
-        passes: those of each kind of pass.
-    """
-
-    outside: Counts
-    sent: Counts
-    passes: Mapping[Kind, Counts]
+    outside: Counts  # those before the first and after the last pass
+    sent: Counts  # what is sent to the next and the previous stage for each micro-batch
+    passes: Mapping[Kind, Counts]  # those of each kind of pass
 
 
 @dataclass
 class _Storage:
-    """Memory of one storage.
+    """Memory of one storage."""
 
-    Attributes:
-        born: number of the event of its allocation.
-        size: present bytes.
-        category: what it holds, if that is known from the start.
-        freed: number of the event at which it was freed; None while it lives.
-    """
-
-    born: int
-    size: int
-    category: str | None = None
-    freed: int | None = None
+    born: int  # number of the event of its allocation
+    size: int  # present bytes
+    category: str | None = None  # what it holds, if that is known from the start
+    freed: int | None = None  # number of the event at which it was freed; None while it lives
 
 
 @dataclass

@@ -25,34 +25,22 @@ SHORT = 3  # micro-batches that have a first, a middle and a last one
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Change of the memory by one pass, in bytes of each category.
+    """Change of the memory by one pass, in bytes of each category."""
 
-    Attributes:
-        peak: change from the start of the pass to the moment with most memory.
-        net: change from its start to its end.
-    """
-
-    peak: Mapping[str, int]
-    net: Mapping[str, int]
+    peak: Mapping[str, int]  # change from the start of the pass to the moment with most memory
+    net: Mapping[str, int]  # change from its start to its end
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Memory of a rank in a step with few micro-batches, in bytes of each category.
+    """Memory of a rank in a step with few micro-batches, in bytes of each category."""
 
-    Attributes:
-        micro_batches: number of micro-batches.
-        start: memory before the first pass.
-        kept: bytes that each micro-batch keeps from the start to the end: its batch, and buffers for what is received.
-        passes: changes by each kind of pass.
-        end: the most memory after the last pass.
-    """
-
-    micro_batches: int
-    start: Mapping[str, int]
+    micro_batches: int  # number of micro-batches
+    start: Mapping[str, int]  # memory before the first pass
     kept: int
-    passes: Mapping[Kind, PassMemory]
-    end: Mapping[str, int]
+    """Bytes that each micro-batch keeps from the start to the end: its batch, and buffers for what is received."""
+    passes: Mapping[Kind, PassMemory]  # changes by each kind of pass
+    end: Mapping[str, int]  # the most memory after the last pass
 
 
 def peak(profile: Profile, order: Iterable[Repeated], micro_batches: int) -> dict[str, int]:
