@@ -61,14 +61,9 @@ class Recipe:
 def given_recipe(
     name: str | None, preset: str | None, depth: int | None, budget: str | None, rate: Callable[[], Rate]
 ) -> Recipe | None:
-    """Recipe of a command's options; None if they ask for a preset.
+    """Recipe of a command's options, which are those of `choose_recipe`; None if they ask for a preset.
 
-    Args:
-        name: name of the recipe.
-        preset: name of the preset, if one is given. The complete settings of a run have that of the recipe.
-        depth: blocks of the model.
-        budget: time or FLOPs.
-        rate: function that returns the speed of the devices; called for a time alone.
+    The complete settings of a run have the name of its recipe as the preset.
 
     Raises:
         UserError: the options contradict each other, or one is out of bounds.
@@ -109,7 +104,7 @@ def choose_recipe(name: str, depth: int | None, budget: str | None, rate: Callab
     if depth is not None:
         return Recipe(f"{name}-{depth}", depth, horizon(depth), modern(depth))
     amount, unit = read_budget(str(budget))
-    speed = rate() if unit == "seconds" else _no_time
+    speed = rate() if unit == "seconds" else lambda _: 1.0
     fitting = [2]
     for candidate in range(4, MAX_DEPTH + 1, 2):
         if horizon(candidate) * cost_of_token(candidate) > amount * speed(modern(candidate)["precision"]):
@@ -168,15 +163,7 @@ def cpu_rate(cores: int) -> Rate:
 
 
 def machine_rate(gpus: Sequence[Gpu], *, processes: int, nodes: int, threads: int, cores: int) -> Rate:
-    """Speed of this machine with the processes of a launch, and of others that are equal.
-
-    Args:
-        gpus: GPUs of this machine.
-        processes: processes per machine.
-        nodes: number of machines.
-        threads: threads per process.
-        cores: CPU cores of this machine.
-    """
+    """Speed of this machine, with its GPUs and cores, for the processes of a launch, and of others that are equal."""
     if len(gpus) < processes:
         return cpu_rate(min(processes * threads, cores) * nodes)
     slowest = min(gpu.tflops or DEFAULT_TFLOPS for gpu in gpus[:processes])
@@ -187,8 +174,3 @@ def this_machine() -> Rate:
     """Speed of all GPUs of this machine, or of all its cores."""
     gpus, cores = find_gpus(), usable_cores()
     return machine_rate(gpus, processes=len(gpus) or cores, nodes=1, threads=1, cores=cores)
-
-
-def _no_time(precision: str) -> float:
-    """Factor of a budget that is in FLOPs already."""
-    return 1.0

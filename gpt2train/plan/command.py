@@ -1,5 +1,6 @@
 """The command `gpt2train plan`, which finds the best parallel layout of a training."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ from gpt2train.errors import UserError
 from gpt2train.plan.best_command import best_command
 from gpt2train.plan.budget import GOALS, cpu_rate, gpu_rate
 from gpt2train.plan.hardware import Hardware
-from gpt2train.plan.search import GivenLayout, Plan, search
+from gpt2train.plan.search import ANY_LAYOUT, GivenLayout, Plan, search
 from gpt2train.plan.settings_file import read_settings
 from gpt2train.plan.show import goal_line, headline, largest_line, rank_table, reasons, summary, table
 from gpt2train.settings import MAX_COUNT, build, explain
@@ -22,7 +23,6 @@ from gpt2train.store.counts import count_of
 GPT2_VOCAB = 50257
 FORMULA_ERROR = 0.25  # by which formulas may name too much memory and the layout is still simulated
 DEFAULT_HARDWARE = Hardware()
-ANY_LAYOUT = GivenLayout()
 
 
 def plan(
@@ -138,12 +138,8 @@ def with_memory(hardware: Hardware, memory: str) -> Hardware:
 
 def gigabytes(text: str) -> float:
     """Convert 80, 80GB or 74.5GiB to units of 10^9 bytes."""
-    number, unit = text.strip().lower(), 1.0
-    for suffix, size in (("gib", 1.073741824), ("gb", 1.0), ("g", 1.0)):
-        if number.endswith(suffix):
-            number, unit = number.removesuffix(suffix), size
-            break
+    number = text.strip().lower()
     try:
-        return float(number) * unit
+        return float(re.sub("(gib|gb|g)$", "", number)) * (1.073741824 if number.endswith("gib") else 1.0)
     except ValueError as error:
         raise UserError(f"--memory {text!r} is not an amount of memory; write it as 80GB") from error

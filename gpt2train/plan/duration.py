@@ -97,11 +97,8 @@ def step_time(
     tensor = (reduces * _ring(stream, layout.tp) * 2 + exchanged) / (hardware.link * GB)
     multi_node = layout.world > hardware.gpus_per_node
     link_bandwidth = (hardware.network if multi_node else hardware.link) * GB
-    pipeline = (
-        0.0
-        if layout.pp == 1
-        else 2 * (layout.pp - 1 + micro_batches) * p.virtual_pipeline_stages * stream / layout.tp / link_bandwidth
-    )
+    passes = 0 if layout.pp == 1 else 2 * (layout.pp - 1 + micro_batches) * p.virtual_pipeline_stages
+    pipeline = passes * stream / layout.tp / link_bandwidth
 
     largest = max(pieces, key=lambda piece: parameters(piece, shape, layout.tp))
     count, blocks = parameters(largest, shape, layout.tp), blocks_parameters(largest, shape, layout.tp)

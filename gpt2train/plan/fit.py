@@ -163,8 +163,7 @@ def missing_resources(fit: ResourceEstimate, settings: TrainSettings) -> list[st
 def duration(hours: float) -> str:
     """Format a time in minutes, hours, days or years."""
     if hours < 1.5:
-        minutes = max(1, round(60 * hours))
-        return count_of(minutes, "minute")
+        return count_of(max(1, round(60 * hours)), "minute")
     if hours < 72:
         return count_of(round(hours), "hour")
     return count_of(round(hours / 24), "day") if hours < 24 * 730 else f"{hours / 24 / 365:,.0f} years"

@@ -37,15 +37,8 @@ class Memory:
     @property
     def device(self) -> int:
         """Bytes on the device."""
-        return (
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.gathered
-            + self.activations
-            + self.head
-            - self.on_cpu
-        )
+        held = (self.parameters, self.gradients, self.optimizer, self.gathered, self.activations, self.head)
+        return sum(held) - self.on_cpu
 
 
 def compiled_change(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> int:
@@ -57,13 +50,6 @@ def compiled_change(settings: TrainSettings, shape: Shape, layout: Layout, piece
     performance = settings.performance.model_copy(update={"compile": "off"})
     plain = settings.model_copy(update={"performance": performance})
     return peak(settings, shape, layout, piece, rank).device - peak(plain, shape, layout, piece, rank).device
-
-
-def optimizer_states(settings: TrainSettings, shape: Shape, piece: Piece, layout: Layout, count: int) -> float:
-    """Return the numbers of optimizer state per parameter: 2 of AdamW, 1 of Muon for the matrices of the blocks."""
-    if settings.optimizer.name == "adamw":
-        return 2.0
-    return 2.0 - matrix_parameters(piece, shape, layout.tp) / count
 
 
 def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Memory:
@@ -81,7 +67,8 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     blocks_count = blocks_parameters(piece, shape, layout.tp)
     block = max(block_parameters(shape, layout.tp, start) for start in MODELS[shape.family].first_blocks(shape))
     share = -(-count // layout.shard)
-    states = optimizer_states(settings, shape, piece, layout, count)
+    # Numbers of optimizer state per parameter: 2 of AdamW, 1 of Muon for the matrices of the blocks.
+    states = 2.0 if settings.optimizer.name == "adamw" else 2.0 - matrix_parameters(piece, shape, layout.tp) / count
 
     # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks. On
     # several ranks blocks are gathered in half precision; on one, autocast makes copies of all parameters.
@@ -89,10 +76,8 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     two_blocks = min(2, piece.layers) * block
     single_rank = layout.world == 1 and not p.offloads_weights  # then FSDP, which gathers copies, is not used
     gathers_half = kind == "half" and layout.world > 1
-    unsharded = FP32 * root + (HALF if gathers_half else FP32) * (
-        two_blocks if p.zero == 3 or p.offloads_weights else blocks_count
-    )
-    unsharded = 0 if single_rank else unsharded
+    blocks = two_blocks if p.zero == 3 or p.offloads_weights else blocks_count
+    unsharded = 0 if single_rank else FP32 * root + (HALF if gathers_half else FP32) * blocks
     # Gradients of earlier micro-batches: ZeRO 0, ZeRO 1 and pipelines reduce them only after the last micro-batch.
     reduced_early = (p.zero >= 2 or p.offloads_weights) and layout.pp == 1
     accumulated = (share if reduced_early else count) if layout.accumulation > 1 else 0
@@ -120,14 +105,12 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
         copies=host_copies,
     )
     backward = replace(loss, activations=round(found.kept + found.backward), head=0)
-    end = Memory(
-        parameters=FP32 * share,
+    end = replace(
+        loss,
         gradients=FP32 * (share if reduced_early else count),
-        optimizer=optimizer,
         gathered=unsharded + (FP32 * (root + two_blocks) if reduced_early else 0),
         activations=0,
         head=0,
         on_cpu=round(FP32 * (2 + states) * share) if offloaded else states_on_cpu,
-        copies=host_copies,
     )
     return max(loss, backward, end, key=lambda moment: moment.device)

@@ -41,6 +41,9 @@ class GivenLayout(Settings):
     """Recomputed activations."""
 
 
+ANY_LAYOUT = GivenLayout()
+
+
 @dataclass(frozen=True)
 class Candidate:
     """Possible layout and its costs.
@@ -118,7 +121,7 @@ def search(
     settings: TrainSettings,
     shape: Shape,
     hardware: Hardware,
-    given: GivenLayout | None = None,
+    given: GivenLayout = ANY_LAYOUT,
     tolerance: float = 0.0,
 ) -> Plan:
     """Evaluate all layouts with the same global batch.
@@ -130,13 +133,12 @@ def search(
         given: part of the layout that is not searched.
         tolerance: share of the available memory by which a layout may exceed it, since the formulas are that uncertain.
     """
-    given = given or GivenLayout()
     refused: Counter[str] = Counter()
     by_layout: defaultdict[tuple[int, int, int, str], list[Candidate]] = defaultdict(list)
     available = available_bytes(hardware)
     samples = _global_batch(settings, hardware, given)
     micro_batches = {given.micro_batch} if given.micro_batch else {*MICRO_BATCHES, settings.batch.micro_batch} - {0}
-    for changes, micro in _with_micro_batches(_layouts(hardware, given, refused), sorted(micro_batches), samples):
+    for changes, micro in _layouts(hardware, given, refused, sorted(micro_batches), samples):
         parallel = settings.parallel.model_copy(update=changes)
         sizes = {"micro_batch": micro, "global_batch": samples, "gradient_accumulation_steps": 0}
         batch = settings.batch.model_copy(update=sizes)
@@ -150,12 +152,13 @@ def search(
         except UserError as error:
             refused[str(error).split(";")[0].split(", but a batch")[0].removeprefix("settings: ")] += 1
             continue
-        if candidate is not None and candidate.memory.device > available * (1 + tolerance):
+        if candidate is None:
+            continue
+        if candidate.memory.device > available * (1 + tolerance):
             offload = {"none": "", "all": ", offload"}.get(offload_of(parallel), f", offload {offload_of(parallel)}")
             name = f"tp {parallel.tp} x pp {parallel.pp}, ZeRO {parallel.zero}{offload}"
             refused[f"{name}: more than {available / GB:.1f} GB"] += 1
-            continue
-        if candidate is not None:
+        else:
             by_layout[candidate.key].append(candidate)
     fits = sorted(map(best_of, by_layout.values()), key=order)
     return Plan(fits, refused.most_common(), list(itertools.chain.from_iterable(by_layout.values())))
@@ -209,17 +212,10 @@ def _global_batch(settings: TrainSettings, hardware: Hardware, given: GivenLayou
     return batch.model_copy(update=sizes).sizes(processes)[1]
 
 
-def _with_micro_batches(
-    layouts: Iterator[tuple[dict[str, object], int]], micro_batches: list[int], samples: int
+def _layouts(
+    hardware: Hardware, given: GivenLayout, refused: Counter[str], micro_batches: list[int], samples: int
 ) -> Iterator[tuple[dict[str, object], int]]:
-    """Yield each layout with the micro-batches that divide its share of the batch, or one for the reason."""
-    for changes, data in layouts:
-        fitting = [micro for micro in micro_batches if samples % (micro * data) == 0]
-        yield from ((changes, micro) for micro in fitting or micro_batches[:1])
-
-
-def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> Iterator[tuple[dict[str, object], int]]:
-    """Yield the parallel settings of each layout, and its data-parallel processes."""
+    """Yield the settings of each layout with the micro-batches that divide its share, or one for the reason."""
     sizes = [n for n in range(1, hardware.gpus + 1) if hardware.gpus % n == 0]
     recomputes = (given.activation_checkpointing,) if given.activation_checkpointing else RECOMPUTE
     for tp, pp in itertools.product((given.tp,) if given.tp else sizes, (given.pp,) if given.pp else sizes):
@@ -231,6 +227,7 @@ def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> I
             refused[f"tp {tp} is more than the {hardware.gpus_per_node} GPUs of a machine"] += 1
             continue
         data = hardware.gpus // (tp * pp)
+        fitting = [micro for micro in micro_batches if samples % (micro * data) == 0] or micro_batches[:1]
         for zero, offload, recompute in itertools.product((0, 1, 2, 3), OFFLOADS, recomputes):
             if given.zero is not None and zero != given.zero:
                 continue
@@ -247,7 +244,7 @@ def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> I
                 "virtual_pipeline_stages": 1,
                 "activation_checkpointing": recompute,
             }
-            yield changes, data
+            yield from ((changes, micro) for micro in fitting)
 
 
 def _evaluate(

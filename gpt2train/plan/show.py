@@ -27,14 +27,7 @@ def headline(shape: Shape, hardware: Hardware) -> str:
 
 
 def summary(settings: TrainSettings, vocab: int, rate: Rate, on: Hardware | int) -> list[str]:
-    """Return what a recipe has chosen, and how long it takes, in lines.
-
-    Args:
-        settings: settings of the run.
-        vocab: vocabulary size.
-        rate: speed of the devices.
-        on: GPUs, or number of CPU cores.
-    """
+    """Return what a recipe has chosen, and how long it takes on GPUs or on a number of CPU cores, in lines."""
     model, batch, optimizer, schedule = settings.model, settings.batch, settings.optimizer, settings.schedule
     shape = model.shape(vocab)
     per_step = batch.global_batch * model.context
@@ -58,12 +51,7 @@ def summary(settings: TrainSettings, vocab: int, rate: Rate, on: Hardware | int)
 
 
 def goal_line(name: str, speed: float) -> str:
-    """Return a goal of `GOALS`, and the range in which its cost is expected.
-
-    Args:
-        name: name of the goal.
-        speed: FLOP/s of all devices.
-    """
+    """Return a goal of `GOALS`, and the range in which its cost is expected at a speed in FLOP/s."""
     goal = GOALS[name]
     hours = [duration(flops / speed / 3600) for flops in (goal.low, goal.high)]
     return (
@@ -72,21 +60,23 @@ def goal_line(name: str, speed: float) -> str:
     )
 
 
-def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int, train_tokens: int | None = None) -> Table:
-    """Return a table of the best layouts.
-
-    Args:
-        plan: result of the search.
-        shape: shape of the model.
-        hardware: GPUs and their speeds.
-        rows: maximum number of layouts.
-        train_tokens: number of training tokens, which `epochs` needs for the hours; None if it is not known.
-    """
+def with_columns(*names: str, left: tuple[str, ...] = ()) -> Table:
+    """Return an empty table; columns are aligned at the right, but for some."""
     result = Table(box=None, pad_edge=False)
-    for name in ("tp", "pp", "dp", "ZeRO", "offload", "recompute", "micro", "accum", "samples"):
-        result.add_column(name, justify="right")
-    for name in ("params/rank", "GB/rank", "s/step", "tokens/s", "hours", "MFU", "overhead"):
-        result.add_column(name, justify="right")
+    for name in names:
+        result.add_column(name, justify="left" if name in left else "right")
+    return result
+
+
+def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int, train_tokens: int | None = None) -> Table:
+    """Return a table of the best layouts, at most `rows`.
+
+    The number of training tokens, which `epochs` needs for the hours, is None if it is not known.
+    """
+    result = with_columns(
+        *("tp", "pp", "dp", "ZeRO", "offload", "recompute", "micro", "accum", "samples"),
+        *("params/rank", "GB/rank", "s/step", "tokens/s", "hours", "MFU", "overhead"),
+    )
     for candidate in plan.fits[:rows]:
         result.add_row(*_row(candidate, shape, hardware, train_tokens))
     return result
@@ -94,10 +84,9 @@ def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int, train_tokens:
 
 def rank_table(candidate: Candidate) -> Table:
     """Return a table of the parameters and the memory of each pipeline rank, by category."""
-    rows = candidate.simulated or tuple(map(_kinds, candidate.memories))
-    result = Table(box=None, pad_edge=False)
-    for name in ("pp rank", "params", "GB", *rows[0]):
-        result.add_column(name, justify="right")
+    names = ("parameters", "gradients", "optimizer", "gathered", "activations", "head")
+    rows = candidate.simulated or [{name: getattr(memory, name) for name in names} for memory in candidate.memories]
+    result = with_columns("pp rank", "params", "GB", *rows[0])
     for rank, (count, memory, kinds) in enumerate(zip(candidate.parameters, candidate.memories, rows, strict=True)):
         device = candidate.on_device[rank] if candidate.on_device else memory.device
         sizes = (f"{size / GB:.2f}" for size in kinds.values())
@@ -112,11 +101,6 @@ def largest_line(plan: Plan, hardware: Hardware) -> list[str]:
     largest = plan.largest_of(plan.fits[0], hardware)
     size = ("" if largest.simulated else "~") + _gigabytes(largest.memory, largest.device, 1)
     return [f"largest micro-batch of the first layout that fits: {largest.layout.micro_batch} ({size} GB)"]
-
-
-def _kinds(memory: Memory) -> dict[str, int]:
-    names = ("parameters", "gradients", "optimizer", "gathered", "activations", "head")
-    return {name: getattr(memory, name) for name in names}
 
 
 def _gigabytes(memory: Memory, device: int, digits: int = 2) -> str:

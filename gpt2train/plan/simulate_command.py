@@ -15,7 +15,7 @@ from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, with_memory
 from gpt2train.plan.duration import Duration, step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.parameters import pieces
-from gpt2train.plan.search import GivenLayout
+from gpt2train.plan.search import GivenLayout, available_bytes
 from gpt2train.plan.settings_file import read_settings
 from gpt2train.plan.simulation import on_cpu, simulated
 from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, build, layer
@@ -101,8 +101,7 @@ def simulate(
         batch["gradient_accumulation_steps"] = 0
     settings = build(TrainSettings, below, changes, source=str(config or "settings"))
     if dp is not None:
-        gpus = dp * settings.parallel.tp * settings.parallel.pp
-        hardware = hardware.model_copy(update={"gpus": gpus})
+        hardware = hardware.model_copy(update={"gpus": dp * settings.parallel.tp * settings.parallel.pp})
     hardware = with_memory(hardware, memory)
     ranks = Layout.of(settings, hardware.gpus)
     if rank is not None and rank >= ranks.world:
@@ -112,8 +111,8 @@ def simulate(
     duration = step_time(settings, settings.model.shape(vocab), ranks, parts, hardware)
     if json_:
         print(json.dumps(report(settings, ranks, kinds, duration, hardware), indent=1))
-        return
-    _show(settings, ranks, kinds, duration, hardware)
+    else:
+        _show(settings, ranks, kinds, duration, hardware)
 
 
 def report(
@@ -150,7 +149,7 @@ def report(
             for kind in kinds
         ],
         "seconds": {name: getattr(duration, name) for name in (*Duration.__dataclass_fields__, "total")},
-        "memory_available": hardware.memory * GB * (1 - hardware.reserve),
+        "memory_available": available_bytes(hardware),
     }
 
 
@@ -169,24 +168,18 @@ def _show(
     console.print(f"\nFLOPs of a step: {flops:.4g} on the rank that has most", highlight=False)
     share = duration.bubble / duration.total
     console.print(f"pipeline bubble: {duration.bubble:.3g} s, {share:.0%} of the step", highlight=False)
-    console.print(
-        f"expected step: {duration.total:.3g} s on {hardware.tflops:g} TFLOP/s at {hardware.efficiency:.0%}",
-        highlight=False,
-    )
-    available = hardware.memory * GB * (1 - hardware.reserve)
-    fullest = max(kinds, key=lambda kind: kind.step.peak - on_cpu(settings, kind.step.memory))
-    device = fullest.step.peak - on_cpu(settings, fullest.step.memory)
+    speed = f"{hardware.tflops:g} TFLOP/s at {hardware.efficiency:.0%}"
+    console.print(f"expected step: {duration.total:.3g} s on {speed}", highlight=False)
+    available = available_bytes(hardware)
+    device = max(kind.step.peak - on_cpu(settings, kind.step.memory) for kind in kinds)
     verdict = "fits" if device <= available else "does not fit"
     console.print(f"{verdict}: {device / GB:.2f} of {available / GB:.1f} GB", highlight=False)
 
 
 def _memory(settings: TrainSettings, kinds: list["RankKind"]) -> "Table":
-    from rich.table import Table
+    from gpt2train.plan.show import with_columns
 
-    result = Table(box=None, pad_edge=False)
-    categories = list(kinds[0].step.memory)
-    for name in ("stage", "rank", "ranks", "blocks", "params", "GB", *categories, "on CPU"):
-        result.add_column(name, justify="right")
+    result = with_columns("stage", "rank", "ranks", "blocks", "params", "GB", *kinds[0].step.memory, "on CPU")
     for kind in kinds:
         memory, away = kind.step.memory, on_cpu(settings, kind.step.memory)
         sizes = (kind.step.peak - away, *memory.values(), away)
@@ -197,14 +190,13 @@ def _memory(settings: TrainSettings, kinds: list["RankKind"]) -> "Table":
 
 
 def _collectives(kinds: list["RankKind"]) -> "Table":
-    from rich.table import Table
+    from gpt2train.plan.show import with_columns
 
-    result = Table(box=None, pad_edge=False)
-    for name in ("stage", "collective", "dtype", "group", "ranks", "calls", "GB"):
-        result.add_column(name, justify="left" if name in ("collective", "dtype", "group") else "right")
+    names = ("collective", "dtype", "group")
+    result = with_columns("stage", *names, "ranks", "calls", "GB", left=names)
     for kind in kinds:
         for one, size in kind.step.counts.bytes.most_common():
             calls = f"{kind.step.counts.calls[one]:,}"
-            row = (str(kind.stage), one.operation, one.dtype, one.group, str(one.ranks), calls, f"{size / GB:.3f}")
-            result.add_row(*row)
+            names = (one.operation, one.dtype, one.group)
+            result.add_row(str(kind.stage), *names, str(one.ranks), calls, f"{size / GB:.3f}")
     return result
