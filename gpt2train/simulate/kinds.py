@@ -54,8 +54,7 @@ def kind_of(config: RunConfig, world: int, rank: int) -> RankKind:
     stage = layout.coordinates(rank).pp
     settled, short = _short(config, layout, stage)
     step = _whole(config, layout, stage, simulate_rank(settled, world, rank, short))
-    found = _kind(config, layout, stage, step)
-    return RankKind(stage, rank, found.ranks, found.blocks, step)
+    return replace(_kind(config, layout, stage, step), rank=rank)
 
 
 def _kind(config: RunConfig, layout: Layout, stage: int, step: RankStep) -> RankKind:

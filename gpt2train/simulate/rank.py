@@ -24,7 +24,7 @@ from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.parallel import pipeline, vocab_parallel
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR, DistContext
 from gpt2train.simulate.gpu_kernels import gpu_kernels
-from gpt2train.simulate.recorder import Counts, PassCounts, Recorder, mark
+from gpt2train.simulate.recorder import Counts, Forwards, PassCounts, Recorder
 from gpt2train.simulate.schedule import SHORT, Profile
 from gpt2train.simulate.shape_mode import ShapeMode
 from gpt2train.training import engine
@@ -79,9 +79,10 @@ def simulate_rank(config: RunConfig, world: int, rank: int, short: ShortStep | N
     warm = mock.patch.dict(pipeline.SCHEDULES, {"1f1b": shallow_1f1b(short.depth)} if short else {})
     with _fake_group(rank, world), _device_of(config), on_resize(recorder.resized), passes, empty, warm, mode:
         built = engine.Engine(config.model_copy(update={"performance": plain}), context)
-        built.phases = recorder.phases
-        recorder.name_groups(_names(built))
-        mark(recorder, built.parameters(), "parameters")
+        built.phases = Forwards(recorder)
+        recorder.groups = _names(built)
+        for parameter in built.parameters():
+            recorder.created(parameter, "parameters")
         recorder.built()
         layout = built.layout
         number = short.micro_batches if short else layout.accumulation
@@ -91,14 +92,13 @@ def simulate_rank(config: RunConfig, world: int, rank: int, short: ShortStep | N
         total = built.accumulate(run, 1, 1)
         recorder.begin_update()
         built.update(built.measure(total, 1, 1.0, stop=False), 1e-3)
-        counts = recorder.counts()
+        counts, memory = recorder.counts(), recorder.peak()
         if short:
             profile = recorder.profile(len(run))
-            return RankStep(recorder.peak(), counts, _parameters(built), profile, recorder.pass_counts(len(run)))
+            return RankStep(memory, counts, _parameters(built), profile, recorder.pass_counts(len(run)))
+        del others  # in memory until here
         if len(run) < number:
             counts = counts.plus(recorder.between(1, 2), number - len(run))
-        memory = recorder.peak()
-        del others  # in memory until here
         return RankStep(memory, counts, _parameters(built))
 
 
@@ -140,11 +140,7 @@ def _device_of(config: RunConfig) -> Iterator[None]:
         yield
         return
     chunk = {"cpu": loss.CHUNK["cuda"]}
-    with (
-        mock.patch.object(loss, "CHUNK", chunk),
-        mock.patch.object(vocab_parallel, "CHUNK", chunk),
-        gpu_kernels(),
-    ):
+    with mock.patch.object(loss, "CHUNK", chunk), mock.patch.object(vocab_parallel, "CHUNK", chunk), gpu_kernels():
         yield
 
 

@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,14 +95,10 @@ class Recorder:
         self._forwards: list[tuple[int, int]] = []
         self._counts: list[Counts] = []  # before each forward pass
         self._flops_of: dict[Any, int] = {}
-        self._groups: dict[str, tuple[str, int]] = {}
+        self.groups: dict[str, tuple[str, int]] = {}  # names and sizes of process groups, by torch's own names of them
         self._update = 0  # number of the event at which the update begins
         # Of each pass of a pipeline: whether it is forward, stage, numbers of the events and counts at its ends.
         self._passes: list[tuple[bool, int, int, int, Counts]] = []
-
-    def name_groups(self, groups: dict[str, tuple[str, int]]) -> None:
-        """Give names and sizes to process groups, by torch's own names of them."""
-        self._groups = groups
 
     def created(self, tensor: Tensor, category: str | None = None) -> None:
         """Record the memory of a tensor, once; a `category` overrides that of an earlier call."""
@@ -146,12 +142,12 @@ class Recorder:
             return  # the vote of torch's pipeline stages, in the first step of a run alone
         size = largest.numel() * largest.element_size()
         if name.startswith("_c10d_functional"):
-            group, ranks = self._groups[str(args[-1])]
+            group, ranks = self.groups[str(args[-1])]
             size *= int(args[1]) if "all_gather" in name else 1  # it has its input alone
         else:
             process_group = group_of(args)
             default = process_group.group_desc, process_group.size()
-            group, ranks = self._groups.get(process_group.group_name, default)
+            group, ranks = self.groups.get(process_group.group_name, default)
         kind = Collective(COLLECTIVES[name], str(largest.dtype).removeprefix("torch."), group, ranks)
         self.calls[kind] += 1
         self.bytes[kind] += size
@@ -171,11 +167,6 @@ class Recorder:
         self.calls.clear()
         self.bytes.clear()
         self.flops = 0
-
-    @property
-    def phases(self) -> PhaseTimer:
-        """Timer for the engine that records the ends of the forward passes."""
-        return _Forwards(self)
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
@@ -205,11 +196,11 @@ class Recorder:
             if kind[1] == "last" and not forward and number + 1 < len(made):
                 end = made[number + 1][1][2]
             top = max(range(start, end + 1), key=lambda moment: moments[moment][0])
-            before, peak, after = moments[start][1], moments[top][1], moments[end][1]
-            passes[kind] = PassMemory(
-                {name: peak[name] - before[name] for name in CATEGORIES},
-                {name: after[name] - before[name] for name in CATEGORIES},
+            peak, net = (
+                {name: moments[moment][1][name] - moments[start][1][name] for name in CATEGORIES}
+                for moment in (top, end)
             )
+            passes[kind] = PassMemory(peak, net)
             start = end
         _, last = max(moments[start:], key=lambda moment: moment[0])
         kept = [one.size for one in self._storages if one.category is None and one.freed is None and one.born < first]
@@ -278,8 +269,8 @@ class Recorder:
         self._events.append((found, -found.size))
 
 
-class _Forwards(PhaseTimer):
-    """Phases of a simulated step: only forward passes are recorded."""
+class Forwards(PhaseTimer):
+    """Timer for the engine of a simulated step, which records the ends of its forward passes alone."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -288,14 +279,5 @@ class _Forwards(PhaseTimer):
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Record the block if it is a forward pass."""
-        if phase == "forward":
-            with self._recorder.forward():
-                yield
-        else:
+        with self._recorder.forward() if phase == "forward" else contextlib.nullcontext():
             yield
-
-
-def mark(recorder: Recorder, tensors: Iterable[Tensor], category: str) -> None:
-    """Record tensors of a category that exist before the step."""
-    for tensor in tensors:
-        recorder.created(tensor, category)
