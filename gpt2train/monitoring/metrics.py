@@ -55,17 +55,8 @@ def mfu(tokens_per_second: float, shape: Shape, length: int, device: "torch.devi
     return None if peak is None else tokens_per_second * flops_per_token(shape, length) / (peak * world)
 
 
-def gpu_kwh(rows: Iterable[Mapping[str, Any]], repeated_joules: float = 0.0) -> float | None:
-    """Energy that the GPUs of a run took, kWh, with that of repeated steps; None if it was not measured."""
-    return _kwh(rows, "gpu_joules", repeated_joules)
-
-
-def cpu_kwh(rows: Iterable[Mapping[str, Any]], repeated_joules: float = 0.0) -> float | None:
-    """Energy that the CPUs of a run's machines took, as `gpu_kwh`."""
-    return _kwh(rows, "cpu_joules", repeated_joules)
-
-
-def _kwh(rows: Iterable[Mapping[str, Any]], column: str, repeated_joules: float) -> float | None:
+def kwh(rows: Iterable[Mapping[str, Any]], column: str, repeated_joules: float = 0.0) -> float | None:
+    """Energy in a column that a run took, kWh, with that of repeated steps; None if it was not measured."""
     measured = [row[column] for row in rows if row.get(column) is not None]
     return (sum(measured) + repeated_joules) / JOULES_PER_KWH if measured else None
 

@@ -49,13 +49,7 @@ def log_run_header(
 ) -> None:
     """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings.
 
-    Args:
-        config: settings of the run.
-        ctx: distributed context.
-        layout: layout of the run.
-        data: training data.
-        samples: samples of the whole run.
-        warmup: warm-up in updates.
+    The samples are those of the whole run, the warm-up is in updates.
     """
     fp8, shape = config.performance.fp8, config.shape
     padded = f" (vocabulary {shape.vocab:,} padded to {shape.padded_vocab:,})"
@@ -132,19 +126,20 @@ class RunLogger:
 
     def row(self, state: TrainState, stats: StepStats, *, lr: float, tokens: int, seconds: float) -> dict[str, Any]:
         """Metrics of the step that led to `state`; `lr` is 0 if it was skipped, `tokens` are its counted targets."""
+        length = self._config.model.context
+        on_gpu = self._ctx.device.type == "cuda"
         row: dict[str, Any] = {
             "step": state.step,
             "epoch": state.samples / self._per_epoch,
             "loss": stats.loss,
             "grad_norm": stats.grad_norm,
             "lr": lr,
-            "tokens": state.samples * self._config.model.context,
+            "tokens": state.samples * length,
             "skipped": state.skipped,
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
-            "memory_gib": self._memory() / GIB,
+            "memory_gib": (torch.cuda.max_memory_allocated(self._ctx.device) if on_gpu else peak_resident()) / GIB,
         }
-        length = self._config.model.context
         if used := mfu(row["tokens_per_second"], self._config.shape, length, self._ctx.device, self._ctx.world):
             row["mfu"] = used
         if self._config.objective.z_loss:
@@ -182,11 +177,6 @@ class RunLogger:
         """Flush and close, after an error of this kind, if any: a second signal does not wait for trackers."""
         if self._metrics is not None:
             self._metrics.close(wait=kind is not KeyboardInterrupt)
-
-    def _memory(self) -> int:
-        """Peak memory of this process, bytes: on the GPU if it has one."""
-        on_gpu = self._ctx.device.type == "cuda"
-        return torch.cuda.max_memory_allocated(self._ctx.device) if on_gpu else peak_resident()
 
 
 class StepTimer:

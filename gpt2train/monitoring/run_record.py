@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError
 
@@ -105,20 +105,9 @@ class RunRecord(LenientRecord):
     init_from: str | None = None  # model or checkpoint that it began from; of the hub with its commit
     early_stop: EarlyStop | None = None  # end of the run before its last step, if a callback asked for it
 
-    @property
-    def repeated_joules(self) -> float:
-        """Total energy that the GPUs took for steps that were repeated."""
-        return sum(start.repeated.joules for start in self.starts if start.repeated)
-
-    @property
-    def repeated_cpu_joules(self) -> float:
-        """Total energy that the CPUs took for steps that were repeated."""
-        return sum(start.repeated.cpu_joules for start in self.starts if start.repeated)
-
-    @property
-    def repeated_seconds(self) -> float:
-        """Total time of the steps that were repeated."""
-        return sum(start.repeated.seconds for start in self.starts if start.repeated)
+    def repeated(self, name: Literal["seconds", "joules", "cpu_joules"]) -> float:
+        """Total time or energy of the steps that were repeated."""
+        return sum(getattr(start.repeated, name) for start in self.starts if start.repeated)
 
 
 def read_record(run: str | Path) -> RunRecord | None:
@@ -267,8 +256,7 @@ def _before(run: str | Path) -> RunRecord:
         return read_record(run) or RunRecord()
     except RunError:
         path = Path(run) / RECORD
-        aside = path.with_name(f"{RECORD}.unreadable")
-        path.replace(aside)
+        aside = path.replace(path.with_name(f"{RECORD}.unreadable"))
         log.warning("%s cannot be read as the record of a run; moved to %s", path, aside)
         return RunRecord()
 
@@ -286,12 +274,8 @@ def _repeated(run: str, step: int, starts: Sequence[Start]) -> RedoneSteps | Non
     rows = [row for row in read_metrics(run) if row["step"] > step]
     if not rows:
         return None
-    found = RedoneSteps(
-        first=rows[0]["step"],
-        last=rows[-1]["step"],
-        seconds=sum(row.get("seconds") or 0.0 for row in rows),
-        joules=sum(row.get("gpu_joules") or 0.0 for row in rows),
-        cpu_joules=sum(row.get("cpu_joules") or 0.0 for row in rows),
-    )
+    columns = {"seconds": "seconds", "joules": "gpu_joules", "cpu_joules": "cpu_joules"}
+    sums = {name: sum(row.get(column) or 0.0 for row in rows) for name, column in columns.items()}
+    found = RedoneSteps(first=rows[0]["step"], last=rows[-1]["step"], **sums)
     counted = next((start.repeated for start in reversed(starts) if start.repeated), None)
     return None if counted == found else found

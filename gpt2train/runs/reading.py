@@ -18,7 +18,7 @@ from gpt2train.config import CONFIG_FILE, RunConfig
 from gpt2train.convert.card_scores import cloze_set
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.families import parameter_count
-from gpt2train.monitoring.metrics import FILE, TASK_PREFIX, cpu_kwh, gpu_kwh, read_metrics, unreadable_lines
+from gpt2train.monitoring.metrics import FILE, TASK_PREFIX, kwh, read_metrics, unreadable_lines
 from gpt2train.monitoring.run_record import RunRecord, read_record, token_fingerprint
 from gpt2train.monitoring.time_left import TimeLeft
 from gpt2train.settings import build, flatten, read_toml
@@ -197,11 +197,11 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         cloze_perplexity=headline.get("perplexity"),
         wikitext_perplexity=evaluation.get("wikitext", {}).get("adjusted_perplexity"),
         task_scores=_task_scores(rows),
-        hours=(sum(_numbers(rows, "seconds")) + record.repeated_seconds) / 3600,
-        repeated_hours=record.repeated_seconds / 3600,
+        hours=(sum(_numbers(rows, "seconds")) + record.repeated("seconds")) / 3600,
+        repeated_hours=record.repeated("seconds") / 3600,
         tokens_per_second=statistics.median(speeds) if speeds else None,
-        gpu_kwh=gpu_kwh(rows, record.repeated_joules),
-        cpu_kwh=cpu_kwh(rows, record.repeated_cpu_joules),
+        gpu_kwh=kwh(rows, "gpu_joules", record.repeated("joules")),
+        cpu_kwh=kwh(rows, "cpu_joules", record.repeated("cpu_joules")),
         gpu_utilization=statistics.fmean(used) if (used := _numbers(rows, "gpu_utilization")) else None,
         seconds_left=TimeLeft(rows).seconds(config.steps) if state == "running" else None,
         started=record.starts[0].at if record.starts else None,

@@ -14,7 +14,7 @@ import jinja2
 from gpt2train.convert.card_scores import cloze_title, definition_title
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.evaluate.tasks.table import is_of_tasks, result_rows
-from gpt2train.monitoring.metrics import cpu_kwh, gpu_kwh, read_metrics
+from gpt2train.monitoring.metrics import kwh, read_metrics
 from gpt2train.monitoring.run_record import read_record
 from gpt2train.monitoring.samples import read_samples
 from gpt2train.store.files import format_bytes
@@ -137,8 +137,8 @@ def _training(
         "best_bits_per_byte": min(bits) if bits else None,
         "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
         "seconds": timings.get("train", {}).get("seconds"),
-        "gpu_kwh": gpu_kwh(metrics, record.repeated_joules if record else 0.0),
-        "cpu_kwh": cpu_kwh(metrics, record.repeated_cpu_joules if record else 0.0),
+        "gpu_kwh": kwh(metrics, "gpu_joules", record.repeated("joules") if record else 0.0),
+        "cpu_kwh": kwh(metrics, "cpu_joules", record.repeated("cpu_joules") if record else 0.0),
     }
 
 

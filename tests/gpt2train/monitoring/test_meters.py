@@ -17,7 +17,7 @@ from gpt2train.monitoring import rank_report
 from gpt2train.monitoring.cpu_meter import open_cpu_meter
 from gpt2train.monitoring.gpu_meter import gpu_meter, open_meter
 from gpt2train.monitoring.gpu_peaks import PEAKS, peak_flops
-from gpt2train.monitoring.metrics import cpu_kwh, gpu_kwh
+from gpt2train.monitoring.metrics import kwh
 from gpt2train.monitoring.rank_report import RankReport, cpu_columns
 from gpt2train.parallel.mesh import join
 
@@ -110,8 +110,8 @@ def test_there_is_no_meter_without_library_driver_or_gpu(monkeypatch: pytest.Mon
 
 def test_the_energy_of_a_run_is_the_sum_of_its_rows() -> None:
     rows = [{"gpu_joules": 1.8e6}, {}, {"gpu_joules": None}, {"gpu_joules": 0.9e6}]
-    assert gpu_kwh(rows, repeated_joules=0.9e6) == 1.0
-    assert gpu_kwh([{}, {}]) is None
+    assert kwh(rows, "gpu_joules", repeated_joules=0.9e6) == 1.0
+    assert kwh([{}, {}], "gpu_joules") is None
 
 
 RANGE = 262_143_328_850  # microjoules, of an Intel server
@@ -187,8 +187,8 @@ def test_the_energy_of_a_run_is_in_its_rows(tmp_path: Path, monkeypatch: pytest.
         torch.distributed.destroy_process_group()
     # Sent a step before a line, and at the end.
     assert rows == [{}, {"cpu_joules": 0.9}, {}, {"cpu_joules": 2.7}]
-    assert cpu_kwh([{}, {"cpu_joules": None}]) is None
-    assert cpu_kwh([{"cpu_joules": 1.8e6}], repeated_joules=1.8e6) == 1.0
+    assert kwh([{}, {"cpu_joules": None}], "cpu_joules") is None
+    assert kwh([{"cpu_joules": 1.8e6}], "cpu_joules", repeated_joules=1.8e6) == 1.0
 
 
 def test_machines_are_added_up_and_an_unknown_one_makes_all_unknown() -> None:
