@@ -100,32 +100,27 @@ def convert(
     from gpt2train.convert.tensor_files import DTYPES
 
     opened = open_source(source, from_, tokenizer=tokenizer, vocab=vocab, heads=heads)
-    tokenizer_folder = tokenizer or opened.tokenizer
+    weights, shape, tokenizer_folder = opened.weights, opened.weights.shape, tokenizer or opened.tokenizer
     optimizer = None if weights_only or to in ("huggingface", "megatron") else opened.optimizer
     if to == "huggingface":
         if tokenizer_folder is None:
             raise UserError(f"{source} has no tokenizer, and a Hugging Face folder needs one; give --tokenizer DIR")
-        if missing := layout_of(opened.weights.shape.family).missing_in_transformers(opened.weights.shape):
+        if missing := layout_of(shape.family).missing_in_transformers(shape):
             raise UserError(
                 f"{source} has {missing}, which no class of transformers has; gpt2train merge writes a folder for "
                 "gpt2train alone"
             )
-        save_model(target, opened.weights, tokenizer_folder, dtype, opened.facts)
+        save_model(target, weights, tokenizer_folder, dtype, opened.facts)
     elif to == "megatron":
-        write_megatron(
-            target, opened.weights, tp=tp, pp=pp, version=checkpoint_version, names=names, dtype=DTYPES[dtype]
-        )
+        write_megatron(target, weights, tp=tp, pp=pp, version=checkpoint_version, names=names, dtype=DTYPES[dtype])
     elif to == "megatron-core":
         form = Target(tp, pp, transformer_impl, DTYPES[dtype], distributed_optimizer)
-        write_megatron_core(target, opened.weights, optimizer, ckpt_format, form)
+        write_megatron_core(target, weights, optimizer, ckpt_format, form)
     else:
         state = optimizer.tensors if optimizer else None
-        write_checkpoint(target, opened.weights, tokenizer_folder, state, opened.facts.base)
-    shape = opened.weights.shape
-    print(
-        f"{shape.layers} layers, {shape.heads} heads, width {shape.hidden}, context {shape.context}, "
-        f"{shape.vocab:,} tokens"
-    )
+        write_checkpoint(target, weights, tokenizer_folder, state, opened.facts.base)
+    sizes = f"{shape.layers} layers, {shape.heads} heads, width {shape.hidden}, context {shape.context}"
+    print(f"{sizes}, {shape.vocab:,} tokens")
     for note in _notes(opened, optimizer, to, tokenizer_folder):
         print(f"note: {note}")
     print(f"{to}: {target}")

@@ -91,10 +91,9 @@ def export_lines(source: Path, target: Path, step: str = STEP) -> int:
                 if not {"text", "url"} <= set(names):
                     raise UserError(f"{source / step} has no documents; give --step another folder of {source}")
                 for group in table.iter_batches(1024, columns=[name for name in COLUMNS if name in names]):
-                    rows = (
-                        {name: row[name] for name in COLUMNS if row.get(name) is not None} for row in group.to_pylist()
-                    )
-                    file.writelines(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+                    for row in group.to_pylist():
+                        known = {name: row[name] for name in COLUMNS if row.get(name) is not None}
+                        file.write(orjson.dumps(known, option=orjson.OPT_APPEND_NEWLINE))
                     count += len(group)
     return count
 

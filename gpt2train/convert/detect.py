@@ -124,7 +124,7 @@ def find_tokenizer(source: Source, given: Path | None = None) -> Path:
     if given is not None:
         if expected not in (None, tokenizer_hash(given)):
             raise UserError(
-                f"the tokenizer {given} is not the one that {source.checkpoint} was trained with; give that one"
+                f"the tokenizer {given} is not the one that {source.checkpoint} was trained with; give that"
             )
         return given
     for folder in source.tokenizer_candidates:
@@ -134,6 +134,4 @@ def find_tokenizer(source: Source, given: Path | None = None) -> Path:
     if expected is None:
         found = next((str(folder) for folder in source.tokenizer_candidates if has_tokenizer(folder)), "DIR")
         raise UserError(f"{source.checkpoint} does not record its tokenizer; give its folder: --tokenizer {found}")
-    raise UserError(
-        f"the tokenizer of {source.checkpoint} is not next to it or its data; give its folder: --tokenizer DIR"
-    )
+    raise UserError(f"no tokenizer of {source.checkpoint} next to it or its data; give its folder: --tokenizer DIR")

@@ -52,9 +52,8 @@ def write_checkpoint(
         with warnings.catch_warnings():  # torch warns about the missing process group, despite no_dist
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.save(state, storage_writer=dcp.FileSystemWriter(draft), no_dist=True)
-        files = {
-            file.name: StoredFile(bytes=file.stat().st_size, sha256=sha256(file)) for file in sorted(draft.iterdir())
-        }
+        written = sorted(draft.iterdir())
+        files = {file.name: StoredFile(bytes=file.stat().st_size, sha256=sha256(file)) for file in written}
         sizes_only = {"layers": shape.layers, "heads": shape.heads, "hidden": shape.hidden, "context": shape.context}
         settings = ModelSettings(family=shape.family, options=dict(shape.options), labels=shape.labels, **sizes_only)
         model = settings.model_dump(include={"family", "options", "labels", *sizes_only})
@@ -71,11 +70,6 @@ def write_checkpoint(
             names = json.dumps(list(weights.labels), ensure_ascii=False)
             config["objective"] = {"name": "classification", "options": {"labels": names}}
         manifest = CheckpointManifest(
-            format=FORMAT,
-            position=START,
-            config=config,
-            tokenizer_hash=identity,
-            torch=torch.__version__,
-            files=files,
+            format=FORMAT, position=START, config=config, tokenizer_hash=identity, torch=torch.__version__, files=files
         )
         (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -142,9 +142,7 @@ def label_names(config: dict[str, Any], file: Path) -> tuple[str, ...]:
     if names is None:
         count = config.get("num_labels", DEFAULT_LABELS)
         if type(count) is not int or not 1 <= count <= MAX_LABELS:
-            raise UserError(
-                f"{file}: num_labels is {str(count)[:40]}; expected a whole number from 1 to {MAX_LABELS:,}"
-            )
+            raise UserError(f"{file}: num_labels is {str(count)[:40]}; expected a whole number up to {MAX_LABELS:,}")
         names = {str(number): f"LABEL_{number}" for number in range(count)}
     if not isinstance(names, dict) or not names or set(names) != {str(number) for number in range(len(names))}:
         raise UserError(f"{file}: id2label does not name the classes 0, 1, …; correct it")

@@ -99,9 +99,8 @@ def own_options(chosen: LlamaOptions) -> list[str]:
 
     The norm of an embedding that is not tied is none of them: a folder has it in the rows.
     """
-    found = [
-        f"{name} = {getattr(chosen, name):g}" for name in ("logit_softcap", "value_embeddings") if getattr(chosen, name)
-    ]
+    given = {"logit_softcap": chosen.logit_softcap, "value_embeddings": chosen.value_embeddings}
+    found = [f"{name} = {value:g}" for name, value in given.items() if value]
     return [*found, "embedding_norm with tied"] if chosen.embedding_norm and chosen.tied else found
 
 

@@ -86,17 +86,15 @@ def tokenizer_json(
         tokenizer.normalizer = normalizers.Sequence(steps)
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
     first = [decoders.Strip(" ", 1, 0)] if model.adds_space else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *first]
-    )
+    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *first]
+    tokenizer.decoder = decoders.Sequence(parts)
     special = [piece.text for piece in model.pieces if piece.type in (CONTROL, UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     tokenizer.add_tokens([token.as_token() for token in added])
     if prefix:
         names = [model.pieces[number].text for number in prefix]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[*names, "$A"], special_tokens=list(zip(names, prefix, strict=True))
-        )
+        tokens = list(zip(names, prefix, strict=True))
+        tokenizer.post_processor = processors.TemplateProcessing(single=[*names, "$A"], special_tokens=tokens)
     return tokenizer.to_str()
 
 

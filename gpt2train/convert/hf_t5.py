@@ -77,9 +77,8 @@ class T5Layout(HFLayout):
         """
         activation = config.get("feed_forward_proj", "relu")
         if activation not in ("relu", "gated-gelu"):
-            raise UserError(
-                f"{file}: feed_forward_proj is {str(activation)[:40]!r}, but only 'relu' and 'gated-gelu' are supported"
-            )
+            stated = f"feed_forward_proj is {str(activation)[:40]!r}"
+            raise UserError(f"{file}: {stated}, but only 'relu' and 'gated-gelu' are supported")
         encoder = size_of(file, config, "num_layers", MAX_LAYERS)
         decoder = size_of(file, config, "num_decoder_layers", default=encoder)
         context = size_of(file, config, "n_positions", default=512)

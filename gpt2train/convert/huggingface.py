@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpt2train.convert.hf_config import check_free, read_label_names, read_shape, write_config
 from gpt2train.convert.hf_gpt2 import join_heads, split_heads  # noqa: F401 - others take them from here
-from gpt2train.convert.hf_layout import HFLayout, layout_of
+from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
 from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, unwrapped, write_tensors
@@ -123,9 +123,8 @@ def card_text(shape: Shape, dtype: Dtype, tokenizer: Tokenizer, facts: CardFacts
     """Return the model card of a model folder."""
     layout = layout_of(shape.family)
     count = sum(math.prod(size) for size in layout.sizes(shape).values())
-    return model_card(
-        shape, count, dtype, kind_of(tokenizer), facts, str(layout.config(shape, tokenizer)["model_type"])
-    )
+    model_type = str(layout.config(shape, tokenizer)["model_type"])
+    return model_card(shape, count, dtype, kind_of(tokenizer), facts, model_type)
 
 
 def open_model(folder: Path) -> LazyWeights:
@@ -170,16 +169,10 @@ def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
     layout = layout_of(shape.family)
     expected, theirs = layout.sizes(shape), layout.names(shape)
     found = layout.found(unwrapped(tensors, theirs[EMBEDDING]), shape)
-    check_sizes(
-        {name: stored.size for name, stored in found.items()},
-        {theirs[name]: size for name, size in expected.items()},
-        "the model file",
-    )
-    return LazyWeights(
-        shape,
-        {name: _imported_one(layout, name, found[theirs[name]], size, shape) for name, size in sizes(shape).items()},
-    )
+    wanted = {theirs[name]: size for name, size in expected.items()}
+    check_sizes({name: stored.size for name, stored in found.items()}, wanted, "the model file")
 
+    def imported(name: str, size: tuple[int, ...]) -> LazyTensor:
+        return LazyTensor(size, lambda dtype: layout.imported(name, found[theirs[name]].read(dtype), shape))
 
-def _imported_one(layout: HFLayout, name: str, stored: LazyTensor, size: tuple[int, ...], shape: Shape) -> LazyTensor:
-    return LazyTensor(size, lambda dtype: layout.imported(name, stored.read(dtype), shape))
+    return LazyWeights(shape, {name: imported(name, size) for name, size in sizes(shape).items()})

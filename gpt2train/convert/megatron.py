@@ -99,10 +99,9 @@ def _open_ranks(
     first = states[0, 0]
     for ranks, state in states.items():
         for key in ("iteration", "checkpoint_version"):
-            if state.get(key) != first.get(key):
-                raise UserError(
-                    f"{grid[ranks]} is of another save: {key} {state.get(key)}, but {first.get(key)} on the first rank"
-                )
+            found, expected = state.get(key), first.get(key)
+            if found != expected:
+                raise UserError(f"{grid[ranks]} is of another save: {key} {found}, but {expected} on the first rank")
     # 0 if it is missing, as in Megatron-LM; Megatron-Core has had one order only.
     model = first.get("model", first.get("model0"))
     is_core = isinstance(model, Mapping) and any(str(name).startswith("decoder.") for name in model)

@@ -220,6 +220,5 @@ def _lazy(
 def _fits(master: LazyTensor, weight: LazyTensor) -> bool:
     """Compare in the lower precision: the weights of a model in half precision are rounded copies."""
     a, b = master.read(torch.float32), weight.read(torch.float32)
-    return a.shape == b.shape and any(
-        same_value(a.to(t).float(), b) for t in (torch.float32, torch.bfloat16, torch.half)
-    )
+    dtypes = (torch.float32, torch.bfloat16, torch.half)
+    return a.shape == b.shape and any(same_value(a.to(dtype).float(), b) for dtype in dtypes)

@@ -31,9 +31,7 @@ def check_shape(shape: Shape, tp: int, pp: int) -> None:
     if shape.family != "gpt2":
         raise UserError(f"Megatron-LM's format is written for gpt2 only, not {shape.family}; use --to huggingface")
     if shape.labels:
-        raise UserError(
-            "Megatron-LM's format is written for language models, not for a classifier; use --to huggingface"
-        )
+        raise UserError("Megatron-LM's format is written for language models, not a classifier; use --to huggingface")
     if others := [option for option in shape.options if option != EXACT_GELU]:
         given = ", ".join(f"{name} = {value}" for name, value in others)
         raise UserError(f"Megatron-LM's format is written for GPT-2 as published, not with {given}")

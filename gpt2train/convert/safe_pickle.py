@@ -80,9 +80,8 @@ class _MetadataUnpickler(pickle.Unpickler):
     """Unpickler of the `.metadata` of torch.distributed.checkpoint, which Megatron-Core extends by its save plans."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in METADATA_NAMES or (
-            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        ):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in METADATA_NAMES:
             return super().find_class(module, name)
         if module.startswith(("megatron.core.dist_checkpointing.", "torch.distributed.checkpoint.planner")):
             return PickleStub

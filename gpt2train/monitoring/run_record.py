@@ -122,9 +122,8 @@ def read_record(run: str | Path) -> RunRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        raise RunError(
-            f"{path} cannot be read as the record of a run; move it away, and the next start writes a new one"
-        ) from error
+        remedy = "move it away, and the next start writes a new one"
+        raise RunError(f"{path} cannot be read as the record of a run; {remedy}") from error
 
 
 def record_flow(run: str | Path, preset: str, inputs: Mapping[str, str], launch: Mapping[str, Any]) -> None:

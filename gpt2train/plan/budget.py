@@ -98,9 +98,7 @@ def choose_recipe(name: str, depth: int | None, budget: str | None, rate: Callab
         raise UserError(f"unknown recipe {name!r}; {nearest(name, RECIPES)}")
     if (depth is None) == (budget is None):
         found = "is without a size" if depth is None else "has both --depth and --budget"
-        raise UserError(
-            f"--recipe {name} {found}; give one of --depth 12, --budget 8h, --budget 1e18 and --budget gpt2"
-        )
+        raise UserError(f"--recipe {name} {found}; give one of --depth 12, --budget 8h, --budget 1e18, --budget gpt2")
     if depth is not None:
         return Recipe(f"{name}-{depth}", depth, horizon(depth), modern(depth))
     amount, unit = read_budget(str(budget))
@@ -120,9 +118,7 @@ def choose_recipe(name: str, depth: int | None, budget: str | None, rate: Callab
         )
     tokens = int(spent / cost_of_token(chosen))
     if tokens < MIN_TOKENS:
-        raise UserError(
-            f"--budget {budget} buys {tokens:,} tokens of the smallest model; give more than {MIN_TOKENS:,}"
-        )
+        raise UserError(f"--budget {budget} buys {tokens:,} tokens of the smallest model; give above {MIN_TOKENS:,}")
     return Recipe(f"{name}-{chosen}", chosen, tokens, modern(chosen, tokens))
 
 
@@ -141,9 +137,8 @@ def read_budget(text: str) -> tuple[float, Literal["seconds", "FLOPs"]]:
     except ValueError:
         flops = 0.0
     if not 0 < flops < float("inf"):
-        raise UserError(
-            f"--budget {text} is neither a time (90m, 8h, 2d) nor FLOPs (1e18) nor a goal ({', '.join(GOALS)})"
-        )
+        goals = ", ".join(GOALS)
+        raise UserError(f"--budget {text} is neither a time (90m, 8h, 2d) nor FLOPs (1e18) nor a goal ({goals})")
     return flops, "FLOPs"
 
 

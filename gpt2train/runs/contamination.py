@@ -115,9 +115,8 @@ def write_result(folder: Path, found: Sequence[Contamination], indexed_tokens: i
     sets = {one["name"]: one for one in earlier if one["tokens_identity"] == identity}
     about = {"indexed_tokens": indexed_tokens, "tokens_identity": identity}
     sets |= {one.name: asdict(one) | about for one in found}
-    write_atomic(
-        path, (json.dumps([sets[name] for name in sorted(sets)], ensure_ascii=False, indent=1) + "\n").encode()
-    )
+    text = json.dumps([sets[name] for name in sorted(sets)], ensure_ascii=False, indent=1) + "\n"
+    write_atomic(path, text.encode())
     return path
 
 

@@ -95,9 +95,8 @@ def find_pages(output: Output, urls: set[str], end: float = float("inf")) -> Ite
     """Yield each URL with the positions of its page: archive, record and byte offset, and row of the ledger."""
     for step in output.steps:
         if step.name == PAGES:
-            archives = {
-                f"ledger/{one.name.removesuffix('.warc.gz')}.parquet": one.name for one in step.manifest.outputs
-            }
+            names = [one.name for one in step.manifest.outputs]
+            archives = {f"ledger/{name.removesuffix('.warc.gz')}.parquet": name for name in names}
             for url, place in find_rows(step.folder, list(archives), "url", urls, end=end, partial=True):
                 if location := _record(step.folder, archives[place.file], url, end):
                     yield url, f"{PAGES}/{archives[place.file]} {location}; {PAGES}/{place.file} row {place.number}"

@@ -156,10 +156,8 @@ def _by_value(values: Sequence[Any], names: Sequence[str]) -> str:
     groups: dict[str, list[str]] = {}
     for value, name in zip(values, names, strict=True):
         groups.setdefault(truncated(shown(value)), []).append(name)
-    lists = {
-        value: ", ".join(group) if len(group) <= MAX_NAMED else f"{len(group)} runs" for value, group in groups.items()
-    }
-    return "; ".join(f"{value}: {group}" for value, group in lists.items())
+    listed = (", ".join(group) if len(group) <= MAX_NAMED else f"{len(group)} runs" for group in groups.values())
+    return "; ".join(f"{value}: {runs}" for value, runs in zip(groups, listed, strict=True))
 
 
 def truncated(value: str, width: int = 24) -> str:

@@ -147,9 +147,7 @@ def find_source(place: str | Path, part: Part = "train", split: str | None = Non
         UserError: there are none, or they are on an object store.
     """
     if re.match(r"\w+:/", str(place)):  # a Path has one slash of a URL
-        raise UserError(
-            f"{place}: tokens are searched on the local disk; copy its tokens/ and tokenizer/, or give --run"
-        )
+        raise UserError(f"{place}: tokens are searched on the local disk; copy tokens/ and tokenizer/, or give --run")
     folder = Path(place)
     if (folder / CONFIG_FILE).is_file():
         config = read_run_config(folder / CONFIG_FILE)

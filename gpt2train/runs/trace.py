@@ -206,11 +206,9 @@ def document_row(tables: Sequence[pq.ParquetFile], number: int) -> dict[str, Any
 
 def _locate(data: Path, parts: Sequence[TracedPart]) -> None:
     """Add the locations of the documents, file and row, and of their pages, archive and record."""
-    output = Output(Folder(data))
+    output, ids = Output(Folder(data)), {part.doc_id for part in parts}
     for step in reversed(document_steps(output)):
-        for identity, place in find_rows(
-            step.folder, step.outputs, "id", {part.doc_id for part in parts}, partial=True
-        ):
+        for identity, place in find_rows(step.folder, step.outputs, "id", ids, partial=True):
             for part in parts:
                 if part.doc_id == identity:
                     part.found.append(f"{step.name}/{place.file} row {place.number}")

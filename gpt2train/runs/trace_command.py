@@ -126,9 +126,8 @@ def as_values(tracer: "TextTracer", found: "TextTrace") -> dict[str, Any]:
     """Convert a trace to JSON-serialisable values, with the details of each place."""
     plain = asdict(found)
     for span, values in zip(found.spans, plain["spans"], strict=True):
-        values["places"] = [
-            asdict(tracer.details(place.corpus, place.position, span.end - span.start)) for place in span.places
-        ]
+        details = (tracer.details(place.corpus, place.position, span.end - span.start) for place in span.places)
+        values["places"] = list(map(asdict, details))
     return plain
 
 

@@ -60,9 +60,8 @@ def from_validation_error(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     location = list(first["loc"][1:])  # the first is "body" or "query"
     if first["type"] == "json_invalid":
-        return ApiError(
-            400, f"the body is not valid JSON: {first['ctx']['error']} {_line_and_column(error.body, location[0])}"
-        )
+        place = _line_and_column(error.body, location[0])
+        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']} {place}")
     if first["type"] == "value_error" and not location:  # a check of several fields; our message begins with one
         message = str(first["ctx"]["error"])
         return ApiError(400, message, message.partition(":")[0])

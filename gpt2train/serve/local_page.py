@@ -84,9 +84,8 @@ class LocalPageServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
-            raise UserError(
-                f"cannot listen at {HOST}:{port}: {error.strerror}; give another --port, 0 takes a free one"
-            ) from error
+            remedy = "give another --port, 0 takes a free one"
+            raise UserError(f"cannot listen at {HOST}:{port}: {error.strerror}; {remedy}") from error
 
     @property
     def url(self) -> str:
@@ -170,10 +169,8 @@ class Handler(BaseHTTPRequestHandler):
         except (UserError, RunError) as error:
             self._send_json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
         except OSError as error:
-            what = (
-                f"cannot read {error.filename or 'the files'}: {error.strerror or error}; check the folder, load again"
-            )
-            self._send_json({"error": what}, HTTPStatus.BAD_REQUEST)
+            what = f"cannot read {error.filename or 'the files'}: {error.strerror or error}"
+            self._send_json({"error": f"{what}; check the folder, load again"}, HTTPStatus.BAD_REQUEST)
         except (ValueError, TypeError, RecursionError):
             self._send_json({"error": "the request cannot be read; load the page again"}, HTTPStatus.BAD_REQUEST)
         else:

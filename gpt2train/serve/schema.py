@@ -133,8 +133,9 @@ def document(service: Service) -> dict[str, Any]:
         _query("position", "integer", minimum=0),
         _query("tokens", "integer", 1, minimum=1, maximum=MAX_TEXT),
     ]
+    bounded = (*WITH_BODY, 404)
     answer = _json(ChatCompletion) | stream
-    chat = {PATH: {"post": operation("/v1", "chat_completions", answer, (*WITH_BODY, 404), ChatRequest)}}
+    chat = {PATH: {"post": operation("/v1", "chat_completions", answer, bounded, ChatRequest)}}
     traced = {"/v1/trace": {"get": trace}, "/v1/trace/place": {"get": place}}
     return {
         "openapi": "3.1.0",
@@ -143,9 +144,7 @@ def document(service: Service) -> dict[str, Any]:
             "/api": {m: operation("/api", f"{m}_api", answers, WITH_BODY, ApiRequest) for m in ("put", "post")},
             "/v1/models": {"get": operation("/v1", "models", _json(ModelList))},
             "/v1/models/{name}": {"get": {"parameters": [name]} | model},
-            "/v1/completions": {
-                "post": operation("/v1", "completions", completions, (*WITH_BODY, 404), CompletionRequest)
-            },
+            "/v1/completions": {"post": operation("/v1", "completions", completions, bounded, CompletionRequest)},
             **(chat if service.chat else {}),
             **(traced if service.tracer else {}),
             "/health": {"get": operation("/health", "health", _json(Health))},

@@ -122,9 +122,8 @@ def known(found: Mapping[Kind, T], kind: Kind) -> T:
         return found[kind]
     one, place, forward, before = kind
     alike = [other for other in found if other[:2] == (one, place)]
-    return found[
-        min(alike, key=lambda other: (other[2] != forward, other[3][0] != before[0], other[3][1] != before[1]))
-    ]
+    alike.sort(key=lambda other: (other[2] != forward, other[3][0] != before[0], other[3][1] != before[1]))
+    return found[alike[0]]
 
 
 def passes(schedule: str, pp: int, stages: int, micro_batches: int, rank: int) -> Iterator[Pass]:
