@@ -32,7 +32,7 @@ from gpt2train.errors import UserError
 from gpt2train.model.families import parameter_count, sizes
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.layout import Layout
-from gpt2train.settings import build, parse_assignment
+from gpt2train.settings import build, flatten, parse_assignment
 
 PUBLISHED = {
     "117m": 124_475_904,
@@ -177,9 +177,34 @@ def test_the_zero_stage_may_be_the_text_of_a_flag() -> None:
             build(TrainSettings, {"parallel": {"zero": wrong}})
 
 
-@pytest.mark.parametrize("depth", [12, 24])
-def test_a_preset_is_what_the_recipe_gives(depth: int) -> None:
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [
+        (
+            12,
+            {
+                "steps": 18853,
+                "model.heads": 6,
+                "batch.global_batch": 128,
+                "optimizer.lr": 0.003,
+                "schedule.warmup": 377,
+            },
+        ),
+        (
+            24,
+            {
+                "steps": 28868,
+                "model.heads": 12,
+                "batch.global_batch": 512,
+                "optimizer.lr": 0.0012,
+                "schedule.warmup": 577,
+            },
+        ),
+    ],
+)
+def test_a_preset_is_what_the_recipe_gives(depth: int, expected: dict[str, float]) -> None:
     assert preset(f"modern-{depth}") == modern(depth)
+    assert expected.items() <= flatten(preset(f"modern-{depth}")).items()
 
 
 def test_the_demo_s_preset_is_depth_3_for_as_many_tokens_as_two_cores_see_in_minutes() -> None:
