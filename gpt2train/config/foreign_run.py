@@ -1,12 +1,11 @@
 """Run file of another system's command line, script or config: its values as settings, each with its source."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpt2train.command_line import printable
 from gpt2train.config.commented import commented_run
-from gpt2train.config.foreign_values import CONVERSIONS, OF_SETTING
+from gpt2train.config.foreign_values import CONVERSIONS, Converted
 from gpt2train.errors import UserError
 from gpt2train.foreign.read import Foreign, Given, read_foreign
 from gpt2train.foreign.table import Row, systems
@@ -17,40 +16,6 @@ AUTO = "chosen there when it starts"
 LAUNCHER = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")
 ROTARY = ("model.family", "model.options.activation", "model.options.kv_heads", "model.options.qk_norm")
 LLAMA_ACTIVATIONS = ("swiglu", "relu2")
-
-
-@dataclass
-class Converted:
-    """Settings of a run that were another system's.
-
-    Attributes:
-        settings: settings by their dotted names.
-        sources: what each of them was there.
-        left: what has no counterpart, as it was given, and the reason.
-        values: all values as they were given, by their names there.
-        defaults: settings that its user did not give.
-    """
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-    defaults: set[str] = field(default_factory=set)
-
-    def processes(self) -> int | None:
-        """Number of processes of the job, if it is known."""
-        per_machine, machines = self.settings.get("launch.processes"), self.settings.get("launch.nodes", 1)
-        known = isinstance(per_machine, int) and isinstance(machines, int)
-        return per_machine * machines if known else None
-
-    def put(self, found: Mapping[str, Any], source: str, *, default: bool = False, follows: bool = False) -> None:
-        """Set some settings; a value that another one replaces is named, unless the new one follows from it."""
-        for path, value in found.items():
-            given = path in self.sources and path not in self.defaults
-            if given and self.settings[path] != value and not default and not follows:
-                self.left[self.sources[path]] = f"replaced by {source}"
-            self.settings[path], self.sources[path] = value, source
-            (self.defaults.add if default else self.defaults.discard)(path)
 
 
 def foreign_run(
@@ -87,9 +52,8 @@ def foreign_run(
     left = [printable(f"    {source}: {reason}", keep="") for source, reason in made.left.items()]
     head = ["", "Behind a value: its source there. A value without one is the default of gpt2train.", ""]
     head += ["Without a counterpart here:", *left, ""] if left else []
-    head += [printable(f"Note: {note}", keep="") for note in foreign.notes[:MAX_NOTES]] + [
-        f"See docs/{foreign.system.page}.md."
-    ]
+    head += [printable(f"Note: {note}", keep="") for note in foreign.notes[:MAX_NOTES]]
+    head.append(f"See docs/{foreign.system.page}.md.")
     text = commented_run(
         printable(foreign.title, keep=""),
         nested(settings),
@@ -178,9 +142,8 @@ def _compute(made: Converted, given: Given, row: Row, by: str, default: bool) ->
     if given.value == "auto":
         made.left[given.source] = AUTO
         return
-    function = OF_SETTING[by](str(row.setting)) if by in OF_SETTING else CONVERSIONS[by]
     try:
-        found = function(made, given.value)
+        found = CONVERSIONS[by](made, given.value, str(row.setting))
     except (UserError, KeyError, TypeError, ZeroDivisionError, OverflowError, ValueError) as error:
         reason = str(error) if isinstance(error, UserError) else "no number that fits"
         if not default:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from gpt2train import train
 from gpt2train.cli import app, run_command
 from gpt2train.config import RunConfig
-from gpt2train.config.foreign_values import CONVERSIONS, OF_SETTING
+from gpt2train.config.foreign_values import CONVERSIONS
 from gpt2train.foreign.table import SIMILAR, System, closest, hint, known, systems, unknown_option
 from gpt2train.model.gpt2_family import GPT2Options
 from gpt2train.model.llama_family import LlamaOptions
@@ -47,7 +47,7 @@ def test_every_row_leads_somewhere(system: System) -> None:
     settings |= settings_of(SpanCorruptionOptions, "objective.options.")
     for name, row in system.names.items():
         assert row.to or row.why or row.by, name
-        assert row.by is None or row.by in CONVERSIONS or row.by in OF_SETTING, name
+        assert row.by is None or row.by in CONVERSIONS, name
         for target in row.to:
             option, _, command = target.partition(" of ")
             if not target.startswith("--"):
