@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +24,8 @@ SEVERAL = (
     "data_path",
     "train_data_path",
     "valid_data_path",
-    "rampup_batch_size",
     "dataset",
+    "rampup_batch_size",
     "step_batch_size_schedule",
 )
 CONFIGS = ("deepspeed_config", "deepspeed", "config", "config_file", "job.config_file")
@@ -78,7 +79,10 @@ def read_foreign(source: str) -> Foreign:
     path = Path(source)
     if any(letter in source for letter in " \n\t") and not _is_file(path):
         return _of_commands(Script(source), "a command line")
-    return _of_file(path)
+    text = _read(path)
+    if path.suffix in KINDS and path.suffix != ".sh":
+        return _of_config(path, text, path.suffix)
+    return _of_commands(Script(text, path.parent), path.name)
 
 
 def _is_file(path: Path) -> bool:
@@ -86,13 +90,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
-
-
-def _of_file(path: Path) -> Foreign:
-    text = _read(path)
-    if path.suffix in (".json", ".yaml", ".yml", ".toml", ".py"):
-        return _of_config(path, text, path.suffix)
-    return _of_commands(Script(text, path.parent), path.name)
 
 
 def _read(path: Path) -> str:
@@ -110,12 +107,13 @@ def _read(path: Path) -> str:
 
 def _of_config(path: Path, text: str, suffix: str) -> Foreign:
     values, called, used = parsed_config(suffix, text, path.name)
-    system, count = _most_likely(dict.fromkeys(values, 1), called=called)
+    names = dict.fromkeys(values, 1)
+    system, count = _most_likely(names, called=called)
     if suffix == ".toml" and any(name.startswith(OURS) for name in values):
         raise UserError(f"{path} has settings of gpt2train already; give it to --config")
-    if not _is_enough(count, dict.fromkeys(values, 1)):
-        names = ", ".join(one.title for one in systems().values())
-        raise UserError(f"{path} has no name of a system that is known ({names}); write its settings into a run file")
+    if not _is_enough(count, names):
+        known = ", ".join(one.title for one in systems().values())
+        raise UserError(f"{path} has no name of a system that is known ({known}); write its settings into a run file")
     given = [
         Given(name, value, f"{name} = {_shown(value)}")
         for name, value in values.items()
@@ -181,10 +179,7 @@ def _of_commands(script: Script, title: str) -> Foreign:
     """The command of a script that trains: the one of a known program, or with the most names that are known."""
     best: tuple[int, System, list[str]] | None = None  # of the last command with the most names
     for words in script.commands:
-        names: dict[str, int] = {}
-        for word in words:
-            if word.startswith("-") and (name := _name_of(word)):
-                names[name] = names.get(name, 0) + 1
+        names = Counter(name for word in words if word.startswith("-") and (name := _name_of(word)))
         system, count = _most_likely(names, words)
         if _is_enough(count, names) and (best is None or count >= best[0]):
             best = (count, system, words)
@@ -266,10 +261,8 @@ def config_of_another_system(path: Path) -> str | None:
     """Say what a file is that is no TOML, and how it becomes a run file; None if it is of no system that is known."""
     try:
         text = _read(path)
-        begins = text.lstrip()[:1]
-        suffix = (
-            path.suffix if path.suffix in KINDS else ".json" if begins == "{" else ".sh" if begins == "#" else ".py"
-        )
+        by_content = {"{": ".json", "#": ".sh"}.get(text.lstrip()[:1], ".py")
+        suffix = path.suffix if path.suffix in KINDS else by_content
         of_script = suffix == ".sh"
         found = _of_commands(Script(text, path.parent), path.name) if of_script else _of_config(path, text, suffix)
     except UserError:

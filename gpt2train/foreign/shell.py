@@ -47,7 +47,8 @@ class Script:
             raise UserError("quotes or brackets are nested too deeply; give the command itself") from error
 
     @property
-    def _skipping(self) -> bool:
+    def skipping(self) -> bool:
+        """True in a branch that is not taken, where nothing is assigned."""
         return any(condition is not True for condition in self._conditions)
 
     def _read(self, text: str) -> None:
@@ -71,7 +72,7 @@ class Script:
             self._condition(line, head, words[1:])
             if head == "else" and words[1:]:
                 self._statement(line, words[1:], "")
-        elif words and not self._skipping and head != "done":
+        elif words and not self.skipping and head != "done":
             if operator in ("&&", "||") and self._last_test is not None and self._last_test != (operator == "&&"):
                 return
             self._execute(line, words)
@@ -89,7 +90,7 @@ class Script:
             self._conditions.append(head == "else" or self._holds(line, words))
 
     def _holds(self, line: int, words: list[Word]) -> bool:
-        if self._skipping:
+        if self.skipping:
             return False
         fields = [text for word in words for text in (word.finished() or [""])]
         found = is_true(fields)
@@ -144,10 +145,6 @@ class Script:
         self._count(values)
         self._variables[name] = values
 
-    def skips(self) -> bool:
-        """Return True in a branch that is not taken, where nothing is assigned."""
-        return self._skipping
-
     def variable(self, expression: str, line: int) -> list[str]:
         """Values of `$…` or of the inside of `${…}`."""
         values = self._looked_up(expression, line)
@@ -182,7 +179,7 @@ class Script:
             return [self._text(word, line)] if given else []
         if operator and not given:
             values = [self._text(word, line)]
-            if operator.endswith("=") and not self._skipping:
+            if operator.endswith("=") and not self.skipping:
                 self.assign(name, values)
         return values or []
 

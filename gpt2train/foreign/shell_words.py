@@ -23,8 +23,9 @@ class Variables(Protocol):
 
     notes: list[str]
 
-    def skips(self) -> bool:
-        """Return True in a branch that is not taken, where nothing is assigned."""
+    @property
+    def skipping(self) -> bool:
+        """True in a branch that is not taken, where nothing is assigned."""
 
     def assign(self, name: str, values: list[str], *, append: bool = False, array: bool = False) -> None:
         """Set a variable, or append to it."""
@@ -96,8 +97,7 @@ class Lexer:
             begin = self.line
             found = self._operator()
             if found is None:
-                word = self._word()
-                if word is not None:
+                if word := self._word():
                     words.append(word)
                 continue
             if words:
@@ -131,11 +131,10 @@ class Lexer:
     def _word(self) -> Word | None:
         """Read a word; an array `NAME=(…)` is assigned at once. None for a redirection, which is left out."""
         word = Word()
-        if not PLACEHOLDER.match(self.text, self.place):
-            redirection = REDIRECTION.match(self.text, self.place)
-            if redirection:
-                self._after(redirection.end())
-                return None
+        redirection = REDIRECTION.match(self.text, self.place)
+        if redirection and not PLACEHOLDER.match(self.text, self.place):
+            self._after(redirection.end())
+            return None
         while self.place < len(self.text) and self.text[self.place] not in " \t\r\n;|&()":
             if self.text[self.place] == "\\" and self.text[self.place + 1 : self.place + 2] == "\n":
                 break
@@ -162,7 +161,7 @@ class Lexer:
                 continue
             word = self._word()
             values += word.finished() if word else []
-        if not self._script.skips():
+        if not self._script.skipping:
             self._script.assign(name, values, append=append, array=True)
 
     def expand_or_add(self, word: Word, *, quoted: bool = False) -> None:
@@ -172,8 +171,7 @@ class Lexer:
             word.plain = False
             self._expansion(word, quoted)
         elif letter == "`":
-            end = self.text.find("`", self.place + 1)
-            self._substitution(word, self.place + 1, len(self.text) if end < 0 else end)
+            self._substitution(word, self.place + 1, self._found("`"))
         elif letter == "\\":
             word.add(self.text[self.place + 1 : self.place + 2].replace("\n", "") or "")
             self._after(self.place + 2)
@@ -181,8 +179,7 @@ class Lexer:
             letters = QUOTED.match(self.text, self.place)
             self._add(word, letters[0] if letters else letter)
         elif letter == "'":
-            end = self.text.find("'", self.place + 1)
-            end = len(self.text) if end < 0 else end
+            end = self._found("'")
             word.plain = False
             word.add(self.text[self.place + 1 : end])
             self._after(end + 1)
@@ -202,6 +199,11 @@ class Lexer:
             word.literal += run if word.plain else ""
             self._add(word, run)
 
+    def _found(self, letter: str) -> int:
+        """Place of a letter after this one, or the end."""
+        end = self.text.find(letter, self.place + 1)
+        return len(self.text) if end < 0 else end
+
     def _add(self, word: Word, text: str) -> None:
         word.add(text)
         self._after(self.place + len(text))
@@ -210,8 +212,7 @@ class Lexer:
         rest = self.text[self.place + 1 : self.place + 3]
         if rest == "((":
             end = self._closing(self.place + 1, "(", ")")
-            value = self._script.computed(self.text[self.place + 3 : max(end - 2, self.place + 3)], self.line)
-            word.add(value)
+            word.add(self._script.computed(self.text[self.place + 3 : max(end - 2, self.place + 3)], self.line))
             self._after(end)
         elif rest.startswith("("):
             end = self._closing(self.place + 1, "(", ")")
@@ -219,8 +220,7 @@ class Lexer:
         elif rest.startswith("{"):
             end = self._closing(self.place + 1, "{", "}")
             inner = self.text[self.place + 2 : end - 1]
-            values = self._script.variable(inner, self.line)
-            self._insert(word, values, quoted, each=inner.endswith("[@]"))
+            self._insert(word, self._script.variable(inner, self.line), quoted, each=inner.endswith("[@]"))
             self._after(end)
         elif match := VARIABLE.match(self.text, self.place + 1):
             self._insert(word, self._script.variable(match[0], self.line), quoted)
@@ -243,7 +243,7 @@ class Lexer:
         word.plain = False
         if re.search(r"\bdirname\b.*(\$0|BASH_SOURCE)", command):
             word.add(".")
-        elif not self._script.skips():
+        elif not self._script.skipping:
             self._script.notes.append(f"line {self.line}: $({' '.join(command.split())[:40]}) is taken as empty")
         self._after(min(end + 1, len(self.text)))
 

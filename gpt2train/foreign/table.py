@@ -59,11 +59,11 @@ class System:
     key: str
     title: str
     page: str
-    program: str
-    like: str | None
-    calls: tuple[str, ...]
     defaults: Mapping[str, Any]
     names: Mapping[str, Row]
+    program: str = ""
+    like: str | None = None
+    calls: tuple[str, ...] = ()
 
     def row(self, name: str) -> Row | None:
         """Return the counterpart of a name, dashes or underscores, of this system or of one that it is like."""
@@ -74,14 +74,11 @@ class System:
 @cache
 def systems() -> dict[str, System]:
     """All systems by their key, in the order in which a name is followed."""
-    text = Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
-    return {key: _system(key, entry) for key, entry in tomllib.loads(text).items()}
-
-
-def _system(key: str, entry: Mapping[str, Any]) -> System:
-    rows = {name: _row(name, value) for name, value in entry["names"].items()}
-    program, calls = entry.get("program", ""), tuple(entry.get("calls", ()))
-    return System(key, entry["title"], entry["page"], program, entry.get("like"), calls, entry["defaults"], rows)
+    found = {}
+    for key, entry in tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8")).items():
+        names = {name: _row(name, value) for name, value in entry["names"].items()}
+        found[key] = System(key, **entry | {"calls": tuple(entry.get("calls", ())), "names": names})
+    return found
 
 
 def _row(name: str, value: str | Mapping[str, Any]) -> Row:
