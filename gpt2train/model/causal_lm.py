@@ -6,7 +6,7 @@ This module contains no distributed code: parallelism is applied from outside, b
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gpt2train.errors import UserError
 from gpt2train.model.cache import Cache, Prefill, Step
-from gpt2train.model.families import MODELS, is_tied
+from gpt2train.model.families import MODELS, is_tied, on_stage
 from gpt2train.model.family_check import check_model, check_specification
 from gpt2train.model.loss import IGNORE, LOGIT_ROWS, chunked_cross_entropy, soft_cap, softmax_terms
 from gpt2train.model.shape import Shape
@@ -93,15 +93,14 @@ class CausalLM(nn.Module):
         ln_f       last norm, nn.LayerNorm or nn.RMSNorm
         lm_head    nn.Linear [padded_vocab, hidden] without bias, unless the output projection is `wte` itself (tied)
 
-    and may have further modules for the embeddings, whose names it lists in `embedding_modules`. If blocks of a stage
-    read the token ids too (`lookups`), its `reads_ids` is True.
+    and may have further modules, which a pipeline stage keeps as the family's specification says (`on_stage`). If
+    blocks of a stage read the token ids too (`lookups`), its `reads_ids` is True.
 
     `build_model` turns a model with `shape.labels` into a sequence classifier: `score`, nn.Linear [labels, hidden]
     without bias, takes the place of the output projection and reads the last token of each sample, as in the classes
     `…ForSequenceClassification` of transformers.
     """
 
-    embedding_modules: ClassVar[tuple[str, ...]] = ()
     wte: nn.Embedding
     blocks: nn.ModuleDict
     ln_f: nn.Module
@@ -318,24 +317,18 @@ class CausalLM(nn.Module):
     def keep_layers(self, layers: range) -> Self:
         """Reduce the model, in place, to the pipeline stage of some layers.
 
-        The stage of the first layer keeps the embeddings, that of the last layer the head. Parameters keep their names.
-        The whole model has one tied `wte`; the first and the last stage have a copy each.
+        The stage of the first layer keeps the embeddings, that of the last layer the head, unless the family says
+        otherwise (`on_stage`). Parameters keep their names. The whole model has one tied `wte`; the first and the last
+        stage have a copy each.
         """
         self.layers = layers
         self.has_embeddings, self.has_head = layers.start == 0, layers.stop == self.shape.layers
         for name in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[name]
-        if not self.has_embeddings:
-            for name in self.embedding_modules:
-                delattr(self, name)
-        if not (self.has_embeddings or (self.has_head and self.tied)):
-            del self.wte
-        if not self.has_head:
-            del self.ln_f
-            if self.shape.labels:
-                del self.score
-            elif not self.tied:
-                del self.lm_head
+        outside = [name for name, _ in self.named_parameters() if not name.startswith("blocks.")]
+        for module in {name.rpartition(".")[0] for name in outside if not on_stage(name, self.shape, layers)}:
+            above, _, last = module.rpartition(".")
+            delattr(self.get_submodule(above), last)
         return self
 
 

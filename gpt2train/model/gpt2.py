@@ -72,8 +72,6 @@ class Block(nn.Module):
 class GPT2(CausalLM):
     """The language model."""
 
-    embedding_modules = ("wpe", "drop")
-
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__(shape)
         self.wte = nn.Embedding(shape.padded_vocab, shape.hidden)

@@ -7,7 +7,6 @@ Report" (norm of queries and keys); Zhou et al. 2024, "Value Residual Learning",
 """
 
 from collections.abc import Mapping
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 
 from gpt2train.model.cache import Prefill, Step
 from gpt2train.model.causal_lm import CausalLM, SelfAttention
-from gpt2train.model.families import on_stage
-from gpt2train.model.llama_family import VALUE_TABLES, blocks_of_table, options_of
+from gpt2train.model.llama_family import blocks_of_table, options_of
 from gpt2train.model.rms_norm import RMSNorm
 from gpt2train.model.rope_scaling import parse_rope_scaling
 from gpt2train.model.rotary import Rotation, rotate, rotation, scaled_frequencies
@@ -146,13 +144,6 @@ class Llama(CausalLM):
             added = added.to(_product_dtype(added))
             found |= {str(layer): (added,) for layer in blocks_of_table(self.shape, int(table))}
         return found
-
-    def keep_layers(self, layers: range) -> Self:
-        """Reduce the model, in place, to the pipeline stage of some layers, with the value embeddings of its blocks."""
-        for table in list(self.values):
-            if not on_stage(f"{VALUE_TABLES}{table}.weight", self.shape, layers):
-                del self.values[table]
-        return super().keep_layers(layers)
 
 
 def _product_dtype(like: Tensor) -> torch.dtype:

@@ -7,7 +7,7 @@ sqrt(head_dim). All blocks of a stack share one table of position biases.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from gpt2train.errors import UserError
 from gpt2train.model.cache import Cache, Prefill, Step
 from gpt2train.model.causal_lm import CausalLM, FinalNorm, InnerDropout, SelfAttention
-from gpt2train.model.families import on_stage
 from gpt2train.model.shape import Shape
 from gpt2train.model.t5_family import options_of
 
@@ -308,17 +307,6 @@ class T5(CausalLM):
     def sent_length(self, layer: int, context: int) -> int:
         """Length in tokens of what the stage before `layer` sends."""
         return context + (options_of(self.shape).decoder_context if layer > self.encoder_layers else 0)
-
-    def keep_layers(self, layers: range) -> Self:
-        """Reduce the model, in place, to the pipeline stage of some layers."""
-        self.layers = layers
-        self.has_embeddings, self.has_head = layers.start == 0, layers.stop == self.shape.layers
-        for name in [name for name in self.blocks if int(name) not in layers]:
-            del self.blocks[name]
-        for name in [name for name, _ in self.named_parameters()]:
-            if not name.startswith("blocks.") and not on_stage(name, self.shape, layers):
-                delattr(self, name.partition(".")[0])
-        return self
 
 
 class T5Cache:
