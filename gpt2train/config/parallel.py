@@ -10,10 +10,6 @@ from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
 Degree = Annotated[NaturalNumber, AfterValidator(lambda degree: degree or 1)]
 
 
-def _is_all(placement: str) -> bool:
-    return placement == "all"
-
-
 class ParallelSettings(Settings):
     """Parallelism degrees: world size = tp x pp x data-parallel degree, which follows from the other two."""
 
@@ -36,7 +32,7 @@ class ParallelSettings(Settings):
     data-parallel processes."""
     cpu_offload: bool = False
     """Keep training state in CPU memory and run AdamW there; `offload_placement` says which state."""
-    offload_placement: Literal["all", "optimizer", "auto"] = Field("all", exclude_if=_is_all)
+    offload_placement: Literal["all", "optimizer", "auto"] = Field("all", exclude_if=lambda given: given == "all")
     """With `cpu_offload`: `all` keeps parameters, gradients and optimizer state in CPU memory, and one block at a time
     on the device. `optimizer` keeps the optimizer state alone there (ZeRO-Offload). `auto` is `optimizer`, but after
     the first step the device takes as much of that state as fits; if the weights do not fit, it is `all`."""

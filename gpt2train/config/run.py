@@ -83,7 +83,7 @@ class TrainSettings(Settings):
     """Seed of the initial weights, the order of the data and dropout."""
 
     @model_validator(mode="after")
-    def _head_fits(self) -> "TrainSettings":
+    def _objective_fits(self) -> "TrainSettings":
         name, labels = self.objective.name, self.model.labels
         if labels and name in ("next_token", "answers"):
             raise ValueError(f"model.labels {labels} is for classifiers; the objective {name} predicts tokens")
@@ -91,38 +91,26 @@ class TrainSettings(Settings):
             raise ValueError(
                 f"objective.z_loss is for the prediction of tokens, and {name} has another loss; set it to 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _metric_fits(self) -> "TrainSettings":
-        metric, known = self.checkpoints.best_metric, ("loss", *OBJECTIVES[self.objective.name].best_metrics)
+        metric, known = self.checkpoints.best_metric, ("loss", *OBJECTIVES[name].best_metrics)
         if metric not in known:
             raise ValueError(
-                f"checkpoints.best_metric {metric!r} is not measured by the objective {self.objective.name}; "
-                f"give {' or '.join(known)}"
+                f"checkpoints.best_metric {metric!r} is not measured by the objective {name}; give {' or '.join(known)}"
             )
         return self
 
     @model_validator(mode="after")
-    def _muon_is_with_the_weights(self) -> "TrainSettings":
-        if self.optimizer.name == "muon" and self.parallel.cpu_offload and self.parallel.offload_placement != "all":
+    def _performance_fits(self) -> "TrainSettings":
+        placement = self.parallel.offload_placement
+        if self.optimizer.name == "muon" and self.parallel.cpu_offload and placement != "all":
             raise ValueError(
-                f"optimizer.name muon has no offload of its own (parallel.offload_placement "
-                f"{self.parallel.offload_placement!r}); set offload_placement = 'all', or adamw"
+                f"optimizer.name muon has no offload of its own (parallel.offload_placement {placement!r}); set "
+                "offload_placement = 'all', or adamw"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fp8_fits(self) -> "TrainSettings":
         if self.performance.fp8 != "off" and self.precision != "bf16":
             raise ValueError(
                 f"performance.fp8 {self.performance.fp8!r} needs precision bf16, not {self.precision}; set "
                 'precision = "bf16", or performance.fp8 = "off"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _stream_fits(self) -> "TrainSettings":
         if self.performance.stream == "bf16" and self.precision != "bf16":
             raise ValueError(
                 f'performance.stream "bf16" needs precision bf16, not {self.precision}; set precision = "bf16", or '
@@ -144,7 +132,7 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _objective_fits(self) -> "TrainSettings":
+    def _sequences_fit(self) -> "TrainSettings":
         family, name = self.model.family, self.objective.name
         both = len(MODELS[family].lengths(self.model.shape(PADDING))) > 1
         if both and OBJECTIVES[name].sequences == 1:

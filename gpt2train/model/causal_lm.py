@@ -208,16 +208,23 @@ class CausalLM(nn.Module):
 
     def losses(self, x: Tensor, targets: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
         """Compute the summed loss, and in evaluation mode the scores, from the last hidden states."""
-        scores = None if self.training else self.scores
-        if self.own_loss is None and scores is None:
-            z_loss = self.z_loss if self.training else 0.0
+        z_loss = self.z_loss if self.training else 0.0
+        if self.own_loss is None and (self.training or self.scores is None):
             return self.cross_entropy(x, self.output_weight, targets, z_loss=z_loss)
         logits = self.cap(self.project(x, self.output_weight)[..., : self.shape.vocab])
-        if self.own_loss is None:
-            loss = self.cross_entropy(x, self.output_weight, targets)
-        else:
-            loss = self.own_loss(logits, targets, **extra)
-        return loss if scores is None else _with_scores(loss, scores(logits, targets, **extra))
+        return self._with_scores(
+            logits, targets, extra, lambda: self.cross_entropy(x, self.output_weight, targets, z_loss=z_loss)
+        )
+
+    def _with_scores(
+        self, logits: Tensor, targets: Tensor, extra: Mapping[str, Tensor], usual: Callable[[], Tensor]
+    ) -> Tensor:
+        """Compute the objective's own loss, by default the `usual` one, and in evaluation mode its scores after it."""
+        loss = usual() if self.own_loss is None else self.own_loss(logits, targets, **extra)
+        if self.training or self.scores is None:
+            return loss
+        scores = self.scores(logits, targets, **extra)
+        return torch.cat((loss.to(scores.dtype)[None], scores))
 
     def _classified(self, x: Tensor, targets: Tensor | None, extra: Mapping[str, Tensor]) -> Tensor:
         """Logits of the last token of each sample, or with `targets` as `losses`."""
@@ -226,12 +233,8 @@ class CausalLM(nn.Module):
         logits: Tensor = self.get_submodule("score")(last).float()
         if targets is None:
             return logits
-        if self.own_loss is None:
-            loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
-        else:
-            loss = self.own_loss(logits, targets, **extra)
-        scores = None if self.training else self.scores
-        return loss if scores is None else _with_scores(loss, scores(logits, targets, **extra))
+        usual = partial(F.cross_entropy, logits, targets, ignore_index=IGNORE, reduction="sum")
+        return self._with_scores(logits, targets, extra, usual)
 
     def hidden(
         self,
@@ -330,10 +333,6 @@ class CausalLM(nn.Module):
             above, _, last = module.rpartition(".")
             delattr(self.get_submodule(above), last)
         return self
-
-
-def _with_scores(loss: Tensor, scores: Tensor) -> Tensor:
-    return torch.cat((loss.to(scores.dtype)[None], scores))
 
 
 def build_model(shape: Shape, dropout: float = 0.0) -> CausalLM:

@@ -11,17 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from gpt2train.errors import UserError
-from gpt2train.model import llama_family, t5_family
-from gpt2train.model.gpt2_family import GPT2Options, drop_published, gpt2_saved, gpt2_sizes
-from gpt2train.model.llama_family import (
-    LlamaOptions,
-    complete_shape,
-    head_norms,
-    independent_length,
-    llama_sizes,
-    more_saved,
-    options_of,
-)
+from gpt2train.model import gpt2_family, llama_family, t5_family
 from gpt2train.model.shape import Shape, Sizes
 from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
@@ -102,11 +92,11 @@ MODELS.register(
     "gpt2",
     ModelFamily(
         model="gpt2train.model.gpt2:GPT2",
-        sizes=gpt2_sizes,
+        sizes=gpt2_family.gpt2_sizes,
         residual=("attn.proj", "down"),
-        options=GPT2Options,
-        complete=drop_published,
-        more_saved=gpt2_saved,
+        options=gpt2_family.GPT2Options,
+        complete=gpt2_family.drop_published,
+        more_saved=gpt2_family.gpt2_saved,
         layout="gpt2train.convert.hf_gpt2:GPT2Layout",
         decode_step="gpt2train.inference.fast_decode_step:FastDecodeStep",
     ),
@@ -115,14 +105,14 @@ MODELS.register(
     "llama",
     ModelFamily(
         model="gpt2train.model.llama:Llama",
-        sizes=llama_sizes,
+        sizes=llama_family.llama_sizes,
         residual=("attn.proj", "down"),
-        options=LlamaOptions,
-        complete=complete_shape,
-        kv_heads=lambda shape: options_of(shape).kv_heads,
-        more_saved=more_saved,
-        saved_in_float32=head_norms,
-        independent_length=independent_length,
+        options=llama_family.LlamaOptions,
+        complete=llama_family.complete_shape,
+        kv_heads=lambda shape: llama_family.options_of(shape).kv_heads,
+        more_saved=llama_family.more_saved,
+        saved_in_float32=llama_family.head_norms,
+        independent_length=llama_family.independent_length,
         used_beside=llama_family.used_beside,
         value_tables=llama_family.VALUE_TABLES,
         initial_std=llama_family.initial_std,
@@ -249,11 +239,6 @@ def used_beside(name: str, shape: Shape) -> Collection[int]:
 def on_stage(name: str, shape: Shape, layers: Collection[int]) -> bool:
     """Return True if a parameter outside the blocks is on the pipeline stage of these layers; several stages may be."""
     return any(block in layers for block in used_beside(name, shape))
-
-
-def initial_std(name: str, shape: Shape) -> float | None:
-    """Standard deviation of the initial values of a matrix; None for those of GPT-2."""
-    return MODELS[shape.family].initial_std(name, shape)
 
 
 def shard_dim(name: str, shape: Shape, tp: int = 1) -> int | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpt2train.model.causal_lm import CausalLM
-from gpt2train.model.families import initial_std, is_residual
+from gpt2train.model.families import MODELS, is_residual
 from gpt2train.model.shape import Shape
 
 STD = 0.02
@@ -29,7 +29,7 @@ def initial_value(name: str, size: tuple[int, ...], shape: Shape, seed: int) -> 
         return torch.ones(size)
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    std = initial_std(name, shape)
+    std = MODELS[shape.family].initial_std(name, shape)
     if std is None:
         std = STD / math.sqrt(2 * shape.layers) if is_residual(name, shape) else STD
     return torch.empty(size).normal_(0.0, std, generator=generator)

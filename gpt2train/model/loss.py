@@ -156,22 +156,6 @@ def chunked_cross_entropy(
     )
 
 
-def plain_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocab: int | None = None,
-    softcap: float = 0.0,
-    z_loss: float = 0.0,
-) -> Tensor:
-    """Reference implementation of `chunked_cross_entropy`, for tests."""
-    logits = soft_cap((hidden.flatten(0, -2) @ weight[:vocab].t()).float(), softcap)
-    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
-    if not z_loss:
-        return loss
-    return torch.stack((loss, z_loss * (logits.logsumexp(1).square() * (targets.flatten() != IGNORE)).sum()))
-
-
 def softmax_terms(
     hidden: Tensor,
     weight: Tensor,

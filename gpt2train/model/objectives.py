@@ -16,11 +16,6 @@ from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
 
 
-def no_metrics(sums: Sequence[float], counted: int) -> dict[str, float]:
-    """Metrics of an objective that has none besides the loss."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Objective:
     """Specification of an objective.
@@ -53,7 +48,7 @@ class Objective:
     scores: str | None = None
     sums: int = 0
     sums_per_label: int = 0
-    metrics: Callable[[Sequence[float], int], dict[str, float]] = no_metrics
+    metrics: Callable[[Sequence[float], int], dict[str, float]] = lambda sums, counted: {}
     best_metrics: tuple[str, ...] = ()
     sequences: int = 1
     length: str | None = None

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from gpt2train.inference.decoder import OpenedModel
 from gpt2train.inference.generate import BATCH, SamplingSettings, continue_tokens
 from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.init import initialise
+from gpt2train.model.loss import IGNORE, soft_cap
 
 
 def lively(shape: Shape, seed: int = 3, noise: float = 0.3) -> CausalLM:
@@ -29,3 +32,19 @@ def generate_tokens(
 ) -> list[list[int]]:
     """Continue each prompt and return the new tokens; the last one is `end` if the model produced it."""
     return [sequence.tokens for sequence in continue_tokens(model, prompts, settings, end=end, batch=batch)]
+
+
+def plain_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab: int | None = None,
+    softcap: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """Compute `chunked_cross_entropy` from all logits at once."""
+    logits = soft_cap((hidden.flatten(0, -2) @ weight[:vocab].t()).float(), softcap)
+    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    if not z_loss:
+        return loss
+    return torch.stack((loss, z_loss * (logits.logsumexp(1).square() * (targets.flatten() != IGNORE)).sum()))

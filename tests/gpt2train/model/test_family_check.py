@@ -11,8 +11,9 @@ from gpt2train import settings
 from gpt2train.config.model import ModelSettings
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
-from gpt2train.model.families import MODELS, ModelFamily, Sizes, gpt2_sizes
+from gpt2train.model.families import MODELS, ModelFamily, Sizes
 from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2_family import gpt2_sizes
 from gpt2train.model.shape import Shape
 from gpt2train.settings import Settings
 

@@ -5,9 +5,9 @@ import torch
 
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initial_value, initialise
-from gpt2train.model.loss import IGNORE, chunked_cross_entropy, plain_cross_entropy
+from gpt2train.model.loss import IGNORE, chunked_cross_entropy
 from gpt2train.model.shape import Shape
-from tests.gpt2train.models import lively
+from tests.gpt2train.models import lively, plain_cross_entropy
 
 SHAPE = Shape(vocab=128, layers=3, heads=4, hidden=32, context=24)
 

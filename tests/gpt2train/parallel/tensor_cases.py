@@ -12,12 +12,13 @@ from torch.distributed.tensor import DTensor
 from benchmarks.peers import torch_tensor_parallel
 from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.init import initialise
-from gpt2train.model.loss import IGNORE, plain_cross_entropy
+from gpt2train.model.loss import IGNORE
 from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.parallel.tp_collectives import Region
+from tests.gpt2train.models import plain_cross_entropy
 
 # A vocabulary that 2 and 4 do not divide into whole parts before it is padded to 384.
 SHAPE = Shape(vocab=299, layers=2, heads=4, hidden=32, context=16)
