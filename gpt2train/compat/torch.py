@@ -34,8 +34,9 @@ ATTENTION_OPERATORS = frozenset(
     }
 )
 
-# Gather equal tensors of all ranks into one. The older name warns from torch 2.13 on, which has the newer one.
+# Gather equal tensors of all ranks into one; sum those, each rank a part. The older names warn from torch 2.13 on.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 # Private names in the pickled `.metadata` of a torch.distributed.checkpoint.
 # Breaks when torch pickles another class: the restricted reader refuses the checkpoint and names the class.

@@ -140,16 +140,6 @@ class _ParallelLayerNorm(nn.LayerNorm):
         return self.region.enter(F.layer_norm(x, self.normalized_shape, weight, bias, self.eps))
 
 
-class _ParallelRMSNorm(nn.RMSNorm):
-    """RMSNorm before a tensor-parallel region."""
-
-    region: Region
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = widened(self.region.local(self.weight), x)
-        return self.region.enter(rms_norm(x, weight, self.eps))
-
-
 class _ParallelFinalNorm(nn.RMSNorm):
     """RMSNorm outside of a tensor-parallel region, which the model enters later."""
 
@@ -157,6 +147,13 @@ class _ParallelFinalNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, widened(self.region.local(self.weight), x), self.eps)
+
+
+class _ParallelRMSNorm(_ParallelFinalNorm):
+    """RMSNorm before a tensor-parallel region."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.region.enter(super().forward(x))
 
 
 class _HeadRMSNorm(nn.RMSNorm):

@@ -18,11 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 
+from gpt2train.compat.torch import all_gather_single, reduce_scatter_single
 from gpt2train.compat.torch_compile import compiled_result
-
-# Names in torch 2.13, and before.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Region:
@@ -69,7 +66,7 @@ class Region:
     def all_gather(self, x: Tensor) -> Tensor:
         """Stack the tensors of all processes to [size, *shape]; not differentiable."""
         parts = x.new_empty(self.size * x.shape[0], *x.shape[1:])  # gloo supports no other form
-        _all_gather(parts, x.contiguous(), group=self.group)
+        all_gather_single(parts, x.contiguous(), group=self.group)
         return parts.unflatten(0, (self.size, -1))
 
     def local(self, parameter: Tensor) -> Tensor:
@@ -98,7 +95,7 @@ def _reduce_scatter_sequence(x: Tensor, region: Region) -> Tensor:
     batch, length, width = x.shape
     parts = x.reshape(batch, region.size, length // region.size, width).transpose(0, 1).flatten(0, 1)
     own = parts.new_empty(batch, length // region.size, width)
-    _reduce_scatter(own, parts.contiguous(), group=region.group)
+    reduce_scatter_single(own, parts.contiguous(), group=region.group)
     return own
 
 
@@ -122,12 +119,7 @@ class _Copy(torch.autograd.Function):
         return _all_reduce(grads[0], ctx.region), None
 
 
-class _Share(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
-        ctx.region = region
-        return x.view_as(x)
-
+class _Share(_Copy):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

@@ -25,13 +25,6 @@ log = logging.getLogger("gpt2train")
 Event = Literal["begin", "step", "validation", "save", "end"]
 
 
-class RequestedStop:
-    """Request of a callback that the run ends."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-
-
 @dataclass(frozen=True)
 class RunView:
     """State of a run that a callback is shown.
@@ -54,11 +47,11 @@ class RunView:
     state: TrainState
     row: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: Path | None = None
-    _request: RequestedStop = field(default_factory=RequestedStop, repr=False)
+    _reasons: list[str] = field(default_factory=list, repr=False)  # of callbacks that ask the run to stop
 
     def stop(self, reason: str) -> None:
         """Ask the run to stop: it is finished after the next step on all processes, with a checkpoint."""
-        self._request.reason = self._request.reason or reason
+        self._reasons.append(reason)
 
 
 class Callback:
@@ -121,9 +114,9 @@ class CallbackList:
         for name, callback in self._callbacks.items():
             if self._error is None:
                 self._error = _error_of(name, callback, event, self._run)
-            if self._run._request.reason is not None and self.stop_reason is None:
-                log.info("callback %s: the run stops after the next step: %s", name, self._run._request.reason)
-                self.stop_reason = f"callback {name}: {self._run._request.reason}"
+            if self._run._reasons and self.stop_reason is None:
+                log.info("callback %s: the run stops after the next step: %s", name, self._run._reasons[0])
+                self.stop_reason = f"callback {name}: {self._run._reasons[0]}"
                 self.stopping = True
         self.stopping = self.stopping or self._error is not None
 

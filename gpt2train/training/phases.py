@@ -22,14 +22,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "other")
 
-P = ParamSpec("P")
-T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 class PhaseTimer:
@@ -128,25 +127,16 @@ def phase_timer(device: torch.device) -> PhaseTimer:
     return StreamPhaseTimer() if device.type == "cuda" else PhaseTimer()
 
 
-class HasPhases(Protocol):
-    """Object with a timer of phases."""
-
-    phases: PhaseTimer
-
-
-H = TypeVar("H", bound=HasPhases)
-
-
-def in_phase(phase: str) -> Callable[[Callable[Concatenate[H, P], T]], Callable[Concatenate[H, P], T]]:
+def in_phase(phase: str) -> Callable[[M], M]:
     """Decorate a method, to count its time to a phase of `self.phases`."""
 
-    def decorate(method: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[H, P], T]:
+    def decorate(method: M) -> M:
         @functools.wraps(method)
-        def timed(self: H, *arguments: P.args, **keywords: P.kwargs) -> T:
+        def timed(self: Any, *arguments: Any, **keywords: Any) -> Any:
             with self.phases(phase):
                 return method(self, *arguments, **keywords)
 
-        return timed
+        return cast(M, timed)
 
     return decorate
 
