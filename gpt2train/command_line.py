@@ -31,10 +31,7 @@ HELP_DEBUG = "`--debug` on any command shows the traceback of an error."
 def run_command(app: App, argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; see `exit_code`.
 
-    Args:
-        app: cyclopts app; its commands raise `UserError` and `RunError`.
-        argv: arguments without the program's name; by default those of this process. `--debug` is removed, anywhere
-            before a `--`.
+    `--debug` is removed from the arguments, anywhere before a `--`.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     flags = given[: given.index("--")] if "--" in given else given

@@ -42,10 +42,7 @@ UNEXPECTED_SECONDS, LOST_SECONDS = 600.0, 10.0
 class CheckpointManager:
     """Checkpoints of one run. All methods are collective; the context manager waits for the last save.
 
-    Args:
-        config: settings of the run.
-        data: its training data; None for the token files that the settings name.
-        valid: its validation data, likewise.
+    Without data, those are the token files that the settings name.
 
     Attributes:
         due: True if the interval has passed, and the weights wait for the loss of the next step to be saved.

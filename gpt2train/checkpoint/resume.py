@@ -89,9 +89,7 @@ def find_own(
 def validation_identity(config: RunConfig, data: Dataset | None = None) -> str | None:
     """Identity of the validation set: hash of its tokens, independent of their path, and number of samples.
 
-    Args:
-        config: settings of the run.
-        data: the opened data, which may have an identity of their own.
+    Opened data may have an identity of their own.
     """
     if data is not None and (identity := data.identity()) is not None:
         return f"{identity}:{config.validation.samples}"
@@ -107,9 +105,7 @@ def validation_identity(config: RunConfig, data: Dataset | None = None) -> str |
 def stored_corpora(config: RunConfig, data: Dataset | None = None) -> tuple[StoredCorpus, ...]:
     """Identities of the training corpora of a run, independent of their paths; with a split, of their training part.
 
-    Args:
-        config: settings of the run.
-        data: the opened data, which may have an identity of their own.
+    Opened data may have an identity of their own.
     """
     corpora, weights = config.data.corpora, config.data.weights
     total = sum(corpus.weight for corpus in corpora)

@@ -114,9 +114,7 @@ def open_weights(checkpoint: str | Path) -> LazyWeights:
 def open_tensors(checkpoint: str | Path, prefix: str = "model.") -> dict[str, LazyTensor]:
     """Open the tensors whose names begin with a prefix, unsharded, without verifying the checkpoint.
 
-    Args:
-        checkpoint: folder of the checkpoint.
-        prefix: `model.` for the parameters, `optim.` for the optimizer state; removed from the names.
+    The prefix, `model.` of parameters or `optim.` of the optimizer state, is removed from the names.
     """
     reader = SafeReader(checkpoint)
     return {

@@ -132,9 +132,6 @@ def around_waits(context: Callable[[], AbstractContextManager[object]]) -> Itera
 
     With gloo, every wait of the host is a call of `Work.wait`. Breaks when torch waits in another way: such waits are
     outside of the context, and no number changes.
-
-    Args:
-        context: function that returns the context of one wait.
     """
     wait = Work.wait
 

@@ -28,10 +28,6 @@ class ObservedAgent(LocalElasticAgent):
 
     Breaks when `SimpleElasticAgent` no longer calls `_monitor_workers`: `observe` would not be called, and a rank that
     ended by a mistake would be restarted.
-
-    Args:
-        config: launch configuration of torchrun.
-        spec: command and rendezvous of the ranks.
     """
 
     def __init__(self, config: LaunchConfig, spec: WorkerSpec) -> None:

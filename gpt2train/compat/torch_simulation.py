@@ -66,9 +66,6 @@ def in_shape_propagation(types: Sequence[type]) -> bool:
     """Return True inside of torch's own `FakeTensorMode`, by which DTensor finds the sizes of its results.
 
     Breaks when DTensor finds them in another way, with an error while the model is built.
-
-    Args:
-        types: classes of the arguments that `__torch_dispatch__` was called with.
     """
     return FakeTensor in types or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
@@ -87,10 +84,6 @@ def answer_vote(func: Any, arguments: Any) -> None:
 
     `gpt2train.parallel.pipeline` gives all shapes, so that all vote so. Breaks when the vote is another one, with an
     error at the first step: stages would receive shapes from each other.
-
-    Args:
-        func: operator of a transfer.
-        arguments: its arguments.
     """
     if func.name() == "c10d::recv_":
         for tensor in arguments[0]:
@@ -102,9 +95,6 @@ def copy_in(arguments: Any) -> tuple[Tensor, Tensor]:
     """Return the result of FSDP's operator that fills its part of an all-gather's output, without filling it.
 
     Breaks when the operator's arguments change, with an error at the first all-gather.
-
-    Args:
-        arguments: those of `torch.ops.fsdp.all_gather_copy_in`.
     """
     _, output, _, count, rank = arguments
     return output.narrow(0, count * rank, count), output
@@ -114,10 +104,8 @@ def copy_in(arguments: Any) -> tuple[Tensor, Tensor]:
 def on_stage_passes(context: Callable[[bool, int], AbstractContextManager[None]]) -> Iterator[None]:
     """Run each pass of a micro-batch through a stage of a torch pipeline in a context.
 
-    Breaks when the schedules call other methods of a stage, with an error: no pass would be seen.
-
-    Args:
-        context: function of True for a forward pass, and of the number of the stage.
+    Breaks when the schedules call other methods of a stage, with an error: no pass would be seen. The context is a
+    function of True for a forward pass, and of the number of the stage.
     """
 
     def inside(work: Callable[..., Any], forward: bool) -> Callable[..., Any]:
@@ -139,9 +127,7 @@ def shallow_1f1b(depth: int) -> type[Schedule1F1B]:
     """Return the 1F1B schedule of a stage at another place of a pipeline.
 
     Breaks when the schedule takes its place from elsewhere, with an error: it refuses fewer micro-batches than stages.
-
-    Args:
-        depth: number of stages from this one to the last.
+    The depth is the number of stages from this one to the last.
     """
 
     class Shallow(Schedule1F1B):

@@ -27,18 +27,8 @@ def commented_run(
 ) -> str:
     """Generate the `run.toml` of a preset or a recipe, for `python -m gpt2train.train --config run.toml`.
 
-    It reads back as exactly these settings. A setting without a value becomes a comment.
-
-    Args:
-        name: name of the settings, as `preset 345m`.
-        chosen: settings of the preset or the recipe.
-        train: prefix of the token files, without .bin and .idx.
-        valid: prefix of the token files for validation.
-        vocab: vocabulary size of the tokenizer.
-        output: run folder.
-        sources: where the values of settings come from, by their dotted names.
-        head: lines for the head of the file.
-        launcher: beginning of the command in the head.
+    It reads back as exactly these settings. A setting without a value becomes a comment. `sources` says where values
+    come from, by the dotted names of settings; `head` are lines for the head of the file.
 
     Raises:
         UserError: a value is out of bounds.

@@ -83,22 +83,12 @@ def horizon(depth: int) -> int:
 
 
 def batch_samples(tokens: int, context: int) -> int:
-    """Samples of a step.
-
-    Args:
-        tokens: tokens of the training.
-        context: tokens of a sample.
-    """
+    """Samples of a step."""
     return int(2 ** max(0, round(math.log2(0.58 * tokens**0.571 / context))))
 
 
 def training_of(model: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """Settings of a training but those of the model, for a number of tokens.
-
-    Args:
-        model: settings of the group [model].
-        tokens: tokens of the training.
-    """
+    """Settings of a training but those of the model, for a number of tokens."""
     context, depth = model["context"], model["layers"]
     blocks, _ = counted_parameters(shape_of(model))
     samples = batch_samples(tokens, context)
@@ -128,9 +118,7 @@ def training_of(model: Mapping[str, Any], tokens: int) -> dict[str, Any]:
 def modern(depth: int, tokens: int | None = None) -> dict[str, Any]:
     """Settings of a training by the recipe, as a layer for `gpt2train.settings.build`.
 
-    Args:
-        depth: blocks of the model.
-        tokens: tokens of the training; by default those of the depth.
+    By default the tokens are those of the depth.
 
     Raises:
         UserError: the depth is out of bounds.

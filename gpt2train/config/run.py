@@ -224,14 +224,7 @@ def run_config(
 ) -> RunConfig:
     """Combine user-chosen settings with the properties of the data.
 
-    Args:
-        settings: user-chosen settings.
-        train: prefix of the training tokens, or corpora that take the place of the mixture.
-        valid: prefix of the validation tokens, if any.
-        vocab: vocabulary size of the tokenizer.
-        tokenizer_hash: hash of the tokenizer, if known.
-        output: run folder.
-        split: weights by which the training tokens are split, if they are.
+    Corpora in `train` take the place of the mixture. The split has the weights by which the training tokens are split.
     """
     corpora = train
     if isinstance(corpora, str):
@@ -245,10 +238,7 @@ def run_config(
 def resolve_epochs(settings: S, per_epoch: int, batches: BatchPlan) -> S:
     """Compute `steps` from `epochs`; no change if `epochs` is 0.
 
-    Args:
-        settings: settings of the run.
-        per_epoch: samples of an epoch of the training tokens.
-        batches: batch sizes over the run, of a run that resumes with those of the steps that are done.
+    `per_epoch` counts the samples of an epoch; a run that resumes has the batches of the steps that are done.
     """
     if not settings.epochs:
         return settings

@@ -43,10 +43,7 @@ class PythonConfig:
 def read_python(text: str, name: str, calls: Collection[str] = ()) -> PythonConfig:
     """Read the values that a Python config assigns at its top level, nested ones by dotted names.
 
-    Args:
-        text: the source.
-        name: name of the file, for errors.
-        calls: functions whose keyword arguments count as values, wherever they are called.
+    The keyword arguments of the functions in `calls` count as values, wherever they are called.
 
     Raises:
         UserError: it is not Python, or nested too deeply.

@@ -70,8 +70,7 @@ class Foreign:
 def read_foreign(source: str) -> Foreign:
     """Read a file of another system, or a command line.
 
-    Args:
-        source: path of a shell script or of a config (JSON, Python, YAML, TOML), or a command line.
+    The source is the path of a shell script or of a config (JSON, Python, YAML, TOML), or a command line.
 
     Raises:
         UserError: there is no such file, it cannot be read, or no other system is recognised in it.

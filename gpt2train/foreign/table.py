@@ -105,9 +105,7 @@ def known(name: str) -> list[tuple[System, Row]]:
 def hint(name: str, options: Collection[str] | None = None) -> str | None:
     """Say in one sentence what takes the place of a name, or return None for a name of no system.
 
-    Args:
-        name: the name as it was typed.
-        options: options of the command, with their dashes; None for a settings file.
+    The options are those of the command, with their dashes; None for a settings file.
     """
     found = known(name)
     if not found:
@@ -172,10 +170,7 @@ def closest(name: str, options: Collection[str]) -> str | None:
 def unknown_option(name: str, options: Collection[str], *, sets: bool = False) -> str:
     """Describe an unknown option in one line: what takes its place if it is another system's, or the closest one.
 
-    Args:
-        name: the option as it was typed.
-        options: options of the command, with their dashes.
-        sets: the command has settings by `--set` alone.
+    The options are those of the command, with their dashes; with `sets` it has settings by `--set` alone.
     """
     shown = name.partition("=")[0]
     group, _, last = shown.rpartition(".")

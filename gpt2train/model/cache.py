@@ -13,16 +13,9 @@ from torch import Tensor
 class Cache:
     """Keys and values of some layers, each [rows, heads, context, head_dim].
 
-    It holds 2 * layers * rows * heads * context * head_dim numbers in all.
-
-    Args:
-        layers: number of layers (those of a whole model, or of one pipeline stage).
-        heads: attention heads per layer (a tensor-parallel process has only its own).
-        head_dim: size of a head.
-        rows: maximum number of sequences.
-        context: maximum number of tokens of a sequence.
-        dtype: dtype of keys and values.
-        device: device of keys and values.
+    It holds 2 * layers * rows * heads * context * head_dim numbers in all. Rows and context are the largest numbers of
+    sequences and of tokens of one. Layers are those of a whole model or of one pipeline stage; heads those of a process
+    of a tensor-parallel group.
     """
 
     def __init__(

@@ -24,8 +24,7 @@ from gpt2train.plugins import load
 def document_mask(documents: Tensor) -> Tensor:
     """Attention mask, bool [batch, 1, length, length], true for earlier tokens of the same document.
 
-    Args:
-        documents: [batch, length] document number of each token.
+    Documents are the numbers of those of the tokens, [batch, length].
     """
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
@@ -302,12 +301,7 @@ class CausalLM(nn.Module):
         return {}
 
     def sent_length(self, layer: int, context: int) -> int:
-        """Length in tokens of the hidden states that the stage before `layer` sends to the stage that begins with it.
-
-        Args:
-            layer: number of a layer.
-            context: length of a sample.
-        """
+        """Length in tokens of what the stage before `layer` sends to the stage that begins with it."""
         return context
 
     def replace_head(self) -> Self:

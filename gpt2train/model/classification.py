@@ -10,10 +10,7 @@ from gpt2train.model.loss import IGNORE
 def class_counts(logits: Tensor, targets: Tensor, **extra: Tensor) -> Tensor:
     """Count, for each class, the samples that are right, that were predicted to be of it, and that are of it.
 
-    Args:
-        logits: [samples, labels].
-        targets: int64 [samples]; those of -100 do not count.
-        extra: further tensors of the batch.
+    Logits are [samples, labels], targets int64 [samples]; those of -100 do not count.
 
     Returns:
         [3 * labels] in `sum_dtype`: the three counts of all classes, one after the other.

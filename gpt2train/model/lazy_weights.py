@@ -61,11 +61,6 @@ def in_memory(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
 def check_sizes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:
     """Compare names and sizes of tensors.
 
-    Args:
-        found: sizes of the tensors found.
-        expected: sizes of the tensors expected.
-        what: name of the model, for error messages.
-
     Raises:
         UserError: a tensor is missing, unexpected or of another size; the message names the first one.
     """

@@ -69,9 +69,7 @@ class Linear(nn.Linear):
 def use_fp8(blocks: nn.Module, fp8: str) -> None:
     """Let the linear layers of some blocks multiply in 8 bits, in place; after tensor parallelism.
 
-    Args:
-        blocks: blocks of a model. Classes of a plug-in with a product of their own keep it.
-        fp8: "off", "tensorwise" or "rowwise".
+    Classes of a plug-in with a product of their own keep it.
     """
     for module in blocks.modules() if fp8 != "off" else ():
         if type(module) is nn.Linear:

@@ -46,12 +46,7 @@ class Attention(SelfAttention):
     ) -> Tensor:
         """Attend over the hidden states [batch, length, hidden] and, with a cache, over all earlier tokens.
 
-        Args:
-            x: hidden states.
-            cache: KV cache of the layer, which is extended.
-            mask: bool mask; None for causal attention.
-            positions: rotation of queries and keys.
-            added: value embeddings [batch, length, width of the values].
+        `added` has value embeddings [batch, length, width of the values]; the others are as of `SelfAttention.attend`.
         """
         query, key, value = self.q(x), self.k(x), self.v(x)
         if added is not None:

@@ -125,11 +125,8 @@ def label_names(labels: str) -> tuple[str, ...]:
 def classification_metrics(sums: Sequence[float], counted: int) -> dict[str, float]:
     """Accuracy and F1: of class 1 if there are two, else the mean over the classes (macro).
 
-    A class that is neither predicted nor present has an F1 of 0, as in scikit-learn.
-
-    Args:
-        sums: result of `gpt2train.model.classification.class_counts` for the whole set.
-        counted: number of samples.
+    A class that is neither predicted nor present has an F1 of 0, as in scikit-learn. The sums are those of
+    `gpt2train.model.classification.class_counts` over the whole set.
     """
     labels = len(sums) // 3
     right, predicted, actual = (sums[start : start + labels] for start in (0, labels, 2 * labels))

@@ -18,14 +18,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines, and sines that are negative in the 
 
 
 def rotation(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> Rotation:
-    """Cosines and sines of the angles of some positions, [*positions, 1, head_dim] each.
-
-    Args:
-        positions: [...].
-        frequencies: float32 [head_dim / 2].
-        scale: factor of both.
-        dtype: dtype of the result.
-    """
+    """Scaled cosines and sines of positions by frequencies [head_dim / 2], [*positions, 1, head_dim] each."""
     angles = positions[..., None, None] * frequencies
     cos, sin = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -63,12 +56,7 @@ def scaled_frequencies(
 ) -> tuple[Tensor, float]:
     """Frequencies of the pairs of a head, float32 [head_dim / 2], and a factor of cosines and sines.
 
-    Args:
-        head_dim: size of a head.
-        theta: base of the frequencies.
-        scaling: scaling, if any.
-        length: tokens of the longest text, on which the frequencies of dynamic scaling depend.
-        device: device of the result.
+    Those of dynamic scaling depend on the length of the longest text in tokens.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     if scaling is None:

@@ -112,12 +112,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """Apply attention and MLP to the hidden states [batch, length, hidden].
 
-        Args:
-            x: hidden states.
-            bias: position biases and mask, added to the scores.
-            memory: output of the encoder, or keys and values of it; in the decoder.
-            memory_mask: mask of the encoder's positions.
-            cache: KV cache of the layer, which is extended.
+        The bias has the position biases and the mask, and is added to the scores. The memory is the encoder's output,
+        or keys and values of it, for the decoder.
         """
         h = self.ln_1(x)
         key, value = self.attn.keys_values(h)
@@ -201,12 +197,7 @@ class T5(CausalLM):
         return self.losses(y, targets, {})
 
     def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Apply the blocks of the encoder, and after the last one its norm: the hidden states of the encoder.
-
-        Args:
-            tokens: int64 [batch, length], or hidden states, as in `forward`.
-            lengths: as in `forward`.
-        """
+        """Apply the encoder's blocks to int64 [batch, length] or hidden states, and after the last block its norm."""
         x = self.drop(self.wte(tokens)) if self.has_embeddings else tokens
         length = tokens.shape[1] if self.has_embeddings else tokens.shape[1] * self.slices
         bias = self.position_bias(torch.arange(length, device=x.device)[None], length, decoder=False)
@@ -265,12 +256,8 @@ class T5(CausalLM):
     ) -> Tensor:
         """Compute the last hidden states [batch, hidden] of one more token of each row.
 
-        Args:
-            tokens: int64 [batch, 1].
-            positions: int64 [batch, 1].
-            memory: keys and values of the encoder's output for each block of the decoder.
-            lengths: tokens of each row of the encoder.
-            cache: KV cache of each block of the decoder.
+        Tokens and positions are int64 [batch, 1]; the memory has keys and values of the encoder's output, and the cache
+        those of the decoder, for each of its blocks.
         """
         x = self.wte(tokens)
         bias = self.position_bias(positions, int(positions.max()) + 1, decoder=True)

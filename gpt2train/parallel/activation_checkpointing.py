@@ -36,10 +36,6 @@ def apply_activation_checkpointing(part: CausalLM, mode: str) -> None:
     """Apply activation checkpointing to every block, in place; after tensor parallelism, before compilation and FSDP.
 
     Dropout masks are reproduced, since the generator state is stored.
-
-    Args:
-        part: the model, or one pipeline stage.
-        mode: "none", "selective" or "full".
     """
     if mode == "none":
         return

@@ -84,11 +84,6 @@ def accumulate(parts: Sequence[nn.Module], zero: int, last: bool) -> None:
     ZeRO 0 and 1 reduce gradients once, after the last micro-batch; ZeRO 2 and 3 after each, so that only gradient
     shards stay in memory. Resharding must be enabled for the last micro-batch: otherwise the next forward would use the
     gathered parameters from before the optimizer step, without an error.
-
-    Args:
-        parts: model parts of this process.
-        zero: ZeRO stage.
-        last: True for the last micro-batch before the optimizer step.
     """
     if zero <= 1:
         for part in parts:

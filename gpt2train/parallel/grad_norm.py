@@ -52,10 +52,7 @@ def shard_count(parameter: Tensor) -> int:
 def norm_weights(parameters: Sequence[Tensor], processes: int, copies: Sequence[Tensor] = ()) -> Tensor:
     """Weights of the squared local shards, such that each element counts once over all processes.
 
-    Args:
-        parameters: parameters on this process.
-        processes: number of processes per pipeline stage: world size / pp.
-        copies: parameters that another stage counts (the second copy of the tied embedding).
+    Copies are parameters that another stage counts. `processes` are those of a pipeline stage: world size / pp.
 
     Returns:
         [parameters], on their device, in its `sum_dtype`.
@@ -80,9 +77,5 @@ def squared_norm(local_norms: Tensor, weights: Tensor) -> Tensor:
     """Contribution of this process to the squared global norm, a scalar.
 
     A copy with weight 0 that is not finite still makes the result not finite, since 0 x inf is NaN.
-
-    Args:
-        local_norms: `norms` of the gradients.
-        weights: `norm_weights` of their parameters.
     """
     return torch.dot(local_norms.square(), weights)

@@ -123,11 +123,6 @@ def own_group(rows: Sequence[Sequence[int]], timeout: timedelta, description: st
     All processes create all groups. A simulated rank, whose peers do not exist, creates its own alone: all groups of a
     mesh of 4,096 ranks take minutes, those of one rank 10 ms. Real ranks cannot, since torch derives the name of such a
     group from the number of groups that the process has, which differs between pipeline stages.
-
-    Args:
-        rows: ranks of each group; no rank is in two.
-        timeout: timeout of the group's collectives.
-        description: name of the groups.
     """
     if dist.get_backend() != "fake":
         group, _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout, group_desc=description)
@@ -140,10 +135,6 @@ def own_group(rows: Sequence[Sequence[int]], timeout: timedelta, description: st
 
 def all_or_raise(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run `work` on every process; if one fails, all raise its error, so that none waits for it. Collective.
-
-    Args:
-        work: function to run.
-        group: process group for exchanging errors; None uses the default group.
 
     Returns:
         The result of `work` on this process.

@@ -72,9 +72,8 @@ class Pipeline:
     def accumulate(self, batches: Sequence[Batch], factor: float) -> Tensor:
         """Run forward and backward of a step's micro-batches.
 
-        Args:
-            batches: micro-batches of equal shape, the same on every process of the pipeline.
-            factor: factor of the summed loss before the backward.
+        The batches have equal shapes, the same on every process; the factor is that of the summed loss before the
+        backward.
 
         Returns:
             float32 of `loss_size`, the sum over the targets on the last process, 0 on the others.
@@ -130,10 +129,8 @@ class Pipeline:
     def logits(self, tokens: Tensor, slices: int, head: Callable[[Tensor], Tensor] | None = None) -> Tensor | None:
         """Compute the logits of single sequences, for few tokens of a sample: the stages wait for each other.
 
-        Args:
-            tokens: int64 [batch, length], the same on every process of the pipeline.
-            slices: number of slices into which sequence parallelism splits a sequence.
-            head: function of the last hidden states whose result takes the place of the logits.
+        `slices` is the number of slices into which sequence parallelism splits a sequence; the result of `head` takes
+        the place of the logits.
 
         Returns:
             Logits on the last process, None on the others.

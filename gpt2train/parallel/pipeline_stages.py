@@ -42,11 +42,7 @@ def stage_layers(shape: Shape, stages: int) -> list[range]:
 def split_layers(layers: int, stages: int, first: float = 0.0, last: float = 0.0) -> list[range]:
     """Split layers into stages so that the most expensive stage is as cheap as possible, and the split as even.
 
-    Args:
-        layers: number of layers, each of cost 1.
-        stages: number of stages, each with at least one layer.
-        first: additional cost of the first stage.
-        last: additional cost of the last stage.
+    A layer costs 1; `first` and `last` are additional costs of the first and the last stage.
 
     Raises:
         UserError: there are fewer layers than stages.

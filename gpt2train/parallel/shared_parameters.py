@@ -29,11 +29,7 @@ COMPARE_CHUNK = 1 << 24  # elements compared at a time: 64 MB of float32
 class SharedParameters:
     """The copies on this process of parameters that several stages use. All processes construct it together.
 
-    Args:
-        parts: model parts of this process.
-        stages: layers of each stage, of all processes.
-        mesh: mesh of all processes, pipeline dimension outermost.
-        timeout: timeout of the collectives.
+    `stages` has the layers of each stage of all processes; the mesh has the pipeline dimension outermost.
 
     Attributes:
         named: pairs of name and parameter of this process, without the further copies that it has of a parameter.

@@ -25,9 +25,7 @@ from gpt2train.compat.torch_compile import compiled_result
 class Region:
     """Tensor-parallel group of this process.
 
-    Args:
-        mesh: one-dimensional mesh of the group.
-        sequence: True if activations outside attention and MLP are slices of the sequence.
+    With `sequence`, activations outside attention and MLP are slices of the sequence.
     """
 
     def __init__(self, mesh: DeviceMesh, sequence: bool) -> None:

@@ -47,15 +47,7 @@ def check_attention(model: nn.Module, shape: Shape, tp: int) -> None:
 
 
 def uneven_class(model: nn.Module, name: str, module: nn.Module, shape: Shape, tp: int) -> type[nn.Module] | None:
-    """Parallel subclass of the class of a module whose rows are not stored where they are used; None for all others.
-
-    Args:
-        model: model, or one pipeline stage of it.
-        name: name of the module in it.
-        module: the module.
-        shape: shape of the whole model.
-        tp: tensor-parallel degree.
-    """
+    """Parallel subclass of the class of a module whose rows are not stored where they are used; None for all others."""
     if is_value_table(name, shape):
         return None if used_rows(model, f"{name}.weight", shape, tp) is None else ValueColumnsTable
     if isinstance(module, nn.Embedding):
@@ -68,12 +60,6 @@ def uneven_class(model: nn.Module, name: str, module: nn.Module, shape: Shape, t
 
 def used_rows(model: nn.Module, name: str, shape: Shape, tp: int) -> list[range] | None:
     """Rows of a parameter that each process uses, or columns of a row-parallel weight or table; None if it has these.
-
-    Args:
-        model: model, or one pipeline stage of it.
-        name: name of the parameter.
-        shape: shape of the whole model.
-        tp: tensor-parallel degree.
 
     Raises:
         UserError: the heads of this layer cannot be distinguished.
@@ -108,13 +94,7 @@ def used_rows(model: nn.Module, name: str, shape: Shape, tp: int) -> list[range]
 
 
 class RowExchange:
-    """All-to-all that gives each process the rows that it uses of a tensor stored in equal shards.
-
-    Args:
-        region: tensor-parallel group.
-        used: rows that each process uses; some may be used by several.
-        total: number of rows of the whole tensor.
-    """
+    """All-to-all that gives each process the rows that it uses of a tensor stored in equal shards."""
 
     def __init__(self, region: Region, used: Sequence[range], total: int) -> None:
         shards, rank = _shards(total, region.size), region.rank
@@ -129,12 +109,7 @@ class RowExchange:
         self.before = sum(self.received_sizes[:rank])  # received rows that come before the kept ones
 
     def rows(self, parameter: Tensor | None, dim: int = 0) -> Tensor | None:
-        """Rows that this process uses, differentiable; a plain tensor consists of them already.
-
-        Args:
-            parameter: parameter, sharded along `dim`.
-            dim: dimension of the rows.
-        """
+        """Rows that this process uses, differentiable; a plain tensor consists of them already."""
         return self.exchanged(parameter.to_local(), dim) if isinstance(parameter, DTensor) else parameter
 
     def exchanged(self, shard: Tensor, dim: int) -> Tensor:

@@ -23,9 +23,7 @@ def is_inner(name: str) -> bool:
 def inner_path(name: object, place: object) -> str:
     """Return a relative path that a file names.
 
-    Args:
-        name: path, with forward slashes.
-        place: file that names it, for the error.
+    The place is the file that names it.
 
     Raises:
         UserError: the path is absolute, or could lead out of its folder.

@@ -14,13 +14,10 @@ STATM = Path("/proc/self/statm")
 
 @contextlib.contextmanager
 def memory_limit(megabytes: int | None) -> Iterator[None]:
-    """Limit the additional address space of this process within the context; beyond it, Python raises MemoryError.
+    """Limit the additional address space of this process to so many MiB in a block; beyond, Python raises MemoryError.
 
     Has no effect without /proc and RLIMIT_AS (outside Linux). The limit is reset on exit, because the worker serves
     other steps as well.
-
-    Args:
-        megabytes: Additional address space in MiB; None sets no limit.
     """
     if megabytes is None or not STATM.exists():
         yield

@@ -36,11 +36,7 @@ class MissingInputError(Exception):
 
 
 class Origins:
-    """Finished steps, found by what the manifests of later steps say of their inputs.
-
-    Args:
-        manifests: steps of one output.
-    """
+    """Finished steps, found by what the manifests of later steps say of their inputs."""
 
     def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
         self._by_identity: dict[str, Manifest] = {}

@@ -38,10 +38,8 @@ LEASE_SECONDS = 60.0  # without a heartbeat, after which a run counts as dead
 def locked(root: Folder, lost: Callable[[], None] = lambda: None, patience: float = 0.0) -> Iterator[None]:
     """Lock an output folder, and remove the temporary files that killed runs left in it.
 
-    Args:
-        root: the folder.
-        lost: called from another thread when another run has taken over the lock.
-        patience: seconds to wait for another run to end.
+    `lost` is called from another thread when another run has taken over the lock. With patience, another run is waited
+    for, for so many seconds.
 
     Raises:
         UserError: Another run holds the lock.

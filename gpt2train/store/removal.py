@@ -38,8 +38,7 @@ def removed_message(output: str | Path) -> str:
 class RemovalCheck:
     """Check that no removal has begun or ended in an output since it was opened.
 
-    Args:
-        paths: local files, each in any depth below its output.
+    The paths are local files, each in any depth below its output.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:

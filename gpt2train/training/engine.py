@@ -212,13 +212,8 @@ class Engine:
     def measure(self, total: Tensor, tokens: int, scale: float, stop: bool) -> PendingStats:
         """Reduce loss, gradient norm and stop requests over all processes, by one collective and without a host sync.
 
-        A single infinite element on one process makes the norm not finite on all processes.
-
-        Args:
-            total: summed loss returned by `accumulate`.
-            tokens: divisor of the loss in `accumulate`.
-            scale: loss scale in `accumulate`.
-            stop: True if this process has a stop request.
+        A single infinite element on one process makes the norm not finite on all processes. `total` is the result of
+        `accumulate`; tokens and scale are those that it got.
         """
         parameters = [parameter for _, parameter in self.optimizer.named]
         with self.phases("communication"):
@@ -251,13 +246,7 @@ class Engine:
     @in_phase("optimizer")
     @torch.no_grad()
     def update(self, stats: PendingStats, lr: float, skip: bool = False) -> None:
-        """Unscale, clip and apply the optimizer step in one kernel; no change if the gradient norm is not finite.
-
-        Args:
-            stats: statistics of this step.
-            lr: learning rate.
-            skip: skip the step even if the norm is finite.
-        """
+        """Unscale, clip and apply the optimizer step in one kernel; no change if the gradient norm is not finite."""
         device = self.optimizer.device  # the CPU when the weights are offloaded
         bad = torch.ones_like(stats.bad) if skip else stats.bad
         rate = torch.full((), lr, dtype=torch.float32, device=device)

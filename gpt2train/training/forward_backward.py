@@ -32,10 +32,6 @@ class ForwardBackward:
     On a GPU the host waits at each step for the loss and the gradient norm. With `start_next` before that, the device
     computes the next step meanwhile, and never waits for the host.
 
-    Args:
-        engine: model and optimizer.
-        batches: batches of the remaining steps.
-
     Attributes:
         started: passes of the next step, if they were started early.
     """

@@ -14,12 +14,7 @@ from gpt2train.compat.torch import copy_tensors
 
 
 class HalfWeights:
-    """Copies of the weights and biases of a model's linear layers inside the blocks.
-
-    Args:
-        blocks: blocks of a model on one process.
-        dtype: dtype of the products.
-    """
+    """Copies of the weights and biases of a model's linear layers inside the blocks."""
 
     def __init__(self, blocks: nn.Module, dtype: torch.dtype) -> None:
         self._places = [

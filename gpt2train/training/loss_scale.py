@@ -29,11 +29,6 @@ def next_scale(scale: LossScale, overflow: bool, settings: ScalerSettings) -> Lo
 
     `window` consecutive steps without overflow double it. The first `hysteresis` - 1 overflows leave it unchanged, as
     in Megatron-LM, and each further one halves it. Only a doubling resets the count of overflows, not a good step.
-
-    Args:
-        scale: loss scale of the step.
-        overflow: True if the gradient was not finite on any process.
-        settings: bounds, window and hysteresis.
     """
     if settings.static:
         return scale

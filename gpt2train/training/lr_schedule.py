@@ -48,10 +48,6 @@ def learning_rate(update: int, schedule: Schedule) -> float:
     * wsd: constant, then down to the floor over the last `decay` updates, linearly or as 1 - sqrt of the progress
       (Hu et al. 2024, MiniCPM; Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
       Durations", who found 1 - sqrt to be better).
-
-    Args:
-        update: number of the update, from 0.
-        schedule: resolved schedule.
     """
     if update < schedule.warmup:
         return schedule.peak * (update + 1) / (schedule.warmup + 1)

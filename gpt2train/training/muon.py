@@ -111,10 +111,6 @@ class Muon:
 def share_out(sizes: Sequence[tuple[int, ...]], processes: int) -> list[int]:
     """Assign matrices to processes, the most expensive first, each to the process with the least work so far.
 
-    Args:
-        sizes: sizes of the matrices.
-        processes: number of processes.
-
     Returns:
         Process of each matrix.
     """
@@ -131,11 +127,7 @@ def broadcast(
 ) -> Sequence[Tensor]:
     """Send the orthogonalised matrices of one process to the others that have the same shards. Collective.
 
-    Args:
-        directions: parts of this process of the matrices; None if they belong to another process.
-        parameters: parameters of these matrices.
-        replicas: the processes.
-        owner: rank in `replicas` of the process that has orthogonalised the matrices.
+    `directions` are the parts of this process of the matrices; None if they belong to another process, `owner`.
     """
     shards = [local(parameter.detach()) for parameter in parameters]
     if directions is not None:
@@ -155,10 +147,7 @@ def precision_on(device: torch.device) -> torch.dtype:
 def orthogonalised(update: Tensor, parameter: Tensor, shards: dist.ProcessGroup | None = None) -> Tensor:
     """Part of this process of an orthogonalised matrix, in the dtype of the iteration.
 
-    Args:
-        update: local shard of the matrix.
-        parameter: parameter whose placements it has.
-        shards: as of `Muon`.
+    The update is the local shard of a matrix with the placements of the parameter.
     """
     update = update.to(precision_on(update.device))
     if not isinstance(parameter, DTensor) or shard_count(parameter) == 1:

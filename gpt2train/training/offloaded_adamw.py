@@ -31,12 +31,7 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def weights_fit(count: int, device: torch.device) -> bool:
-    """Return True if the weights and gradients of every process fit its device. Collective.
-
-    Args:
-        count: parameters of this process.
-        device: device of this process.
-    """
+    """Return True if the weights and gradients of every process fit its device. Collective."""
     available = available_memory(device)
     fits = available is None or 2 * 4 * count <= MAX_WEIGHTS * available
     flag = torch.tensor(float(fits), device=device)
@@ -48,10 +43,6 @@ class OffloadedAdamW:
     """AdamW with the state of some parameters on the device of the weights and of all others in CPU memory.
 
     The copies of the weights on the CPU are filled at each update, so that whatever loads weights need not know them.
-
-    Args:
-        named: pairs of name and parameter. Each parameter must have a gradient at every step.
-        settings: optimizer settings.
     """
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], settings: OptimizerSettings) -> None:
@@ -87,11 +78,7 @@ class OffloadedAdamW:
         return {key: found[key] for name, _ in self.named for key in (f"{name}.{kind}" for kind in (*STATE, "step"))}
 
     def fill(self, room: int) -> None:
-        """Move the state of as many parameters to the device as fit, largest first.
-
-        Args:
-            room: free bytes of the device.
-        """
+        """Move the state of as many parameters to the device as fit, largest first."""
         chosen: list[str] = []
         for name, parameter in sorted(self.named, key=lambda pair: -local(pair[1].detach()).numel()):
             size = STATE_BYTES * local(parameter.detach()).numel()

@@ -151,13 +151,7 @@ def cudnn_is_wrong(config: RunConfig, device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def fast_kernels(settings: PerformanceSettings, device: torch.device, without_cudnn: bool = False) -> Iterator[None]:
-    """Prefer the fast kernels of a GPU, in forward and backward; no effect on a CPU.
-
-    Args:
-        settings: performance settings.
-        device: device of the model.
-        without_cudnn: leave cuDNN's attention out (`cudnn_is_wrong`).
-    """
+    """Prefer the fast kernels of a GPU, in forward and backward; no effect on a CPU."""
     if device.type != "cuda":
         yield
         return

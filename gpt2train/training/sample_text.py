@@ -29,10 +29,7 @@ def sample_length(config: RunConfig) -> int:
 def write_sample(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
     """Sample the tokens that follow a prompt. Collective; the same tokens on every process.
 
-    Args:
-        engine: model on its layout.
-        prompt: at least one token.
-        count: tokens to write; fewer if the context ends before.
+    The prompt has at least one token. Fewer are written if the context ends before.
     """
     config, layout = engine.config, engine.layout
     settings, tokens = config.validation.sample, list(prompt)

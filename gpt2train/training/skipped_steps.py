@@ -12,11 +12,7 @@ log = logging.getLogger("gpt2train")
 
 
 class SkippedSteps:
-    """Skipped steps of a run, and the reason for the first of several in a row.
-
-    Args:
-        engine: engine of the run, which finds the origin of a gradient that is not finite.
-    """
+    """Skipped steps of a run, and the reason for the first of several in a row."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -32,10 +28,6 @@ class SkippedSteps:
 
     def check(self, state: TrainState, newest: Path | None) -> None:
         """End the run if too many steps in a row were skipped.
-
-        Args:
-            state: train state after the step.
-            newest: newest checkpoint, from which the run would resume.
 
         Raises:
             RunError: `spikes.max_skipped_steps` steps in a row were skipped.

@@ -72,11 +72,7 @@ class TrainState(Record):
 
         In fp16 the scale applies to the mean over one micro-batch, as in Megatron-LM. If it applied to the mean over
         the whole batch, half-precision gradients would be smaller by the number of micro-batches, and mostly 0 with
-        hundreds.
-
-        Args:
-            settings: settings of the run.
-            micro_batches: number of micro-batches of the step, over all processes.
+        hundreds. Micro-batches are those of the step over all processes.
         """
         scale = self._scale(settings)
         return scale.value * micro_batches if scale else 1.0

@@ -136,11 +136,6 @@ class TaskScores(Protocol):
 class Validation:
     """Validation of the weights of a run on the first samples of the validation data, the same set on every layout.
 
-    Args:
-        engine: model on its layout.
-        data: validation data.
-        stop: stop request of this process.
-
     Raises:
         UserError: the prompt of the samples does not fit the context.
 
@@ -164,9 +159,6 @@ class Validation:
 
     def __call__(self, step: int) -> Measured | None:
         """Measure the mean loss per target, score the tasks that are due, and write a sample text. Collective.
-
-        Args:
-            step: number of the step that led to the weights.
 
         Returns:
             The loss as `valid_loss`, bits per byte as `valid_bits_per_byte` if the tokenizer is known, the metrics of
