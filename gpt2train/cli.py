@@ -76,19 +76,10 @@ app.command(data)
 for point in importlib.metadata.entry_points(group="gpt2train.commands"):
     *group, name = point.name.split(".")  # as data.browse
     (app[group[0]] if group else app).command(**_command_of(point), name=name)
-data.command(train_quality)
-data.command(index)
-data.command(contamination)
-app.command(plan)
-app.command(simulate)
-app.command(runs)
-app.command(compare_data)
-app.command(trace)
-app.command(generate)
-app.command(chat)
-app.command(convert)
-app.command(export)
-app.command(serve)
+for of_data in (train_quality, index, contamination):
+    data.command(of_data)
+for command in (plan, simulate, runs, compare_data, trace, generate, chat, convert, export, serve):
+    app.command(command)
 app.command("gpt2train.doctor:doctor", name="doctor", help="Print what a bug report needs to know of this machine.")
 app.register_install_completion_command()
 

@@ -28,6 +28,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.launch.rank_process import is_lost_contact
 from gpt2train.parallel.grad_norm import local, norms
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
+from gpt2train.store.run_folder import FOLDER, checkpoint_name
 from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
@@ -168,7 +169,7 @@ class CheckpointManager:
             own = copy_to_cpu(own, self._buffers)
             self._buffers = {name: own[name] for name in on_gpu}
         self._writing = self._thread.submit(self._write, own, manifest)
-        self.newest = resume.checkpoint_folder(config, state)
+        self.newest = Path(config.output) / FOLDER / checkpoint_name(state.step)
         if not config.checkpoints.async_save:
             self.wait()
         self._stall = time.perf_counter() - started_at

@@ -21,7 +21,6 @@ from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.settings import flatten
 from gpt2train.store import run_folder
 from gpt2train.store.counts import count_of
-from gpt2train.training.train_state import TrainState
 
 log = logging.getLogger("gpt2train")
 
@@ -52,11 +51,6 @@ class VerifiedCheckpoint:
 
     checkpoint: Path
     manifest: CheckpointManifest
-
-
-def checkpoint_folder(config: RunConfig, state: TrainState) -> Path:
-    """Folder of the checkpoint of a run at a train state."""
-    return Path(config.output) / run_folder.FOLDER / run_folder.checkpoint_name(state.step)
 
 
 def find_own(

@@ -36,17 +36,13 @@ def scaled_product(
     """
     # The kernel of a CPU calls a product in float32, which autocast would round. Not so on a GPU.
     with torch.autocast(a.device.type, enabled=False):
-        return _product(a, scale_a, b, scale_b, bias, fast_sums)
-
-
-def _product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, bias: Tensor | None, fast_sums: bool) -> Tensor:
-    if scale_a.dim() and a.device.type == "cpu" and not CPU_HAS_ROW_SCALES:
-        one = scale_a.new_ones(())
-        y = torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.float32) * scale_a * scale_b
-        return (y if bias is None else y + bias).to(torch.bfloat16)
-    return torch._scaled_mm(
-        a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_sums
-    )
+        if scale_a.dim() and a.device.type == "cpu" and not CPU_HAS_ROW_SCALES:
+            one = scale_a.new_ones(())
+            y = torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.float32) * scale_a * scale_b
+            return (y if bias is None else y + bias).to(torch.bfloat16)
+        return torch._scaled_mm(
+            a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_sums
+        )
 
 
 def scaled_bias(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Tensor | None:

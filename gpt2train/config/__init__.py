@@ -6,12 +6,9 @@ data determines (token files, vocabulary, tokenizer) and the run folder. Each ru
 """
 
 from gpt2train.config.batch import BatchSettings, RampUp
-from gpt2train.config.checkpoints import CheckpointSettings
-from gpt2train.config.commented import commented_run
-from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
+from gpt2train.config.data import Corpus, DataSettings, DocumentSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
-from gpt2train.config.objective import ObjectiveSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
 from gpt2train.config.parallel import ParallelSettings
 from gpt2train.config.performance import PerformanceSettings
@@ -29,14 +26,11 @@ from gpt2train.config.run import (
 __all__ = [
     "CONFIG_FILE",
     "BatchSettings",
-    "CheckpointSettings",
     "Corpus",
     "DataSettings",
     "DocumentSettings",
     "LoggingSettings",
-    "MixtureSettings",
     "ModelSettings",
-    "ObjectiveSettings",
     "OptimizerSettings",
     "ParallelSettings",
     "PerformanceSettings",
@@ -46,8 +40,6 @@ __all__ = [
     "ScheduleSettings",
     "SpikeSettings",
     "TrainSettings",
-    "ValidationSettings",
-    "commented_run",
     "preset",
     "presets",
     "read_run_config",

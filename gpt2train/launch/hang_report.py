@@ -103,16 +103,12 @@ def _collective(frames: Frames) -> str | None:
     work = next((frame.f_locals["self"] for frame, _ in frames if "waits_since" in frame.f_locals), None)
     if work is None:
         return None
+    from gpt2train.compat.torch import work_kind  # imported at a hang alone, since it takes 0.5 s
+
     # A collective that was started before: only its kind is known here, and the group by the frames around it.
     groups = (value for frame, _ in reversed(frames) for value in frame.f_locals.values())
     group = next((value for value in groups if isinstance(value, dist.ProcessGroup)), None)
-    return f"{_kind(work)}{'' if group is None else _group(group)}"
-
-
-def _kind(work: Any) -> str:
-    from gpt2train.compat.torch import work_kind  # imported at a hang alone, since it takes 0.5 s
-
-    return work_kind(work)
+    return f"{work_kind(work)}{'' if group is None else _group(group)}"
 
 
 def _tensors(local: Mapping[str, Any]) -> Iterator[torch.Tensor]:
@@ -159,7 +155,7 @@ class HangAnswer:
 
     def __init__(self, store: dist.Store, rank: int, polls: bool) -> None:
         self._store, self._rank, self._polls = store, rank, polls
-        publish_process(store, rank)
+        store.set(f"process/{rank}", json.dumps([socket.gethostname(), psutil.Process().pid]))
         threading.Thread(target=self._run, name="hang report", daemon=True).start()
 
     def _run(self) -> None:
@@ -170,11 +166,6 @@ class HangAnswer:
             if self._store.get(f"wake/{self._rank}") == b"hang":
                 # Not in place of the state that this process has written when its collective failed.
                 self._store.compare_set(f"state/{self._rank}", "", json.dumps(asdict(own_state())))
-
-
-def publish_process(store: dist.Store, rank: int) -> None:
-    """Write host and process id of this rank to the store."""
-    store.set(f"process/{rank}", json.dumps([socket.gethostname(), psutil.Process().pid]))
 
 
 def publish(store: dist.Store, rank: int, state: RankState) -> None:

@@ -232,7 +232,8 @@ class T5(CausalLM):
     def prefill(self, tokens: Tensor, lengths: Sequence[int], cache: "T5Cache") -> Tensor:  # type: ignore[override]
         """Read a prompt per new row with the encoder, and return the hidden state before the first token to write."""
         real = torch.tensor(lengths, device=cache.device)
-        keys = self.memory_keys(self.encode(tokens, real))
+        memory, decoder = self.encode(tokens, real), list(self.blocks.values())[self.encoder_layers :]
+        keys = [block.get_submodule("cross").keys_values(memory) for block in decoder]  # type: ignore[operator]
         for prefill, (key, value) in zip(cache.memory.prefill(lengths), keys, strict=True):
             prefill.extend(key, value)
         first = torch.full((len(lengths), 1), options_of(self.shape).start_id, device=cache.device)
@@ -265,11 +266,6 @@ class T5(CausalLM):
         for number, block in enumerate(list(self.blocks.values())[self.encoder_layers :]):
             x = block(x, bias, memory[number], mask, cache[number])
         return self.final(x)[:, 0]
-
-    def memory_keys(self, memory: Tensor) -> list[KeyValue]:
-        """Keys and values of the encoder's output [batch, length, hidden] for each block of the decoder."""
-        blocks = list(self.blocks.values())[self.encoder_layers :]
-        return [block.get_submodule("cross").keys_values(memory) for block in blocks]  # type: ignore[operator]
 
     def final(self, x: Tensor) -> Tensor:
         """Compute the input of the output projection from the decoder's last hidden states."""

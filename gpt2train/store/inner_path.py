@@ -50,10 +50,6 @@ def _validate(name: str, info: ValidationInfo) -> str:
     return inner_path(name, (info.context or {}).get("place", "a record"))
 
 
-def _validate_optional(name: str, info: ValidationInfo) -> str:
-    return name and _validate(name, info)
-
-
 InnerPath = Annotated[str, AfterValidator(_validate)]
-OptionalInnerPath = Annotated[str, AfterValidator(_validate_optional)]
+OptionalInnerPath = Annotated[str, AfterValidator(lambda name, info: name and _validate(name, info))]
 """The same, or empty for the folder itself."""

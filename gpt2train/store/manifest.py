@@ -167,16 +167,6 @@ def _version(package: str) -> str:
         return "none"
 
 
-def parse_manifest(content: bytes, place: str) -> Manifest:
-    """Parse a manifest; `place` is its path or URL.
-
-    Raises:
-        UserError: it names a file outside of its folder.
-        ValueError: it is damaged, or has another format.
-    """
-    return Manifest.model_validate_json(content, context={"place": place})
-
-
 def read_manifest(folder: Folder, name: str = MANIFEST) -> Manifest | None:
     """Return the manifest in a step's folder; None if there is none or it has an older format.
 
@@ -184,7 +174,7 @@ def read_manifest(folder: Folder, name: str = MANIFEST) -> Manifest | None:
         UserError: it names a file outside of its folder.
     """
     try:
-        return parse_manifest(folder.read_bytes(name), folder.location(name))
+        return Manifest.model_validate_json(folder.read_bytes(name), context={"place": folder.location(name)})
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 

@@ -188,7 +188,10 @@ class Engine:
             float32 of `loss_size`, the sum of -log p over the targets of this process, and with `objective.z_loss` the
             second term.
         """
-        torch.manual_seed(self._dropout_seed(step))
+        at = self.layout.coordinates(self.ctx.rank)
+        # Ranks of a tensor-parallel group share it, but under sequence parallelism, where each holds other tokens.
+        slice_ = at.tp if self.config.parallel.sequence_parallel else 0
+        torch.manual_seed(dropout_seed(self.config.seed, step, at.pp, self.data_rank, slice_))
         if self.pipeline is not None and self.shared is not None:
             self.shared.copy_first()
             return self.pipeline.accumulate(batches, scale / tokens)
@@ -338,22 +341,10 @@ class Engine:
     @contextlib.contextmanager
     def _forward(self) -> Iterator[None]:
         """Context of a forward pass."""
-        with self.phases("forward"), self._autocast():
+        dtype, half = COMPUTE_DTYPES[self.config.precision], self.config.precision != "fp32"
+        autocast = torch.autocast(self.ctx.device.type, dtype=dtype) if half else contextlib.nullcontext()
+        with self.phases("forward"), autocast:
             yield
-
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self.config.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.ctx.device.type, dtype=COMPUTE_DTYPES[self.config.precision])
-
-    def _dropout_seed(self, step: int) -> int:
-        """Dropout seed of this process.
-
-        Ranks of a tensor-parallel group share it, except under sequence parallelism, where each holds other tokens.
-        """
-        at = self.layout.coordinates(self.ctx.rank)
-        slice_ = at.tp if self.config.parallel.sequence_parallel else 0
-        return dropout_seed(self.config.seed, step, at.pp, self.data_rank, slice_)
 
 
 def _copy_to_host(summary: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

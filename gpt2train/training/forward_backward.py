@@ -42,8 +42,12 @@ class ForwardBackward:
 
     def __call__(self, state: TrainState) -> Passes:
         """Return the passes of the step after `state`."""
-        passes, self.started = self.started or self._next(state), None
-        return passes
+        if (passes := self.started) is not None:
+            self.started = None
+            return passes
+        batch = self._batch()
+        scale = state.loss_scale(self._engine.config, batch.samples // self._engine.layout.micro_batch)
+        return self._run(batch, state.step + 1, scale)
 
     def start_next(self, step: int) -> None:
         """Start the passes of the step after `step`, unless they depend on the statistics of `step`."""
@@ -60,11 +64,6 @@ class ForwardBackward:
         targets = max(1, round(batch.targets * len(part) / len(batch.micro_batches)))
         scale = state.loss_scale(self._engine.config, len(part) * layout.data)
         return self._run(replace(batch, targets=targets, micro_batches=part), state.step + 1, scale)
-
-    def _next(self, state: TrainState) -> Passes:
-        batch = self._batch()
-        scale = state.loss_scale(self._engine.config, batch.samples // self._engine.layout.micro_batch)
-        return self._run(batch, state.step + 1, scale)
 
     def _run(self, batch: StepBatch, step: int, scale: float) -> Passes:
         return Passes(batch, self._engine.accumulate(batch.micro_batches, batch.targets, step, scale), scale)

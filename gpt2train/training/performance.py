@@ -131,11 +131,6 @@ def compile_module(
         part.cross_entropy = torch.compile(part.cross_entropy, dynamic=False, mode=mode)
 
 
-def has_masks(config: RunConfig) -> bool:
-    """Return True if attention has masks: of documents, or with the position biases of an encoder and decoder."""
-    return config.documents.mask_documents or len(MODELS[config.model.family].lengths(config.shape)) > 1
-
-
 def cudnn_is_wrong(config: RunConfig, device: torch.device) -> bool:
     """Return True if cuDNN's attention is known to be wrong for a run, without an error.
 
@@ -143,9 +138,10 @@ def cudnn_is_wrong(config: RunConfig, device: torch.device) -> bool:
     are below -88 (pytorch#196678). With fewer than 8 heads of keys and values on Blackwell, generated texts differ
     (pytorch#193893). What it does not support (float32, large heads) torch knows, and takes the next kernel.
     """
-    if has_masks(config):
+    family = MODELS[config.model.family]
+    if config.documents.mask_documents or len(family.lengths(config.shape)) > 1:  # with position biases
         return True
-    heads = MODELS[config.model.family].kv_heads(config.shape) / config.parallel.tp
+    heads = family.kv_heads(config.shape) / config.parallel.tp
     return device.type == "cuda" and heads < 8 and torch.cuda.get_device_capability(device) >= BLACKWELL
 
 

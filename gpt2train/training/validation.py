@@ -200,7 +200,8 @@ class Validation:
         micro, own_bytes = layout.micro_batch, 0
         # Every process runs the same number of forwards, since a forward can communicate. Samples beyond the set are
         # padding: they fill the batch, and their targets are ignored.
-        starts = range(engine.data_rank * micro, _round_up(count, micro * layout.data), micro * layout.data)
+        step = micro * layout.data
+        starts = range(engine.data_rank * micro, -(-count // step) * step, step)
         totals = [0.0] * engine.sums
         for first in range(0, len(starts), CHUNK):
             if any_rank(self._stop.requested):
@@ -234,7 +235,3 @@ def _bytes(batch: Batch, table: np.ndarray) -> int:
     """Bytes of the targets of a batch that are not ignored."""
     targets = batch.targets.numpy()
     return int(table[targets[targets != IGNORE]].sum())
-
-
-def _round_up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
