@@ -76,7 +76,7 @@ def systems() -> dict[str, System]:
     """All systems by their key, in the order in which a name is followed."""
     found = {}
     for key, entry in tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8")).items():
-        names = {name: _row(name, value) for name, value in entry["names"].items()}
+        names = {name: _row(name, value) for group, value in entry["names"].items() for name in group.split(", ")}
         found[key] = System(key, **entry | {"calls": tuple(entry.get("calls", ())), "names": names})
     return found
 
