@@ -32,18 +32,10 @@ from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
 from gpt2train.data.dataset import Dataset, open_data
 from gpt2train.errors import RunError, UserError
-from gpt2train.launch import rank_store
+from gpt2train.launch import rank_process, rank_store
 from gpt2train.launch.hang_report import record_nccl
 from gpt2train.launch.process_env import ProcessEnv, likely_rank, read_process_env
 from gpt2train.launch.rank_logs import divert_native_stderr, drop_empty, log_to
-from gpt2train.launch.rank_process import (
-    StopRequest,
-    exit_code,
-    exit_without_teardown,
-    follow_launcher,
-    install_excepthook,
-    lock_run_folder,
-)
 from gpt2train.monitoring.memory_report import log_memory
 from gpt2train.monitoring.profiler import Profiler
 from gpt2train.monitoring.run_logger import RunLogger, StepTimer, log_run_header
@@ -53,18 +45,11 @@ from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, broadcas
 from gpt2train.settings import parse_assignment
 from gpt2train.store.process import CLOSING, ends_with_terminal
 from gpt2train.store.run_folder import checkpoint_step
+from gpt2train.training import performance
 from gpt2train.training.callbacks import CallbackList, RunView
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
-from gpt2train.training.performance import (
-    check_fp8,
-    check_mps,
-    collective_timeout,
-    cudnn_is_wrong,
-    fast_kernels,
-    freeze_gc,
-)
 from gpt2train.training.skipped_steps import SkippedSteps, divergence_remedy
 from gpt2train.training.train_state import StepStats, TrainState, is_plausible, is_sound
 from gpt2train.training.validation import Validation
@@ -98,13 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_args(argv)
-    follow_launcher()
+    rank_process.follow_launcher()
     has_terminal = ends_with_terminal()
-    stop = StopRequest()
+    stop = rank_process.StopRequest()
     stop.install()
     rank = likely_rank(os.environ)
     env = ProcessEnv(rank=rank, local_rank=rank)  # until the environment is known to be valid
-    install_excepthook(env.rank, options.debug)
+    rank_process.install_excepthook(env.rank, options.debug)
     try:
         env = read_process_env(os.environ)
         config = read_run_config(options.config, options.preset, [parse_assignment(text) for text in options.changes])
@@ -114,11 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             log.info(CLOSING)
         divert_native_stderr(logs, env.rank)
         record_nccl(os.environ, logs)
-        ctx = join(config.device, env, collective_timeout(config.performance, timedelta(seconds=options.timeout)))
+        ctx = join(
+            config.device, env, performance.collective_timeout(config.performance, timedelta(seconds=options.timeout))
+        )
         rank_store.answer_hangs()
         train(config, ctx, stop)
     except (UserError, RunError) as error:
-        code = exit_code(error, env, options.debug)
+        code = rank_process.exit_code(error, env, options.debug)
     else:
         code = 0
         drop_empty(logs, env.rank)
@@ -128,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) -> TrainState:
+def train(config: RunConfig, ctx: DistContext, stop: rank_process.StopRequest | None = None) -> TrainState:
     """Train until `config.steps`, `config.epochs` or a stop request, and return the last state.
 
     Collective: all processes call it.
@@ -137,16 +124,18 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         UserError: settings, layout, data and run folder do not fit together; nothing was trained.
         RunError: a save failed, all checkpoints are damaged, or the loss diverged.
     """
-    stop = stop or StopRequest()
+    stop = stop or rank_process.StopRequest()
     with contextlib.ExitStack() as cleanup:
-        lock = lock_run_folder(Path(config.output))
+        lock = rank_process.lock_run_folder(Path(config.output))
         all_or_raise(lambda: cleanup.enter_context(lock) if ctx.is_rank0 else None)
         layout = all_or_raise(lambda: Layout.of(config, ctx.world))
-        all_or_raise(lambda: check_mps(config, ctx.device))
-        all_or_raise(lambda: check_fp8(config.performance, ctx.device))
+        all_or_raise(lambda: performance.check_mps(config, ctx.device))
+        all_or_raise(lambda: performance.check_fp8(config.performance, ctx.device))
         data, valid_data = all_or_raise(lambda: _open(config, ctx))
 
-        cleanup.enter_context(fast_kernels(config.performance, ctx.device, cudnn_is_wrong(config, ctx.device)))
+        cleanup.enter_context(
+            performance.fast_kernels(config.performance, ctx.device, performance.cudnn_is_wrong(config, ctx.device))
+        )
         engine = Engine(config, ctx)
         checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid_data))
         state = checkpoints.restore(engine.state(), open_initial_weights)
@@ -228,7 +217,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             if forward_backward.started is None:
                 timer.restart()
             if step == first_step:
-                cleanup.enter_context(freeze_gc())
+                cleanup.enter_context(performance.freeze_gc())
                 log_memory(ctx, layout, engine.parameters(), "after the first step")
                 engine.fill_device()
         checkpoints.wait()
@@ -335,7 +324,7 @@ def _open(config: RunConfig, ctx: DistContext) -> tuple[Dataset, Dataset | None]
     return data, valid
 
 
-def _validation(engine: Engine, data: Dataset, stop: StopRequest) -> Validation:
+def _validation(engine: Engine, data: Dataset, stop: rank_process.StopRequest) -> Validation:
     """Return the validation of a run, with scores on its tasks."""
     validation = Validation(engine, data, stop)
     if engine.config.validation.tasks.names:
@@ -383,4 +372,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    exit_without_teardown(main())
+    rank_process.exit_without_teardown(main())

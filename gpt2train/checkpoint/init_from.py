@@ -14,17 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint import resume, store
 from gpt2train.checkpoint.manifest import StoredCorpus, stored_shape
-from gpt2train.checkpoint.resume import (
-    OPTIMIZER,
-    SHAPE,
-    VerifiedCheckpoint,
-    check,
-    check_same_run,
-    newest_intact,
-    verified,
-)
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
 from gpt2train.model.families import SCORE
@@ -75,9 +66,9 @@ def find_start(
     address = broadcast_from_rank0(lambda: pinned(model_address(source)), group)
     path = all_or_raise(lambda: local_copy(address), group)
     if (path / run_folder.FOLDER).is_dir():
-        found = newest_intact(str(path), group)
+        found = resume.newest_intact(str(path), group)
     elif (path / run_folder.MANIFEST).is_file():
-        found = VerifiedCheckpoint(path, verified(path, group))
+        found = resume.VerifiedCheckpoint(path, resume.verified(path, group))
     else:
         found_tensors = all_or_raise(lambda: open_weights(config, path), group)  # on every process: the disk is shared
         return _from_tensors(config, path, found_tensors)._replace(source=with_commit(path))
@@ -98,7 +89,10 @@ def _from_tensors(config: RunConfig, path: Path, found: InitialTensors) -> Initi
 
 
 def _from_run(
-    config: RunConfig, corpora: tuple[StoredCorpus, ...], found: VerifiedCheckpoint, group: dist.ProcessGroup | None
+    config: RunConfig,
+    corpora: tuple[StoredCorpus, ...],
+    found: resume.VerifiedCheckpoint,
+    group: dist.ProcessGroup | None,
 ) -> InitialState:
     source, restore = config.checkpoints.init_from, config.checkpoints.restore
     labels = stored_shape(found.manifest, found.checkpoint).labels
@@ -107,15 +101,15 @@ def _from_run(
         _no_train_state(found.checkpoint, restore, has_optimizer)
         restore = restore if has_optimizer else "weights"
     if restore == "full":
-        all_or_raise(lambda: check_same_run(config, corpora, found.manifest, f"{source} has"), group)
+        all_or_raise(lambda: resume.check_same_run(config, corpora, found.manifest, f"{source} has"), group)
     else:
         known = None not in (found.manifest.tokenizer_hash, config.tokenizer_hash)
-        keys = SHAPE if known else tuple(key for key in SHAPE if key != "tokenizer_hash")
+        keys = resume.SHAPE if known else tuple(key for key in resume.SHAPE if key != "tokenizer_hash")
         if config.model.labels and not labels:  # a classifier may start from a language model
             keys, restore = tuple(key for key in keys if key != "model.labels"), "weights"
-        check(config, found.manifest, keys, f"{source} has", REMEDY)
+        resume.check(config, found.manifest, keys, f"{source} has", REMEDY)
         if restore == "optimizer":
-            check(config, found.manifest, OPTIMIZER, f"{source} has", WEIGHTS_ONLY)
+            resume.check(config, found.manifest, resume.OPTIMIZER, f"{source} has", WEIGHTS_ONLY)
     log.info("loading the %s of %s", "weights" if restore == "weights" else f"weights and {restore}", found.checkpoint)
 
     def load(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:

@@ -1,21 +1,13 @@
 """Staging of a checkpoint: the tensors that this process writes, and a CPU copy of them that training cannot change."""
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gpt2train.parallel.grad_norm import local
-
-
-class _Replica(NamedTuple):
-    """Position of this process among the processes that hold the same shard of a tensor."""
-
-    dimensions: tuple[str, ...]  # mesh dimensions along which the tensor is replicated
-    number: int
-    copies: int
 
 
 def deduplicate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -25,18 +17,16 @@ def deduplicate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     always selected; torch's planner writes one of several equal ones.
     """
     own: dict[str, Tensor] = {}
-    replicas = {name: _replica(tensor) for name, tensor in state.items()}
-    totals = dict.fromkeys((replica.dimensions for replica in replicas.values()), 0)
+    totals, offsets = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    for tensor in state.values():
+        totals[_replica(tensor)[0]] += tensor.nbytes
     for name, tensor in state.items():
-        totals[replicas[name].dimensions] += tensor.nbytes
-    offsets = dict.fromkeys(totals, 0)
-    for name, tensor in state.items():
-        replica = replicas[name]
+        dimensions, number, copies = _replica(tensor)
         # The concatenated bytes are cut into equal parts. All replicas have the same tensors in the same order.
-        writer = offsets[replica.dimensions] * replica.copies // max(1, totals[replica.dimensions])
-        if min(writer, replica.copies - 1) == replica.number:
+        writer = offsets[dimensions] * copies // max(1, totals[dimensions])
+        if min(writer, copies - 1) == number:
             own[name] = tensor
-        offsets[replica.dimensions] += tensor.nbytes
+        offsets[dimensions] += tensor.nbytes
     return own
 
 
@@ -59,9 +49,10 @@ def copy_to_cpu(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> d
     return copy
 
 
-def _replica(tensor: Tensor) -> _Replica:
+def _replica(tensor: Tensor) -> tuple[tuple[str, ...], int, int]:
+    """Mesh dimensions along which a tensor is replicated, the number of this process's copy, and that of all copies."""
     if not isinstance(tensor, DTensor):
-        return _Replica((), 0, 1)
+        return (), 0, 1
     mesh = tensor.device_mesh
     names, coordinates = mesh.mesh_dim_names or (), mesh.get_coordinate() or [0] * mesh.ndim
     index, copies, dimensions = 0, 1, []
@@ -69,4 +60,4 @@ def _replica(tensor: Tensor) -> _Replica:
         if placement.is_replicate() and size > 1:
             index, copies = index * size + coordinate, copies * size
             dimensions.append(name)
-    return _Replica(tuple(dimensions), index, copies)
+    return tuple(dimensions), index, copies

@@ -88,13 +88,10 @@ def _assignment(name: str, value: Any) -> str:
     return f"{name} = {_inline(value)}" if isinstance(value, list | dict) else tomli_w.dumps({name: value}).strip()
 
 
-def _array(values: list[Any]) -> str:
-    """Format a list on one line with inline tables, so that it may precede the tables of its section."""
-    return "[" + ", ".join(_inline(value) for value in values) + "]"
-
-
 def _inline(value: Any) -> str:
+    """Format a value on one line, so that a list of tables may precede the tables of its section."""
     if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {_inline(item)}" for key, item in value.items() if item is not None)
-        return "{" + inner + "}"
-    return _array(value) if isinstance(value, list) else tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
+        return "{" + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items() if item is not None) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()

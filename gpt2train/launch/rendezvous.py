@@ -32,14 +32,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from gpt2train.compat.torch_elastic import (
-    STATE_CLASS,
-    STATE_CLASSES,
-    STATE_MODULE,
-    is_machine_host_name,
-    open_rank_stores_by,
-    use_store,
-)
+from gpt2train.compat import torch_elastic
 from gpt2train.errors import UserError
 from gpt2train.launch.process_env import STORE, is_loopback
 from gpt2train.launch.rank_store import serve_store
@@ -83,14 +76,14 @@ def rendezvous(parameters: RendezvousParameters) -> Iterator[RendezvousHandler]:
             # It waits for no other launcher; the ranks use the folder and neither this store nor its address.
             handler: RendezvousHandler
             handler = local = StaticTCPRendezvous("localhost", 0, 0, 1, parameters.run_id, READ_SECONDS)
-            use_store(local, dist.HashStore())
+            torch_elastic.use_store(local, dist.HashStore())
         elif parameters.backend == "c10d":
             handler = _dynamic(parameters)
         elif parameters.backend == "static":
             handler = get_rendezvous_handler(parameters)
             assert isinstance(handler, StaticTCPRendezvous)
             if handler.rank == 0:
-                use_store(handler, serve_store(handler.master_addr, handler.master_port, handler.timeout))
+                torch_elastic.use_store(handler, serve_store(handler.master_addr, handler.master_port, handler.timeout))
         else:
             handler = get_rendezvous_handler(parameters)
         stack.callback(handler.shutdown)
@@ -143,7 +136,7 @@ def check_state(state: bytes) -> bytes:
         if len(state) > MAX_STATE_BYTES:
             raise pickle.UnpicklingError(f"{len(state)} bytes")
         found = _StateUnpickler(BytesIO(state)).load()
-        if type(found).__name__ != STATE_CLASS:
+        if type(found).__name__ != torch_elastic.STATE_CLASS:
             raise pickle.UnpicklingError(f"a {type(found).__name__}")
         if wrong := [name for name, kind in STATE_TYPES.items() if type(getattr(found, name)) is not kind]:
             raise pickle.UnpicklingError(f"{wrong[0]} has another type")
@@ -157,8 +150,8 @@ def check_state(state: bytes) -> bytes:
 
 class _StateUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module == STATE_MODULE and name in STATE_CLASSES:
-            return getattr(sys.modules[STATE_MODULE], name)
+        if module == torch_elastic.STATE_MODULE and name in torch_elastic.STATE_CLASSES:
+            return getattr(sys.modules[torch_elastic.STATE_MODULE], name)
         if module == "datetime" and name in DATES:
             return DATES[name]
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -172,7 +165,7 @@ def _dynamic(parameters: RendezvousParameters) -> RendezvousHandler:
         parameters.local_addr = host  # all launchers are on this machine, and so is the store of their ranks
     store = None
     hosts = parameters.get_as_bool("is_host")
-    if hosts or (hosts is None and (_is_local_host(host) or is_machine_host_name(host))):
+    if hosts or (hosts is None and (_is_local_host(host) or torch_elastic.is_machine_host_name(host))):
         try:
             store = serve_store(host, port, limit, parameters.local_addr)
         except UserError:
@@ -181,7 +174,7 @@ def _dynamic(parameters: RendezvousParameters) -> RendezvousHandler:
     if store is None:
         store = dist.TCPStore(host, port, None, is_master=False, timeout=limit, wait_for_workers=False)
     handler = create_handler(store, CheckedBackend(store, parameters.run_id), parameters)
-    open_rank_stores_by(handler, lambda address, port: serve_store(address, port, limit))
+    torch_elastic.open_rank_stores_by(handler, lambda address, port: serve_store(address, port, limit))
     return handler
 
 

@@ -12,7 +12,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from gpt2train.settings import Settings, explain
 
-KINDS = ("linear", "dynamic", "llama3", "yarn")
 REQUIRED = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # of llama3
 
 
@@ -81,15 +80,16 @@ def rope_scaling_of(table: Mapping[str, Any]) -> RopeScaling | None:
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return None
-    if kind not in KINDS:
-        raise ValueError(f"rope_type is {str(kind)[:40]!r}, but only default, {', '.join(KINDS)} are supported")
-    names = {
-        "linear": ("factor",),
-        "dynamic": ("factor", *REQUIRED[2:]),
-        "llama3": ("factor", *REQUIRED),
-        "yarn": ("factor", *REQUIRED[2:], *list(RopeScaling.model_fields)[5:]),
-    }[kind]
+    fields = {
+        "linear": (),
+        "dynamic": REQUIRED[2:],
+        "llama3": REQUIRED,
+        "yarn": (*REQUIRED[2:], *list(RopeScaling.model_fields)[5:]),
+    }
+    if not isinstance(kind, str) or kind not in fields:
+        raise ValueError(f"rope_type is {str(kind)[:40]!r}, but only default, {', '.join(fields)} are supported")
+    given = {name: table[name] for name in ("factor", *fields[kind]) if name in table}
     try:
-        return RopeScaling.model_validate({"rope_type": kind} | {name: table[name] for name in names if name in table})
+        return RopeScaling.model_validate({"rope_type": kind} | given)
     except ValidationError as error:
         raise ValueError(explain(error, RopeScaling, "rope_scaling")) from error

@@ -99,18 +99,13 @@ class Layout:
                 f"parallel.dp_shard_degree {shard} does not divide the {data} data-parallel processes "
                 f"({world} / (tp {p.tp} x pp {p.pp}))"
             )
-        _check_tensor_parallel(model.shape(PADDING), p.tp, "parallel.tp")
-        if p.tp > 1 and p.sequence_parallel and model.context % p.tp:
-            raise UserError(
-                f"parallel.tp {p.tp} does not divide model.context {model.context}; "
-                "set parallel.sequence_parallel = false"
-            )
-        for length in MODELS[model.family].lengths(model.shape(PADDING))[1:]:
-            if p.tp > 1 and p.sequence_parallel and length % p.tp:
-                raise UserError(
-                    f"parallel.tp {p.tp} does not divide the {length} tokens of the decoder; "
-                    "set parallel.sequence_parallel = false"
-                )
+        shape = model.shape(PADDING)
+        _check_tensor_parallel(shape, p.tp, "parallel.tp")
+        lengths = {f"model.context {model.context}": model.context}
+        lengths |= {f"the {length} tokens of the decoder": length for length in MODELS[model.family].lengths(shape)[1:]}
+        for what, length in lengths.items():
+            if p.sequence_parallel and length % p.tp:
+                raise UserError(f"parallel.tp {p.tp} does not divide {what}; set parallel.sequence_parallel = false")
         _check_pipeline(settings)
         micro, whole, accumulation = settings.batch.sizes(data)
         layout = Layout(p.pp, data // shard, shard, p.tp, micro, whole, accumulation, settings.batch.ramp_up)

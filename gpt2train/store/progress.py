@@ -39,7 +39,7 @@ class StageProgress:
         if not self.rows or seconds <= 0:
             return ""
         value = self.rows / seconds
-        return f"{value:,.0f} {plural(self.unit)}/s" if value >= 10 else f"{value:.1f} {plural(self.unit)}/s"
+        return f"{value:,.{0 if value >= 10 else 1}f} {plural(self.unit)}/s"
 
     @property
     def share(self) -> float:
