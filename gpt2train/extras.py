@@ -18,11 +18,7 @@ def needs_extra(what: str, extra: str) -> UserError:
 
 
 def check_extra(what: str, extra: str) -> None:
-    """Check that all packages of an extra are installed, before work that would find out at its end.
-
-    Raises:
-        UserError: one is not.
-    """
+    """Raise a UserError unless all packages of an extra are installed, before work that finds out at its end."""
     if not is_installed(extra):
         raise needs_extra(what, extra)
 

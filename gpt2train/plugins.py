@@ -37,11 +37,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str, entry: T) -> T:
-        """Add an entry and return it.
-
-        Raises:
-            UserError: the name is taken or malformed.
-        """
+        """Add an entry and return it; UserError if the name is taken or malformed."""
         self.check_name(name)
         if name in self._entries:
             raise UserError(f"two {self.kind}s are named {name}; rename the one of your plug-in")
@@ -49,11 +45,7 @@ class Registry(Generic[T]):
         return entry
 
     def check_name(self, name: str) -> None:
-        """Check that a name can be that of a setting, a command and a folder.
-
-        Raises:
-            UserError: it cannot.
-        """
+        """Raise a UserError for a name that cannot be that of a setting, a command and a folder."""
         if not NAME.fullmatch(name):
             raise UserError(f"{self.kind} {name!r}: a name has lower-case letters, digits and _; rename it")
 

@@ -232,11 +232,7 @@ def train(config: RunConfig, ctx: DistContext, stop: rank_process.StopRequest | 
 
 
 def _with_length(config: RunConfig, data: Dataset, batches: BatchPlan, state: TrainState) -> RunConfig:
-    """Settings with `steps` computed from `epochs`, for a run that continues from a state.
-
-    Raises:
-        UserError: the state is beyond the last step.
-    """
+    """Settings with `steps` computed from `epochs`; UserError if the state is beyond the last step."""
     resolved = resolve_epochs(config, data.per_epoch, batches)
     if state.step > resolved.steps:
         name, value = ("epochs", f"{config.epochs:g}") if config.epochs else ("steps", str(config.steps))

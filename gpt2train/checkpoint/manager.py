@@ -177,11 +177,7 @@ class CheckpointManager:
         return None
 
     def wait(self) -> None:
-        """Wait until the current save is on disk.
-
-        Raises:
-            RunError: it cannot be written; earlier checkpoints are intact.
-        """
+        """Wait until the current save is on disk; RunError if it cannot be written: earlier ones are intact."""
         writing, self._writing, self.failed = self._writing, None, False
         if writing is not None:
             writing.result()

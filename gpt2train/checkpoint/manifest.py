@@ -95,11 +95,7 @@ def verify(checkpoint: str | Path, part: int = 0, of: int = 1) -> CheckpointMani
 
 
 def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
-    """Sizes of a checkpoint's model, from its manifest.
-
-    Raises:
-        RunError: the manifest lacks them.
-    """
+    """Sizes of a checkpoint's model; RunError if its manifest lacks them."""
     try:
         return ModelSettings.model_validate(manifest.config["model"]).shape(manifest.config["vocab"])
     except (KeyError, TypeError, ValueError) as error:

@@ -162,11 +162,7 @@ def check_same_run(
 
 
 def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...], holder: str, remedy: str) -> None:
-    """Check that some settings, or groups of settings, are the same as those in a checkpoint.
-
-    Raises:
-        UserError: a setting differs.
-    """
+    """Raise a UserError for the first of some settings, or groups of them, that differs from a checkpoint's."""
     current, stored = _with_defaults(config.model_dump(mode="json")), _with_defaults(manifest.config)
     for key in [key for key in {**current, **stored} if f"{key}.".startswith(tuple(f"{name}." for name in keys))]:
         now, there = current.get(key), stored.get(key)

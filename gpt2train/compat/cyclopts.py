@@ -15,11 +15,7 @@ def refuse_fractions() -> None:
 
 
 def whole_number(text: str) -> int:
-    """Convert the text of a whole number, such as 30, 30.0 or 0x1e.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Convert the text of a whole number, such as 30, 30.0 or 0x1e; ValueError if it is none."""
     if "." in text and not float(text).is_integer():
         raise ValueError(f"{text} is not a whole number")
     number: int = _rounded(text)

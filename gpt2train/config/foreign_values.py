@@ -52,11 +52,7 @@ class Converted:
         return per_machine * machines if known else None
 
     def global_batch(self) -> int:
-        """Samples of a step.
-
-        Raises:
-            UserError: they are not known.
-        """
+        """Samples of a step; UserError if they are not known."""
         settings = self.settings
         if whole := settings.get("batch.global_batch", 0):
             return int(whole)

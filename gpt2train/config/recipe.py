@@ -44,11 +44,7 @@ def vocabulary(depth: int) -> int:
 
 
 def model_of(depth: int) -> dict[str, Any]:
-    """Settings of the group [model] for a depth.
-
-    Raises:
-        UserError: the depth is out of bounds.
-    """
+    """Settings of the group [model] for a depth; UserError if it is out of bounds."""
     if not 1 <= depth <= MAX_DEPTH:
         raise UserError(f"--depth {depth}: the recipe has 1 to {MAX_DEPTH} blocks")
     width = ASPECT * depth

@@ -157,11 +157,7 @@ class TrainSettings(Settings):
 
     @property
     def sample_length(self) -> int:
-        """Tokens that a sample takes from packed documents.
-
-        Raises:
-            ValueError: the lengths of the objective do not fit those of the model.
-        """
+        """Tokens that a sample takes from packed documents; ValueError if the model has another length."""
         length = OBJECTIVES[self.objective.name].length
         return self.model.context if length is None else int(load(length)(self))
 

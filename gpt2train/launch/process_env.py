@@ -54,11 +54,7 @@ def likely_rank(env: Mapping[str, str]) -> int:
 
 
 def read_process_env(env: Mapping[str, str]) -> ProcessEnv:
-    """Read and validate the environment variables of the launcher.
-
-    Raises:
-        UserError: the variables are incomplete or contradict each other; the message names them.
-    """
+    """Read the launcher's variables; UserError names those that are missing or contradict each other."""
     under_slurm = "SLURM_STEP_ID" in env and "SLURM_PROCID" in env  # a batch script itself has no step
     if "RANK" in env or "WORLD_SIZE" in env:
         return _of_torchrun(env, under_slurm)

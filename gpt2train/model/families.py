@@ -182,11 +182,7 @@ def check_decoder_alone(shape: Shape, source: object) -> None:
 
 
 def check_language_model(shape: Shape, source: object) -> None:
-    """Check that a model predicts tokens.
-
-    Raises:
-        UserError: it is a sequence classifier.
-    """
+    """Raise a UserError for a sequence classifier, which predicts no tokens."""
     if shape.labels:
         raise UserError(
             f"{source} is a classifier of {shape.labels} classes and predicts no tokens; give another model"

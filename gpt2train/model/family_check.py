@@ -14,11 +14,7 @@ from gpt2train.model.shape import Shape
 
 
 def check_specification(shape: Shape) -> None:
-    """Check what the names of the parameters must fulfil: `wte` and `lm_head`, equal blocks, ends in `residual`.
-
-    Raises:
-        UserError: one does not; the message names the first one.
-    """
+    """Raise a UserError unless there are `wte` and `lm_head`, equal blocks, and ends in `residual` that occur."""
     named, starts = sizes(shape), MODELS[shape.family].first_blocks(shape)
     place = f"model family {shape.family}: `sizes`"
     vocabulary = (shape.padded_vocab, shape.hidden)

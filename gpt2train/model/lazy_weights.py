@@ -59,11 +59,7 @@ def in_memory(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
 
 
 def check_sizes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:
-    """Compare names and sizes of tensors.
-
-    Raises:
-        UserError: a tensor is missing, unexpected or of another size; the message names the first one.
-    """
+    """Raise a UserError for the first tensor that is missing, unexpected or of another size."""
     for name in sorted(expected.keys() - found.keys()):
         raise UserError(f"{what} has no tensor {name}; it belongs to another model or is incomplete")
     for name in sorted(found.keys() - expected.keys()):

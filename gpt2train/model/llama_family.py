@@ -80,11 +80,7 @@ def options_of(shape: Shape) -> LlamaOptions:
 
 
 def complete_shape(shape: Shape) -> Shape:
-    """Shape with the values of the options that follow from others.
-
-    Raises:
-        ValueError: the size of a head is odd, or not a whole number.
-    """
+    """Shape with options that follow from others; ValueError if the size of a head is odd, or no whole number."""
     if shape.hidden % shape.heads and not dict(shape.options).get("head_dim"):
         raise ValueError(f"hidden {shape.hidden} is not a multiple of heads {shape.heads}; change one, or set head_dim")
     if shape.head_dim % 2:

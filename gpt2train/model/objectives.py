@@ -111,11 +111,7 @@ class ClassificationOptions(Settings):
 
 
 def label_names(labels: str) -> tuple[str, ...]:
-    """Names of the classes, from the option `labels` of the objective classification.
-
-    Raises:
-        ValueError: it is not a JSON list of different strings.
-    """
+    """Names of the classes, a JSON list of different strings; ValueError if it is none."""
     names = json.loads(labels) if labels else []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise ValueError("the names of the classes are a JSON list of different strings")

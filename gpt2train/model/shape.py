@@ -44,11 +44,7 @@ class Shape:
     labels: int = 0
 
     def __post_init__(self) -> None:
-        """Check that the options can be hashed, and written to TOML and JSON.
-
-        Raises:
-            ValueError: one is a list, None or another object.
-        """
+        """Raise a ValueError for an option that cannot be hashed, or written to TOML and JSON."""
         for name, value in self.options:
             if not isinstance(value, Option):
                 place = f"option {name} of the model family {self.family}"

@@ -208,19 +208,11 @@ class T5(CausalLM):
         return self.drop(self.encoder_norm(x)) if self.encoder_layers - 1 in self.layers else x
 
     def hidden(self, *_: Any, **__: Any) -> Tensor:
-        """Refuse: a T5 does not predict its prompt.
-
-        Raises:
-            UserError: always.
-        """
+        """Raise a UserError: a T5 does not predict its prompt."""
         raise UserError("an encoder-decoder reads the prompt with its encoder and has no scores of it; leave them out")
 
     def new_cache(self, rows: int, context: int) -> "T5Cache":  # type: ignore[override]
-        """Empty cache.
-
-        Raises:
-            UserError: the model does not know the token with which the decoder begins.
-        """
+        """Empty cache; UserError if the model does not know the token with which the decoder begins."""
         if options_of(self.shape).start_id < 0:
             raise UserError(
                 "the model does not name the token with which its decoder begins; set model.options.start_id"

@@ -30,11 +30,7 @@ def head_weight(shape: Shape) -> float:
 
 
 def stage_layers(shape: Shape, stages: int) -> list[range]:
-    """Layers of each stage, balanced with the cost of embeddings and head.
-
-    Raises:
-        UserError: there are fewer layers than stages.
-    """
+    """Layers of each stage, balanced with the cost of embeddings and head; errors as of `split_layers`."""
     head = head_weight(shape)
     return split_layers(shape.layers, stages, head * EMBEDDING, head)
 

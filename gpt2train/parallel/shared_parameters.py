@@ -85,11 +85,7 @@ class SharedParameters:
             local(parameter).copy_(local(first))
 
     def check(self) -> None:
-        """Compare the copies bitwise with those of their first stage. Collective.
-
-        Raises:
-            RunError: on every process, if they differ.
-        """
+        """Raise a RunError on every process if copies differ from those of their first stage. Collective."""
 
         def compare() -> None:
             # All are compared before one is reported, since other processes take part in the comparison.

@@ -34,11 +34,7 @@ from gpt2train.parallel.tp_collectives import Region
 
 
 def check_attention(model: nn.Module, shape: Shape, tp: int) -> None:
-    """Check that the layers with heads can be found, if the degree does not divide the heads.
-
-    Raises:
-        UserError: the attention of the model's family is of a class of its own.
-    """
+    """Raise a UserError if the degree does not divide the heads, and the attention is of a class of its own."""
     if not HeadSplit.of(shape, tp).even and not any(isinstance(module, SelfAttention) for module in model.modules()):
         raise UserError(
             f"parallel.tp {tp} does not divide the {shape.heads} heads, and the attention of the model family "

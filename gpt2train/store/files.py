@@ -38,11 +38,7 @@ def missing_folder(path: Path) -> Path | None:
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """Check that the path of a model, a checkpoint or a tokenizer is a folder.
-
-    Raises:
-        UserError: it is not; the message names what it is instead, and the remedy.
-    """
+    """Raise a UserError with what a path is, and the remedy, unless it is a folder."""
     folder = Path(path)
     if folder.is_dir():
         return
@@ -60,21 +56,13 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def check_new(folder: Path) -> None:
-    """Check that a folder can be written: it does not exist, or is empty.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """Raise a UserError unless a folder can be written: it does not exist, or is empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists; give another folder")
 
 
 def check_model_folder(path: str | os.PathLike[str]) -> None:
-    """Check that a path is a folder with the `config.json` of a model.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a UserError unless a path is a folder with the `config.json` of a model."""
     check_folder(path)
     if not (Path(path) / "config.json").is_file():
         remedy = f"create one: gpt2train merge RUN --output {quote(str(path))}"

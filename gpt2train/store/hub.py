@@ -32,11 +32,7 @@ MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors")
 
 
 def allow(address: str) -> None:
-    """Let the client library ask the hub, in this process and those that it starts, if the address is one of the hub.
-
-    Raises:
-        UserError: the user's environment forbids it.
-    """
+    """Let the client library ask the hub for an address of it; UserError if the user's environment forbids that."""
     if not address.startswith(HUB):
         return
     if TELEMETRY not in os.environ:

@@ -34,11 +34,7 @@ def inner_path(name: object, place: object) -> str:
 
 
 def inner_file(folder: Path, name: str, place: object) -> Path:
-    """Return the path of a file that a file names, which no link may lead out of a folder either.
-
-    Raises:
-        UserError: it could, or does, lead out of the folder.
-    """
+    """Return the path of a file that a file names; UserError if the name, or a link, leads out of the folder."""
     path = folder / inner_path(name, place)
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{path} is a link out of {folder}; put the file itself there")

@@ -107,11 +107,7 @@ class Manifest(Record):
         return self.outcome.outputs
 
     def output(self, name: str) -> FileRecord:
-        """Return the output file with this name.
-
-        Raises:
-            KeyError: the step has no such output.
-        """
+        """Return the output file with this name; KeyError if there is none."""
         if found := next((record for record in self.outputs if record.name == name), None):
             return found
         raise KeyError(f"{self.step} has no output {name}")
@@ -180,11 +176,7 @@ def read_manifest(folder: Folder, name: str = MANIFEST) -> Manifest | None:
 
 
 def need_manifest(folder: Folder) -> Manifest:
-    """Return the manifest of a step that must be finished.
-
-    Raises:
-        RunError: The folder has no readable manifest.
-    """
+    """Return the manifest of a step; RunError if it is not finished."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise RunError(f"{folder.url} holds no finished step ({MANIFEST} is missing or unreadable); run it first")

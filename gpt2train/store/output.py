@@ -220,11 +220,7 @@ class Output:
         return merge_manifests(parts) if len(parts) > 1 else None
 
     def input(self, manifest: Manifest, name: str) -> Manifest:
-        """Return the manifest of an input of a step.
-
-        Raises:
-            MissingInputError: the output does not have that step.
-        """
+        """Return the manifest of an input of a step; MissingInputError if the output does not have that step."""
         if (found := self.find(manifest.inputs.get(name, ""))) is None:
             raise MissingInputError(f"its input {name!r} is not in this output")
         return found
@@ -234,11 +230,7 @@ class Output:
         return self.input(manifest, name) if name in manifest.inputs else None
 
     def check_documents(self) -> None:
-        """Check that a step has documents, and that no removal of pages was interrupted.
-
-        Raises:
-            UserError: None has, or one was.
-        """
+        """Raise a UserError if no step has documents, or a removal of pages was interrupted."""
         check_no_removal(self.root)
         if not any(step.outputs for step in self.steps):
             raise UserError(
@@ -263,11 +255,7 @@ class Output:
 
 
 def check_no_removal(root: Folder) -> None:
-    """Check that no removal was interrupted in an output, after which the files of its steps do not fit together.
-
-    Raises:
-        UserError: One was.
-    """
+    """Raise a UserError if a removal was interrupted, after which the files of steps do not fit together."""
     if root.size(PENDING) is not None:
         raise UserError(removal_message(root.url))
 

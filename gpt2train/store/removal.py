@@ -20,11 +20,7 @@ def removal_message(output: str | Path) -> str:
 
 
 def check_no_removal_above(path: str | Path) -> None:
-    """Check that no folder above a local file, such as the output that has it, has an interrupted removal.
-
-    Raises:
-        UserError: One has.
-    """
+    """Raise a UserError if a folder above a local file, such as its output, has an interrupted removal."""
     for folder in Path(path).absolute().parents:
         if (folder / PENDING).exists():
             raise UserError(removal_message(folder))
@@ -46,11 +42,7 @@ class RemovalCheck:
         self._lists = {folder: _read(folder / FORGOTTEN) for folder in sorted(folders)}
 
     def __call__(self) -> None:
-        """Check the outputs.
-
-        Raises:
-            UserError: One had a removal.
-        """
+        """Raise a UserError if an output had a removal."""
         for folder, listed in self._lists.items():
             if (folder / PENDING).exists():
                 raise UserError(removal_message(folder))

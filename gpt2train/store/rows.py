@@ -35,11 +35,7 @@ class Place(NamedTuple):
 
 
 def opened(folder: Folder, name: str) -> pq.ParquetFile:
-    """Open a Parquet file.
-
-    Raises:
-        RunError: it is missing or damaged.
-    """
+    """Open a Parquet file; RunError if it is missing or damaged."""
     try:
         return pq.ParquetFile(folder.open(name), pre_buffer=not folder.is_local)
     except (OSError, pa.ArrowInvalid) as error:

@@ -52,11 +52,7 @@ def list_without_manifest(run: str | Path) -> list[Path]:
 
 
 def newest_checkpoint(run: str | Path) -> Path:
-    """Find the newest checkpoint of a run folder.
-
-    Raises:
-        UserError: the run has no checkpoint.
-    """
+    """Find the newest checkpoint of a run folder; UserError if it has none."""
     found = list_checkpoints(run)
     if not found:
         raise UserError(f"no checkpoint in {Path(run) / FOLDER}; give the folder of a run that has saved one")

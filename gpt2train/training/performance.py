@@ -56,11 +56,7 @@ def check_fp8(settings: PerformanceSettings, device: torch.device) -> None:
 
 
 def check_mps(config: RunConfig, device: torch.device) -> None:
-    """Check that Apple's MPS has what the settings ask for; nothing to check on another device.
-
-    Raises:
-        UserError: it has not, with the setting to change.
-    """
+    """Raise a UserError with the setting to change if Apple's MPS has not what the settings ask for."""
     if device.type != "mps":
         return
     settings = config.performance

@@ -27,11 +27,7 @@ class SkippedSteps:
         log.warning("step %d skipped: %s", state.step, why)
 
     def check(self, state: TrainState, newest: Path | None) -> None:
-        """End the run if too many steps in a row were skipped.
-
-        Raises:
-            RunError: `spikes.max_skipped_steps` steps in a row were skipped.
-        """
+        """Raise a RunError if `spikes.max_skipped_steps` steps in a row were skipped."""
         if state.consecutive_skipped >= self._engine.config.spikes.max_skipped_steps:
             raise RunError(
                 f"loss diverged: {state.consecutive_skipped} steps in a row were skipped, up to step {state.step}; "
