@@ -55,8 +55,12 @@ def _is_numeric(annotation: Any) -> bool:
     """Return True for a type with numbers and without booleans, settings of their own and arbitrary values."""
     leaves = _leaves(annotation)
     return not leaves.isdisjoint((int, float)) and not any(
-        leaf in (bool, Any, object) or (isinstance(leaf, type) and issubclass(leaf, BaseModel)) for leaf in leaves
+        leaf in (bool, Any, object) or _is_model(leaf) for leaf in leaves
     )
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _leaves(annotation: Any) -> set[Any]:
@@ -212,15 +216,8 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
         if key.isdecimal():  # place in a list, whose field has led to the model of its items
             continue
         field = model.model_fields.get(key)
-        inner = [] if field is None else _models(field.annotation)
-        if not inner:
+        inner = next((leaf for leaf in _leaves(field.annotation) if _is_model(leaf)), None) if field else None
+        if inner is None:
             return []
-        model = inner[0]
+        model = inner
     return list(model.model_fields)
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Settings models in a type."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]

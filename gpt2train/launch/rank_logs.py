@@ -50,13 +50,6 @@ def read_line(text: str) -> LogLine | None:
     return LogLine(moment, level, found[3])
 
 
-class _Formatter(logging.Formatter):
-    """Formatter with UTC times, since machines and readers may be in different time zones."""
-
-    converter = staticmethod(time.gmtime)
-    default_msec_format = "%s.%03dZ"
-
-
 def log_to(folder: Path, rank: int, screen: bool = True) -> None:
     """Send the log to `rank-N.log`, and on rank 0 also to stdout unless a launcher follows the file (`screen=False`).
 
@@ -72,7 +65,10 @@ def log_to(folder: Path, rank: int, screen: bool = True) -> None:
     log.setLevel(logging.INFO)
     logging.raiseExceptions = False  # a full disk is reported by the failed save, not by a traceback per log line
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    file.setFormatter(_Formatter(f"%(asctime)s %(levelname)s attempt {attempt}: %(message)s"))
+    form = logging.Formatter(f"%(asctime)s %(levelname)s attempt {attempt}: %(message)s")
+    # UTC, since machines and readers may be in different time zones.
+    form.converter, form.default_msec_format = time.gmtime, "%s.%03dZ"
+    file.setFormatter(form)
     log.handlers = [file]
     if screen and rank == 0:
         lines = logging.StreamHandler(sys.stdout)

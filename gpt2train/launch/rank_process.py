@@ -23,7 +23,7 @@ from gpt2train.launch.exit_codes import LAUNCHER, LOST_CONTACT, PEER_HUNG, RESUM
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import write_raw_stderr
 from gpt2train.store.files import make_folder, write_error
-from gpt2train.store.process import die_with_parent, hangup_signals
+from gpt2train.store.process import die_with_parent, end_process, hangup_signals
 
 log = logging.getLogger("gpt2train")
 
@@ -87,11 +87,7 @@ def exit_without_teardown(code: int) -> NoReturn:
     Threads of gloo can outlive their process group and run into a destructor that calls `std::terminate`: 2 of 12
     finished runs of two ranks ended with SIGABRT.
     """
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the reader may be gone; the work is done anyway
-            stream.flush()
-    os._exit(code)
+    end_process(code)
 
 
 def install_excepthook(rank: int, debug: bool) -> None:

@@ -36,7 +36,7 @@ from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.norms import widened
 from gpt2train.parallel.rng import per_rank_rng
 from gpt2train.parallel.tp_collectives import Region
-from gpt2train.parallel.uneven_heads import check_attention, set_exchange, uneven_class, used_rows
+from gpt2train.parallel.uneven_heads import check_attention, uneven_form
 
 
 def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: bool) -> None:
@@ -60,18 +60,18 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
             module.forward = functools.partial(_attend, module, module.forward, region)
         if isinstance(module, InnerDropout) and module.p:
             module.forward = functools.partial(_attend, module, module.forward, region)  # type: ignore[method-assign]
-        if (kind := _parallel_class(model, name, module, mesh.size())) is None:
+        uneven = uneven_form(model, name, module, model.shape, region)
+        kind, needed = uneven or (_parallel_class(model, name, module), {})
+        if kind is None:
             continue
-        used = used_rows(model, f"{name}.weight", model.shape, mesh.size())
         for last, parameter in list(module.named_parameters(recurse=False)):
             dim = shard_dim(f"{name}.{last}", model.shape, mesh.size())
             placement = Replicate() if dim is None else Shard(dim)
             sharded = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
             setattr(module, last, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
         module.__class__ = kind
-        module.region = region
-        if used is not None:
-            set_exchange(module, region, used, model.shape)
+        for attribute, value in {"region": region, **needed}.items():
+            setattr(module, attribute, value)
     model.project = lambda x, weight: vocab_parallel.logits(x, region.local(weight), region)
     model.enter, model.slices = region.enter, mesh.size() if sequence_parallel else 1
     model.kv_heads = HeadSplit.of(model.shape, mesh.size()).computed_keys(region.rank)
@@ -92,14 +92,12 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
     )
 
 
-def _parallel_class(model: CausalLM, name: str, module: nn.Module, tp: int) -> type[nn.Module] | None:
+def _parallel_class(model: CausalLM, name: str, module: nn.Module) -> type[nn.Module] | None:
     """Parallel subclass of a module's class; None for modules without parameters of their own.
 
     Raises:
         UserError: there is no parallel implementation of this class.
     """
-    if (uneven := uneven_class(model, name, module, model.shape, tp)) is not None:
-        return uneven
     in_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), SelfAttention)
     match module:
         case nn.Linear() if f"{name}.weight" == SCORE:

@@ -42,16 +42,25 @@ def check_attention(model: nn.Module, shape: Shape, tp: int) -> None:
         )
 
 
-def uneven_class(model: nn.Module, name: str, module: nn.Module, shape: Shape, tp: int) -> type[nn.Module] | None:
-    """Parallel subclass of the class of a module whose rows are not stored where they are used; None for all others."""
-    if is_value_table(name, shape):
-        return None if used_rows(model, f"{name}.weight", shape, tp) is None else ValueColumnsTable
-    if isinstance(module, nn.Embedding):
-        uneven = name in MODELS[shape.family].head_tables and shape.heads % tp
-        return HeadColumnsTable if uneven else None
-    if not isinstance(module, nn.Linear) or used_rows(model, f"{name}.weight", shape, tp) is None:
+def uneven_form(
+    model: nn.Module, name: str, module: nn.Module, shape: Shape, region: Region
+) -> tuple[type[nn.Module], dict[str, Any]] | None:
+    """Parallel subclass, and what it needs besides, of a module whose rows are not stored where they are used."""
+    used = used_rows(model, f"{name}.weight", shape, region.size)
+    if used is None:
         return None
-    return HeadColumnsLinear if is_residual(f"{name}.weight", shape) else HeadRowsLinear
+    split = HeadSplit.of(shape, region.size)
+    repeats = split.repeats(region.rank)
+    if isinstance(module, nn.Linear):
+        if is_residual(f"{name}.weight", shape):
+            return HeadColumnsLinear, {"exchange": RowExchange(region, used, module.in_features)}
+        of_keys = split.kv_heads != split.heads and module.out_features == split.kv_heads * shape.head_dim
+        exchange = RowExchange(region, used, module.out_features)
+        return HeadRowsLinear, {"exchange": exchange, "repeats": repeats if of_keys else ()}
+    assert isinstance(module, nn.Embedding)
+    if is_value_table(name, shape):
+        return ValueColumnsTable, {"exchange": RowExchange(region, used, module.embedding_dim), "repeats": repeats}
+    return HeadColumnsTable, {"columns": used[region.rank]}
 
 
 def used_rows(model: nn.Module, name: str, shape: Shape, tp: int) -> list[range] | None:
@@ -111,22 +120,6 @@ class RowExchange:
     def exchanged(self, shard: Tensor, dim: int) -> Tensor:
         """Rows that this process uses of a tensor of which it has the shard of a parameter; differentiable."""
         return _Exchange.apply(shard, self, dim)
-
-
-def set_exchange(module: nn.Module, region: Region, used: Sequence[range], shape: Shape) -> None:
-    """Give a module of `uneven_class` what it needs beside its parameters, before these are sharded."""
-    if isinstance(module, HeadColumnsTable):
-        module.columns = used[region.rank]
-    elif isinstance(module, HeadColumnsLinear):
-        module.exchange = RowExchange(region, used, module.in_features)
-    elif isinstance(module, ValueColumnsTable):
-        module.exchange = RowExchange(region, used, module.embedding_dim)
-        module.repeats = HeadSplit.of(shape, region.size).repeats(region.rank)
-    elif isinstance(module, HeadRowsLinear):
-        split = HeadSplit.of(shape, region.size)
-        of_keys = split.kv_heads != split.heads and module.out_features == split.kv_heads * shape.head_dim
-        module.exchange = RowExchange(region, used, module.out_features)
-        module.repeats = split.repeats(region.rank) if of_keys else ()
 
 
 class HeadRowsLinear(Linear):

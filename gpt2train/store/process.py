@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
@@ -190,10 +190,14 @@ def set_exit_status(code: int) -> None:
 
 def _end() -> None:
     """End the process. Python has joined all threads that are no daemons, and called the other handlers."""
-    if _status is None:
-        return
+    if _status is not None:
+        end_process(_status)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process at once, after its logs and standard streams are flushed."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader may be gone, or the stream closed
             stream.flush()
-    os._exit(_status)
+    os._exit(code)

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from gpt2train import train
+from gpt2train.launch import rank_process
 from gpt2train.training.engine import Engine
 
 path, kind, timeout = sys.argv[1:]
@@ -26,4 +27,4 @@ def hang(self: Engine, *arguments: Any, **keywords: Any) -> Any:
 
 
 Engine.measure = hang  # type: ignore[method-assign]
-train.exit_without_teardown(train.main(["--config", path, "--timeout", timeout]))
+rank_process.exit_without_teardown(train.main(["--config", path, "--timeout", timeout]))

@@ -86,4 +86,4 @@ def test_a_layer_norm_inside_attention_is_refused() -> None:
     norm = nn.LayerNorm(8)
     model.blocks["0"].attn.q_norm = norm
     with pytest.raises(UserError, match=r"blocks.0.attn.q_norm of the model family gpt2 is a LayerNorm of queries or"):
-        _parallel_class(model, "blocks.0.attn.q_norm", norm, 2)
+        _parallel_class(model, "blocks.0.attn.q_norm", norm)
