@@ -12,17 +12,11 @@ from gpt2train.config.batch import RampUp
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batch size as a function of the samples used so far (Megatron-LM's `--rampup-batch-size`).
+    """Batch size as a function of the samples used so far (Megatron-LM's `--rampup-batch-size`)."""
 
-    Attributes:
-        size: samples per step after the ramp-up.
-        ramp: ramp-up; None for a constant batch size.
-        done: pairs (steps, samples per step) of the steps that are done, oldest first.
-    """
-
-    size: int
-    ramp: RampUp | None = None
-    done: tuple[tuple[int, int], ...] = ()
+    size: int  # samples per step after the ramp-up
+    ramp: RampUp | None = None  # ramp-up; None for a constant batch size
+    done: tuple[tuple[int, int], ...] = ()  # pairs (steps, samples per step) of the steps that are done, oldest first
 
     def after(self, done: Sequence[tuple[int, int]]) -> "BatchPlan":
         """Plan of a run that resumes after these steps."""

@@ -19,15 +19,10 @@ from gpt2train.settings import Settings, explain
 
 @dataclass(frozen=True)
 class CallbackSpec:
-    """Specification of a callback.
+    """Specification of a callback."""
 
-    Attributes:
-        callback: subclass of `gpt2train.training.callbacks.Callback` as "module:Class", imported on first use.
-        options: settings model of its options.
-    """
-
-    callback: str
-    options: type[Settings] = NoOptions
+    callback: str  # subclass of `gpt2train.training.callbacks.Callback` as "module:Class", imported on first use
+    options: type[Settings] = NoOptions  # settings model of its options
 
 
 CALLBACKS: Registry[CallbackSpec] = Registry("callback")

@@ -29,21 +29,13 @@ COLOSSALAI_MODELS = {
 
 @dataclass
 class Converted:
-    """Settings of a run that were another system's.
+    """Settings of a run that were another system's."""
 
-    Attributes:
-        settings: settings by their dotted names.
-        sources: what each of them was there.
-        left: what has no counterpart, as it was given, and the reason.
-        values: all values as they were given, by their names there.
-        defaults: settings that its user did not give.
-    """
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-    defaults: set[str] = field(default_factory=set)
+    settings: dict[str, Any] = field(default_factory=dict)  # settings by their dotted names
+    sources: dict[str, str] = field(default_factory=dict)  # what each of them was there
+    left: dict[str, str] = field(default_factory=dict)  # what has no counterpart, as it was given, and the reason
+    values: dict[str, Any] = field(default_factory=dict)  # all values as they were given, by their names there
+    defaults: set[str] = field(default_factory=set)  # settings that its user did not give
 
     def processes(self) -> int | None:
         """Number of processes of the job, if it is known."""

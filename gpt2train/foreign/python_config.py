@@ -27,17 +27,11 @@ class Symbol(str):
 
 @dataclass(frozen=True)
 class PythonConfig:
-    """Constants of a config in Python.
+    """Constants of a config in Python."""
 
-    Attributes:
-        values: its values by dotted names.
-        called: True if one of the given functions is called.
-        used: names that other values are made of.
-    """
-
-    values: dict[str, Any]
-    called: bool
-    used: frozenset[str]
+    values: dict[str, Any]  # its values by dotted names
+    called: bool  # True if one of the given functions is called
+    used: frozenset[str]  # names that other values are made of
 
 
 def read_python(text: str, name: str, calls: Collection[str] = ()) -> PythonConfig:

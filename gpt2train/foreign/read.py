@@ -35,36 +35,22 @@ KINDS = {".json": "JSON", ".py": "Python", ".yaml": "YAML", ".yml": "YAML", ".to
 
 @dataclass(frozen=True)
 class Given:
-    """A value that the user of another system gave.
+    """A value that the user of another system gave."""
 
-    Attributes:
-        name: its name there, with underscores.
-        value: number, text, truth value, list, or True for an option without a value.
-        source: the text in which it is given, shortened.
-    """
-
-    name: str
-    value: Any
-    source: str
+    name: str  # its name there, with underscores
+    value: Any  # number, text, truth value, list, or True for an option without a value
+    source: str  # the text in which it is given, shortened
 
 
 @dataclass
 class Foreign:
-    """Everything that a command line, a script or a config of another system says.
+    """Everything that a command line, a script or a config of another system says."""
 
-    Attributes:
-        system: the system.
-        title: what it is, for the head of the new file.
-        given: its values, later ones in force.
-        program: the program of a command line, empty for a config.
-        notes: what could not be read.
-    """
-
-    system: System
-    title: str
-    given: list[Given]
-    program: str = ""
-    notes: list[str] = field(default_factory=list)
+    system: System  # the system
+    title: str  # what it is, for the head of the new file
+    given: list[Given]  # its values, later ones in force
+    program: str = ""  # the program of a command line, empty for a config
+    notes: list[str] = field(default_factory=list)  # what could not be read
 
 
 def read_foreign(source: str) -> Foreign:

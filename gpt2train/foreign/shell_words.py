@@ -39,19 +39,12 @@ class Variables(Protocol):
 
 @dataclass
 class Word:
-    """A word under construction.
+    """A word under construction."""
 
-    Attributes:
-        fields: its finished fields; an expansion without quotes may make several.
-        text: the field under construction, None if there is none.
-        literal: what stands in the script before the first quote or expansion.
-        plain: False after a quote or an expansion.
-    """
-
-    fields: list[str] = field(default_factory=list)
-    text: str | None = None
-    literal: str = ""
-    plain: bool = True
+    fields: list[str] = field(default_factory=list)  # its finished fields; an expansion without quotes may make several
+    text: str | None = None  # the field under construction, None if there is none
+    literal: str = ""  # what stands in the script before the first quote or expansion
+    plain: bool = True  # False after a quote or an expansion
 
     def add(self, text: str) -> None:
         """Append text that is not split."""

@@ -17,23 +17,15 @@ SHORT_GROUPS = ("", "parallel", "batch", "data")  # whose settings other command
 
 @dataclass(frozen=True)
 class Row:
-    """Counterpart of a name.
+    """Counterpart of a name."""
 
-    Attributes:
-        name: the name, with underscores.
-        to: settings of a run file, or options of commands as `--option of command`, the first one preferred.
-        value: value of the setting where the name is given without one; None if it needs one.
-        values: their values and ours, where they differ.
-        by: name of the conversion that needs more than the value.
-        why: the reason why there is no setting, or a remark.
-    """
-
-    name: str
+    name: str  # the name, with underscores
     to: tuple[str, ...] = ()
-    value: Any = None
-    values: Mapping[str, Any] | None = None
-    by: str | None = None
-    why: str = ""
+    """Settings of a run file, or options of commands as `--option of command`, the first one preferred."""
+    value: Any = None  # value of the setting where the name is given without one; None if it needs one
+    values: Mapping[str, Any] | None = None  # their values and ours, where they differ
+    by: str | None = None  # name of the conversion that needs more than the value
+    why: str = ""  # the reason why there is no setting, or a remark
 
     @property
     def setting(self) -> str | None:
@@ -43,27 +35,16 @@ class Row:
 
 @dataclass(frozen=True)
 class System:
-    """Another training system.
+    """Another training system."""
 
-    Attributes:
-        key: its key in the table.
-        title: its name.
-        page: page of the docs, without its ending.
-        program: expression for the program of its command lines; empty if there is none.
-        like: key of a system whose names it has too.
-        calls: functions of Python whose arguments are names.
-        defaults: values that hold if the user gives none, by the setting or the name.
-        names: what takes the place of its own names.
-    """
-
-    key: str
-    title: str
-    page: str
-    defaults: Mapping[str, Any]
-    names: Mapping[str, Row]
-    program: str = ""
-    like: str | None = None
-    calls: tuple[str, ...] = ()
+    key: str  # its key in the table
+    title: str  # its name
+    page: str  # page of the docs, without its ending
+    defaults: Mapping[str, Any]  # values that hold if the user gives none, by the setting or the name
+    names: Mapping[str, Row]  # what takes the place of its own names
+    program: str = ""  # expression for the program of its command lines; empty if there is none
+    like: str | None = None  # key of a system whose names it has too
+    calls: tuple[str, ...] = ()  # functions of Python whose arguments are names
 
     def row(self, name: str) -> Row | None:
         """Return the counterpart of a name, dashes or underscores, of this system or of one that it is like."""

@@ -38,17 +38,11 @@ PLURAL = {"waits": "wait", "is": "are", "does": "do"}
 
 @dataclass(frozen=True)
 class RankState:
-    """State of a rank during a hang.
+    """State of a rank during a hang."""
 
-    Attributes:
-        place: collective in which the rank waits, with group and line, or else the line at which it is.
-        collective: the collective, the same text for ranks that wait in the same one; empty if it waits in none.
-        stack: Python stacks of its threads.
-    """
-
-    place: str
-    collective: str
-    stack: str
+    place: str  # collective in which the rank waits, with group and line, or else the line at which it is
+    collective: str  # the collective, the same text for ranks that wait in the same one; empty if it waits in none
+    stack: str  # Python stacks of its threads
     host: str = ""
     pid: int = 0
 

@@ -23,18 +23,13 @@ MASKED_LOGIT = -1e30  # logit of a padding row of the vocabulary; finite, since 
 
 
 class VocabularyShard(NamedTuple):
-    """Part of a vocabulary that is split over processes, all of which compute the same loss.
+    """Part of a vocabulary that is split over processes, all of which compute the same loss."""
 
-    Attributes:
-        rank: place of this process's rows.
-        size: number of processes, each with as many rows.
-        merge: function from the largest logit, the sum of exp(logit - largest) and the target's logit of these rows to
-            those of all rows, each [rows, 1].
-    """
-
-    rank: int
-    size: int
+    rank: int  # place of this process's rows
+    size: int  # number of processes, each with as many rows
     merge: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    """Function from the largest logit, the sum of exp(logit - largest) and the target's logit of these rows to those of
+    all rows, each [rows, 1]."""
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -15,17 +15,11 @@ from gpt2train.model.shape import Shape
 
 @dataclass(frozen=True)
 class HeadSplit:
-    """Split of the heads of a model over the ranks of a tensor-parallel group.
+    """Split of the heads of a model over the ranks of a tensor-parallel group."""
 
-    Attributes:
-        heads: heads of queries.
-        kv_heads: heads of keys and values; each belongs to `heads / kv_heads` consecutive heads of queries.
-        tp: number of ranks, at most `heads`.
-    """
-
-    heads: int
-    kv_heads: int
-    tp: int
+    heads: int  # heads of queries
+    kv_heads: int  # heads of keys and values; each belongs to `heads / kv_heads` consecutive heads of queries
+    tp: int  # number of ranks, at most `heads`
 
     @staticmethod
     def of(shape: Shape, tp: int) -> "HeadSplit":
@@ -73,21 +67,15 @@ class UnevenHeads:
     """Costs of an attention on the rank that has most heads, in heads and in numbers of its weights.
 
     All are 0 for a degree that divides the heads.
-
-    Attributes:
-        queries: heads of queries of the rank, times the degree, above those of the model: as if a model with so many
-            more heads were split evenly.
-        keys: heads of keys and values that it keeps, likewise.
-        products: heads of keys and values that it computes, likewise; it may repeat some of them.
-        weights: numbers of the weights of its heads that are a copy of their own beside its shards.
-        moved: numbers of weights that a rank receives in a forward pass, the largest of all ranks.
     """
 
     queries: int = 0
-    keys: int = 0
-    products: int = 0
-    weights: int = 0
-    moved: float = 0.0
+    """Heads of queries of the rank, times the degree, above those of the model: as if a model with so many more heads
+    were split evenly."""
+    keys: int = 0  # heads of keys and values that it keeps, likewise
+    products: int = 0  # heads of keys and values that it computes, likewise; it may repeat some of them
+    weights: int = 0  # numbers of the weights of its heads that are a copy of their own beside its shards
+    moved: float = 0.0  # numbers of weights that a rank receives in a forward pass, the largest of all ranks
 
 
 @cache

@@ -30,19 +30,12 @@ TIMEOUT = timedelta(seconds=300)
 
 @dataclass(frozen=True)
 class DistContext:
-    """Distributed context of this process.
+    """Distributed context of this process."""
 
-    Attributes:
-        rank: rank of this process.
-        world: world size.
-        device: device on which it computes.
-        timeout: timeout of collectives.
-    """
-
-    rank: int
-    world: int
-    device: torch.device
-    timeout: timedelta = TIMEOUT
+    rank: int  # rank of this process
+    world: int  # world size
+    device: torch.device  # device on which it computes
+    timeout: timedelta = TIMEOUT  # timeout of collectives
 
     @property
     def is_rank0(self) -> bool:

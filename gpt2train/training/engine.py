@@ -53,26 +53,18 @@ class PendingStats:
     """Statistics and gradients of one step, before the update; the device may still be computing them.
 
     `summary`, `divisor` and `bad` are the same on every process; the rest belongs to this process.
-
-    Attributes:
-        summary: float64 [2 + terms] in CPU memory: gradient norm over all parameters before clipping, number of
-            processes with a stop request, and the mean of each term of the loss over the tokens of the step. On a GPU
-            valid only after `ready`.
-        ready: CUDA event after which `summary` is valid; None if it is valid at once.
-        divisor: float32 scalar on the device, the divisor of the gradients: loss scale times clipping factor.
-        bad: float32 scalar on the device, 1 if the norm is not finite.
-        gradients: local gradient shards, in the order of the optimizer's parameters.
-        each: float64 [parameters], norm of each local shard.
-        finite_loss: bool scalar on the device, True if this process's own loss is finite.
     """
 
     summary: Tensor
-    ready: torch.cuda.Event | None
-    divisor: Tensor
-    bad: Tensor
-    gradients: list[Tensor]
-    each: Tensor
-    finite_loss: Tensor
+    """Float64 [2 + terms] in CPU memory: gradient norm over all parameters before clipping, number of processes with a
+    stop request, and the mean of each term of the loss over the tokens of the step. On a GPU valid only after
+    `ready`."""
+    ready: torch.cuda.Event | None  # CUDA event after which `summary` is valid; None if it is valid at once
+    divisor: Tensor  # float32 scalar on the device, the divisor of the gradients: loss scale times clipping factor
+    bad: Tensor  # float32 scalar on the device, 1 if the norm is not finite
+    gradients: list[Tensor]  # local gradient shards, in the order of the optimizer's parameters
+    each: Tensor  # float64 [parameters], norm of each local shard
+    finite_loss: Tensor  # bool scalar on the device, True if this process's own loss is finite
 
     def read(self) -> StepStats:
         """Wait for the statistics, but not for work queued on the device after `Engine.measure`."""

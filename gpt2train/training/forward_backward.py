@@ -13,17 +13,11 @@ from gpt2train.training.train_state import TrainState
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward and backward passes of one step; its gradients are in place.
+    """Forward and backward passes of one step; its gradients are in place."""
 
-    Attributes:
-        batch: batch of the step, on the device.
-        loss: float32 on the device, the sum of -log p over the targets of this process (`Engine.accumulate`).
-        scale: loss scale.
-    """
-
-    batch: StepBatch
-    loss: Tensor
-    scale: float
+    batch: StepBatch  # batch of the step, on the device
+    loss: Tensor  # float32 on the device, the sum of -log p over the targets of this process (`Engine.accumulate`)
+    scale: float  # loss scale
 
 
 class ForwardBackward:

@@ -14,26 +14,17 @@ from gpt2train.errors import UserError
 
 @dataclass(frozen=True)
 class Schedule:
-    """Resolved schedule, with the warm-up as a number of updates.
-
-    Attributes:
-        updates: number of updates until the decay ends; the last one, and all later ones, have the learning rate
-            `floor` (`peak` for a constant schedule).
-        warmup: number of warm-up updates, below the peak.
-        peak: highest learning rate.
-        floor: lowest learning rate after the warm-up.
-        kind: shape after the warm-up.
-        decay: wsd: number of updates in which the learning rate decays, at least 1.
-        fall: wsd: shape of the decay.
-    """
+    """Resolved schedule, with the warm-up as a number of updates."""
 
     updates: int
-    warmup: int
-    peak: float
-    floor: float = 0.0
-    kind: str = "cosine"
-    decay: int = 1
-    fall: str = "linear"
+    """Number of updates until the decay ends; the last one, and all later ones, have the learning rate `floor` (`peak`
+    for a constant schedule)."""
+    warmup: int  # number of warm-up updates, below the peak
+    peak: float  # highest learning rate
+    floor: float = 0.0  # lowest learning rate after the warm-up
+    kind: str = "cosine"  # shape after the warm-up
+    decay: int = 1  # wsd: number of updates in which the learning rate decays, at least 1
+    fall: str = "linear"  # wsd: shape of the decay
 
 
 def learning_rate(update: int, schedule: Schedule) -> float:

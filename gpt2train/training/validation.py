@@ -43,15 +43,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """Result of a validation.
+    """Result of a validation."""
 
-    Attributes:
-        columns: metrics of the step, the same on every process but for the time.
-        sample: sample text, on rank 0.
-    """
-
-    columns: dict[str, float]
-    sample: Sample | None = None
+    columns: dict[str, float]  # metrics of the step, the same on every process but for the time
+    sample: Sample | None = None  # sample text, on rank 0
 
     def reached(self, stop_at: Mapping[str, float]) -> str | None:
         """Return the reason to end the run, in which it has reached all values of `validation.stop_at`, if so."""
@@ -66,17 +61,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class RunText:
-    """Relation of the tokens of a run to text.
-
-    Attributes:
-        bytes: bytes of each token, int64 [vocab]; empty without a tokenizer.
-        prompt: tokens before a sample text; none without samples.
-        tokenizer: tokenizer of the run, on rank 0.
-    """
+    """Relation of the tokens of a run to text."""
 
     bytes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    prompt: tuple[int, ...] = ()
-    tokenizer: Tokenizer | None = None
+    """Bytes of each token, int64 [vocab]; empty without a tokenizer."""
+    prompt: tuple[int, ...] = ()  # tokens before a sample text; none without samples
+    tokenizer: Tokenizer | None = None  # tokenizer of the run, on rank 0
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunText":
