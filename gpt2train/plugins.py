@@ -58,8 +58,17 @@ class Registry(Generic[T]):
         if name not in self._entries:
             load_plugins()
         if name not in self._entries:
-            raise UserError(f"there is no {self.kind} {name!r}; choose from {', '.join(self)}")
+            remedy = f"choose from {', '.join(self)}" if self._entries else "install the plug-in that adds it"
+            raise UserError(f"there is no {self.kind} {name!r}; {remedy}")
         return self._entries[name]
+
+    def known(self, name: str) -> str:
+        """Return a name that is a setting; ValueError if there is none of this name."""
+        try:
+            self[name]
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        return name
 
     def __iter__(self) -> Iterator[str]:
         """Names, the built-in ones first, each group in the order of registration."""

@@ -113,8 +113,7 @@ def parse_assignment(text: str) -> dict[str, Any]:
         UserError: there is no name before a `=`, or the value is nested too deeply.
     """
     path, equals, value = text.partition("=")
-    names = path.strip().split(".")
-    if not equals or not all(names):
+    if not equals or not all(path.strip().split(".")):
         raise UserError(f"--set {text}: give a setting and its value, such as --set optimizer.lr=3e-4")
     try:
         parsed = tomllib.loads(f"value = {value}")
@@ -122,10 +121,13 @@ def parse_assignment(text: str) -> dict[str, Any]:
         raise UserError(f"--set {text[:40]}…: the value is nested too deeply; write it in the settings file") from error
     except tomllib.TOMLDecodeError:
         parsed = {}
-    found: Any = parsed["value"] if parsed.keys() == {"value"} else value.strip()
-    for name in reversed(names):
-        found = {name: found}
-    return dict(found)
+    return nest(path.strip(), parsed["value"] if parsed.keys() == {"value"} else value.strip())
+
+
+def nest(path: str, value: Any) -> dict[str, Any]:
+    """Put a value under a dotted name into nested mappings."""
+    first, _, rest = path.partition(".")
+    return {first: nest(rest, value) if rest else value}
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -151,6 +153,14 @@ def build(model: type[M], *layers: Mapping[str, Any], source: Source = "settings
         return model.model_validate(layer(*layers))
     except ValidationError as error:
         raise UserError(explain(error, model, source)) from error
+
+
+def validated(model: type[M], given: Mapping[str, Any], source: str) -> M:
+    """Build settings that are part of others; ValueError in one line if one is wrong."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(explain(error, model, source)) from error
 
 
 def explain(error: ValidationError, model: type[BaseModel], source: Source = "settings") -> str:

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator
 
-from gpt2train.errors import UserError
 from gpt2train.plugins import NoOptions, Registry
-from gpt2train.settings import Settings, explain
+from gpt2train.settings import Settings, validated
 
 
 @dataclass(frozen=True)
@@ -38,23 +37,9 @@ def callback_options(chosen: "Callbacks") -> dict[str, Settings]:
     for name in chosen:
         if name in found:
             raise ValueError(f"{name} is there twice; leave one out")
-        model = _spec(name).options
-        try:
-            found[name] = model.model_validate(chosen[name] if isinstance(chosen, Mapping) else {})
-        except ValidationError as error:
-            raise ValueError(explain(error, model, f"callback {name}")) from error
+        given = chosen[name] if isinstance(chosen, Mapping) else {}
+        found[name] = validated(CALLBACKS[CALLBACKS.known(name)].options, given, f"callback {name}")
     return found
-
-
-def _spec(name: str) -> CallbackSpec:
-    try:
-        known = list(CALLBACKS)
-    except UserError as error:  # of a plug-in
-        raise ValueError(str(error)) from error
-    if name not in known:
-        remedy = f"choose from {', '.join(known)}" if known else "install the plug-in that adds it"
-        raise ValueError(f"there is no callback {name!r}; {remedy}")
-    return CALLBACKS[name]
 
 
 def _names_or_tables(given: Any) -> Any:

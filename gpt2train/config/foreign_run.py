@@ -9,6 +9,7 @@ from gpt2train.config.foreign_values import CONVERSIONS, Converted
 from gpt2train.errors import UserError
 from gpt2train.foreign.read import Foreign, Given, read_foreign
 from gpt2train.foreign.table import Row, systems
+from gpt2train.settings import layer, nest
 
 ORDER = tuple(CONVERSIONS)
 MAX_NOTES = 50
@@ -228,13 +229,4 @@ def _encoder_decoder(made: Converted) -> None:
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Nested tables of settings by dotted names, without those of the launcher."""
-    made: dict[str, Any] = {}
-    for path, value in settings.items():
-        *groups, name = path.split(".")
-        if groups[:1] == ["launch"]:
-            continue
-        inner = made
-        for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[name] = value
-    return made
+    return layer(*(nest(path, value) for path, value in settings.items() if not path.startswith("launch.")))

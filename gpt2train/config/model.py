@@ -1,21 +1,20 @@
 """Model shape settings."""
 
 from operator import not_
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from gpt2train.errors import UserError
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import PADDING, Option, Shape
-from gpt2train.settings import NaturalNumber, Settings, explain
+from gpt2train.settings import NaturalNumber, Settings, validated
 
 
 class ModelSettings(Settings):
     """Shape of the model. The vocabulary size comes from the tokenizer of the data."""
 
     # Left out of a run's files for a GPT-2, so that files and fingerprints of older runs stay the same.
-    family: str = Field("gpt2", exclude_if=lambda family: family == "gpt2")
+    family: Annotated[str, AfterValidator(MODELS.known)] = Field("gpt2", exclude_if=lambda family: family == "gpt2")
     """Model family: gpt2, llama, t5, or one that a plug-in adds."""
     layers: int = Field(12, ge=1, le=10_000)
     """Transformer blocks."""
@@ -38,15 +37,6 @@ class ModelSettings(Settings):
     """Settings that only the family has: docs/train/models.md has those of gpt2 and llama, docs/train/t5.md those of
     t5."""
 
-    @field_validator("family")
-    @classmethod
-    def _known(cls, family: str) -> str:
-        try:
-            MODELS[family]
-        except UserError as error:
-            raise ValueError(str(error)) from error
-        return family
-
     @field_validator("options")
     @classmethod
     def _complete(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -55,10 +45,7 @@ class ModelSettings(Settings):
         if not {"family", "layers", "heads", "hidden", "context", "max_positions"} <= given.keys():  # reported
             return options
         family = MODELS[given["family"]]
-        try:
-            chosen = family.options.model_validate(options).model_dump(mode="json")
-        except ValidationError as error:
-            raise ValueError(explain(error, family.options, f"family {given['family']}")) from error
+        chosen = validated(family.options, options, f"family {given['family']}").model_dump(mode="json")
         shape = Shape(
             vocab=PADDING,
             layers=given["layers"],

@@ -1,20 +1,19 @@
 """Settings of the training objective."""
 
 from operator import not_
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from gpt2train.errors import UserError
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.model.shape import Option
-from gpt2train.settings import Settings, explain
+from gpt2train.settings import Settings, validated
 
 
 class ObjectiveSettings(Settings):
     """Objective of the training: its data and its loss."""
 
-    name: str = "next_token"
+    name: Annotated[str, AfterValidator(OBJECTIVES.known)] = "next_token"
     """next_token, span_corruption for the family t5, classification or answers (docs/train/finetune.md), or one that a
     plug-in adds."""
     z_loss: float = Field(0.0, ge=0, le=1, exclude_if=not_)
@@ -24,23 +23,11 @@ class ObjectiveSettings(Settings):
     options: dict[str, Option] = Field({}, exclude_if=not_)
     """Settings that only this objective has; those of span_corruption are in docs/train/t5.md."""
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        try:
-            OBJECTIVES[name]
-        except UserError as error:
-            raise ValueError(str(error)) from error
-        return name
-
     @field_validator("options")
     @classmethod
     def _complete(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Check the options against the objective's own settings model, and add its defaults."""
         if "name" not in info.data:  # reported
             return options
-        objective = OBJECTIVES[info.data["name"]]
-        try:
-            return objective.options.model_validate(options).model_dump(mode="json")
-        except ValidationError as error:
-            raise ValueError(explain(error, objective.options, f"objective {info.data['name']}")) from error
+        name = info.data["name"]
+        return validated(OBJECTIVES[name].options, options, f"objective {name}").model_dump(mode="json")

@@ -2,7 +2,7 @@
 
 Nothing is recorded while a job runs. When a collective has timed out, the ranks whose collectives failed find theirs in
 the frames of their traceback, where torch's functions still hold tensors and group. A rank that hangs answers from a
-thread (`HangAnswer`), which is blocked in the store until then, or looks into a file store every second. One that is
+thread (`answer_hangs`), which is blocked in the store until then, or looks into a file store every second. One that is
 stopped, or is in native code that keeps the interpreter's lock, does not answer, and is reported as such.
 """
 
@@ -138,28 +138,24 @@ def record_nccl(environment: MutableMapping[str, str], logs: Path) -> None:
     environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
-class HangAnswer:
-    """Thread that writes this rank's state to a store when another rank asks for it.
+def answer_hangs(store: dist.Store, rank: int, polls: bool) -> None:
+    """Write this rank's state to a store, from a thread, when another rank asks for it.
 
-    Args:
-        store: store with a connection of its own, since waiting blocks it.
-        rank: rank of this process.
-        polls: True for a file store, which would wait by reading its file a hundred times a second.
+    The store has a connection of its own, since waiting blocks it. A file store would wait by reading its file a
+    hundred times a second; with `polls` it is looked into every second.
     """
+    store.set(f"process/{rank}", json.dumps([socket.gethostname(), psutil.Process().pid]))
 
-    def __init__(self, store: dist.Store, rank: int, polls: bool) -> None:
-        self._store, self._rank, self._polls = store, rank, polls
-        store.set(f"process/{rank}", json.dumps([socket.gethostname(), psutil.Process().pid]))
-        threading.Thread(target=self._run, name="hang report", daemon=True).start()
-
-    def _run(self) -> None:
+    def run() -> None:
         with contextlib.suppress(dist.DistError, RuntimeError):  # the store is gone, and with it the job
-            while self._polls and not self._store.check([f"wake/{self._rank}"]):
+            while polls and not store.check([f"wake/{rank}"]):
                 time.sleep(POLL_SECONDS)
-            self._store.wait([f"wake/{self._rank}"], WAIT)
-            if self._store.get(f"wake/{self._rank}") == b"hang":
+            store.wait([f"wake/{rank}"], WAIT)
+            if store.get(f"wake/{rank}") == b"hang":
                 # Not in place of the state that this process has written when its collective failed.
-                self._store.compare_set(f"state/{self._rank}", "", json.dumps(asdict(own_state())))
+                store.compare_set(f"state/{rank}", "", json.dumps(asdict(own_state())))
+
+    threading.Thread(target=run, name="hang report", daemon=True).start()
 
 
 def publish(store: dist.Store, rank: int, state: RankState) -> None:

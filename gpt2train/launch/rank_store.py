@@ -60,7 +60,7 @@ def answer_hangs() -> None:
         return
     env = _attempt.env
     job = dist.PrefixStore(f"gpt2train/{env.job}", cast(Any, _attempt.shared).clone())
-    hang_report.HangAnswer(dist.PrefixStore(_attempt.name, job), env.rank, polls=bool(env.store))
+    hang_report.answer_hangs(dist.PrefixStore(_attempt.name, job), env.rank, polls=bool(env.store))
 
 
 def publish_failure(state: hang_report.RankState, timed_out: bool) -> None:

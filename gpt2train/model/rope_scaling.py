@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from gpt2train.settings import Settings, explain
+from gpt2train.settings import Settings, validated
 
 REQUIRED = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # of llama3
 
@@ -89,7 +89,4 @@ def rope_scaling_of(table: Mapping[str, Any]) -> RopeScaling | None:
     if not isinstance(kind, str) or kind not in fields:
         raise ValueError(f"rope_type is {str(kind)[:40]!r}, but only default, {', '.join(fields)} are supported")
     given = {name: table[name] for name in ("factor", *fields[kind]) if name in table}
-    try:
-        return RopeScaling.model_validate({"rope_type": kind} | given)
-    except ValidationError as error:
-        raise ValueError(explain(error, RopeScaling, "rope_scaling")) from error
+    return validated(RopeScaling, {"rope_type": kind} | given, "rope_scaling")

@@ -5,7 +5,6 @@ the clock, the machine or the number of workers.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import unicodedata
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpt2train.errors import RunError
+from gpt2train.extras import version_of
 from gpt2train.settings import Record
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.inner_path import OptionalInnerPath
@@ -157,10 +157,7 @@ def _version(package: str) -> str:
         from lxml import etree
 
         return ".".join(map(str, etree.LIBXML_VERSION))
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+    return version_of(package) or "none"
 
 
 def read_manifest(folder: Folder, name: str = MANIFEST) -> Manifest | None:
