@@ -79,17 +79,15 @@ def _launcher(settings: Mapping[str, Any]) -> str:
 
 def convert(foreign: Foreign) -> Converted:
     """Convert the values of another system to settings of a run."""
-    made = Converted()
-    title = foreign.system.title
+    made, title = Converted(), foreign.system.title
+    names = {given.name for given in foreign.given}
     rows: list[tuple[Given, Row | None, bool]] = []
     for name, value in foreign.system.defaults.items():
-        if (row := foreign.system.row(name)) is not None:
-            rows.append((Given(name, value, f"{title}'s default of {name}"), row, True))
-        else:
+        if (row := foreign.system.row(name)) is None:
             made.put({name: value}, f"{title}'s default", default=True)
+        elif name not in names:
+            rows.append((Given(name, value, f"{title}'s default of {name}"), row, True))
     rows += [(given, _row_of(foreign, given.name), False) for given in foreign.given]
-    given_names = {given.name for given, _, default in rows if not default}
-    rows = [(given, row, default) for given, row, default in rows if not default or given.name not in given_names]
     made.values = {given.name: given.value for given, _, _ in rows}
     deferred = []
     for given, row, default in rows:
@@ -98,10 +96,9 @@ def convert(foreign: Foreign) -> Converted:
         else:
             _take(made, given, row, default)
     _settle_batch(made)
-    for _, given, row, default in sorted(deferred, key=lambda one: one[0]):
-        if row.by is not None:
-            _compute(made, given, row, row.by, default)
-            _settle_batch(made)
+    for place, given, row, default in sorted(deferred, key=lambda one: one[0]):
+        _compute(made, given, row, ORDER[place], default)
+        _settle_batch(made)
     _settle_schedule(made)
     _settle_family(made, foreign)
     return made

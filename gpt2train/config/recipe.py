@@ -1,23 +1,7 @@
 """The modern recipe: a complete training from one number, the depth of the model, by published rules.
 
 The model is merged to a Qwen3 (family llama with QK-norm), which transformers loads; Muon trains the matrices of its
-blocks.
-
-| setting | rule | source |
-|---|---|---|
-| width | 64 x depth | nanochat (Karpathy 2025); GPT-2's 12 x 768 too |
-| norm of the embedding | | nanochat; modded-nanogpt (Jordan et al. 2024) |
-| head size | 128 from a width of 768 on if it divides the width, else 64 | nanochat; GPT-2 |
-| tokens | 20 for each parameter of the blocks and the output projection | Hoffmann et al. 2022, "Chinchilla" |
-| batch | 0.58 tokens^0.571, in tokens, to the nearest power of two of samples | Li et al. 2025, "Step Law" |
-| learning rate | 1.79 blocks^-0.713 tokens^0.307, with the parameters of the blocks | Li et al. 2025 |
-| the same for Muon | updates with the root mean square of AdamW's; weight decay 0.1 | Liu et al. 2025, Moonlight |
-| warm-down | linear, over the last 65 % of the steps | nanochat |
-| last learning rate | 0 | Bergsma et al. 2025, "Straight to Zero" |
-
-Our own choices: a warm-up of 2 % of the steps; 1,024 tokens of context and GPT-2's vocabulary from depth 8 on, below
-that 256 and 4,096, since 50,257 rows of a width below 512 are more than all blocks; float32 below depth 8, since such
-a model is trained on a CPU.
+blocks. docs/train/modern.md has the rules and their sources.
 """
 
 import math

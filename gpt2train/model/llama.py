@@ -7,6 +7,7 @@ Report" (norm of queries and keys); Zhou et al. 2024, "Value Residual Learning",
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -77,16 +78,9 @@ class Block(nn.Module):
         self.down = nn.Linear(inner, shape.hidden, bias=bias)
         self.drop = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        cache: Prefill | Step | None,
-        mask: Tensor | None,
-        positions: Rotation,
-        added: Tensor | None = None,
-    ) -> Tensor:
-        """Apply attention and MLP to the hidden states [batch, length, hidden]; arguments as of `Attention`."""
-        x = x + self.drop(self.attn(self.ln_1(x), cache, mask, positions, added))
+    def forward(self, x: Tensor, *arguments: Any) -> Tensor:
+        """Apply attention and MLP to the hidden states [batch, length, hidden]; further arguments as of `Attention`."""
+        x = x + self.drop(self.attn(self.ln_1(x), *arguments))
         h = self.ln_2(x)
         h = F.relu(self.up(h)).square() if self.gate is None else F.silu(self.gate(h)) * self.up(h)
         return x + self.drop(self.down(h))

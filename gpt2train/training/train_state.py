@@ -1,4 +1,4 @@
-"""Train state: the progress of a run, and its transition from step to step."""
+"""Train state: the progress of a run with its loss scale and spike detection, and its transition from step to step."""
 
 import contextlib
 import json
@@ -9,15 +9,87 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from gpt2train.config import RunConfig, TrainSettings
+from gpt2train.config import RunConfig, ScalerSettings, SpikeSettings, TrainSettings
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.settings import Record
 from gpt2train.store.run_folder import MANIFEST, list_checkpoints
-from gpt2train.training.loss_scale import LossScale, can_fall, first_scale, next_scale
-from gpt2train.training.spike_detection import SpikeWindow, update
 
 # A loss above this many times that of a uniform guess, ln(vocabulary), is divergence; fresh weights begin at 1.0 times.
 MAX_UNIFORM_LOSSES = 2
+
+
+class LossScale(Record):
+    """State of the dynamic loss scale of fp16 training; stored in checkpoints.
+
+    Gradients below 6e-8 are 0 in half precision. The loss is multiplied by a scale before the backward pass, and the
+    gradients are divided by it before the update. If they overflow, the step is skipped and the scale is lowered.
+    """
+
+    value: float
+    """Loss scale of the next step."""
+    good: int = 0
+    """Steps without overflow since the last overflow or change of the scale."""
+    patience: int
+    """Overflows left until the scale is halved (hysteresis); below 1 each one halves it."""
+
+
+def first_scale(settings: ScalerSettings) -> LossScale:
+    """Loss scale of a run's first step."""
+    return LossScale(value=settings.initial, patience=settings.hysteresis)
+
+
+def next_scale(scale: LossScale, overflow: bool, settings: ScalerSettings) -> LossScale:
+    """Loss scale after one step.
+
+    `window` consecutive steps without overflow double it. The first `hysteresis` - 1 overflows leave it unchanged, as
+    in Megatron-LM, and each further one halves it. Only a doubling resets the count of overflows, not a good step.
+    """
+    if settings.static:
+        return scale
+    if overflow:
+        patience = scale.patience - 1
+        value = scale.value if patience > 0 else max(settings.minimum, scale.value / 2)
+        return LossScale(value=value, good=0, patience=patience)
+    if scale.good + 1 < settings.window:
+        return scale.model_copy(update={"good": scale.good + 1})
+    return LossScale(value=scale.value * 2, good=0, patience=settings.hysteresis)
+
+
+def can_fall(scale: LossScale, settings: ScalerSettings) -> bool:
+    """Return True if the scale can be lowered further, which may fix an overflow; otherwise training has diverged."""
+    return not settings.static and scale.value > settings.minimum
+
+
+class SpikeWindow(Record):
+    """Gradient norms (or losses) of the last steps, newest last; stored in checkpoints."""
+
+    values: tuple[float, ...] = ()
+    """Values of at most `spikes.window` steps."""
+
+
+def next_window(window: SpikeWindow, value: float, settings: SpikeSettings) -> tuple[SpikeWindow, bool]:
+    """Decide if a value is a spike: more than `threshold_sigma` standard deviations above the mean of the window.
+
+    No spike is reported until the window is half full. A spike enters the window clamped to the limit that it exceeded:
+    it cannot mask the next one, and a level that has risen permanently is accepted within a few steps.
+
+    Args:
+        window: values of the previous steps.
+        value: value of this step; one that is not finite is ignored, since such a step is skipped anyway.
+        settings: window size and threshold; a `threshold_sigma` of 0 disables detection.
+
+    Returns:
+        The window for the next step, and True if the value is a spike. Equal on every process, as the values are.
+    """
+    if not settings.threshold_sigma or not math.isfinite(value):
+        return window, False
+    values, spike = window.values, False
+    if len(values) >= settings.window // 2:
+        mean = math.fsum(values) / len(values)
+        deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
+        limit = mean + settings.threshold_sigma * deviation
+        value, spike = min(value, limit), value > limit
+    return SpikeWindow(values=(*values, value)[-settings.window :]), spike
 
 
 class StepStats(NamedTuple):
@@ -115,7 +187,7 @@ class TrainState(Record):
 
     def _next_history(self, stats: StepStats, settings: TrainSettings) -> tuple[SpikeWindow, bool]:
         value = stats.loss if settings.spikes.metric == "loss" else stats.grad_norm
-        return update(self.history, value, settings.spikes)
+        return next_window(self.history, value, settings.spikes)
 
     def _scale(self, settings: TrainSettings) -> LossScale | None:
         """Loss scale of a run in fp16, including one that started in another precision; None in other precisions."""

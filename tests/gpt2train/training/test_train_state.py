@@ -15,10 +15,18 @@ from gpt2train.config import ScalerSettings, SpikeSettings, TrainSettings, prese
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from gpt2train.training.loss_scale import LossScale, can_fall, first_scale, next_scale
 from gpt2train.training.lr_schedule import Schedule, learning_rate, make_schedule
-from gpt2train.training.spike_detection import SpikeWindow, update
-from gpt2train.training.train_state import START, StepStats, TrainState
+from gpt2train.training.train_state import (
+    START,
+    LossScale,
+    SpikeWindow,
+    StepStats,
+    TrainState,
+    can_fall,
+    first_scale,
+    next_scale,
+    next_window,
+)
 
 SETTINGS = SpikeSettings(threshold_sigma=6.0, window=16)
 
@@ -26,7 +34,7 @@ SETTINGS = SpikeSettings(threshold_sigma=6.0, window=16)
 def walk(values: list[float], settings: SpikeSettings = SETTINGS) -> list[int]:
     history, found = SpikeWindow(), []
     for place, value in enumerate(values):
-        history, spike = update(SpikeWindow.model_validate_json(history.model_dump_json()), value, settings)
+        history, spike = next_window(SpikeWindow.model_validate_json(history.model_dump_json()), value, settings)
         found += [place] if spike else []
         assert len(history.values) <= settings.window
     return found
@@ -58,7 +66,7 @@ def test_a_lasting_rise_is_soon_no_spike() -> None:
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60))
 def test_the_limit_is_the_mean_plus_a_multiple_of_the_deviation(values: list[float]) -> None:
     history = SpikeWindow(values=tuple(values[:-1][-16:]))
-    _, spike = update(history, values[-1], SETTINGS)
+    _, spike = next_window(history, values[-1], SETTINGS)
     if len(history.values) < 8:
         assert not spike
     else:
