@@ -50,9 +50,7 @@ class BatchSettings(Settings):
     def _sizes(self, processes: int) -> tuple[int, int, int]:
         micro, whole, accumulation = self.micro_batch, self.global_batch, self.gradient_accumulation_steps
         if [micro, whole, accumulation].count(0) > 1:
-            raise UserError(
-                "at least two of batch.micro_batch, batch.global_batch and batch.gradient_accumulation_steps are needed"
-            )
+            raise UserError("give at least two of batch.micro_batch, global_batch and gradient_accumulation_steps")
         if not whole:
             return micro, micro * processes * accumulation, accumulation
         unit, name = (micro, "micro_batch") if micro else (accumulation, "gradient_accumulation_steps")

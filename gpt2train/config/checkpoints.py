@@ -33,7 +33,5 @@ class CheckpointSettings(Settings):
     @model_validator(mode="after")
     def _best_is_kept(self) -> Self:
         if self.select == "best" and not self.keep_best:
-            raise ValueError(
-                "checkpoints.select is best, but keep_best 0 keeps none; set keep_best = 1, or select = 'last'"
-            )
+            raise ValueError("checkpoints.select best needs keep_best above 0; set keep_best = 1, or select = 'last'")
         return self

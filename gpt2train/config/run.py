@@ -88,14 +88,10 @@ class TrainSettings(Settings):
         if labels and name in ("next_token", "answers"):
             raise ValueError(f"model.labels {labels} is for classifiers; the objective {name} predicts tokens")
         if self.objective.z_loss and (labels or OBJECTIVES[name].loss):
-            raise ValueError(
-                f"objective.z_loss is for the prediction of tokens, and {name} has another loss; set it to 0"
-            )
+            raise ValueError(f"objective.z_loss is for the prediction of tokens, and {name} has another; set it to 0")
         metric, known = self.checkpoints.best_metric, ("loss", *OBJECTIVES[name].best_metrics)
         if metric not in known:
-            raise ValueError(
-                f"checkpoints.best_metric {metric!r} is not measured by the objective {name}; give {' or '.join(known)}"
-            )
+            raise ValueError(f"objective {name} has no checkpoints.best_metric {metric!r}; give {' or '.join(known)}")
         return self
 
     @model_validator(mode="after")

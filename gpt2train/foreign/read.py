@@ -169,9 +169,7 @@ def _of_commands(script: Script, title: str) -> Foreign:
         if _is_enough(count, names) and (best is None or count >= best[0]):
             best = (count, system, words)
     if best is None:
-        raise UserError(
-            f"no command in {title} has options of a system that is known; give the command that trains, in quotes"
-        )
+        raise UserError(f"no command in {title} has options of a known system; give the command that trains, in quotes")
     _, system, words = best
     program = next((word for word in words if re.search(system.program, word)), "") if system.program else ""
     files = _files_of(words, script)

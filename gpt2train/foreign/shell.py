@@ -154,9 +154,7 @@ class Script:
     def _count(self, values: list[str]) -> None:
         self._expanded += sum(map(len, values))
         if self._expanded > MAX_EXPANDED or len(values) > MAX_EXPANDED // 64:
-            raise UserError(
-                f"a script of more than {MAX_EXPANDED} characters with its variables; give the command itself"
-            )
+            raise UserError(f"more than {MAX_EXPANDED} characters of script and variables; give the command itself")
 
     def _looked_up(self, expression: str, line: int) -> list[str]:
         if expression in ("@", "*", "#", "?", "!", "$"):

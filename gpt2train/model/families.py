@@ -184,9 +184,7 @@ def check_decoder_alone(shape: Shape, source: object) -> None:
 def check_language_model(shape: Shape, source: object) -> None:
     """Raise a UserError for a sequence classifier, which predicts no tokens."""
     if shape.labels:
-        raise UserError(
-            f"{source} is a classifier of {shape.labels} classes and predicts no tokens; give another model"
-        )
+        raise UserError(f"{source} is a classifier of {shape.labels} classes and predicts no tokens; give another")
 
 
 def is_tied(shape: Shape) -> bool:

@@ -63,9 +63,7 @@ def check_sizes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tup
     for name in sorted(expected.keys() - found.keys()):
         raise UserError(f"{what} has no tensor {name}; it belongs to another model or is incomplete")
     for name in sorted(found.keys() - expected.keys()):
-        raise UserError(
-            f"{what} has a tensor {name} that a model of this size does not have; it belongs to another model"
-        )
+        raise UserError(f"{what} has a tensor {name} that a model of this size lacks; it belongs to another model")
     for name, size in expected.items():
         if found[name] != size:
             raise UserError(f"{what}: {name} has the shape {found[name]}; expected {size}")

@@ -214,9 +214,7 @@ class T5(CausalLM):
     def new_cache(self, rows: int, context: int) -> "T5Cache":  # type: ignore[override]
         """Empty cache; UserError if the model does not know the token with which the decoder begins."""
         if options_of(self.shape).start_id < 0:
-            raise UserError(
-                "the model does not name the token with which its decoder begins; set model.options.start_id"
-            )
+            raise UserError("the model names no token with which its decoder begins; set model.options.start_id")
         weight = self.wte.weight
         sizes = (self.shape.layers - self.encoder_layers, self.kv_heads, self.shape.head_dim, rows, context)
         return T5Cache(*(Cache(*sizes, weight.dtype, weight.device) for _ in range(2)))

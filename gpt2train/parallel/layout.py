@@ -91,9 +91,7 @@ class Layout:
             )
         shard = 1 if p.zero == 0 else p.dp_shard_degree or data
         if p.dp_shard_degree and p.zero == 0:
-            raise UserError(
-                f"parallel.dp_shard_degree {p.dp_shard_degree} needs parallel.zero 1, 2 or 3; with 0 nothing is sharded"
-            )
+            raise UserError(f"parallel.dp_shard_degree {p.dp_shard_degree} needs parallel.zero 1-3; 0 shards nothing")
         if data % shard:
             raise UserError(
                 f"parallel.dp_shard_degree {shard} does not divide the {data} data-parallel processes "
@@ -127,9 +125,7 @@ class Layout:
         if tp * pp != world:
             raise UserError(f"--tp {tp} x --pp {pp} = {tp * pp} processes, but there are {world}; start {tp * pp}")
         if len(MODELS[shape.family].lengths(shape)) > 1 and pp > 1:
-            raise UserError(
-                f"the model family {shape.family} generates on one pipeline stage, not on {pp}; leave out --pp"
-            )
+            raise UserError(f"model family {shape.family} generates on one pipeline stage, not on {pp}; leave out --pp")
         _check_tensor_parallel(shape, tp, "--tp")
         if pp > shape.layers:
             raise UserError(f"--pp {pp} stages, but the model has {shape.layers} layers; give {shape.layers} or fewer")

@@ -108,9 +108,7 @@ def translate_store_errors(url: str, writing: bool = False) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise UserError(
-            f"the store refuses {url} ({_reason(error)}); check the credentials and their rights"
-        ) from error
+        raise UserError(f"the store refuses {url} ({_reason(error)}); check credentials and rights") from error
     except FileNotFoundError as error:
         if writing or "bucket does not exist" in str(error):
             raise UserError(f"the bucket of {url} does not exist; create it, or give another URL") from error
