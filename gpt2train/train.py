@@ -99,9 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             log.info(CLOSING)
         divert_native_stderr(logs, env.rank)
         record_nccl(os.environ, logs)
-        ctx = join(
-            config.device, env, performance.collective_timeout(config.performance, timedelta(seconds=options.timeout))
-        )
+        timeout = performance.collective_timeout(config.performance, timedelta(seconds=options.timeout))
+        ctx = join(config.device, env, timeout)
         rank_store.answer_hangs()
         train(config, ctx, stop)
     except (UserError, RunError) as error:

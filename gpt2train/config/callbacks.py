@@ -56,9 +56,9 @@ def _names_or_tables(given: Any) -> Any:
 def _complete(chosen: "Callbacks") -> "Callbacks":
     """Check names and options, and add the defaults of the options to tables."""
     options = callback_options(chosen)
-    return (
-        {name: model.model_dump(mode="json") for name, model in options.items()} if isinstance(chosen, dict) else chosen
-    )
+    if not isinstance(chosen, dict):
+        return chosen
+    return {name: model.model_dump(mode="json") for name, model in options.items()}
 
 
 Callbacks = tuple[str, ...] | dict[str, dict[str, Any]]

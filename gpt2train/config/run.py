@@ -146,10 +146,9 @@ class TrainSettings(Settings):
 
     def has_half_stream(self, on_gpu: bool) -> bool:
         """Return True if the residual stream is in bf16."""
-        stream = self.performance.stream
-        return stream == "bf16" or (
-            stream == "auto" and on_gpu and self.precision == "bf16" and self.model.family != "t5"
-        )
+        if self.performance.stream != "auto":
+            return self.performance.stream == "bf16"
+        return on_gpu and self.precision == "bf16" and self.model.family != "t5"
 
     @property
     def sample_length(self) -> int:

@@ -58,6 +58,4 @@ def check_interface(env: Mapping[str, str]) -> None:
 
 
 def _names_of_address(address: str) -> list[str]:
-    return [
-        name for name, addresses in psutil.net_if_addrs().items() if any(one.address == address for one in addresses)
-    ]
+    return [name for name, found in psutil.net_if_addrs().items() if any(one.address == address for one in found)]

@@ -139,11 +139,8 @@ def _diagnose(error: BaseException, tb: TracebackType | None, rank: int) -> tupl
         # gloo reports any error of a connection as a timeout, after four attempts without a pause between them.
         if refused := re.search(r"timed out connecting: (.*)", str(error)):
             return code, f"rank {rank} cannot connect to {rank_store.ranks(hung)} ({refused[1]}); {INTERFACE_REMEDY}"
-        report = _report(rank_store.states())
-        return (
-            code,
-            f"{rank_store.ranks(hung)} gave no sign of life while rank {rank} waited; check the machine{report}",
-        )
+        what = f"{rank_store.ranks(hung)} gave no sign of life while rank {rank} waited"
+        return code, f"{what}; check the machine{_report(rank_store.states())}"
     if hung is not None and len(states := rank_store.states()) > 1:
         code = PEER_HUNG if LAUNCHER in os.environ else 1
         return code, f"all ranks of {len(states)} wait, in collectives that do not match{_report(states)}"

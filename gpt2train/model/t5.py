@@ -139,13 +139,11 @@ class T5(CausalLM):
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__(shape)
         chosen = options_of(shape)
-        self.encoder_layers = chosen.encoder_layers
+        self.encoder_layers = first = chosen.encoder_layers
         self.wte = nn.Embedding(shape.padded_vocab, shape.hidden)
         self.encoder_bias = nn.Embedding(chosen.buckets, shape.heads)
         self.decoder_bias = nn.Embedding(chosen.buckets, shape.heads)
-        self.blocks = nn.ModuleDict(
-            {str(i): Block(shape, dropout, i >= self.encoder_layers) for i in range(shape.layers)}
-        )
+        self.blocks = nn.ModuleDict({str(i): Block(shape, dropout, i >= first) for i in range(shape.layers)})
         self.encoder_norm = FinalNorm(shape.hidden, eps=chosen.norm_eps)
         self.ln_f = FinalNorm(shape.hidden, eps=chosen.norm_eps)
         self.drop = nn.Dropout(dropout)

@@ -103,14 +103,12 @@ class RowExchange:
 
     def __init__(self, region: Region, used: Sequence[range], total: int) -> None:
         shards, rank = _shards(total, region.size), region.rank
-        own = shards[rank]
+        own, wanted = shards[rank], used[rank]
         self.group, self.size = region.group, len(own)
         self.sent = [_places(rows, own) if other != rank else range(0) for other, rows in enumerate(used)]
         self.sent_sizes = [len(rows) for rows in self.sent]
-        self.kept = _places(used[rank], own)
-        self.received_sizes = [
-            len(common(used[rank], rows)) if other != rank else 0 for other, rows in enumerate(shards)
-        ]
+        self.kept = _places(wanted, own)
+        self.received_sizes = [len(common(wanted, rows)) if other != rank else 0 for other, rows in enumerate(shards)]
         self.before = sum(self.received_sizes[:rank])  # received rows that come before the kept ones
 
     def rows(self, parameter: Tensor | None, dim: int = 0) -> Tensor | None:
@@ -179,10 +177,8 @@ def _repeated(x: Tensor, repeats: tuple[int, ...]) -> Tensor:
     """Repeat heads of keys and values, one for each of their heads of queries; unchanged without `repeats`."""
     if not repeats:
         return x
-    heads = x.unflatten(-1, (len(repeats), -1)).split(1, -2)
-    return torch.cat(
-        [head.expand(*head.shape[:-2], n, -1) for head, n in zip(heads, repeats, strict=True)], -2
-    ).flatten(-2)
+    pairs = zip(x.unflatten(-1, (len(repeats), -1)).split(1, -2), repeats, strict=True)
+    return torch.cat([head.expand(*head.shape[:-2], number, -1) for head, number in pairs], -2).flatten(-2)
 
 
 def _shards(total: int, tp: int) -> list[range]:

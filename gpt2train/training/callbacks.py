@@ -99,9 +99,8 @@ class CallbackList:
 
     def __init__(self, run: RunView) -> None:
         self._run = run
-        self._callbacks = {
-            name: _create(name, options) for name, options in callback_options(run.config.callbacks).items()
-        }
+        chosen = callback_options(run.config.callbacks)
+        self._callbacks = {name: _create(name, options) for name, options in chosen.items()}
         self.stopping = False
         self.stop_reason: str | None = None
         self._error: RunError | UserError | None = None

@@ -96,9 +96,7 @@ class RunText:
             return cls()
         if found is None:
             if sample.prompt or sample.tokens:
-                log.warning(
-                    "warning: no sample text: the run has no tokenizer; put it into %s/tokenizer", config.output
-                )
+                log.warning("warning: no sample text: the run has no tokenizer; put it in %s/tokenizer", config.output)
             return cls()
         tokenizer = found[1]
         prompt: list[int] = []
