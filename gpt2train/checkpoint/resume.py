@@ -25,17 +25,8 @@ from gpt2train.store.counts import count_of
 log = logging.getLogger("gpt2train")
 
 # Settings that determine the weights: another value is another model.
-SHAPE = (
-    "model.family",
-    "model.options",
-    "model.layers",
-    "model.heads",
-    "model.hidden",
-    "model.max_positions",
-    "model.labels",
-    "vocab",
-    "tokenizer_hash",
-)
+MODEL = ("family", "options", "layers", "heads", "hidden", "max_positions", "labels")
+SHAPE = (*(f"model.{name}" for name in MODEL), "vocab", "tokenizer_hash")
 # Settings that determine the names of the optimizer's state in a checkpoint, which another value could not load.
 OPTIMIZER = ("optimizer.name",)
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.

@@ -1,18 +1,19 @@
 """Tests and arithmetic of a shell, on texts that are expanded already."""
 
 import ast
+import operator
 import re
 from collections.abc import Mapping
 
 from gpt2train.foreign.python_config import MAX_BITS, OPERATORS
 
 COMPARISONS = {
-    "-eq": lambda left, right: left == right,
-    "-ne": lambda left, right: left != right,
-    "-gt": lambda left, right: left > right,
-    "-ge": lambda left, right: left >= right,
-    "-lt": lambda left, right: left < right,
-    "-le": lambda left, right: left <= right,
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
 }
 
 
@@ -21,27 +22,24 @@ def is_true(fields: list[str]) -> bool | None:
     if not fields or fields[0] not in ("[", "[[", "test"):
         return None
     inner = [field for field in fields[1:] if field not in ("]", "]]")]
-    negative = bool(inner) and inner[0] == "!"
-    inner = inner[1:] if negative else inner
-    found = _test(inner)
-    return None if found is None else found != negative
-
-
-def _test(inner: list[str]) -> bool | None:
-    if len(inner) == 0:
-        return False
-    if len(inner) == 1:
-        return bool(inner[0])
-    if len(inner) == 2 and inner[0] in ("-z", "-n"):
-        return bool(inner[1]) == (inner[0] == "-n")
-    if len(inner) == 3 and inner[1] in ("=", "==", "!="):
-        return (inner[0] == inner[2]) == (inner[1] != "!=")
-    if len(inner) == 3 and inner[1] in COMPARISONS:
-        try:
-            return COMPARISONS[inner[1]](int(inner[0] or 0), int(inner[2] or 0))
-        except ValueError:
+    negative = inner[:1] == ["!"]
+    match inner[1:] if negative else inner:
+        case []:
+            found = False
+        case [word]:
+            found = bool(word)
+        case ["-z" | "-n" as option, word]:
+            found = bool(word) == (option == "-n")
+        case [left, "=" | "==" | "!=" as sign, right]:
+            found = (left == right) == (sign != "!=")
+        case [left, sign, right] if sign in COMPARISONS:
+            try:
+                found = COMPARISONS[sign](int(left or 0), int(right or 0))
+            except ValueError:
+                return None
+        case _:
             return None
-    return None
+    return found != negative
 
 
 def arithmetic(expression: str, names: Mapping[str, str]) -> int | None:

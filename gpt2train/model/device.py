@@ -4,6 +4,7 @@ ROCm's GPUs are `cuda` to torch. Other accelerators (XPU, …) are not chosen.
 """
 
 import torch
+from torch import Tensor
 
 from gpt2train.errors import UserError
 
@@ -39,3 +40,9 @@ def choose_device(
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of sums over many numbers on a device: float64 where it has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def product_dtype(like: Tensor) -> torch.dtype:
+    """Dtype of matrix products, under autocast another one than that of a tensor."""
+    device = like.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gpt2train.model.cache import Prefill, Step
 from gpt2train.model.causal_lm import CausalLM, SelfAttention
+from gpt2train.model.device import product_dtype
 from gpt2train.model.llama_family import blocks_of_table, options_of
 from gpt2train.model.rms_norm import RMSNorm
 from gpt2train.model.rope_scaling import parse_rope_scaling
@@ -113,7 +114,7 @@ class Llama(CausalLM):
             positions = torch.arange(length, device=like.device)[None]
         elif self.scaling is not None and self.scaling.rope_type == "dynamic":
             length = int(positions.max()) + 1
-        return self.rotation(positions, length, _product_dtype(like))
+        return self.rotation(positions, length, product_dtype(like))
 
     def rotation(self, positions: Tensor, length: int, dtype: torch.dtype) -> Rotation:
         """Compute the rotation at some positions, where the longest text has `length` tokens."""
@@ -130,12 +131,6 @@ class Llama(CausalLM):
         found: dict[str, tuple[Tensor, ...]] = {}
         for table, rows in self.values.items():
             added = rows(ids)
-            added = added.to(_product_dtype(added))
+            added = added.to(product_dtype(added))
             found |= {str(layer): (added,) for layer in blocks_of_table(self.shape, int(table))}
         return found
-
-
-def _product_dtype(like: Tensor) -> torch.dtype:
-    """Dtype of matrix products, under autocast another one than that of a tensor."""
-    device = like.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from gpt2train.compat.torch import all_gather_single, reduce_scatter_single
 from gpt2train.compat.torch_compile import compiled_result
+from gpt2train.model.device import product_dtype
 
 
 class Region:
@@ -38,8 +39,7 @@ class Region:
         The products that follow compute in it anyway, and a norm's float32 output would be twice as long to send, as
         would its gradient.
         """
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = x.to(product_dtype(x))
         return _Gather.apply(x, self) if self.sequence else _Copy.apply(x, self)
 
     def leave(self, x: Tensor) -> Tensor:
