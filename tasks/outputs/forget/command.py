@@ -68,14 +68,8 @@ def forget(
             wanted = [target for target in wanted if target not in pending.targets]
             if not wanted:
                 return
-        removal = plan_removal(root, _given(wanted), run)
+        removal = plan_removal(root, wanted, run)
         _remove(root, removal.model_copy(update={"delete_checkpoints": delete_checkpoints}), json_)
-
-
-def _given(targets: list[str]) -> list[str]:
-    if not targets:
-        raise UserError("give a URL, a domain, or a file with one of these per line")
-    return targets
 
 
 def _show_plan(root: Folder, targets: list[str], run: str | None, as_json: bool) -> None:
@@ -83,7 +77,7 @@ def _show_plan(root: Folder, targets: list[str], run: str | None, as_json: bool)
         raise UserError(
             f"{root.url}: the removal of {', '.join(pending.targets[:MAX_SHOWN])} was interrupted; --yes completes it"
         )
-    removal = plan_removal(root, _given(targets), run)
+    removal = plan_removal(root, targets, run)
     if as_json:
         print(json.dumps(_values(removal), ensure_ascii=False, indent=1))
         return

@@ -10,7 +10,7 @@ from gpt2train.errors import RunError
 from gpt2train.settings import Record
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.inner_path import InnerPath
-from gpt2train.store.manifest import MANIFEST, Manifest, Outcome
+from gpt2train.store.manifest import MANIFEST, Outcome
 from gpt2train.store.output import COPIES, Output
 from tasks.core.forgotten import URL_COLUMNS, Forgotten, url_hash
 from tasks.outputs.forget.archives import archive_urls
@@ -56,76 +56,57 @@ class Found(Record):
 
 
 def find_pages(output: Output, wanted: Forgotten) -> Found:
-    """Search every file that a manifest names."""
+    """Search every file that a manifest names.
+
+    Documents are found by the URLs that were redirected to the pages too, rows of steps that take pages from outside
+    are not.
+    """
     redirected = {
         row["url"]
-        for folder, manifest in output.manifests.items()
+        for manifest in output.manifests.values()
         if manifest.step in SOURCES
         for _, record in _records(manifest.outcome)
         for row in rows_of(output.root / manifest.folder, record, wanted)
         if row.get("url") and not wanted.matches(row["url"])
     }
     pages = wanted.united(Forgotten(urls=tuple(sorted(map(url_hash, redirected)))))
-    search = _Search(wanted, pages)
+    urls, documents, orphans, user_files, texts = set[str](), set[str](), set[str](), set[str](), dict[str, None]()
+    tokens, steps = Counter[str](), list[StepCount]()
     for folder, manifest in output.manifests.items():
-        search.add(output.root / manifest.folder, folder, manifest)
-    return search.found(redirected)
-
-
-class _Search:
-    """Sums over the steps of an output.
-
-    Args:
-        wanted: URLs and domains, by which the rows of steps that take pages from outside are found.
-        pages: the same and the URLs that were redirected to them, by which documents are found.
-    """
-
-    def __init__(self, wanted: Forgotten, pages: Forgotten) -> None:
-        self._wanted, self._pages = wanted, pages
-        self._urls, self._documents, self._orphans, self._files = set[str](), set[str](), set[str](), set[str]()
-        self._texts: dict[str, None] = {}
-        self._tokens: Counter[str] = Counter()
-        self._steps: list[StepCount] = []
-
-    def add(self, place: Folder, folder: str, manifest: Manifest) -> None:
-        """Add the rows of one step."""
-        counts: Counter[str] = Counter()
-        names = []
-        meant = self._wanted if manifest.step in SOURCES else self._pages
+        meant = wanted if manifest.step in SOURCES else pages
+        counts, names = Counter[str](), list[str]()
         for kind, record in _records(manifest.outcome):
-            found = list(rows_of(place, record, meant))
-            rows = [row for row in found if meant.matches_row(row)]
-            self._orphans.update(row["url"] for row in found if row.get("url") and not meant.matches_row(row))
+            rows = []
+            for row in rows_of(output.root / manifest.folder, record, meant):
+                if meant.matches_row(row):
+                    rows.append(row)
+                elif row.get("url"):
+                    orphans.add(row["url"])
+            urls.update(
+                row[name] for row in rows for name in URL_COLUMNS if row.get(name) and wanted.matches(row[name])
+            )
+            texts |= {row["text"]: None for row in rows if row.get("text")}
+            if kind == "kept":
+                documents.update(row[name] for row in rows for name in ("id", "doc_id") if row.get(name))
+            if manifest.step in FROM_FILES:
+                user_files.update(row["source"] for row in rows if row.get("source"))
             for row in rows:
-                self._add_row(row, kind, manifest, record.name)
+                if manifest.step == "tokenize" and "end" in row:
+                    tokens[record.name.partition("/")[0]] += row["end"] - row["start"]
             counts[kind] += len(rows)
             names += [record.name] if rows else []
         if names:
-            self._steps.append(StepCount(step=manifest.step, folder=folder, files=tuple(names), **counts))
-
-    def _add_row(self, row: Mapping[str, Any], kind: str, manifest: Manifest, name: str) -> None:
-        self._urls.update(row[name] for name in URL_COLUMNS if row.get(name) and self._wanted.matches(row[name]))
-        if row.get("text"):
-            self._texts[row["text"]] = None
-        if kind == "kept":
-            self._documents.update(row[name] for name in ("id", "doc_id") if row.get(name))
-        if manifest.step in FROM_FILES and row.get("source"):
-            self._files.add(row["source"])
-        if manifest.step == "tokenize" and "end" in row:
-            self._tokens[name.partition("/")[0]] += row["end"] - row["start"]
-
-    def found(self, redirected: set[str]) -> Found:
-        """Return the sums."""
-        return Found(
-            urls=tuple(sorted(self._urls)),
-            redirected=tuple(sorted(redirected)),
-            documents=tuple(sorted(self._documents)),
-            tokens=dict(sorted(self._tokens.items())),
-            steps=tuple(self._steps),
-            orphans=tuple(sorted(self._orphans - self._urls - redirected)),
-            user_files=tuple(sorted(self._files)),
-            texts=tuple(self._texts),
-        )
+            steps.append(StepCount(step=manifest.step, folder=folder, files=tuple(names), **counts))
+    return Found(
+        urls=tuple(sorted(urls)),
+        redirected=tuple(sorted(redirected)),
+        documents=tuple(sorted(documents)),
+        tokens=dict(sorted(tokens.items())),
+        steps=tuple(steps),
+        orphans=tuple(sorted(orphans - urls - redirected)),
+        user_files=tuple(sorted(user_files)),
+        texts=tuple(texts),
+    )
 
 
 def rows_of(folder: Folder, record: FileRecord, wanted: Forgotten) -> Iterator[Mapping[str, Any]]:

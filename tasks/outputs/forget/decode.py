@@ -4,18 +4,19 @@ Packed files are unpacked, archives read record by record, Parquet row by row, t
 them; of other files that are no text the bytes are searched for URLs.
 """
 
+import contextlib
 import html
 import io
 import json
 import re
 from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.data.documents import compression, unpack
+from gpt2train.data.documents import FaultLast, compression, unpack
 from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import MANIFEST
@@ -26,6 +27,7 @@ from tasks.outputs.forget.token_text import text_of, tokenizer_beside
 
 BLOCK = 16 * 2**20  # bytes of a file that are searched at a time
 OVERLAP = 2**16  # bytes of a block that are searched again with the next one
+HEAD = 4096  # bytes of a text without a NUL
 ROWS = 1024
 TEXT_COLUMNS = ("text", "title")  # of a page; what they mention is its own
 TAG = re.compile(r"<[^>]*>")
@@ -66,7 +68,7 @@ def pieces(root: Folder, name: str) -> Iterator[Piece]:
         yield from _documents(root, name[:-4])
     else:
         with root.open(name) as file, unpack(file, compression(head)) as plain:
-            yield from _file(plain, name.removesuffix(".gz").removesuffix(".zst"))
+            yield from _file(io.BufferedReader(FaultLast(plain)), name.removesuffix(".gz").removesuffix(".zst"))
 
 
 def _rows(file: pq.ParquetFile) -> Iterator[Piece]:
@@ -77,9 +79,7 @@ def _rows(file: pq.ParquetFile) -> Iterator[Piece]:
     number = 0
     for batch in file.iter_batches(ROWS, columns=names) if names else ():
         for row in batch.to_pylist():
-            facts = [
-                row[name] for name in names if name not in texts and name not in owners and _is_fact(name, row[name])
-            ]
+            facts = [row[name] for name in names if name not in (*texts, *owners) and _is_fact(name, row[name])]
             yield Piece(
                 f"row {number:,}",
                 tuple(row[name] for name in owners if row[name]),
@@ -118,35 +118,27 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _file(stream: IO[bytes], name: str) -> Iterator[Piece]:
-    head = stream.read(4096)
-    if b"\0" in head:
-        yield from _bytes(head, stream)
-    elif name.endswith((".jsonl", ".ndjson")):
-        yield from _lines(io.BufferedReader(_Chained(head, stream)))
-    else:
-        yield from _text(head, stream, name)
+def _file(stream: io.BufferedReader, name: str) -> Iterator[Piece]:
+    """Yield the lines of JSON, or any other file in overlapping blocks.
 
-
-class _Chained(io.RawIOBase):
-    """Bytes that were read from a stream, and the rest of it."""
-
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
-        self._head, self._rest = head, rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._head[: len(buffer)] or self._rest.read(len(buffer))
-        self._head = self._head[len(buffer) :]
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
-    for number, line in enumerate(stream):
-        yield json_line(line, f"line {number + 1:,}")
+    Entities and tags of a text are resolved beside the text as it is.
+    """
+    is_text = b"\0" not in stream.peek(HEAD)[:HEAD]
+    if is_text and name.endswith((".jsonl", ".ndjson")):
+        for number, line in enumerate(stream):
+            yield json_line(line, f"line {number + 1:,}")
+        return
+    before = b""
+    for number, block in enumerate(iter(lambda: stream.read(BLOCK), b"")):
+        text = (before + block).decode(errors="replace")
+        found = [text if is_text else text.replace("\ufffd", "\0")]  # a NUL ends a URL
+        if is_text and name.endswith(".json") and not number and len(block) < BLOCK:
+            with contextlib.suppress(ValueError, RecursionError):
+                found.append("\n".join(_strings(json.loads(text))))
+        elif is_text and ("<" in text or "&" in text):
+            found.append(TAG.sub(" ", html.unescape(text)))
+        yield Piece(f"byte {number * BLOCK:,}", (), tuple(found))
+        before = block[-OVERLAP:]
 
 
 def json_line(line: bytes, place: str) -> Piece:
@@ -157,38 +149,6 @@ def json_line(line: bytes, place: str) -> Piece:
         return Piece(place, (), (line.decode(errors="replace"),))
     owners = value.get("url") if isinstance(value, dict) else None
     return Piece(place, (owners,) if isinstance(owners, str) else (), ("\n".join(_strings(value)),))
-
-
-def _text(head: bytes, stream: IO[bytes], name: str) -> Iterator[Piece]:
-    """Yield a text file in overlapping blocks; entities and tags are resolved beside the text as it is."""
-    before = b""
-    for number, block in enumerate(_blocks(head, stream)):
-        text = (before + block).decode(errors="replace")
-        found = [text]
-        if name.endswith(".json") and not number and len(block) < BLOCK:
-            try:
-                found.append("\n".join(_strings(json.loads(text))))
-            except (ValueError, RecursionError):
-                found.append(text)
-        elif "<" in text or "&" in text:
-            found.append(TAG.sub(" ", html.unescape(text)))
-        yield Piece(f"byte {number * BLOCK:,}", (), tuple(found))
-        before = block[-OVERLAP:]
-
-
-def _bytes(head: bytes, stream: IO[bytes]) -> Iterator[Piece]:
-    before = b""
-    for number, block in enumerate(_blocks(head, stream)):
-        text = (before + block).decode(errors="replace").replace("\ufffd", "\0")  # which ends a URL
-        yield Piece(f"byte {number * BLOCK:,}", (), (text,))
-        before = block[-OVERLAP:]
-
-
-def _blocks(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    block = head + stream.read(BLOCK - len(head))
-    while block:
-        yield block
-        block = stream.read(BLOCK)
 
 
 def _documents(root: Folder, prefix: str) -> Iterator[Piece]:

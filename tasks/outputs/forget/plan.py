@@ -68,9 +68,11 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
     """Search an output for the targets.
 
     Raises:
-        UserError: There is no output, or it has no trace of any of the targets.
+        UserError: There is no target or no output, or the output has no trace of any of the targets.
         RunError: A file that has to be searched is damaged.
     """
+    if not targets:
+        raise UserError("give a URL, a domain, or a file with one of these per line")
     output = Output(root)
     if not output.manifests and not unfinished(output):
         raise UserError(f"{root.url} holds no finished step; give the --output of a flow")
@@ -83,41 +85,42 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
     wanted = narrowed(targets, found.urls) if found.steps else selection
     sources = {folder: made for folder, made in output.manifests.items() if made.step in SOURCES and "/" not in folder}
     ordered = sorted(sources, key=lambda folder: SOURCES.index(sources[folder].step))
+    indexes = {TOKEN_INDEX} if any(name.startswith(f"{TOKEN_INDEX}/") for name in output.sizes) else set()
     removal = Removal(
         targets=tuple(targets),
         wanted=wanted,
-        missing=tuple(target for target in targets if not _is_found(target, found.urls)),
+        missing=tuple(target for target in targets if not selection_of([target]).matches(*found.urls)),
         found=found,
         rewritten=tuple(Rewriting(folder=one, inputs=_links(sources[one], sources)) for one in ordered),
-        removed=tuple(sorted({*_made_of(output, sources), *unfinished(output), *_indexes(output)})),
+        removed=tuple(sorted({*_made_of(output, sources), *unfinished(output), *indexes})),
     )
     seen = scan(root, wanted, removal.pages, found.texts, removal.sources)
-    left = [trace for trace in seen.traces if not removal.touches(trace.file)]
-    traces = tuple(trace.model_copy(update={"step": _step_of(root, trace.file)}) for trace in left)
+    traces = tuple(
+        trace.model_copy(update={"step": _step_of(root, trace.file)})
+        for trace in seen.traces
+        if not removal.touches(trace.file)
+    )
     # A run may read the pages without a step that has them: as copies, or in a mixture.
     runs = tuple(read_by(one, removal.pages, root) for one in find_runs(root, run))
     if not found.steps:
         runs = tuple(reading for reading in runs if reading.steps or reading.inherited)
     if not (found.steps or seen.traces or runs or _is_listed(root, targets)):
-        raise UserError(_no_page(root, targets))
+        shown = ", ".join(targets[:3]) + (f" and {len(targets) - 3} more" if len(targets) > 3 else "")
+        raise UserError(
+            f"{root.url} has no page of {shown}; give URLs as in its urls/ or documents/, domains, or a file of them"
+        )
     update = {"traces": traces, "mirrors": tuple(seen.mirrors), "files": seen.files, "bytes": seen.bytes, "runs": runs}
     if not found.steps and not seen.traces:  # listed before: nothing is left
         update |= {"rewritten": (), "removed": ()}
     return removal.model_copy(update=update)
 
 
-def _no_page(root: Folder, targets: Sequence[str]) -> str:
-    shown = ", ".join(targets[:3]) + (f" and {len(targets) - 3} more" if len(targets) > 3 else "")
-    return f"{root.url} has no page of {shown}; give URLs as in its urls/ or documents/, domains, or a file of them"
-
-
 def _is_listed(root: Folder, targets: Sequence[str]) -> bool:
     """Return True if all targets are in the list of the output already."""
     known = read_forgotten(root)
-    domains = [domain_of(target) for target in targets]
     return all(
-        url_hash(target) in known.urls or (domain is not None and domain_hash(domain) in known.domains)
-        for target, domain in zip(targets, domains, strict=True)
+        url_hash(target) in known.urls or ((domain := domain_of(target)) and domain_hash(domain) in known.domains)
+        for target in targets
     )
 
 
@@ -134,10 +137,6 @@ def narrowed(targets: Sequence[str], urls: Sequence[str]) -> Forgotten:
     )
 
 
-def _is_found(target: str, urls: Sequence[str]) -> bool:
-    return selection_of([target]).matches(*urls)
-
-
 def _links(made: Manifest, sources: dict[str, Manifest]) -> dict[str, str]:
     """Return the inputs of a step that are other steps which take pages from outside."""
     by_identity = {one.identity: folder for folder, one in sources.items()}
@@ -148,18 +147,18 @@ def _links(made: Manifest, sources: dict[str, Manifest]) -> dict[str, str]:
 def _made_of(output: Output, sources: dict[str, Manifest]) -> set[str]:
     """Return the folders of all steps that are made of the sources, and of those whose inputs are gone."""
     found: set[str] = set()
-    changed = True
-    while changed:
-        before = len(found)
+    while True:
         identities = {output.manifests[folder].identity for folder in found}
-        for folder, made in output.manifests.items():
-            if folder in sources or folder in found or folder.startswith(RUNS):
-                continue
-            for identity in made.inputs.values():
-                if IDENTITY.fullmatch(identity) and (identity in identities or _is_of(output, identity, sources)):
-                    found.add(folder)
-        changed = len(found) > before
-    return found
+        more = {
+            folder
+            for folder, made in output.manifests.items()
+            if folder not in (*sources, *found) and not folder.startswith(RUNS)
+            for identity in made.inputs.values()
+            if IDENTITY.fullmatch(identity) and (identity in identities or _is_of(output, identity, sources))
+        }
+        if not more:
+            return found
+        found |= more
 
 
 def _is_of(output: Output, identity: str, sources: dict[str, Manifest]) -> bool:
@@ -181,7 +180,3 @@ def _step_of(root: Folder, name: str) -> str:
         return ""
     parents = [str(parent) for parent in PurePosixPath(name).parents][:-1]
     return next((parent for parent in parents if root.size(f"{parent}/{MANIFEST}") is not None), "")
-
-
-def _indexes(output: Output) -> set[str]:
-    return {TOKEN_INDEX} if any(name.startswith(f"{TOKEN_INDEX}/") for name in output.sizes) else set()

@@ -120,7 +120,9 @@ def _remove_trace(root: Folder, trace: Trace, searcher: Searcher) -> None:
     if PurePosixPath(name).name in KEPT:
         return
     if trace.step:  # also if the file is gone: a kill may have left others of the step, or its folders
-        _remove_step(root, trace.step)
+        folder = root / trace.step
+        folder.remove(*(name for name in folder.files() if PurePosixPath(name).name == MANIFEST))
+        _remove_folder(root, trace.step)
     elif root.size(name) is None:
         return
     elif name.endswith(LINES):
@@ -129,13 +131,6 @@ def _remove_trace(root: Folder, trace: Trace, searcher: Searcher) -> None:
         root.write_bytes(name, b"".join(kept))
     else:
         root.remove(name)
-
-
-def _remove_step(root: Folder, folder: str) -> None:
-    for name in (root / folder).files():
-        if PurePosixPath(name).name == MANIFEST:
-            (root / folder).remove(name)
-    _remove_folder(root, folder)
 
 
 def _delete_checkpoints(reading: RunReading) -> None:

@@ -42,7 +42,7 @@ def rewrite_step(
     clear_journals(folder)
     outcome = (_download if made.step == "download" else _others)(folder, made, forgotten)
     inputs = {name: identity for name, identity in made.inputs.items() if name != "forgotten"}
-    linked = {name: _identity(root / source) for name, source in links.items()}
+    linked = {name: need_manifest(root / source).identity for name, source in links.items()}
     inputs |= {name: identity for name, identity in linked.items() if name in inputs}
     read = made.read | {name: identity for name, identity in linked.items() if name in made.read}
     if "forgotten" in made.inputs or made.step not in ("download", "commoncrawl"):  # those two follow from others
@@ -60,15 +60,9 @@ def rewrite_step(
     manifest = made.model_copy(update=update)
     text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
     folder.write_bytes(MANIFEST, text.encode() + b"\n")
-    named = {record.name for record in outcome.files}
+    named = {MANIFEST, *(record.name for record in outcome.files)}
     # Batches of an unfinished retry, files of killed runs: the rows of a page may be in them too.
-    folder.remove(
-        *(name for name in folder.files() if name not in {MANIFEST, *named} and not name.startswith(f"{PLACES}/"))
-    )
-
-
-def _identity(folder: Folder) -> str:
-    return need_manifest(folder).identity
+    folder.remove(*(name for name in folder.files() if name not in named and not name.startswith(f"{PLACES}/")))
 
 
 def _download(folder: Folder, made: Manifest, forgotten: Forgotten) -> Outcome:
@@ -103,10 +97,11 @@ def _download(folder: Folder, made: Manifest, forgotten: Forgotten) -> Outcome:
 def _others(folder: Folder, made: Manifest, forgotten: Forgotten) -> Outcome:
     """Rewrite tables of URLs, pages or documents, or the archives of Common Crawl, and their rejected rows."""
     rejected = {record.name: record for record in made.outcome.rejected}
-    outputs = []
+    outputs: list[FileRecord] = []
+    beside: list[str] = []
     for record in made.outputs:
         gone = _removed_names(folder, record.name, forgotten)
-        name = _rejected_name(record)
+        beside.append(name := f"rejected/{record.name.replace('.warc.gz', '.parquet')}")
         # First: a kill between the two must not lose the reason. After one, this file has it, and no manifest names it.
         if gone or name in rejected or folder.size(name) is not None:
             rejected[name] = _reject(folder, name, gone, forgotten, name in rejected)
@@ -114,7 +109,6 @@ def _others(folder: Folder, made: Manifest, forgotten: Forgotten) -> Outcome:
             outputs.append(copy_without(folder, record.name, forgotten))
         else:
             outputs.append(_replace(folder, record.name, _without(read_table(folder, record.name), forgotten)))
-    beside = {_rejected_name(record) for record in made.outputs}
     for name in sorted(rejected.keys() - beside):
         rejected[name] = _reject(folder, name, [], forgotten, True)
     records = tuple(rejected[name] for name in sorted(rejected) if rejected[name].rows)
@@ -131,10 +125,6 @@ def _others(folder: Folder, made: Manifest, forgotten: Forgotten) -> Outcome:
             "facts": made.outcome.facts | _facts(folder, made, outputs),
         }
     )
-
-
-def _rejected_name(record: FileRecord) -> str:
-    return f"rejected/{record.name.replace('.warc.gz', '.parquet')}"
 
 
 def _reasons(folder: Folder, made: Manifest, records: tuple[FileRecord, ...]) -> dict[str, int]:
@@ -188,21 +178,16 @@ def _reject(
         known[url] -= 1
         if known[url] < 0:  # else it was added before a kill
             stripped.append(_stripped({"url": url, "source": source}))
-    table = pa.Table.from_pylist(stripped, schema=REJECTED)
-    sources = [None if source and _names_page(source, forgotten) else source for source in table["source"].to_pylist()]
-    table = table.set_column(
-        REJECTED.get_field_index("source"), REJECTED.field("source"), pa.array(sources, pa.string())
-    )
-    return _replace(folder, name, scrubbed(table, forgotten))
+    for row in stripped:
+        # The name of a list may be that of a removed domain, as of those that the discovery writes.
+        source = row["source"]
+        if source and (forgotten.matches(source) or forgotten.matches_host(source.rpartition("/")[2])):
+            row["source"] = None
+    return _replace(folder, name, scrubbed(pa.Table.from_pylist(stripped, schema=REJECTED), forgotten))
 
 
 def _stripped(row: Mapping[str, Any]) -> dict[str, Any]:
     return rejected_row({"url": name_of(row["url"]), "source": row["source"]}, REASON)
-
-
-def _names_page(source: str, forgotten: Forgotten) -> bool:
-    """Return True if the name of a list is that of a removed domain, as of those that the discovery writes."""
-    return forgotten.matches(source) or forgotten.matches_host(source.rpartition("/")[2])
 
 
 def _without(table: pa.Table, forgotten: Forgotten) -> pa.Table:
@@ -227,7 +212,9 @@ def scrubbed(table: pa.Table, forgotten: Forgotten) -> pa.Table:
     for number, field in enumerate(table.schema):
         if field.name in (*URL_COLUMNS, *TEXT_COLUMNS, "source"):
             continue
-        values = table[field.name].to_pylist() if mentions_urls(field.type) else []
+        is_text = pa.types.is_string(field.type)
+        is_texts = pa.types.is_list(field.type) and pa.types.is_string(field.type.value_type)
+        values = table[field.name].to_pylist() if is_text or is_texts else []
         clean = [_without_mention(value, searcher, field.nullable) for value in values]
         if clean != values:
             table = table.set_column(number, field, pa.array(clean, field.type))
@@ -240,11 +227,6 @@ def _without_mention(value: Any, searcher: Searcher, nullable: bool) -> Any:
     if value and searcher.address([value]):
         return None if nullable else ""
     return value
-
-
-def mentions_urls(kind: pa.DataType) -> bool:
-    """Return True for strings and lists of them."""
-    return pa.types.is_string(kind) or (pa.types.is_list(kind) and pa.types.is_string(kind.value_type))
 
 
 def _replace(folder: Folder, name: str, table: pa.Table) -> FileRecord:
