@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from tasks.outputs.passport.facts import SOURCES, SPLITS, Corpus, Crawl, Host, Signal, Source, joined
+from tasks.outputs.passport.facts import SOURCES, SPLITS, Corpus, Crawl, Host, Signal, Source, joined, summed
 
 
 def blend_facts(corpora: Sequence[Corpus]) -> Corpus:
@@ -80,12 +80,5 @@ def _hosts(hosts: Sequence[Host]) -> tuple[Host, ...] | None:
 def _signals(corpora: Sequence[Corpus]) -> tuple[Signal, ...] | None:
     if any(one.signals is None for one in corpora):
         return None
-    found: dict[tuple[str, str], list[Signal]] = {}
-    for signal in (signal for one in corpora for signal in one.signals or ()):
-        found.setdefault((signal.kind, signal.name), []).append(signal)
     # A host of two corpora counts twice: the signals of single hosts are not among the facts.
-    summed = [
-        Signal(*key, *(sum(getattr(one, name) for one in same) for name in ("pages", "dropped", "hosts")))
-        for key, same in found.items()
-    ]
-    return tuple(sorted(summed, key=lambda one: (one.kind, -one.pages, one.name)))
+    return summed(signal for one in corpora for signal in one.signals or ())

@@ -1,7 +1,7 @@
 """Sections of the model card and of the dataset card about the training text, and the dataset card itself."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from gpt2train.convert.dataset import SPLITS, Counts, dataset_card
 from gpt2train.convert.markdown import plain, table
@@ -13,12 +13,7 @@ Sections = tuple[tuple[str, str], ...]
 
 
 def card_of_corpus(corpus: Corpus, license: str | None = None) -> str:
-    """Return the dataset card of a corpus.
-
-    Args:
-        corpus: facts of the corpus.
-        license: identifier of the collection's licence; None if unknown.
-    """
+    """Return the dataset card of a corpus; `license` is the identifier of the collection's licence, if known."""
     counts = Counts(
         Counter({SPLITS[name]: count for name, count in corpus.documents.items()}),
         Counter({SPLITS[name]: count for name, count in corpus.characters.items()}),
@@ -37,7 +32,7 @@ def corpus_sections(corpus: Corpus) -> Sections:
         ("Languages", _languages(corpus)),
         ("Filters", _filters(corpus)),
         ("Rights", _rights(corpus)),
-        ("Personal data", _personal_data(corpus)),
+        ("Personal data", _count_table("masked", corpus.masked) if corpus.masked else corpus.not_masked),
     ]
     return tuple(found)
 
@@ -57,11 +52,13 @@ def training_sections(training: Training) -> Sections:
 
 def _sources(corpus: Corpus) -> str:
     rows = [
-        (SOURCES[one.step], f"{one.seen:,}", f"{one.kept:,}", _count(one.bytes, " bytes")) for one in corpus.sources
+        (SOURCES[one.step], f"{one.seen:,}", f"{one.kept:,}", UNKNOWN if one.bytes is None else f"{one.bytes:,} bytes")
+        for one in corpus.sources
     ]
     parts = [table(("source", "given", "read", "size"), rows)] if rows else ["The sources were not recorded."]
     if corpus.repositories:
-        parts.append(table(("repository of the hub", "commit"), _plain(corpus.repositories)))
+        commits = [(plain(name), plain(commit)) for name, commit in corpus.repositories.items()]
+        parts.append(table(("repository of the hub", "commit"), commits))
     if crawl := corpus.crawl:
         period = UNKNOWN if crawl.first is None else f"{crawl.first} to {crawl.last}"
         robots = {True: "obeyed", False: "not obeyed", None: UNKNOWN}[crawl.obeyed_robots]
@@ -90,13 +87,8 @@ def _languages(corpus: Corpus) -> str:
 
 
 def _filters(corpus: Corpus) -> str:
-    rows = list(_dropped(corpus))
+    rows = [(step, plain(reason.replace("_", " ")), f"{n:,}") for (step, reason), n in corpus.dropped.items()]
     return "Rows that each step dropped, by reason:\n\n" + table(("step", "reason", "rows"), rows) if rows else "None."
-
-
-def _dropped(corpus: Corpus) -> Iterator[tuple[str, str, str]]:
-    for (step, reason), count in corpus.dropped.items():
-        yield step, plain(reason.replace("_", " ")), f"{count:,}"
 
 
 def _rights(corpus: Corpus) -> str:
@@ -117,19 +109,5 @@ def _rights(corpus: Corpus) -> str:
     return "\n\n".join(parts)
 
 
-def _personal_data(corpus: Corpus) -> str:
-    if not corpus.masked:
-        return corpus.not_masked
-    return _count_table("masked", corpus.masked)
-
-
-def _plain(values: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(plain(name), plain(value)) for name, value in values.items()]
-
-
 def _count_table(name: str, counts: Mapping[str, int]) -> str:
     return table((name, "number"), [(plain(key), f"{count:,}") for key, count in counts.items()])
-
-
-def _count(value: int | None, unit: str = "") -> str:
-    return UNKNOWN if value is None else f"{value:,}{unit}"

@@ -4,10 +4,10 @@ Format: Croissant 1.0 (MLCommons; Akhtar et al. 2024).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpt2train.store.counts import count_of
+from gpt2train.store.folder import FileRecord
 from tasks.outputs.passport.facts import Corpus
 
 VERSION = "http://mlcommons.org/croissant/1.0"
@@ -48,32 +48,21 @@ CONTEXT: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class DataFile:
-    """Parquet file of a dataset folder.
-
-    Attributes:
-        path: path from the description.
-        bytes: size.
-        sha256: hash, lower-case hex.
-    """
-
-    path: str
-    bytes: int
-    sha256: str
-
-
-def croissant(corpus: Corpus, files: Sequence[DataFile], columns: Sequence[str], license: str | None) -> dict[str, Any]:
+def croissant(
+    corpus: Corpus, files: Sequence[FileRecord], columns: Sequence[str], license: str | None
+) -> dict[str, Any]:
     """Return the description of the documents of a corpus.
 
     Args:
         corpus: facts of the corpus.
-        files: its files.
+        files: its Parquet files, by their paths from the description.
         columns: columns of the files.
         license: identifier of the collection's licence; None if unknown.
     """
     total = sum(corpus.documents.values())
-    folder = files[0].path.rpartition("/")[0] if files else ""
+    folder = files[0].name.rpartition("/")[0] if files else ""
+    files_below = f"{folder}/*.parquet" if folder else "*.parquet"
+    every = {"@type": "cr:FileSet", "@id": "files", "name": "files", "encodingFormat": PARQUET, "includes": files_below}
     found: dict[str, Any] = {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
@@ -82,7 +71,7 @@ def croissant(corpus: Corpus, files: Sequence[DataFile], columns: Sequence[str],
         "description": f"{count_of(total, 'document')} for training language models, cleaned and deduplicated.",
         "version": f"1.0.0+{corpus.last.content}",
         "inLanguage": [name for name, _ in corpus.languages if name != "unknown"],
-        "distribution": [*map(_file_object, files), _file_set(folder)],
+        "distribution": [*map(_file_object, files), every],
         "recordSet": [_records(columns)],
     }
     if license:
@@ -94,21 +83,16 @@ def croissant(corpus: Corpus, files: Sequence[DataFile], columns: Sequence[str],
     return found
 
 
-def _file_object(file: DataFile) -> dict[str, Any]:
+def _file_object(file: FileRecord) -> dict[str, Any]:
     return {
         "@type": "cr:FileObject",
-        "@id": file.path,
-        "name": file.path,
-        "contentUrl": file.path,
+        "@id": file.name,
+        "name": file.name,
+        "contentUrl": file.name,
         "contentSize": f"{file.bytes} B",
         "encodingFormat": PARQUET,
         "sha256": file.sha256,
     }
-
-
-def _file_set(folder: str) -> dict[str, Any]:
-    pattern = f"{folder}/*.parquet" if folder else "*.parquet"
-    return {"@type": "cr:FileSet", "@id": "files", "name": "files", "encodingFormat": PARQUET, "includes": pattern}
 
 
 def _records(columns: Sequence[str]) -> dict[str, Any]:

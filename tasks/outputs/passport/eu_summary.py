@@ -4,7 +4,7 @@ Source: template for Article 53(1)(d) of Regulation (EU) 2024/1689, published 24
 the publisher's file states is marked, for the publisher to fill in; the summary is no legal advice.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpt2train.convert.markdown import plain, table
@@ -21,13 +21,7 @@ LISTED = ("blacklisted_domain", "listed_domain", "listed_url")  # reasons of URL
 
 
 def eu_summary(corpus: Corpus, about: About, training: Training | None = None) -> str:
-    """Return the summary in Markdown.
-
-    Args:
-        corpus: facts of the training corpus.
-        about: what the publisher states.
-        training: facts of the training; None for a corpus without a model.
-    """
+    """Return the summary in Markdown; `training` is None for a corpus without a model."""
     parts = [
         "# Public summary of training content",
         "## 1. General information",
@@ -52,8 +46,15 @@ def _general(corpus: Corpus, about: About, training: Training | None) -> Iterato
         ("model it was derived from", plain(_base_model(training))),
         ("date of placing on the market", plain(about.published)),
     )
-    known, texts = (None if counts is None else _of_training(counts) for counts in (corpus.tokens, corpus.documents))
-    size = "unknown" if known is None else f"{_range(known)} ({count_of(known, 'token')}, {texts:,} texts)"
+    # Counts of what a model is trained on; of all splits where none has that name.
+    known, texts = (
+        None if splits is None else splits.get("train", sum(splits.values()))
+        for splits in (corpus.tokens, corpus.documents)
+    )
+    size = "unknown"
+    if known is not None:
+        bounds = next((name for bound, name in SIZES if known < bound), LARGEST)
+        size = f"{bounds} ({count_of(known, 'token')}, {texts:,} texts)"
     latest = corpus.crawl.last if corpus.crawl else None
     yield "### 1.3 Training data\n\n" + _values(
         ("modalities", "text; no images, audio or video"),
@@ -72,11 +73,6 @@ def _base_model(training: Training | None) -> str:
         return "none"
     recorded = training.run.record.init_from or str(base)
     return with_commit(recorded) if repository_of(recorded) else Path(str(base)).name
-
-
-def _of_training(splits: Mapping[str, int]) -> int:
-    """Count of what a model is trained on; of all splits where none has that name."""
-    return splits["train"] if "train" in splits else sum(splits.values())
 
 
 def _shares(training: Training | None) -> list[tuple[str, str]]:
@@ -129,24 +125,21 @@ def _crawled(corpus: Corpus, about: About) -> Iterator[str]:
 
 def top_domains(domains: int, small_enterprise: bool) -> int:
     """Return how many of the domains the template asks for; at least one."""
-    if small_enterprise:
-        return max(1, min(SMALL_MOST, -(-domains * 5 // 100)))
-    return max(1, -(-domains * 10 // 100))
+    percent, most = (5, SMALL_MOST) if small_enterprise else (10, domains)
+    return max(1, min(most, -(-domains * percent // 100)))
 
 
 def _processing(corpus: Corpus, about: About) -> Iterator[str]:
     rights = []
     if corpus.crawl is not None:
         honoured = corpus.crawl.honoured
-        if honoured:
+        if honoured is None:
+            rights.append("It was not recorded which reservations the crawl honoured.")
+        elif honoured:
             names = ", ".join(name.replace("_", " ") for name in honoured)
             rights.append(f"The crawl honours these machine-readable reservations: {names}.")
         else:
-            rights.append(
-                "It was not recorded which reservations the crawl honoured."
-                if honoured is None
-                else "The crawl honoured no reservations beyond robots.txt."
-            )
+            rights.append("The crawl honoured no reservations beyond robots.txt.")
         if corpus.signals is not None:
             dropped = sum(one.dropped for one in corpus.signals if one.kind == "signal")
             rights.append(f"Left out for them: {count_of(dropped, 'page')}.")
@@ -165,10 +158,6 @@ def _processing(corpus: Corpus, about: About) -> Iterator[str]:
     yield f"### 3.2 Removal of illegal content\n\n{removed}\n\n{more}"
     masked = ", ".join(f"{count:,} {kind}" for kind, count in corpus.masked.items())
     yield "### 3.3 Other\n\n" + (f"Personal data was masked: {masked}." if masked else corpus.not_masked)
-
-
-def _range(tokens: int) -> str:
-    return next((name for bound, name in SIZES if tokens < bound), LARGEST)
 
 
 def _values(*rows: tuple[str, str]) -> str:

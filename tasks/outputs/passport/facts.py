@@ -40,39 +40,28 @@ SOURCES = {
 }
 
 
+# When each step last started and ended, UTC, by its name; without the steps that were not timed.
+Times = Mapping[str, tuple[datetime, datetime]]
+
+
 @dataclass(frozen=True)
 class Source:
-    """Step that brought documents into the corpus.
+    """Step that brought documents into the corpus, with its rows."""
 
-    Attributes:
-        step: its name, a key of `SOURCES`.
-        seen: rows that it was given.
-        kept: rows that it kept.
-        bytes: bytes of the pages or texts; None if not recorded.
-    """
-
-    step: str
+    step: str  # a key of `SOURCES`
     seen: int
     kept: int
-    bytes: int | None
+    bytes: int | None  # of the pages or texts; None if not recorded
 
 
 @dataclass(frozen=True)
 class Crawl:
-    """The crawl of a corpus.
+    """The crawl of a corpus; None stands for what was not recorded."""
 
-    Attributes:
-        user_agent: name that the crawler gave.
-        obeyed_robots: True if it obeyed robots.txt; None if not recorded.
-        honoured: kinds of opt-out signals that it honoured; None if not recorded.
-        first: date of the first page, YYYY-MM-DD; None if not recorded.
-        last: date of the last page.
-    """
-
-    user_agent: str | None
+    user_agent: str | None  # name that the crawler gave
     obeyed_robots: bool | None
-    honoured: tuple[str, ...] | None
-    first: str | None
+    honoured: tuple[str, ...] | None  # kinds of opt-out signals
+    first: str | None  # date of the first page, YYYY-MM-DD
     last: str | None
 
 
@@ -89,8 +78,7 @@ class Host:
 class Signal:
     """Opt-out signal or licence that sites stated."""
 
-    kind: str
-    """`signal` or `license`."""
+    kind: str  # `signal` or `license`
     name: str
     pages: int
     dropped: int
@@ -99,33 +87,19 @@ class Signal:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Facts of a corpus.
+    """Facts of a corpus; the counts are of the final documents."""
 
-    Attributes:
-        steps: steps that made it, in their order.
-        sources: where the documents came from.
-        crawl: the crawl; None without one.
-        documents: final documents by split.
-        characters: characters of them by split.
-        tokens: tokens by split; None before the step tokenize.
-        languages: final documents by language, most frequent first; `unknown` if a document has none.
-        hosts: hosts of the final documents, most characters first; None if the documents do not name their page.
-        signals: opt-out signals and licences; None if not recorded.
-        packages: packages that the outputs depend on, with their versions; empty if not recorded.
-        times: when each step last started and ended, UTC; without the steps that were not timed.
-    """
-
-    steps: tuple[FinishedStep, ...]
+    steps: tuple[FinishedStep, ...]  # those that made it, in their order
     sources: tuple[Source, ...]
     crawl: Crawl | None
-    documents: Mapping[str, int]
+    documents: Mapping[str, int]  # by split, as the two that follow
     characters: Mapping[str, int]
-    tokens: Mapping[str, int] | None
-    languages: tuple[tuple[str, int], ...]
-    hosts: tuple[Host, ...] | None
-    signals: tuple[Signal, ...] | None
-    packages: Mapping[str, str]
-    times: Mapping[str, tuple[datetime, datetime]]
+    tokens: Mapping[str, int] | None  # None before the step tokenize
+    languages: tuple[tuple[str, int], ...]  # documents, most frequent first; `unknown` if a document has none
+    hosts: tuple[Host, ...] | None  # most characters first; None if the documents do not name their page
+    signals: tuple[Signal, ...] | None  # None if not recorded
+    packages: Mapping[str, str]  # versions of what the outputs depend on; empty if not recorded
+    times: Times
 
     @property
     def last(self) -> Manifest:
@@ -170,35 +144,19 @@ class Corpus:
             return "No personal data was masked: the masks were off."
         return f"No personal data was masked: none was found of what was looked for ({', '.join(wanted)})."
 
-    @property
-    def identity(self) -> str:
-        """Identity of the corpus: of the output of its last step."""
-        return self.last.identity
-
 
 @dataclass(frozen=True)
 class Training:
-    """Facts of a training.
-
-    Attributes:
-        run: contents of the run folder.
-        manifest: manifest of the step train; None of a run without a flow.
-        merge: manifest of the merge; None if the model is not merged.
-        scores: scores of the merged model.
-        devices: devices of its starts.
-        packages: versions of Python, torch and this project, and those that the model depends on.
-        commits: commits of the checkout at its starts, where known.
-        times: when its steps last started and ended, UTC, by name.
-    """
+    """Facts of a training."""
 
     run: Run
-    manifest: Manifest | None
-    merge: Manifest | None
-    scores: tuple[Score, ...]
-    devices: tuple[str, ...]
-    packages: Mapping[str, str]
-    commits: tuple[str, ...]
-    times: Mapping[str, tuple[datetime, datetime]]
+    manifest: Manifest | None  # None of a run without a flow
+    merge: Manifest | None  # None if the model is not merged
+    scores: tuple[Score, ...]  # of the merged model
+    devices: tuple[str, ...]  # of its starts
+    packages: Mapping[str, str]  # versions of Python, torch and this project, and those that the model depends on
+    commits: tuple[str, ...]  # of the checkout at its starts, where known
+    times: Times
 
 
 def corpus_facts(root: Folder) -> Corpus:
@@ -231,11 +189,7 @@ def corpus_facts(root: Folder) -> Corpus:
 
 
 def training_facts(root: Folder, name: str) -> Training:
-    """Read the facts of a run.
-
-    Args:
-        root: output folder.
-        name: its folder below `runs/`.
+    """Read the facts of a run, by the name of its folder below `runs/`.
 
     Raises:
         UserError: it is no run, or not on a local disk.
@@ -261,8 +215,8 @@ def training_facts(root: Folder, name: str) -> Training:
     )
 
 
-def times_of(root: Folder) -> dict[str, tuple[datetime, datetime]]:
-    """Return when each step last started and ended, UTC, by its name; without those that were not timed."""
+def times_of(root: Folder) -> Times:
+    """Read the times of the steps of an output folder."""
     found = {}
     for name, row in read_timings(root).items():
         ended, seconds = row.get("ended"), row.get("seconds")
@@ -298,14 +252,13 @@ def _crawl(download: FinishedStep) -> Crawl:
                 table = file.read(["fetched_at", "status"])
                 times = table.filter(pc.equal(table["status"], "ok"))["fetched_at"].drop_null()
                 days |= {str(bound)[:10] for bound in pc.min_max(times).as_py().values() if bound}
-    obeyed = parameters.get("obey_robots")
-    agent = parameters.get("user_agent")
+    obeyed, agent = parameters.get("obey_robots"), parameters.get("user_agent")
     return Crawl(
-        str(agent) if agent else None,
-        bool(obeyed) if obeyed is not None else None,
-        honoured,
-        min(days, default=None),
-        max(days, default=None),
+        user_agent=str(agent) if agent else None,
+        obeyed_robots=None if obeyed is None else bool(obeyed),
+        honoured=honoured,
+        first=min(days, default=None),
+        last=max(days, default=None),
     )
 
 
@@ -361,21 +314,25 @@ def _signals(download: FinishedStep) -> tuple[Signal, ...] | None:
         return None
     with opened(download.folder, names[0]) as file:
         rows = file.read().to_pylist()
-    counts: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        one = counts.setdefault((str(row["kind"]), str(row["value"])), [0, 0, 0])
-        one[0], one[1], one[2] = one[0] + row["pages"], one[1] + row["dropped"], one[2] + 1
-    found = [Signal(kind, name, *numbers) for (kind, name), numbers in counts.items()]
-    return tuple(sorted(found, key=lambda one: (one.kind, -one.pages, one.name)))
+    return summed(Signal(str(row["kind"]), str(row["value"]), row["pages"], row["dropped"], 1) for row in rows)
+
+
+def summed(signals: Iterable[Signal]) -> tuple[Signal, ...]:
+    """Add up the counts of each signal and licence; the most frequent of a kind come first."""
+    found: dict[tuple[str, str], Signal] = {}
+    for one in signals:
+        key = (one.kind, one.name)
+        before = found.get(key, Signal(*key, 0, 0, 0))
+        found[key] = Signal(*key, before.pages + one.pages, before.dropped + one.dropped, before.hosts + one.hosts)
+    return tuple(sorted(found.values(), key=lambda one: (one.kind, -one.pages, one.name)))
 
 
 def _licenses(texts: FinishedStep | None) -> tuple[Signal, ...]:
     """Return the licences that given documents state."""
     facts = texts.manifest.outcome.facts if texts else {}
-    found = [
+    return summed(
         Signal("license", n.removeprefix(LICENSE), pages, 0, 0) for n, pages in facts.items() if n.startswith(LICENSE)
-    ]
-    return tuple(sorted(found, key=lambda one: (-one.pages, one.name)))
+    )
 
 
 def joined(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:

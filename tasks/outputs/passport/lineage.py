@@ -8,8 +8,7 @@ import json
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Any
 
 from gpt2train import __version__
@@ -52,14 +51,19 @@ def events(name: str, corpora: Mapping[str, Corpus], training: Training | None =
         if made.step in times:
             inputs = read.get(made.identity, made.inputs | made.read)
             datasets = _datasets(folder, made, inputs, known, origins[folder])
-            found += _of_step(folder, made, [_input(*one) for one in datasets], times[made.step])
+            run = {"runId": str(uuid.uuid5(uuid.NAMESPACE_URL, f"gpt2train:{made.step}:{made.identity}"))}
+            job = {"namespace": NAMESPACE, "name": f"{folder}/{made.step}", "facets": {"jobType": JOB}}
+            base = {"producer": PRODUCER, "schemaURL": EVENT, "run": run, "job": job, "inputs": datasets}
+            begin, end = (time.isoformat(timespec="milliseconds").replace("+00:00", "Z") for time in times[made.step])
+            found.append({"eventType": "START", "eventTime": begin, **base, "outputs": []})
+            found.append({"eventType": "COMPLETE", "eventTime": end, **base, "outputs": [_output(folder, made)]})
     return found
 
 
 def _datasets(
     folder: str, made: Manifest, inputs: Mapping[str, str], known: Mapping[str, str], origins: Origins
-) -> list[tuple[str, str]]:
-    """Return name and version of each dataset that a step has read, sorted; of an unknown one by the input's name."""
+) -> list[Event]:
+    """Return each dataset that a step has read with its version, sorted; an unknown one by the input's name."""
     behind = origins.of(made)
     found = set[tuple[str, str]]()
     for key, identity in inputs.items():
@@ -67,7 +71,7 @@ def _datasets(
             found |= {(f"{folder}/{one.folder}", one.identity) for one in behind[key]}
         else:
             found.add((known.get(identity, f"{folder}/{made.step}:{key}"), identity))
-    return sorted(found)
+    return [{"namespace": NAMESPACE, "name": name, "facets": _version(version)} for name, version in sorted(found)]
 
 
 def _read_by(training: Training, corpora: Mapping[str, Corpus]) -> dict[str, str]:
@@ -82,18 +86,6 @@ def _read_by(training: Training, corpora: Mapping[str, Corpus]) -> dict[str, str
     return found
 
 
-def _of_step(name: str, made: Manifest, inputs: Sequence[Event], times: tuple[datetime, datetime]) -> Iterator[Event]:
-    run = {"runId": str(uuid.uuid5(uuid.NAMESPACE_URL, f"gpt2train:{made.step}:{made.identity}"))}
-    job = {"namespace": NAMESPACE, "name": f"{name}/{made.step}", "facets": _job_facets()}
-    base = {"producer": PRODUCER, "schemaURL": EVENT, "run": run, "job": job, "inputs": inputs}
-    yield {"eventType": "START", "eventTime": _time(times[0]), **base, "outputs": []}
-    yield {"eventType": "COMPLETE", "eventTime": _time(times[1]), **base, "outputs": [_output(name, made)]}
-
-
-def _input(dataset: str, identity: str) -> Event:
-    return {"namespace": NAMESPACE, "name": dataset, "facets": {"version": _version(identity)}}
-
-
 def _output(name: str, made: Manifest) -> Event:
     statistics = {
         "rowCount": made.outcome.kept,
@@ -104,37 +96,31 @@ def _output(name: str, made: Manifest) -> Event:
     return {
         "namespace": NAMESPACE,
         "name": f"{name}/{made.folder}",
-        "facets": {"version": _version(made.identity)},
+        "facets": _version(made.identity),
         "outputFacets": {"outputStatistics": facet | statistics},
     }
 
 
 def _version(identity: str) -> Event:
-    return _facet("1-0-1/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet") | {
-        "datasetVersion": identity
-    }
-
-
-def _job_facets() -> Event:
-    facet = _facet("2-0-4/JobTypeJobFacet.json#/$defs/JobTypeJobFacet")
-    return {"jobType": facet | {"processingType": "BATCH", "integration": "GPT2TRAIN", "jobType": "STEP"}}
+    facet = _facet("1-0-1/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet")
+    return {"version": facet | {"datasetVersion": identity}}
 
 
 def _facet(schema: str) -> Event:
     return {"_producer": PRODUCER, "_schemaURL": f"{SPEC}/facets/{schema}"}
 
 
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+JOB = _facet("2-0-4/JobTypeJobFacet.json#/$defs/JobTypeJobFacet") | {
+    "processingType": "BATCH",
+    "integration": "GPT2TRAIN",
+    "jobType": "STEP",
+}
 
 
 def send(found: list[Event], address: str, key: str | None = None) -> None:
     """Send events, in their order, to a server's endpoint such as http://HOST:5000/api/v1/lineage.
 
-    Args:
-        found: events.
-        address: URL of the endpoint.
-        key: API key, sent as a bearer token.
+    The API key is sent as a bearer token.
 
     Raises:
         UserError: the address is no HTTP URL.

@@ -13,12 +13,9 @@ UNKNOWN_TIME = datetime.fromtimestamp(0, UTC)  # the format has no unknown time
 
 
 def spdx(name: str, versions: Mapping[str, str], made: datetime | None) -> dict[str, Any]:
-    """Return the document.
+    """Return the list of the packages that have made `name` at a time, UTC, None if that was not recorded.
 
-    Args:
-        name: what the packages have made.
-        versions: packages with their versions; several versions are joined by ", ".
-        made: when it was made, UTC; None if not recorded.
+    Several versions of a package are joined by ", ".
     """
     pairs = [(package, version) for package, several in sorted(versions.items()) for version in several.split(", ")]
     packages = [_package(number, *pair) for number, pair in enumerate(pairs)]

@@ -4,10 +4,10 @@ What a publication has is a list of files; internal ones (manifests, batches, ch
 """
 
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from gpt2train.convert.dataset import Counts, dataset_card, write_splits
+from gpt2train.convert.dataset import dataset_card, write_splits
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.files import atomic_folder
-from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.folder import Folder
 from gpt2train.store.hub import HUB, XET, allow, set_for_client
 from gpt2train.store.inner_path import inner_file
 from gpt2train.store.manifest import MANIFEST
 from gpt2train.store.output import FinishedStep
 from tasks.outputs.passport.about import About, stated_about
 from tasks.outputs.passport.cards import corpus_sections
-from tasks.outputs.passport.croissant import DataFile, croissant
+from tasks.outputs.passport.croissant import croissant
 from tasks.outputs.passport.eu_summary import eu_summary
 from tasks.outputs.passport.facts import Corpus, corpus_facts
 from tasks.outputs.passport.signature import SIGNATURE, sign
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 WEIGHTS = "model.safetensors"
 INTERNAL = (".", "_", SIGNATURE)  # starts of names in a model folder that are not published
 DATA = "data"
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,13 @@ def contents_of(source: str, *, dataset: bool, about: About | None = None) -> Co
                 files.setdefault(name, inner_file(model.parent, f"{FOLDER}/{name}", model.parent))
     if not dataset:
         return Contents(files, left_out=tuple(left))
-    home = root if model is None or _is_output(root) else Folder(model.parents[2])
+    is_output = root.size(f"shuffled/{MANIFEST}") is not None
+    home = root if model is None or is_output else Folder(model.parents[2])
     corpus = corpus_facts(home)
     documents = next((step for step in corpus.steps if step.manifest.step == "shuffle"), None)
     if documents is None:
         raise UserError(f"{home.url} holds no finished step shuffle; give the output folder of a data flow")
     return Contents(files, documents, corpus, about or stated_about(home), tuple(left))
-
-
-def _is_output(root: Folder) -> bool:
-    return root.size(f"shuffled/{MANIFEST}") is not None
 
 
 def _model_folder(source: Path, optional: bool) -> Path | None:
@@ -125,11 +123,8 @@ def _model_folder(source: Path, optional: bool) -> Path | None:
     return found[0] if found else None
 
 
-def dataset_files(contents: Contents, folder: Path) -> Counts:
-    """Write the documents, their card and their description to a new or empty folder; they are streamed.
-
-    Returns the contents of the dataset.
-    """
+def _write_dataset(contents: Contents, folder: Path) -> None:
+    """Write the documents, their card and their description to a new or empty folder; they are streamed."""
     corpus, documents = contents.corpus, contents.documents
     if corpus is None or documents is None:
         raise AssertionError("the publication has no dataset")
@@ -141,29 +136,17 @@ def dataset_files(contents: Contents, folder: Path) -> Counts:
     steps = [step.manifest for step in corpus.document_steps]
     card = dataset_card(counts, steps, contents.about.license, corpus_sections(corpus))
     (folder / CARD).write_text(card, encoding="utf-8")
-    written = [_record(path, folder) for path in sorted((folder / DATA).iterdir())]
-    columns = pq.read_schema(folder / written[0].path).names if written else []
+    written = [Folder(folder).record(f"{DATA}/{path.name}") for path in sorted((folder / DATA).iterdir())]
+    columns = pq.read_schema(folder / written[0].name).names if written else []
     described = croissant(corpus, written, columns, contents.about.license)
     (folder / CROISSANT).write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / SUMMARY).write_text(eu_summary(corpus, contents.about), encoding="utf-8")
-    return counts
-
-
-def _record(path: Path, folder: Path) -> DataFile:
-    record: FileRecord = Folder(path.parent).record(path.name)
-    return DataFile(path.relative_to(folder).as_posix(), record.bytes, record.sha256)
 
 
 def publish_to_folder(contents: Contents, target: Path, key: Path | None = None) -> list[Path]:
     """Write the publication to a new folder, atomically; with a model and a dataset, to one folder for each in it.
 
-    Args:
-        contents: what is published.
-        target: folder; it must not exist.
-        key: private key that signs it; None: no signature.
-
-    Returns:
-        The folders.
+    It is signed with the private key, if one is given. Returns the folders.
     """
     if target.exists():
         raise UserError(f"{target} exists already; give --to another folder, or remove it")
@@ -175,7 +158,7 @@ def publish_to_folder(contents: Contents, target: Path, key: Path | None = None)
 
 def _fill(contents: Contents, kind: str, folder: Path, key: Path | None) -> None:
     if kind == "dataset":
-        dataset_files(contents, folder)
+        _write_dataset(contents, folder)
     else:
         for name, path in contents.model.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -187,14 +170,8 @@ def _fill(contents: Contents, kind: str, folder: Path, key: Path | None) -> None
 def publish_to_hub(contents: Contents, address: str, *, public: bool, key: Path | None = None) -> list[str]:
     """Upload the publication, a commit for each repository: a model repository, a dataset repository of the same name.
 
-    Args:
-        contents: what is published.
-        address: hf://USER/NAME.
-        public: make a new repository public.
-        key: private key that signs it; None: no signature.
-
-    Returns:
-        The addresses of the repositories.
+    It is signed with the private key, if one is given; a new repository is `public` or private. Returns the addresses
+    of the repositories at hf://USER/NAME.
 
     Raises:
         UserError: the address is malformed, or there is no token.
@@ -209,7 +186,9 @@ def publish_to_hub(contents: Contents, address: str, *, public: bool, key: Path 
     allow(f"{HUB}{name}")
     api, found = hub.HfApi(token=token, library_name="gpt2train"), []
     for kind in contents.kinds:
-        with _staged(contents, kind, key) as folder:
+        with tempfile.TemporaryDirectory(prefix="gpt2train-publish-") as draft:
+            folder = Path(draft) / kind
+            _fill(contents, kind, folder, key)
             try:
                 made = api.create_repo(name, repo_type=kind, private=not public, exist_ok=True)
                 operations = [
@@ -244,19 +223,6 @@ def repository(address: str) -> str:
         UserError: the address has another form.
     """
     name = address.removeprefix(HUB).strip("/")
-    parts = name.split("/")
-    if len(parts) != 2 or not all(part and part[0] not in "-." and _is_name(part) for part in parts):
+    if not REPOSITORY.fullmatch(name):
         raise UserError(f"--to {address!r} is no repository of the hub; write it as hf://USER/NAME")
     return name
-
-
-def _is_name(text: str) -> bool:
-    return all(c.isascii() and (c.isalnum() or c in "-_.") for c in text)
-
-
-@contextmanager
-def _staged(contents: Contents, kind: str, key: Path | None) -> Iterator[Path]:
-    """Yield a folder with one kind of the publication; it is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="gpt2train-publish-") as folder:
-        _fill(contents, kind, Path(folder) / kind, key)
-        yield Path(folder) / kind

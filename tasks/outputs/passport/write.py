@@ -20,7 +20,7 @@ from gpt2train.store.output import check_no_removal
 from tasks.outputs.passport.about import STATED, About, stated_about
 from tasks.outputs.passport.blend import blend_facts
 from tasks.outputs.passport.cards import Sections, card_of_corpus, corpus_sections, training_sections
-from tasks.outputs.passport.croissant import DataFile, croissant
+from tasks.outputs.passport.croissant import croissant
 from tasks.outputs.passport.eu_summary import eu_summary
 from tasks.outputs.passport.facts import Corpus, Training, corpus_facts, training_facts
 from tasks.outputs.passport.lineage import Event, events
@@ -37,16 +37,11 @@ NO_ABOUT = About()
 
 
 def corpus_documents(name: str, corpus: Corpus, about: About = NO_ABOUT) -> dict[str, str]:
-    """Return the documents of a corpus by path in the output folder.
-
-    Args:
-        name: name of the output folder.
-        corpus: facts of the corpus.
-        about: what the publisher states.
-    """
+    """Return the documents of a corpus by path in the output folder, which has this name."""
     last = next((step for step in reversed(corpus.steps) if "text" in step.columns()), None)
-    outputs = last.manifest.outputs if last else ()
-    files = [DataFile(f"{last.name}/{one.name}", one.bytes, one.sha256) for one in outputs] if last else []
+    files = (
+        [one.model_copy(update={"name": f"{last.name}/{one.name}"}) for one in last.manifest.outputs] if last else []
+    )
     made = corpus.times.get(corpus.last.step)
     return {
         CROISSANT: _json(croissant(corpus, files, last.columns() if last else (), about.license)),
@@ -62,11 +57,7 @@ def run_documents(
 ) -> dict[str, str]:
     """Return the documents of a run by path in the output folder, besides the model card.
 
-    Args:
-        name: name of the output folder.
-        corpora: facts of the corpora that it was trained on, by name; empty if one is not known.
-        training: facts of the run.
-        about: what the publisher states.
+    The corpora that it was trained on are given by name; none if one is not known.
     """
     folder = f"runs/{training.run.folder.name}/{FOLDER}"
     corpus = blend_facts(list(corpora.values())) if corpora else None
