@@ -11,8 +11,6 @@ from tasks.extract.settings import ACCOUNTED_ENGINE
 if TYPE_CHECKING:
     from tasks.download.warc import Page
 
-NO_STEP = "this output has no extraction with the engine structure; give that of a flow that has read pages"
-
 
 def accounted_step(steps: list[FinishedStep]) -> FinishedStep | None:
     """Extraction of an output whose pages can be explained; None if it has none."""
@@ -30,7 +28,7 @@ def account_of(output: Output, identity: str, url: str) -> Row:
     from tasks.extract.account_html import account_fragment
 
     if (step := accounted_step(output.steps)) is None:
-        raise UserError(NO_STEP)
+        raise UserError("this output has no extraction with the engine structure; give that of a flow that reads pages")
     stage = step.stage(step.columns(), identity, url)
     if stage.row is None or stage.place is None:
         raise UserError(f"the extraction has no page of {identity or url}; look for a part of its URL or text")

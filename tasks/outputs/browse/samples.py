@@ -23,7 +23,7 @@ class Runs:
 
     def __init__(self, root: Folder) -> None:
         self.root = root
-        self._epoch = lru_cache(maxsize=4)(self._build)
+        self._epoch = lru_cache(maxsize=4)(lambda split, *args: Epoch.build(self._bounds[split], *args, 0))
         self._bounds: dict[str, np.ndarray] = {}
 
     def samples(self, step: FinishedStep, names: list[str], split: str, start: int) -> list[dict[str, Any]]:
@@ -64,11 +64,7 @@ class Runs:
             table = column_of(step.folder, names, ["end"])
             ends = table["end"].to_numpy() if table else np.empty(0, dtype=np.int64)
             self._bounds[split] = np.concatenate(([0], ends))
-        epoch = self._epoch(split, config.model.context, config.seed if split == "train" else None)
-        return samples_of(epoch, start)
-
-    def _build(self, split: str, context: int, seed: int | None) -> Epoch:
-        return Epoch.build(self._bounds[split], context, seed, 0)
+        return samples_of(self._epoch(split, config.model.context, config.seed if split == "train" else None), start)
 
 
 def samples_of(epoch: Epoch, start: int) -> list[int]:

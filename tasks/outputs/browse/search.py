@@ -77,11 +77,10 @@ def _scan(steps: list[FinishedStep], query: str, kind: str, start: int) -> dict[
     while at < len(work) and len(hits) < MAX_HITS and time.monotonic() < end:
         step = work[at][0]
         batch = [name for other, name in work[at : at + 8] if other is step]
-        columns = ["id", "url", "title", "reason", "text"]
-        for rows in matches(step.folder, batch, column, test, columns):
+        for rows in matches(step.folder, batch, column, test, ["id", "url", "title", "reason", "text"]):
             for row in rows:
                 hit = _hit(step, row, query if kind == "text" else "")
-                hits.setdefault((hit["id"], hit["url"]) if hit["id"] else ("", hit["url"]), hit)
+                hits.setdefault((hit["id"], hit["url"]), hit)
         at += len(batch)
     found = list(hits.values())
     known = {hit["url"] for hit in found if hit["id"]}

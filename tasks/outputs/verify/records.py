@@ -22,27 +22,16 @@ MAX_CONCURRENT = 4  # files that are hashed at a time
 
 @dataclass
 class Finding:
-    """Result for one step.
-
-    Attributes:
-        step: Name of the step.
-        folder: Folder of its manifest.
-        files: Number of its files.
-        bytes: Their size.
-        redone: What was done again: `3 of 12 batches`, `whole`; empty if nothing was.
-        problems: Differences.
-        notes: What could not be checked, and why.
-        damaged: Names of the files that are missing or differ from the manifest.
-    """
+    """Result for one step."""
 
     step: str
     folder: str
     files: int = 0
-    bytes: int = 0
-    redone: str = ""
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
+    bytes: int = 0  # of its files
+    redone: str = ""  # what was done again: `3 of 12 batches`, `whole`; empty if nothing was
+    problems: list[str] = field(default_factory=list)  # differences
+    notes: list[str] = field(default_factory=list)  # what could not be checked, and why
+    damaged: list[str] = field(default_factory=list)  # names of the files that are missing or differ from the manifest
 
 
 def check_records(output: Output, folder: str, manifest: Manifest, accept: bool) -> Finding:
@@ -59,9 +48,8 @@ def check_records(output: Output, folder: str, manifest: Manifest, accept: bool)
             (finding.notes if accept else finding.problems).append(message)
     with concurrent.futures.ThreadPoolExecutor(MAX_CONCURRENT) as executor:
         where = output.root / manifest.folder
-        for record, problem in zip(
-            records, executor.map(lambda item: _file_problem(where, item), records), strict=True
-        ):
+        problems = executor.map(lambda record: _file_problem(where, record), records)
+        for record, problem in zip(records, problems, strict=True):
             if problem:
                 finding.problems.append(f"{manifest.folder}/{record.name}: {problem}")
                 finding.damaged.append(record.name)
@@ -86,7 +74,7 @@ def _manifest_problems(output: Output, manifest: Manifest) -> Iterator[str]:
     contents = [digest([[record.name, record.sha256] for record in outcome.outputs]), digest(manifest.inputs)]
     if manifest.content not in contents and manifest.content not in _contents_of_download(output, manifest):
         yield "its manifest was changed: the hashes of its outputs do not give its content"
-    yield from count_problems(manifest)
+    yield from _count_problems(manifest)
     rows = [record.rows for record in outcome.rejected if record.rows is not None]
     dropped = sum(outcome.reasons.values())
     if len(rows) == len(outcome.rejected) and sum(rows) != dropped:
@@ -114,20 +102,15 @@ def _file_problem(folder: Folder, record: FileRecord) -> str | None:
         return f"{found.bytes:,} bytes, {record.bytes:,} in the manifest"
     if found.sha256 != record.sha256:
         return "its hash is not that of the manifest"
-    if record.rows is not None and (rows := rows_of(folder, record)) not in (None, record.rows):
-        return f"{count_of(rows, 'row')}, {record.rows:,} in the manifest"
+    if record.rows is not None and record.name.endswith(".parquet"):
+        with folder.open(record.name) as file:
+            rows = pq.ParquetFile(file).metadata.num_rows
+        if rows != record.rows:
+            return f"{count_of(rows, 'row')}, {record.rows:,} in the manifest"
     return None
 
 
-def rows_of(folder: Folder, record: FileRecord) -> int | None:
-    """Return the rows of a Parquet file by its footer; None for another file."""
-    if not record.name.endswith(".parquet"):
-        return None
-    with folder.open(record.name) as file:
-        return int(pq.ParquetFile(file).metadata.num_rows)
-
-
-def count_problems(manifest: Manifest) -> Iterator[str]:
+def _count_problems(manifest: Manifest) -> Iterator[str]:
     """Yield the contradictions between the counts of a manifest.
 
     The counts of tokens and documents are those that cards, reports and the passport show.

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from gpt2train.settings import Settings
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest
 from gpt2train.store.output import Output
@@ -79,9 +80,13 @@ def redoable(step: str) -> Redoable:
     raise NotRedoneError(BY_HASHES.get(step, "no such step in this release; is its plug-in installed?"))
 
 
-def _boilerplate(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
-    settings = BoilerplateSettings.model_validate(made.parameters)
-    return boilerplate(output.root, output.input(made, "documents"), settings, runner)
+def _plain(step: Callable[..., Manifest], settings: type[Settings], source: str = "documents") -> Call:
+    """Return the call of a step that reads one other step, and whose parameters are its settings."""
+
+    def call(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
+        return step(output.root, output.input(made, source), settings.model_validate(made.parameters), runner)
+
+    return call
 
 
 def _clean(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
@@ -91,10 +96,6 @@ def _clean(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifes
     bpe, documents = output.input_if_any(made, "tokenizer"), output.input(made, "extract")
     origin = output.input(documents, "documents") if documents.step == "boilerplate" else documents
     return clean(output.root, documents, settings, runner, bpe, origin)
-
-
-def _cloze(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
-    return cloze(output.root, output.input(made, "clean"), ClozeSettings.model_validate(made.parameters), runner)
 
 
 def _data_step(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
@@ -111,11 +112,6 @@ def _decontaminate(output: Output, made: Manifest, runner: Runner, _: Folder) ->
     own = [(name, (output.root / drawn.folder).location(CLOZE)) for name in sets if drawn]  # if not, its hash differs
     bpe = output.input_if_any(made, "tokenizer")
     return decontaminate(output.root, output.input(made, "clean"), own, settings, runner, tokenizer=bpe)
-
-
-def _dedup(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
-    settings = DedupSettings.model_validate(made.parameters)
-    return dedup(output.root, output.input(made, "documents"), settings, runner)
 
 
 def _extract(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
@@ -135,11 +131,6 @@ def _extract(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manif
     return extract(output.root, output.input(made, "download"), settings, runner, clean=cleaning)
 
 
-def _shuffle(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
-    settings = ShuffleSettings.model_validate(made.parameters)
-    return shuffle(output.root, output.input(made, "documents"), settings, runner)
-
-
 def _substrings(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
     parameters = {**made.parameters, "enabled": True}
     least = parameters.pop("min_tokens", 0)
@@ -155,11 +146,10 @@ def _tokenize(output: Output, made: Manifest, runner: Runner, _: Folder) -> Mani
     return tokenize(output.root, documents, bpe, settings, runner)
 
 
-def _tokenizer(output: Output, made: Manifest, runner: Runner, _: Folder) -> Manifest:
+def _tokenizer(output: Output, made: Manifest, runner: Runner, scratch: Folder) -> Manifest:
     if made.parameters.get("name") != "train":
         raise NotRedoneError("its files were copied; the hashes of the originals are in its manifest")
-    settings = TokenizerSettings.model_validate(made.parameters)
-    return tokenizer(output.root, output.input(made, "documents"), settings, runner)
+    return _plain(tokenizer, TokenizerSettings)(output, made, runner, scratch)
 
 
 def _warcs(output: Output, made: Manifest, runner: Runner, scratch: Folder) -> Manifest:
@@ -192,13 +182,13 @@ def _files(output: Output, made: Manifest) -> list[InputFile]:
 
 
 STEPS = {
-    "boilerplate": Redoable(_boilerplate, whole=True),
+    "boilerplate": Redoable(_plain(boilerplate, BoilerplateSettings), whole=True),
     "clean": Redoable(_clean),
-    "cloze": Redoable(_cloze, whole=True),
+    "cloze": Redoable(_plain(cloze, ClozeSettings, "clean"), whole=True),
     "decontaminate": Redoable(_decontaminate),
-    "dedup": Redoable(_dedup, whole=True),
+    "dedup": Redoable(_plain(dedup, DedupSettings), whole=True),
     "extract": Redoable(_extract),
-    "shuffle": Redoable(_shuffle, whole=True),
+    "shuffle": Redoable(_plain(shuffle, ShuffleSettings), whole=True),
     "substrings": Redoable(_substrings, whole=True),
     "tokenize": Redoable(_tokenize, whole=True),
     "tokenizer": Redoable(_tokenizer, whole=True),
