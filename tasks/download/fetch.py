@@ -15,8 +15,8 @@ from yarl import URL
 from gpt2train.errors import RunError, UserError
 from tasks.core.forgotten import REASON, Forgotten
 from tasks.core.url_lists import host_of
-from tasks.download.consent.page_tags import page_tags
-from tasks.download.consent.signals import Consent, SiteSignals, consent
+from tasks.download.consent.page_tags import PageTags, page_tags
+from tasks.download.consent.signals import Headers, SiteSignals, consent
 from tasks.download.freshness import fresh_until, is_fresh
 from tasks.download.host_scheduler import ROBOTS_BYTES, HostScheduler
 from tasks.download.http_client import HttpClient, Response, RetryableFetchError, TimeBudget, brief, check_status
@@ -56,7 +56,7 @@ class Fetcher:
             # A host with another target (of a test, of a mirror) is another host to other processes.
             return f"{host} at {target}" if (target := target_of(host, connect_to)) else host
 
-        self.hosts = HostScheduler(settings, self._robots, shared_name, self._tdm)
+        self.hosts = HostScheduler(settings, self._robots, self._tdm, shared_name)
         self._logged: set[str] = set()  # types of unexpected errors that were logged
         self._client = HttpClient(settings, connect_to, lookup)
 
@@ -153,18 +153,23 @@ class Fetcher:
             if self._forgotten.matches(str(url)):
                 raise FetchRejectedError(REASON, "")
             delay = await self.hosts.check(url)
-            site = await self._site_signals(url, page, delay)
+            site = None
+            if self.settings.consent.enabled:
+                site = await self.hosts.site_signals(url, delay)
+                if refusal := self._refusal(url, page, site):
+                    raise refusal
             reserved = site is not None and site.reserved  # unless the answer lifts it
             if not requested and str(url) == page.fresh_url and not reserved:
                 page.is_fresh = True
                 return
             requested.append(url)
             target = await self._request(url, page, budget, delay, site)
-            if target is None and page.not_modified and not self._is_allowed(url, page, site):
+            if target is None:
+                if not (page.not_modified and site and self._refusal(url, page, site, page.headers)):
+                    return
+                # Its tags are not known, and may lift what the site reserves: the whole answer decides.
                 page.not_modified, page.conditions = False, {}
                 continue
-            if target is None:
-                return
             hop = target, _cookies(page, target)  # a server may send the same address to one who has its cookie
             if hop in visited:
                 raise FetchRejectedError("redirect_loop", f"after {len(visited)} redirects")
@@ -173,32 +178,19 @@ class Fetcher:
             visited.add(hop)
             url = target
 
-    async def _site_signals(self, url: URL, page: Fetched, delay: float) -> SiteSignals | None:
-        """Read the signals of the site's files; None if they are not looked for."""
-        if not self.settings.consent.enabled:
-            return None
-        site = await self.hosts.site_signals(url, delay)
-        _decide(page, consent(self.settings.consent, self.settings.agent, str(url), site))
-        return site
-
-    def _is_allowed(self, url: URL, page: Fetched, site: SiteSignals | None) -> bool:
-        """Note the signals of a page that was not modified; False if they would drop it without its tags.
-
-        The page may lift what its site reserves, so that the whole answer decides.
-        """
-        if site is None:
-            return True
-        found = consent(self.settings.consent, self.settings.agent, str(url), site, page.headers)
+    def _refusal(
+        self,
+        url: URL,
+        page: Fetched,
+        site: SiteSignals,
+        headers: Headers | None = None,
+        tags: PageTags | None = None,
+    ) -> FetchRejectedError | None:
+        """Take down the signals of a page, as far as they are known; return the rejection if one is honoured."""
+        found = consent(self.settings.consent, self.settings.agent, str(url), site, headers, tags)
         page.signals = tuple(dict.fromkeys(signal.name for signal in found.signals))
         page.licenses = found.licenses
-        return found.refusal is None
-
-    async def _check_consent(self, url: URL, page: Fetched, site: SiteSignals, response: Response, body: bytes) -> None:
-        """Decide about a page whose header and body are known."""
-        small = len(body) < MAX_INLINE_TAGS
-        tags = page_tags(body, page.charset) if small else await asyncio.to_thread(page_tags, body, page.charset)
-        settings = self.settings
-        _decide(page, consent(settings.consent, settings.agent, str(url), site, response.headers, tags))
+        return FetchRejectedError(found.refusal.name, found.refusal.detail) if found.refusal else None
 
     async def _request(
         self, url: URL, page: Fetched, budget: TimeBudget, delay: float, site: SiteSignals | None
@@ -236,11 +228,12 @@ class Fetcher:
             if not self.settings.accepts(page.content_type):
                 raise FetchRejectedError("content_type", wrong_type(declared, page.content_type))
             if site is not None:
-                await self._check_consent(url, page, site, response, body)
-            if not (page.refreshed or page.request_headers) and (target := _refresh(url, response, body)) not in (
-                None,
-                url,
-            ):
+                args = (body, page.charset)
+                tags = page_tags(*args) if len(body) < MAX_INLINE_TAGS else await asyncio.to_thread(page_tags, *args)
+                if refusal := self._refusal(url, page, site, response.headers, tags):
+                    raise refusal
+            target = None if page.refreshed or page.request_headers else _refresh(url, response, body)
+            if target not in (None, url):
                 _keep_cookies(page, url, response)
                 page.content_type, page.charset, page.refreshed = "", None, True
                 return target
@@ -277,17 +270,8 @@ class Fetcher:
         return 404, ""  # RFC 9309: too many redirects count as no such file
 
     def _check_url(self, url: URL) -> None:
-        verdict = refuse(url, self.settings.ports, self.settings.allowed)
-        if verdict is not None:
+        if (verdict := refuse(url, self.settings.ports, self.settings.allowed)) is not None:
             raise FetchRejectedError(*verdict)
-
-
-def _decide(page: Fetched, found: Consent) -> None:
-    """Take down the signals of a page; reject it for the first that is honoured."""
-    page.signals = tuple(dict.fromkeys(signal.name for signal in found.signals))
-    page.licenses = found.licenses
-    if found.refusal is not None:
-        raise FetchRejectedError(found.refusal.name, found.refusal.detail)
 
 
 def _refresh(url: URL, response: Response, body: bytes) -> URL | None:

@@ -10,9 +10,9 @@ import contextlib
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from yarl import URL
 
@@ -32,8 +32,8 @@ FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.2  # between two attempts to get 
 
 # Fetches a robots.txt and returns its status and text. Raises FetchRejectedError if there is no answer.
 FetchRobots = Callable[[URL], Awaitable[tuple[int, str]]]
-
-FetchTdm = Callable[[URL, float], Awaitable[str]]  # the same of a tdmrep.json, with a delay; empty if there is none
+# The same of a tdmrep.json, with a delay; empty if there is none.
+FetchTdm = Callable[[URL, float], Awaitable[str]]
 
 # Rules of an origin: its robots.txt; None if it has none, so that every URL is allowed; the reason for which every URL
 # is forbidden if the server failed or cannot be reached.
@@ -64,11 +64,11 @@ class HostScheduler:
         self,
         settings: DownloadSettings,
         fetch_robots: FetchRobots,
-        shared_name: Callable[[str], str] = str,
-        fetch_tdm: FetchTdm | None = None,
+        fetch_tdm: FetchTdm,
+        shared_name: Callable[[str], str],
     ) -> None:
-        self._settings, self._fetch_robots, self._shared_name = settings, fetch_robots, shared_name
-        self._fetch_tdm = fetch_tdm
+        self._settings, self._shared_name = settings, shared_name
+        self._fetch_robots, self._fetch_tdm = fetch_robots, fetch_tdm
         self._shared = open_rate_limiter(settings.shared_rate_limit_dir)
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._total = asyncio.Semaphore(settings.concurrency)
@@ -193,30 +193,30 @@ class HostScheduler:
         if isinstance(rules, RobotsRules):
             found = await robots_signals(rules, url, self._agent, settings)
         refused = any(signal.name in settings.honour for signal in found.signals)
-        if self._fetch_tdm is None or refused or "tdm_reservation" not in settings.honour:
+        if refused or "tdm_reservation" not in settings.honour:
             return found
-        origin = str(url.origin())
-        if origin not in host.tdm:
-            host.tdm[origin] = asyncio.ensure_future(self._fetch_tdm_rules(url.origin().join(URL(PATH)), delay))
-        reservations = await self._wait_for(host, host.tdm[origin])
+        file = url.origin().join(URL(PATH))
+        reservations = await self._once(host, host.tdm, url, lambda: self._fetch_tdm_rules(file, delay))
         if isinstance(reservations, FetchRejectedError):
             raise FetchRejectedError(reservations.reason, f"tdmrep.json: {reservations.detail}", reservations.retryable)
         return dataclasses.replace(found, reserved=reservations.reserves(url.raw_path_qs))
 
     async def _fetch_tdm_rules(self, url: URL, delay: float) -> TdmRules | FetchRejectedError:
-        assert self._fetch_tdm is not None
         try:
-            text = await self._fetch_tdm(url, delay)
+            return await _parsed(TdmRules, await self._fetch_tdm(url, delay))
         except FetchRejectedError as rejection:
             return rejection if rejection.retryable else TdmRules("")
-        small = len(text) < MAX_ROBOTS_INLINE
-        return TdmRules(text) if small else await asyncio.to_thread(TdmRules, text)
 
-    async def _wait_for(self, host: Host, task: "asyncio.Task[T]") -> T:
-        """Wait for a file of the host that several pages wait for."""
+    async def _once(
+        self, host: Host, files: "dict[str, asyncio.Task[T]]", url: URL, fetch: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Return a file of the URL's origin, fetched once for all pages that wait for it."""
+        origin = str(url.origin())
+        if origin not in files:
+            files[origin] = asyncio.ensure_future(fetch())
         host.users += 1
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(files[origin])
         finally:
             host.users -= 1
 
@@ -226,21 +226,20 @@ class HostScheduler:
             raise FetchRejectedError("host_given_up", detail, retryable=True)
 
     async def _rules(self, host: Host, url: URL) -> Rules:
-        """Return the rules of an origin, fetched once for all pages that wait for them."""
-        origin = str(url.origin())
-        if origin not in host.rules:
-            host.rules[origin] = asyncio.ensure_future(self._fetch_rules(url.origin() / "robots.txt"))
-        return await self._wait_for(host, host.rules[origin])
+        return await self._once(host, host.rules, url, lambda: self._fetch_rules(url.origin() / "robots.txt"))
 
     async def _fetch_rules(self, url: URL) -> Rules:
         """Fetch rules by RFC 9309: a missing file allows all; a server error or an unreachable host forbids all."""
         try:
             status, text = await self._fetch_robots(url)
             if 200 <= status < 300:
-                small = len(text) < MAX_ROBOTS_INLINE
-                return RobotsRules(text) if small else await asyncio.to_thread(RobotsRules, text)
+                return await _parsed(RobotsRules, text)
         except FetchRejectedError as rejection:
             return rejection
         if 400 <= status < 500 and status != 429:
             return None
         return FetchRejectedError("robots_unavailable", f"robots.txt answered {status}", retryable=True)
+
+
+async def _parsed(rules: Callable[[str], T], text: str) -> T:
+    return rules(text) if len(text) < MAX_ROBOTS_INLINE else await asyncio.to_thread(rules, text)

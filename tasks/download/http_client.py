@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
-from aiohttp import http_exceptions
+from aiohttp.http_exceptions import ContentLengthError, HttpProcessingError, TransferEncodingError
 from yarl import URL
 
 from gpt2train.store.retry_after import retry_after
@@ -116,9 +116,12 @@ class HttpClient:
         except TimeoutError:
             raise  # handled by TimeBudget
         except (aiohttp.ClientError, OSError) as error:
-            if breaks_protocol(error):
-                raise FetchRejectedError("protocol_error", brief(error)) from error
-            raise RetryableFetchError("connection_failed", brief(error)) from error
+            cause, reason = error.__cause__, brief(error)
+            cut = isinstance(cause, ContentLengthError | TransferEncodingError) and "Not enough data" in str(cause)
+            # The first is raised for the head of a response alone, since `raise_for_status` is not used.
+            if isinstance(error, aiohttp.ClientResponseError) or (isinstance(cause, HttpProcessingError) and not cut):
+                raise FetchRejectedError("protocol_error", reason) from error
+            raise RetryableFetchError("connection_failed", reason) from error
 
     async def read(self, response: Response, max_wire: int, max_bytes: int) -> bytes:
         """Read and decode the body of a response, with limits on its bytes as sent and when decoded.
@@ -150,15 +153,6 @@ def check_status(response: Response, expected: int = 200) -> None:
         raise RetryableFetchError("http_error", f"status {status}", retry_after(response.headers.get("Retry-After")))
     if status != expected:
         raise FetchRejectedError("not_found" if status in (404, 410) else "http_error", f"status {status}")
-
-
-def breaks_protocol(error: Exception) -> bool:
-    """Return True if the server's answer is not valid HTTP; False if the connection was interrupted."""
-    if isinstance(error, aiohttp.ClientResponseError):
-        return True  # raised only for the head of a response, since `raise_for_status` is not used
-    cause = error.__cause__
-    cut = isinstance(cause, http_exceptions.ContentLengthError | http_exceptions.TransferEncodingError)
-    return isinstance(cause, http_exceptions.HttpProcessingError) and not (cut and "Not enough data" in str(cause))
 
 
 def brief(error: BaseException) -> str:

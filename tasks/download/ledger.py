@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Outcome, canonical
+from tasks.core.forgotten import REASON, Forgotten, name_of
 from tasks.core.shards import read_table
 
 if TYPE_CHECKING:
@@ -115,10 +116,7 @@ def ledgers_of(audit: Iterable[FileRecord]) -> list[FileRecord]:
 def content_of(folder: Folder, ledgers: Sequence[FileRecord], has_languages: bool = True) -> str:
     """Return a hash of the fetched content as recorded in the ledgers, without times.
 
-    Args:
-        folder: of the download.
-        ledgers: Files of it.
-        has_languages: whether Content-Language counts, which it did not in the manifests of older releases.
+    Content-Language did not count (`has_languages`) in the manifests of older releases.
     """
     state = hashlib.blake2b(digest_size=16)
     for record in ledgers:
@@ -129,6 +127,22 @@ def content_of(folder: Folder, ledgers: Sequence[FileRecord], has_languages: boo
                 language = row.pop(LANGUAGE, None)
                 state.update(canonical([*row.values(), *([language] if language else [])]) + b"\n")
     return state.hexdigest()
+
+
+def without_forgotten(rows: Iterable[Row], forgotten: Forgotten) -> list[Row]:
+    """Return ledger rows in which those of forgotten pages are failures without their URL."""
+    found = []
+    for row in rows:
+        if forgotten.matches_row(row):
+            empty: Row = {name: [] if isinstance(value, list | tuple) else None for name, value in row.items()}
+            # These say nothing about the page.
+            kept = {name: row[name] for name in ("source", "elapsed_ms", "attempts") if name in row}
+            url = row["url"] if forgotten.matches(row["url"]) else row.get("final_url") or ""
+            failure = {"url": name_of(url), "final_url": "", "status": "failed", "reason": REASON, "detail": ""}
+            nothing = {"retryable": False, "bytes": 0, "content_type": "", "sha256": "", "ip": ""}
+            row = empty | kept | failure | nothing
+        found.append(row)
+    return found
 
 
 def counts_of(rows: Iterable[Row]) -> Outcome:

@@ -79,15 +79,12 @@ class EarlierDownload(NamedTuple):
 
 @dataclass
 class EarlierPages:
-    """Earlier rows and records of the URLs of one shard, in whichever earlier shard they are.
-
-    Attributes:
-        places: Number of the earlier shard, and of the row in its ledger, by index of the URL.
-    """
+    """Earlier rows and records of the URLs of one shard, in whichever earlier shard they are."""
 
     folder: Folder
     earlier: EarlierDownload
     number: int
+    # Number of the earlier shard, and of the row in its ledger, by index of the URL.
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     _ledgers: dict[int, list[Row]] = field(default_factory=dict)
     _spans: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)

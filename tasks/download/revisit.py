@@ -43,15 +43,10 @@ def keeps_earlier(fetched: Fetched, earlier: Row | None) -> bool:
     """Return True if the earlier page stays in the corpus, with the bytes of its record."""
     if earlier is None or earlier["reason"]:
         return False
-    if fetched.reason:
-        return is_temporary(fetched)
+    if fetched.reason:  # a failure that says nothing about the page
+        return fetched.retryable or fetched.reason == "client_error" or (fetched.http_status or 0) >= 500
     same = ("source", "final_url", "content_type", "charset", "content_language", "sha256")
     return fetched.not_modified or fetched.is_fresh or all(getattr(fetched, name) == earlier.get(name) for name in same)
-
-
-def is_temporary(fetched: Fetched) -> bool:
-    """Return True if a failure says nothing about the page."""
-    return fetched.retryable or fetched.reason == "client_error" or (fetched.http_status or 0) >= 500
 
 
 def compared(fetched: Fetched, earlier: Row | None) -> Row:

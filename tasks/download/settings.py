@@ -11,18 +11,8 @@ from gpt2train.settings import Settings
 from tasks.download.consent.settings import ConsentSettings
 
 PACE = {
-    "concurrency",
-    "per_host",
-    "delay",
-    "max_crawl_delay",
-    "attempts",
-    "backoff",
-    "max_wait",
-    "max_host_failures",
-    "shards_at_once",
-    "seed",
-    "skip_fresh",
-    "shared_rate_limit_dir",
+    *("concurrency", "per_host", "delay", "max_crawl_delay", "attempts", "backoff", "max_wait", "max_host_failures"),
+    *("shards_at_once", "seed", "skip_fresh", "shared_rate_limit_dir"),
 }
 
 

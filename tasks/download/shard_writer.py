@@ -8,12 +8,10 @@ from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.forgotten import forgotten_beside
 from tasks.core.shards import REJECTED, rejected_row, write_rows, write_table
 from tasks.core.step import Step
-from tasks.download.consent.tally import CONSENT_FILE, signal_counts, tally_signals
-from tasks.download.forgotten_pages import is_forgotten, without_forgotten
-from tasks.download.host_stats import HOSTS_FILE, tally_hosts
+from tasks.download.host_stats import CONSENT_FILE, HOSTS_FILE, signal_counts, tally_hosts, tally_signals
 from tasks.download.journal import clear_journals
-from tasks.download.ledger import LEDGERS, Row, content_of, counts_of, ledgers_of, schema_of
-from tasks.download.warc import EMPTY, encode_head
+from tasks.download.ledger import LEDGERS, Row, content_of, counts_of, ledgers_of, schema_of, without_forgotten
+from tasks.download.warc import EMPTY, encode_head, is_forgotten
 
 REFRESH = "refresh/"  # folder of what the last refresh found
 REFRESH_FACT = "refresh_"  # prefix of the facts with the number of URLs by change

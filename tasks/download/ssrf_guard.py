@@ -50,14 +50,8 @@ METADATA = frozenset(
     )
 )
 METADATA_NAMES = (
-    "instance-data",
-    "instance-data.ec2.internal",
-    "metadata",
-    "metadata.azure.internal",
-    "metadata.goog",
-    "metadata.google.internal",
-    "metadata.packet.net",
-    "metadata.tencentyun.com",
+    *("instance-data", "instance-data.ec2.internal", "metadata", "metadata.azure.internal", "metadata.goog"),
+    *("metadata.google.internal", "metadata.packet.net", "metadata.tencentyun.com"),
 )
 NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")  # a last label like this makes a host an IPv4 address (WHATWG URL)
 HOST = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?", re.IGNORECASE)
@@ -86,29 +80,19 @@ def is_public(address: str | Address, allowed: Sequence[Network] = ()) -> bool:
     """
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = embedded_ipv4(ip)
+        inner = ip.ipv4_mapped or (ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else ip.sixtofour)
         if inner is not None:
             return is_public(inner, allowed)
+    named = [network for network in allowed if ip.version == network.version and ip in network]
     if ip in METADATA:
-        return any(
-            ip.version == network.version and network.num_addresses == 1 and ip in network for network in allowed
-        )
-    if any(ip.version == network.version and ip in network for network in allowed):
+        return any(network.num_addresses == 1 for network in named)
+    if named:
         return True
     if isinstance(ip, ipaddress.IPv4Address):
         special = any(ip in network for network in SPECIAL_V4)
     else:
         special = ip not in UNICAST or ip.scope_id is not None or any(ip in network for network in SPECIAL)
     return ip.is_global and not (special or ip.is_multicast or ip.is_reserved)
-
-
-def embedded_ipv4(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address inside a mapped, NAT64 or 6to4 address; None for any other address."""
-    if ip.ipv4_mapped is not None:
-        return ip.ipv4_mapped
-    if ip in NAT64:
-        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-    return ip.sixtofour
 
 
 @functools.lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 
 from gpt2train import __version__
+from tasks.core.forgotten import Forgotten
 from tasks.download.mime import checked_charset
 
 # Characters that no header field may hold: line ends, NUL and other controls, lone surrogates. U+0085, U+2028 and
@@ -171,6 +172,20 @@ def record_spans(file: IO[bytes]) -> Iterator[Span]:
 def is_response(span: Span) -> bool:
     """Return True for the record of a page."""
     return span.head.get_header("WARC-Type") == "response"
+
+
+def urls_of(head: StatusAndHeaders) -> tuple[str | None, ...]:
+    """Return the URLs that a record names: as it was fetched, as it was listed, and of a revisit."""
+    names = ("WARC-Target-URI", "X-List-URL", "WARC-Refers-To-Target-URI")
+    return tuple(head.get_header(name) for name in names)
+
+
+def is_forgotten(record: bytes, forgotten: Forgotten) -> bool:
+    """Return True if a record, a gzip member, is of a forgotten page."""
+    try:
+        return any(forgotten.matches(*urls_of(span.head)) for span in record_spans(io.BytesIO(record)))
+    except (zlib.error, ValueError, EOFError):
+        return False
 
 
 def escaped(value: str) -> str:

@@ -22,15 +22,10 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16
 
 @dataclass(frozen=True)
 class PageTags:
-    """Tags of a page that state a consent signal.
+    """Tags of a page that state a consent signal."""
 
-    Attributes:
-        metas: content of the meta tags by their name in lower case.
-        licenses: targets of links with the relation `license`.
-    """
-
-    metas: Mapping[str, list[str]] = field(default_factory=dict)
-    licenses: tuple[str, ...] = ()
+    metas: Mapping[str, list[str]] = field(default_factory=dict)  # content of the meta tags by their name in lower case
+    licenses: tuple[str, ...] = ()  # targets of links with the relation `license`
 
     def directives(self, agents: Collection[str]) -> set[str]:
         """Return the directives for all robots or for one of the agents, whose names are in lower case."""
@@ -50,8 +45,9 @@ def page_tags(body: bytes, charset: str | None = None) -> PageTags:
     if body.startswith(_WIDE) or (charset or "").startswith("utf-16"):
         codec = "utf-16" if body.startswith(_WIDE) else "utf-16-be" if charset == "utf-16be" else "utf-16-le"
         body = body.decode(codec, "replace").encode("utf-8", "replace")
-    if not _may_have_tags(body.lower()):
-        return PageTags()
+    lower = body.lower()
+    if not (any(word in lower for word in _WORDS) or (b"license" in lower and _LICENSE.search(lower))):
+        return PageTags()  # in microseconds
     target = _Target()
     # Tag names and the words are ASCII; a wrong encoding spoils nothing but the letters of a license's address.
     parser = etree.HTMLParser(target=target, encoding="utf-8", recover=True, huge_tree=False)
@@ -61,11 +57,6 @@ def page_tags(body: bytes, charset: str | None = None) -> PageTags:
     except (etree.LxmlError, ValueError):
         pass  # what was found before the fault counts
     return PageTags(target.metas, tuple(target.licenses))
-
-
-def _may_have_tags(body: bytes) -> bool:
-    """Return False for a page, in lower case, that has none of the words in question; in microseconds."""
-    return any(word in body for word in _WORDS) or (b"license" in body and _LICENSE.search(body) is not None)
 
 
 class _Target:

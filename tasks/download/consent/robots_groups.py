@@ -21,16 +21,11 @@ _OF_SITE = ("sitemap", "sitemaps", "site-map", "host")  # belong to no group
 
 @dataclass
 class Group:
-    """A group of robots.txt.
+    """A group of robots.txt."""
 
-    Attributes:
-        agents: names in lower case, as the file spells them.
-        rules: number of its lines below the agents.
-        reserved: path patterns under which Content-Signal reserves training; empty for the whole site.
-    """
-
-    agents: list[str] = field(default_factory=list)
-    rules: int = 0
+    agents: list[str] = field(default_factory=list)  # names in lower case, as the file spells them
+    rules: int = 0  # number of its lines below the agents
+    # Path patterns under which Content-Signal reserves training; empty for the whole site.
     reserved: list[str] = field(default_factory=list)
 
 

@@ -6,23 +6,9 @@ from gpt2train.settings import Settings
 
 SignalName = Literal["robots_ai_agent", "noai", "noimageai", "tdm_reservation", "content_signal"]
 AI_AGENTS = (
-    "GPTBot",
-    "CCBot",
-    "Google-Extended",
-    "ClaudeBot",
-    "anthropic-ai",
-    "Claude-Web",
-    "Bytespider",
-    "Applebot-Extended",
-    "Meta-ExternalAgent",
-    "FacebookBot",
-    "Amazonbot",
-    "PerplexityBot",
-    "cohere-ai",
-    "cohere-training-data-crawler",
-    "AI2Bot",
-    "Diffbot",
-    "omgili",
+    *("GPTBot", "CCBot", "Google-Extended", "ClaudeBot", "anthropic-ai", "Claude-Web", "Bytespider"),
+    *("Applebot-Extended", "Meta-ExternalAgent", "FacebookBot", "Amazonbot", "PerplexityBot", "cohere-ai"),
+    *("cohere-training-data-crawler", "AI2Bot", "Diffbot", "omgili"),
 )
 
 

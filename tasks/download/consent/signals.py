@@ -48,17 +48,11 @@ class Signal:
 
 @dataclass(frozen=True)
 class SiteSignals:
-    """What the files of a site say about one of its URLs.
+    """What the files of a site say about one of its URLs."""
 
-    Attributes:
-        signals: those of robots.txt.
-        licenses: those of robots.txt.
-        reserved: reservation by tdmrep.json; None if the file says nothing about the URL.
-    """
-
-    signals: tuple[Signal, ...] = ()
-    licenses: tuple[str, ...] = ()
-    reserved: bool | None = None
+    signals: tuple[Signal, ...] = ()  # those of robots.txt
+    licenses: tuple[str, ...] = ()  # the same
+    reserved: bool | None = None  # reservation by tdmrep.json; None if the file says nothing about the URL
 
 
 @dataclass(frozen=True)

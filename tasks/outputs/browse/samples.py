@@ -23,7 +23,7 @@ class Runs:
 
     def __init__(self, root: Folder) -> None:
         self.root = root
-        self._epoch = lru_cache(maxsize=4)(lambda split, *args: Epoch.build(self._bounds[split], *args, 0))
+        self._epoch = lru_cache(4)(lambda split, context, seed: Epoch.build(self._bounds[split], context, seed, 0))
         self._bounds: dict[str, np.ndarray] = {}
 
     def samples(self, step: FinishedStep, names: list[str], split: str, start: int) -> list[dict[str, Any]]:

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from typing import IO
 
 from warcio.archiveiterator import ArchiveIterator
-from warcio.statusandheaders import StatusAndHeaders
 
 from gpt2train.errors import RunError
 from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.forgotten import Forgotten
-from tasks.download.forgotten_pages import WARC_URLS
-from tasks.download.warc import EMPTY, Span, is_response, record_spans
+from tasks.download.warc import EMPTY, Span, is_response, record_spans, urls_of
 
 CHUNK = 2**20
 
@@ -21,7 +19,7 @@ def archive_urls(folder: Folder, name: str) -> Iterator[tuple[str, str]]:
     try:
         with folder.open(name) as file:
             for span in _spans(file, f"{folder.url}/{name}"):
-                url, listed, _ = _urls(span.head)
+                url, listed, _ = urls_of(span.head)
                 if url:
                     yield url, listed or url
     except FileNotFoundError:
@@ -32,7 +30,7 @@ def copy_without(folder: Folder, name: str, forgotten: Forgotten) -> FileRecord:
     """Replace an archive by one without the records of forgotten pages; the other bytes stay as they are."""
     with folder.open(name) as file:
         spans = list(_spans(file, f"{folder.url}/{name}"))
-        dropped = [span for span in spans if forgotten.matches(*_urls(span.head))]
+        dropped = [span for span in spans if forgotten.matches(*urls_of(span.head))]
         pages = sum(map(is_response, spans)) - sum(map(is_response, dropped))
         if dropped:
             with folder.writing(name) as draft, draft.open("wb") as copy:
@@ -67,13 +65,8 @@ def _copy(source: IO[bytes], target: IO[bytes], start: int, end: int) -> None:
         start += len(data)
 
 
-def _urls(head: StatusAndHeaders) -> tuple[str | None, ...]:
-    """Return the URLs of a record, by the header fields `WARC_URLS`."""
-    return tuple(head.get_header(field) for field in WARC_URLS)
-
-
 def archive_pages(folder: Folder, name: str) -> Iterator[tuple[tuple[str | None, ...], str]]:
     """Yield the URLs and the content of each record of an archive, decoded as UTF-8."""
     with folder.open(name) as file:
         for record in ArchiveIterator(file):
-            yield _urls(record.rec_headers), record.content_stream().read().decode(errors="replace")
+            yield urls_of(record.rec_headers), record.content_stream().read().decode(errors="replace")

@@ -17,11 +17,9 @@ from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, digest, fingerprint, need_manifest
 from tasks.core.forgotten import REASON, URL_COLUMNS, Forgotten, name_of
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_table
-from tasks.download.consent.tally import CONSENT_FILE, signal_counts, tally_signals
-from tasks.download.forgotten_pages import without_forgotten
-from tasks.download.host_stats import HOSTS_FILE, tally_hosts
+from tasks.download.host_stats import CONSENT_FILE, HOSTS_FILE, signal_counts, tally_hosts, tally_signals
 from tasks.download.journal import clear_journals
-from tasks.download.ledger import content_of, counts_of, ledgers_of
+from tasks.download.ledger import content_of, counts_of, ledgers_of, without_forgotten
 from tasks.outputs.forget.archives import copy_without
 from tasks.outputs.forget.decode import TEXT_COLUMNS
 from tasks.outputs.forget.scan import Searcher

@@ -43,21 +43,14 @@ REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class Contents:
-    """What is published.
+    """What is published."""
 
-    Attributes:
-        model: files of the model by their paths in the publication; empty without a model.
-        documents: step whose documents are published; None without a dataset.
-        corpus: facts of the corpus of these documents.
-        about: what the publisher states.
-        left_out: names in the model folder that are not published.
-    """
-
+    # Files of the model by their paths in the publication; empty without a model.
     model: dict[str, Path] = field(default_factory=dict)
-    documents: FinishedStep | None = None
-    corpus: Corpus | None = None
-    about: About = NO_ABOUT
-    left_out: tuple[str, ...] = ()
+    documents: FinishedStep | None = None  # step whose documents are published; None without a dataset
+    corpus: Corpus | None = None  # facts of the corpus of these documents
+    about: About = NO_ABOUT  # what the publisher states
+    left_out: tuple[str, ...] = ()  # names in the model folder that are not published
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from tasks.download.consent.page_tags import page_tags
 from tasks.download.consent.path_pattern import matches
 from tasks.download.consent.settings import AI_AGENTS, ConsentSettings
 from tasks.download.consent.signals import Consent, SiteSignals, consent, robots_signals
-from tasks.download.consent.tally import OTHERS, tally_signals
 from tasks.download.consent.tdm_file import TdmRules
+from tasks.download.host_stats import OTHERS, tally_signals
 from tasks.download.ledger import LEDGER, ledgers_of
 from tasks.download.robots import RobotsRules
 from tasks.report.findings import consent_signals

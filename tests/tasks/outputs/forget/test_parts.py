@@ -23,8 +23,7 @@ from tasks.discover.cdx import CAPTURES
 from tasks.discover.domains import find_domains
 from tasks.discover.found import DISCOVERED, FoundUrls
 from tasks.discover.step import lists_of
-from tasks.download.consent.tally import TABLE
-from tasks.download.host_stats import HOSTS
+from tasks.download.host_stats import HOSTS, SIGNALS
 from tasks.download.ledger import CONSENT, LEDGER
 from tasks.download.warc import EMPTY, Page, encode_head, encode_record
 from tasks.outputs.forget.command import forget
@@ -226,7 +225,7 @@ def test_mentions_in_settings_and_links_do_not_stop_a_removal(tmp_path: Path) ->
     records = (
         write_rows(step.folder, "ledger/part-00000.parquet", rows, ledger),
         write_table(step.folder, "hosts.parquet", HOSTS.empty_table()),
-        write_table(step.folder, "consent.parquet", TABLE.empty_table()),
+        write_table(step.folder, "consent.parquet", SIGNALS.empty_table()),
     )
     archive = step.folder.record("part-00000.warc.gz", rows=0)
     dropped = [rejected_row(row, "dns", "a.test has no address") for row in rows]
