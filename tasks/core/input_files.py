@@ -50,23 +50,17 @@ TAGS = (
 
 @dataclass(frozen=True)
 class InputFile:
-    """One input file.
+    """One input file."""
 
-    Attributes:
-        location: Path or URL, for `open_input`.
-        name: Base name, or path below the given folder; the value of the `source` column.
-        bytes: Size on disk (compressed); None if the store does not report it.
-        identity: Identity for fingerprints: the hash of the content, or size and tag if a store reports them. It does
-            not depend on the path of a local file.
-        fault: Reason for which a file of a folder or glob cannot be read, else None. It is then also the `identity`.
-        meta: Path or URL of a JSON file with the URL of a crawler's text, else None; `identity` includes it.
-    """
-
-    location: str
-    name: str
-    bytes: int | None
+    location: str  # path or URL, for `open_input`
+    name: str  # base name, or path below the given folder; the value of the `source` column
+    bytes: int | None  # size on disk (compressed); None if the store does not report it
+    # Identity for fingerprints: the hash of the content, or size and tag if a store reports them. It does not depend on
+    # the path of a local file.
     identity: str
+    # Reason for which a file of a folder or glob cannot be read, else None. It is then also the `identity`.
     fault: str | None = None
+    # Path or URL of a JSON file with the URL of a crawler's text, else None; `identity` includes it.
     meta: str | None = None
 
 

@@ -33,32 +33,20 @@ MAX_GROUPS = 300  # groups of batches per stage: thousands of task runs overload
 
 @dataclass(frozen=True)
 class Retries:
-    """Number and delays of a step's retries, for runners that retry.
+    """Number and delays of a step's retries, for runners that retry."""
 
-    Attributes:
-        times: Number of attempts after the first.
-        delay: Seconds before the second attempt; doubled before each further one.
-    """
-
-    times: int = 2
-    delay: float = 5.0
+    times: int = 2  # number of attempts after the first
+    delay: float = 5.0  # seconds before the second attempt; doubled before each further one
 
 
 @dataclass(frozen=True)
 class Group:
-    """Batches that run one after the other, each committed as it ends; picklable for cluster workers.
+    """Batches that run one after the other, each committed as it ends; picklable for cluster workers."""
 
-    Attributes:
-        step: The step; its folder is the first argument of `work`.
-        batches: Name and item of each batch.
-        work: Module-level function that processes one batch.
-        args: Arguments of `work` after folder, name and item.
-    """
-
-    step: Step
-    batches: tuple[tuple[str, Any], ...]
-    work: Callable[..., Outcome]
-    args: tuple[Any, ...]
+    step: Step  # its folder is the first argument of `work`
+    batches: tuple[tuple[str, Any], ...]  # name and item of each batch
+    work: Callable[..., Outcome]  # module-level function that processes one batch
+    args: tuple[Any, ...]  # arguments of `work` after folder, name and item
 
     @property
     def name(self) -> str:
@@ -100,20 +88,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Stage:
-    """The batches of one stage of a step.
-
-    Attributes:
-        step: Name of the step.
-        name: Name of the stage.
-        batches: Number of batches to run.
-        on_outcomes: Callback for the outcomes of ended batches; raises if the step must stop.
-        rows: Rows of each batch by its name, for batches that report progress through `Runner.advance`.
-    """
+    """The batches of one stage of a step."""
 
     step: str
     name: str
-    batches: int
-    on_outcomes: Callable[[Outcomes], None]
+    batches: int  # number of them that are to run
+    on_outcomes: Callable[[Outcomes], None]  # gets the outcomes of ended batches; raises if the step must stop
+    # Rows of each batch by its name, for batches that report progress through `Runner.advance`.
     rows: Mapping[str, int] = field(default_factory=dict)
 
 

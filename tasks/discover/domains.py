@@ -17,19 +17,12 @@ _NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.?", re.ASCII)
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain.
+    """One domain."""
 
-    Attributes:
-        name: host name in lower case, without a leading `www.`.
-        host: host name as given.
-        scheme: scheme as given; None if both are to be tried, https first.
-        port: port as given; None for the scheme's.
-    """
-
-    name: str
-    host: str
-    scheme: str | None = None
-    port: int | None = None
+    name: str  # host name in lower case, without a leading `www.`
+    host: str  # host name as given
+    scheme: str | None = None  # scheme as given; None if both are to be tried, https first
+    port: int | None = None  # port as given; None for the scheme's
 
     @property
     def starts(self) -> list[URL]:

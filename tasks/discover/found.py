@@ -30,23 +30,14 @@ MAX_REJECTED = 10_000  # rows of one domain; further ones are only counted
 
 @dataclass
 class FoundUrls:
-    """URLs of one domain.
-
-    Attributes:
-        domain: the domain.
-        subdomains: True if URLs of subdomains are taken too.
-        max_urls: number of URLs after which no more are taken.
-        rows: rows of schema `DISCOVERED` by URL, in order.
-        rejected: rows of schema `REJECTED`.
-        reasons: number of rejected URLs and files by reason code.
-    """
+    """URLs of one domain."""
 
     domain: Domain
-    subdomains: bool
-    max_urls: int
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rejected: list[dict[str, Any]] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
+    subdomains: bool  # True if URLs of subdomains are taken too
+    max_urls: int  # number of URLs after which no more are taken
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)  # rows of schema `DISCOVERED` by URL, in order
+    rejected: list[dict[str, Any]] = field(default_factory=list)  # rows of schema `REJECTED`
+    reasons: Counter[str] = field(default_factory=Counter)  # number of rejected URLs and files by reason code
 
     @property
     def full(self) -> bool:

@@ -31,19 +31,12 @@ MAX_LINKS = 5000  # of one page
 
 @dataclass
 class PageLinks:
-    """Links of one page, as stated, in order.
+    """Links of one page, as stated, in order."""
 
-    Attributes:
-        base: address of the page's `base` element; empty without one.
-        links: targets of `a` without `rel="nofollow"`.
-        feeds: targets of `link rel="alternate"` with the type of a feed.
-        nofollow: True if a meta tag for robots forbids to follow links.
-    """
-
-    base: str = ""
-    links: list[str] = field(default_factory=list)
-    feeds: list[str] = field(default_factory=list)
-    nofollow: bool = False
+    base: str = ""  # address of the page's `base` element; empty without one
+    links: list[str] = field(default_factory=list)  # targets of `a` without `rel="nofollow"`
+    feeds: list[str] = field(default_factory=list)  # targets of `link rel="alternate"` with the type of a feed
+    nofollow: bool = False  # True if a meta tag for robots forbids to follow links
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Take an element; called by the parser."""

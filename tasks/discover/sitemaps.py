@@ -22,19 +22,12 @@ MAX_NAMED = 100  # sitemaps that one robots.txt names
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A sitemap or feed to read.
-
-    Attributes:
-        url: its address.
-        found_in: address of the file that names it.
-        depth: indexes above it.
-        is_proven: True if robots.txt of the domain names it or an index above it.
-    """
+    """A sitemap or feed to read."""
 
     url: URL
-    found_in: URL
-    depth: int = 0
-    is_proven: bool = False
+    found_in: URL  # address of the file that names it
+    depth: int = 0  # indexes above it
+    is_proven: bool = False  # True if robots.txt of the domain names it or an index above it
 
     @property
     def scope(self) -> str:

@@ -42,21 +42,14 @@ _ASCII_BASED = re.compile(
 
 @dataclass
 class Entries:
-    """Entries of one file.
-
-    Attributes:
-        kind: kind of the file.
-        entries: (URL as stated, time of its last change as stated or empty).
-        left_out: number of further entries, beyond the maximum.
-        base: address to which the URLs are relative, if it is not that by which the file was named.
-        next_page: address of a feed's next page, with older items, as stated or empty.
-    """
+    """Entries of one file."""
 
     kind: Kind
+    # URL as stated, and time of its last change as stated or empty.
     entries: list[tuple[str, str]] = field(default_factory=list)
-    left_out: int = 0
-    base: URL | None = None
-    next_page: str = ""
+    left_out: int = 0  # number of further entries, beyond the maximum
+    base: URL | None = None  # address to which the URLs are relative, if it is not that by which the file was named
+    next_page: str = ""  # address of a feed's next page, with older items, as stated or empty
 
 
 def read_entries(body: bytes, max_ratio: float, address: str = "") -> Entries:
