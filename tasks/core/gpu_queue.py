@@ -77,12 +77,11 @@ def queue_folder() -> Path:
         RunError: The folder cannot be created, or users cannot share it safely.
     """
     folder = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / "gpt2train-gpu-queue")
+    created = False
     try:
-        created = True
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        except FileExistsError:
-            created = False
+            created = True
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             found = os.fstat(descriptor)
@@ -175,22 +174,14 @@ def _write_note(descriptor: int, note: dict[str, Any] | None) -> None:
             os.pwrite(descriptor, json.dumps(note).encode(), 0)
 
 
-def _read_note(descriptor: int) -> dict[str, Any]:
-    """Return the note of the last holder that did not erase it; empty if it is unreadable."""
-    with contextlib.suppress(OSError, ValueError):
-        note = json.loads(os.pread(descriptor, MAX_NOTE_BYTES, 0))
-        return note if isinstance(note, dict) else {}
-    return {}
-
-
 def _holders(folder: Path, device: str, max_jobs: int) -> list[str]:
     """Return the descriptions of a device's holders, from their notes."""
     found = []
     for path in _files(folder, device, max_jobs):
-        with contextlib.suppress(RunError, KeyError, TypeError, ValueError):
+        with contextlib.suppress(RunError, OSError, KeyError, TypeError, ValueError):  # no note, or no readable one
             descriptor = _open(path)
             try:
-                note = _read_note(descriptor)
+                note = json.loads(os.pread(descriptor, MAX_NOTE_BYTES, 0))
             finally:
                 os.close(descriptor)
             who = "".join(char if char.isprintable() else " " for char in str(note["who"]))[:MAX_HOLDER_CHARS]

@@ -35,15 +35,7 @@ BLOCK = 2**20  # bytes read at a time
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)  # and bare `OSError`s of bz2 and zstd
 TAGS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "content_md5",
-    "crc32c",
-    "generation",
-    "Content-MD5",
-    "Digest",
-    "checksum",
+    *("ETag", "etag", "md5Hash", "content_md5", "crc32c", "generation", "Content-MD5", "Digest", "checksum"),
     "blob_id",
 )
 
@@ -102,19 +94,19 @@ def _faulty(location: str, name: str) -> InputFile | None:
     """Return the entry of an unreadable local file; None for a readable one."""
     if "://" in location:
         return None
-    path, fault = Path(location), None
-    if _readable(location) != location:
-        fault = "its name is not valid UTF-8"
-        return InputFile(_readable(location), _readable(name), 0, f"unreadable: {fault}", fault)
+    path = Path(location)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a FIFO would wait for a writer
+        if _readable(location) != location:
+            fault = "its name is not valid UTF-8"
+        elif not stat.S_ISREG(path.stat().st_mode):  # to open a FIFO would wait for a writer
             fault = "it is no regular file"
         else:
             path.open("rb").close()
+            return None
     except OSError as error:
         dangling = path.is_symlink() and isinstance(error, FileNotFoundError)
         fault = "it is a link to a file that is not there" if dangling else str(error.strerror or error)
-    return (fault and InputFile(location, name, 0, f"unreadable: {fault}", fault)) or None
+    return InputFile(_readable(location), _readable(name), 0, f"unreadable: {fault}", fault)
 
 
 def commits_of(files: Iterable[InputFile]) -> dict[str, str]:

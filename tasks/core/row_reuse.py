@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -25,6 +25,9 @@ from gpt2train.errors import RunError
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, canonical, digest, read_manifest
 from tasks.core.shards import REJECTED, commit_tables, read_table, write_table
+
+if TYPE_CHECKING:
+    from tasks.core.step import Step
 
 KEYS, PREVIOUS = "_rows/", "_previous/"
 ROWS = pa.schema(
@@ -207,20 +210,15 @@ class RowFinder:
 
     def __init__(self, previous: PreviousRows | None, name: str) -> None:
         self._parts: list[_Part] = []
-        self._rest: Iterator[_Part | None] = iter(())
+        self._rest: Iterator[_Part | None] = iter(()) if previous is None else _parts_by_distance(previous, name)
         self._fruitless = 0
-        if previous is not None:
-            self._rest = _parts_by_distance(previous, name)
-
-    def find(self, key: bytes) -> EarlierResult | None:
-        """Return the earlier result of a row with this key; None if it must be computed."""
-        return self._find(key, is_stored=False)
 
     def find_stored(self, stored: bytes) -> EarlierResult | None:
         """Return the earlier result of a row by its hash as it is stored; None if the row must be decoded."""
-        return self._find(stored, is_stored=True)
+        return self.find(stored, is_stored=True)
 
-    def _find(self, key: bytes, is_stored: bool) -> EarlierResult | None:
+    def find(self, key: bytes, is_stored: bool = False) -> EarlierResult | None:
+        """Return the earlier result of a row with this key; None if it must be computed."""
         for part in self._parts:
             if (found := part.find(key, is_stored)) is not None:
                 return found
@@ -237,8 +235,7 @@ class RowFinder:
 
 def _parts_by_distance(previous: PreviousRows, name: str) -> Iterator[_Part | None]:
     """Yield the earlier batches that can be read, the nearest to the batch `name` first; None for any other."""
-    manifest = _manifest_of(previous)
-    if manifest is None:
+    if (manifest := _read_manifest(previous.folder.url, previous.fingerprint)) is None:
         return
     rejected = {record.name: record for record in manifest.outcome.rejected}
     own = int(name.rpartition("-")[2])
@@ -251,10 +248,6 @@ def _parts_by_distance(previous: PreviousRows, name: str) -> Iterator[_Part | No
 def _read_manifest(url: str, fingerprint: str) -> Manifest | None:
     manifest = read_manifest(Folder(url), MOVED)
     return manifest if manifest is not None and manifest.fingerprint == fingerprint else None
-
-
-def _manifest_of(previous: PreviousRows) -> Manifest | None:
-    return _read_manifest(previous.folder.url, previous.fingerprint)
 
 
 def _part(folder: Folder, output: FileRecord, rejected: FileRecord | None) -> _Part | None:
@@ -276,16 +269,7 @@ def _part(folder: Folder, output: FileRecord, rejected: FileRecord | None) -> _P
     return _Part(folder, keys, output, rejected) if made.get("files") == digest(hashes) else None
 
 
-class MappingStep(Protocol):
-    """Step that maps rows one by one, as `tasks.core.step.Step` with a row input."""
-
-    folder: Folder
-
-    def maps_alike(self, earlier: Manifest) -> bool:
-        """Return True if the rows of an earlier output were made as this step makes them."""
-
-
-def set_aside(step: MappingStep) -> None:
+def set_aside(step: "Step") -> None:
     """Move the files of an earlier run to `_previous/` if rows may be taken from them; otherwise remove that folder.
 
     A killed run continues: the manifest is `_moving.json` until all files are moved.
@@ -316,7 +300,7 @@ def _move(folder: Folder, found: Manifest) -> None:
     previous.remove(MOVING)
 
 
-def previous_rows(step: MappingStep) -> PreviousRows | None:
+def previous_rows(step: "Step") -> PreviousRows | None:
     """Return the earlier outputs that `set_aside` has moved, if any."""
     previous = step.folder / PREVIOUS.rstrip("/")
     found = read_manifest(previous, MOVED)

@@ -58,33 +58,22 @@ def write_rows(folder: Folder, name: str, rows: Sequence[dict[str, Any]], schema
     return write_table(folder, name, pa.Table.from_pylist(list(rows), schema=schema))
 
 
-def write_table(folder: Folder, name: str, table: pa.Table) -> FileRecord:
-    """Write a table atomically as one Parquet file."""
-    return write_tables(folder, name, [table])
-
-
-def write_tables(folder: Folder, name: str, tables: Iterable[pa.Table]) -> FileRecord:
-    """Write one table or more atomically as one Parquet file; one at a time is in memory.
+def write_table(folder: Folder, name: str, table: pa.Table | Iterable[pa.Table]) -> FileRecord:
+    """Write a table, or several of which one at a time is in memory, atomically as one Parquet file.
 
     The bytes are those of one table if all but the last have a multiple of `ROW_GROUP` rows.
     """
-    return write_parquet(folder, name, tables, ROW_GROUP, compression="zstd", compression_level=3)
+    tables = [table] if isinstance(table, pa.Table) else table
+    return _write(folder, name, tables, ROW_GROUP, compression="zstd", compression_level=3)
 
 
-def write_numbers(folder: Folder, name: str, table: pa.Table) -> FileRecord:
-    """Write a table of numbers and hashes as one Parquet file, in large row groups and without dictionaries."""
-    return write_number_tables(folder, name, [table.combine_chunks()])
+def write_numbers(folder: Folder, name: str, table: pa.Table | Iterable[pa.Table]) -> FileRecord:
+    """Write tables of numbers and hashes in the same way, in large row groups and without dictionaries."""
+    tables = [table.combine_chunks()] if isinstance(table, pa.Table) else table
+    return _write(folder, name, tables, NUMBERS_GROUP, compression="zstd", compression_level=1, use_dictionary=False)
 
 
-def write_number_tables(folder: Folder, name: str, tables: Iterable[pa.Table]) -> FileRecord:
-    """Write tables as `write_numbers` does; the bytes are those of one if all but the last have whole row groups."""
-    return write_parquet(
-        folder, name, tables, NUMBERS_GROUP, compression="zstd", compression_level=1, use_dictionary=False
-    )
-
-
-def write_parquet(folder: Folder, name: str, tables: Iterable[pa.Table], row_group: int, **options: Any) -> FileRecord:
-    """Write tables of one schema, at least one, as one Parquet file, in row groups of so many rows."""
+def _write(folder: Folder, name: str, tables: Iterable[pa.Table], row_group: int, **options: Any) -> FileRecord:
     rest = iter(tables)
     first = next(rest)
     rows = 0

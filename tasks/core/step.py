@@ -127,7 +127,9 @@ class Step:
         is_unknown = found == self._fingerprint_with({})
         if not is_unknown and found != self._fingerprint_with(versions):
             return False  # other settings or inputs
-        made = "made by a release that did not record its packages" if is_unknown else self._difference(versions)
+        made = f"made with {version_differences(versions, self.versions)}"
+        if is_unknown:
+            made = "made by a release that did not record its packages"
         if self.environment == "refuse":
             raise UserError(
                 f"{self.folder.url} was {made}, and environment is 'refuse'; install those packages, or set "
@@ -139,9 +141,6 @@ class Step:
 
     def _fingerprint_with(self, versions: Mapping[str, str]) -> str:
         return fingerprint(self.name, self.version, self.parameters, self.inputs, versions)
-
-    def _difference(self, versions: Mapping[str, str]) -> str:
-        return "made with " + version_differences(versions, self.versions)
 
     def check_versions(self) -> None:
         """Check that this process, possibly a worker on another machine, has the library versions of the fingerprint.

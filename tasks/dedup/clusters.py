@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
-from tasks.core.shards import read_table, write_number_tables, write_numbers, write_tables
+from tasks.core.shards import read_table, write_numbers, write_table
 from tasks.dedup.document_index import Group, Numbers, first_previous, group_of, look_up, ranks
 from tasks.dedup.exact import EXACT
 from tasks.dedup.settings import Policy
@@ -170,8 +170,8 @@ def _write(
     clusters: int,
 ) -> Outcome:
     records = (
-        write_tables(folder, f"clusters/part-{part:05d}.parquet", members),
-        write_number_tables(folder, f"dropped/part-{part:05d}.parquet", dropped),
+        write_table(folder, f"clusters/part-{part:05d}.parquet", members),
+        write_numbers(folder, f"dropped/part-{part:05d}.parquet", dropped),
         write_numbers(folder, f"removed/part-{part:05d}.parquet", removed),
     )
     return Outcome(outputs=records, facts={"clusters": clusters})
