@@ -47,13 +47,6 @@ def count_sources(folder: Folder, name: str, item: str, kept: Sequence[str], rej
     """Count the documents of each host and source that lost any, into `sources/part-00000.parquet`.
 
     A duplicate of a document of a previous run is not counted: its text is in the output of that run.
-
-    Args:
-        folder: folder of the step.
-        name: name of the batch.
-        item: unused.
-        kept: shards of kept documents.
-        rejected: files of rejected documents.
     """
     counts = [_count(read_table(folder, shard, ["url", "source"]), 0) for shard in kept]
     for file in rejected:
@@ -121,6 +114,5 @@ def _count(table: pa.Table, dropped: int) -> pa.Table:
 def _added(table: pa.Table) -> pa.Table:
     """Sums of the counts of each host and source."""
     total = table.group_by(["kind", "name"]).aggregate([("documents", "sum"), ("dropped", "sum")])
-    return (
-        total.rename_columns({"documents_sum": "documents", "dropped_sum": "dropped"}).select(SOURCE.names).cast(SOURCE)
-    )
+    total = total.rename_columns({"documents_sum": "documents", "dropped_sum": "dropped"})
+    return total.select(SOURCE.names).cast(SOURCE)

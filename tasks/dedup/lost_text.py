@@ -4,7 +4,7 @@ A word of a dropped document counts as lost if none of the 3-grams of words that
 Exact duplicates lose nothing: their texts are equal after normalisation. The measurement changes no document.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,13 +12,10 @@ import pyarrow as pa
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import write_numbers
-from tasks.dedup import datasketch_engine
-from tasks.dedup.document_index import Group, group_of, isin_sorted, look_up, read_range
+from tasks.dedup.document_index import Group, group_of, look_up, read_range
 from tasks.dedup.lsh import distinct_pairs
 from tasks.dedup.settings import WORD_NGRAM, DedupSettings, word_shingles
-from tasks.dedup.shingle_exchange import MAX_HASHES, NumberedSets, read_sets, read_texts, write_sets
-from tasks.dedup.shingles import shingle_sequences
-from tasks.dedup.verify import in_batches
+from tasks.dedup.shingle_exchange import met_sets, shingled, write_sets
 
 LOST = pa.schema(
     [
@@ -62,14 +59,9 @@ def measure_lost(
     if not len(dropped):
         return Outcome(facts={"lost_characters": 0})
     share = np.ones(len(dropped), dtype=np.float64)
-    for some in _sequences(group, dropped, word_shingles(settings)):
-        here = np.flatnonzero(isin_sorted(dropped, some.numbers))
-        for source in np.unique(group_of(groups, kept[here])).tolist():
-            for others in read_sets(folder, kept_sets[source], index):
-                pairs = here[isin_sorted(kept[here], others.numbers)]
-                firsts = np.searchsorted(some.numbers, dropped[pairs])
-                seconds = np.searchsorted(others.numbers, kept[pairs])
-                share[pairs] = kernels.uncovered(*some.sets, *others.sets, firsts, seconds, WORD_NGRAM)
+    own = shingled(group, dropped, word_shingles(settings), ordered=True)
+    for pairs, one, other, firsts, seconds in met_sets(folder, own, kept_sets, index, groups, dropped, kept):
+        share[pairs] = kernels.uncovered(*one, *other, firsts, seconds, WORD_NGRAM)
     characters = look_up(folder, groups, dropped, ["length"])["length"].to_numpy()
     lost = np.rint(characters * share).astype(np.int64)
     output = pa.table({"number": dropped, "characters": characters, "lost": lost}, schema=LOST)
@@ -81,10 +73,3 @@ def _read_removed(folder: Folder, names: Sequence[str], column: str, group: Grou
     """Dropped near duplicates, in ascending order, whose number in a column is of the group."""
     parts = [read_range(folder, name, column, group.low, group.high) for name in names]
     return pa.concat_tables(parts).sort_by("dropped")
-
-
-def _sequences(group: Group, wanted: np.ndarray, settings: DedupSettings) -> Iterator[NumberedSets]:
-    """3-grams of these documents in the order of the text, some `MAX_HASHES` at a time."""
-    of_texts = datasketch_engine.shingle_sequences if settings.engine == "datasketch" else shingle_sequences
-    texts = read_texts(group, wanted)
-    return in_batches((NumberedSets(numbers, of_texts(some, settings)) for numbers, some in texts), MAX_HASHES)

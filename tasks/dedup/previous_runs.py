@@ -19,7 +19,29 @@ def open_previous(settings: DedupSettings, version: int) -> list[tuple[Folder, M
     Raises:
         UserError: one does not exist, is incomplete, or has other sketch settings.
     """
-    return [_open(url, settings, version) for url in settings.previous]
+    own: dict[str, Any] = settings.model_dump(mode="json")
+    found = []
+    for url in settings.previous:
+        folder, place = Folder(url), f"dedup.previous: {url}"
+        check_no_removal(Folder(folder.url.rpartition("/")[0]))
+        manifest = read_manifest(folder)
+        if manifest is None or manifest.step != "dedup":
+            raise UserError(
+                f"{place} holds no finished deduplication ({MANIFEST}); give the dedup/ folder of an output"
+            )
+        if manifest.version != version:
+            raise UserError(f"{place} was made by another version of the deduplication; run that output again first")
+        for name in SKETCH:
+            if manifest.parameters[name] != own[name]:
+                raise UserError(
+                    f"{place} was made with dedup.{name} = {manifest.parameters[name]}, not {own[name]}; "
+                    "sketches can be compared only if these are equal"
+                )
+        for record in (*manifest.outputs, *manifest.outcome.audit):
+            if folder.size(record.name) != record.bytes:
+                raise UserError(f"{place}/{record.name} is missing or damaged; run that output again first")
+        found.append((folder, manifest))
+    return found
 
 
 def like_previous(settings: DedupSettings) -> DedupSettings:
@@ -56,28 +78,3 @@ def previous_groups(folder: Folder, manifest: Manifest, previous: int, start: in
                 replace(everything, sketch=record.name, rows=record.rows, shards=shards, start=start + low, origin=low)
             )
     return groups
-
-
-def _open(url: str, settings: DedupSettings, version: int) -> tuple[Folder, Manifest]:
-    folder = Folder(url)
-    check_no_removal(Folder(folder.url.rpartition("/")[0]))
-    manifest = read_manifest(folder)
-    if manifest is None or manifest.step != "dedup":
-        raise UserError(
-            f"dedup.previous: {url} holds no finished deduplication ({MANIFEST}); give the dedup/ folder of an output"
-        )
-    if manifest.version != version:
-        raise UserError(
-            f"dedup.previous: {url} was made by another version of the deduplication; run that output again first"
-        )
-    own: dict[str, Any] = settings.model_dump(mode="json")
-    for name in SKETCH:
-        if manifest.parameters[name] != own[name]:
-            raise UserError(
-                f"dedup.previous: {url} was made with dedup.{name} = {manifest.parameters[name]}, not {own[name]}; "
-                "sketches can be compared only if these are equal"
-            )
-    for record in (*manifest.outputs, *manifest.outcome.audit):
-        if folder.size(record.name) != record.bytes:
-            raise UserError(f"dedup.previous: {url}/{record.name} is missing or damaged; run that output again first")
-    return folder, manifest

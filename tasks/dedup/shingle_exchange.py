@@ -5,8 +5,8 @@ are shingled, and each set is written once for every group with a pair of it, in
 verification of a group then reads only its row groups of every file.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +15,17 @@ import pyarrow.parquet as pq
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import write_numbers
-from tasks.dedup import datasketch_engine
-from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, read_range
+from tasks.dedup import datasketch_engine, shingles
+from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, isin_sorted, read_range
 from tasks.dedup.lsh import CANDIDATE, Pairs, distinct_pairs
 from tasks.dedup.settings import DedupSettings
-from tasks.dedup.shingles import Sets, shingle_sets
+from tasks.dedup.shingles import Sets
 
 SETS = pa.schema([("group", pa.int32()), ("number", pa.int64()), ("shingles", pa.large_binary())])
 MAX_HASHES = 1 << 24  # in memory at a time: 128 MB
 
 
-@dataclass(frozen=True)
-class NumberedSets:
+class NumberedSets(NamedTuple):
     """Shingle sets of documents, in ascending order of document number."""
 
     numbers: Numbers
@@ -64,15 +63,12 @@ def collect_group(
 def write_sets(folder: Folder, target: str, group: Group, wanted: Pairs, settings: DedupSettings) -> FileRecord:
     """Write the shingle sets of documents of a group for the groups that compare them.
 
-    Args:
-        folder: folder of the step.
-        target: name of the file.
-        group: group of the documents.
-        wanted: [sets, 2] distinct document numbers in ascending order, with the index of the group that reads the set.
-        settings: kind of the shingles.
+    `wanted` [sets, 2] has distinct document numbers in ascending order, each with the index of the group that reads the
+    set.
     """
     with folder.writing(target) as draft, pq.ParquetWriter(draft, SETS, compression="none") as writer:
-        for numbers, sets in _in_chunks(_sets_of(group, np.unique(wanted[:, 0]), settings)):
+        for numbers, sets in shingled(group, np.unique(wanted[:, 0]), settings):
+            column = _bytes_of(sets)
             some = wanted[(wanted[:, 0] >= numbers[0]) & (wanted[:, 0] <= numbers[-1])]
             for owner in np.unique(some[:, 1]).tolist():
                 members = some[some[:, 1] == owner, 0]
@@ -80,7 +76,7 @@ def write_sets(folder: Folder, target: str, group: Group, wanted: Pairs, setting
                     {
                         "group": np.full(len(members), owner, dtype=np.int32),
                         "number": members,
-                        "shingles": sets.take(pa.array(np.searchsorted(numbers, members))),
+                        "shingles": column.take(pa.array(np.searchsorted(numbers, members))),
                     },
                     schema=SETS,
                 )
@@ -116,31 +112,64 @@ def read_texts(group: Group, wanted: Numbers) -> Iterator[tuple[Numbers, pa.Chun
                 first += rows
 
 
-def _sets_of(group: Group, wanted: Numbers, settings: DedupSettings) -> Iterator[tuple[Numbers, Sets]]:
-    """Shingle sets of these documents of a group, one row group of texts at a time."""
-    sets_of = datasketch_engine.shingle_sets if settings.engine == "datasketch" else shingle_sets
-    for numbers, texts in read_texts(group, wanted):
-        yield numbers, sets_of(texts, settings)
+def shingled(
+    group: Group, wanted: Numbers, settings: DedupSettings, *, ordered: bool = False
+) -> Iterator[NumberedSets]:
+    """Sets of shingles of these documents of a group, or their shingles in order, some `MAX_HASHES` at a time."""
+    engine = datasketch_engine if settings.engine == "datasketch" else shingles
+    of_texts = engine.shingle_sequences if ordered else engine.shingle_sets
+    pieces = (NumberedSets(numbers, of_texts(texts, settings)) for numbers, texts in read_texts(group, wanted))
+    return in_batches(pieces, MAX_HASHES)
+
+
+def in_batches(pieces: Iterable[NumberedSets], members: int) -> Iterator[NumberedSets]:
+    """Join consecutive sets, until they have so many members or more."""
+    held: list[NumberedSets] = []
+    for piece in pieces:
+        held.append(piece)
+        if sum(len(some.sets.values) for some in held) >= members:
+            yield joined(held)
+            held = []
+    if held:
+        yield joined(held)
+
+
+def joined(pieces: Sequence[NumberedSets]) -> NumberedSets:
+    """Join sets of documents in ascending order of number."""
+    sizes = np.concatenate([np.diff(piece.sets.starts) for piece in pieces])
+    values = [p.sets.values[p.sets.starts[0] : p.sets.starts[-1]] for p in pieces]
+    starts = np.append(0, np.cumsum(sizes))
+    return NumberedSets(np.concatenate([piece.numbers for piece in pieces]), Sets(np.concatenate(values), starts))
+
+
+def met_sets(
+    folder: Folder,
+    own: Iterable[NumberedSets],
+    files: Sequence[str],
+    index: int,
+    groups: Sequence[Group],
+    first: Numbers,
+    second: Numbers,
+) -> Iterator[tuple[Numbers, Sets, Sets, Numbers, Numbers]]:
+    """Bring the sets of pairs of documents together: `first` of a group with sets of its `own`, `second` of any.
+
+    `files` has the file of each group, as of `write_sets`, in which those for the group with this index are.
+
+    Yields:
+        Indices of pairs, sets of both sides, and place of either document of each pair in them.
+    """
+    for some in own:
+        here = np.flatnonzero(isin_sorted(first, some.numbers))
+        for source in np.unique(group_of(groups, second[here])).tolist():
+            for others in read_sets(folder, files[source], index):
+                pairs = here[isin_sorted(second[here], others.numbers)]
+                firsts = np.searchsorted(some.numbers, first[pairs])
+                seconds = np.searchsorted(others.numbers, second[pairs])
+                yield pairs, some.sets, others.sets, firsts, seconds
 
 
 def _between(ascending: Numbers, low: int, high: int) -> Numbers:
     return ascending[np.searchsorted(ascending, low) : np.searchsorted(ascending, high)]
-
-
-def _in_chunks(pieces: Iterator[tuple[Numbers, Sets]]) -> Iterator[tuple[Numbers, pa.Array]]:
-    """Join small chunks to larger ones: numbers, and the sets as bytes."""
-    numbers: list[Numbers] = []
-    sets: list[pa.Array] = []
-    held = 0
-    for some, found in pieces:
-        numbers.append(some)
-        sets.append(_bytes_of(found))
-        held += len(found.values)
-        if held >= MAX_HASHES:
-            yield np.concatenate(numbers), pa.concat_arrays(sets)
-            numbers, sets, held = [], [], 0
-    if numbers:
-        yield np.concatenate(numbers), pa.concat_arrays(sets)
 
 
 def _bytes_of(sets: Sets) -> pa.Array:

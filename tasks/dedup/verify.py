@@ -1,6 +1,6 @@
 """Verification of candidate pairs: exact similarity, and containment, by the shingle sets of the whole texts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table, write_numbers, write_table
-from tasks.dedup.document_index import Group, Numbers, group_of, isin_sorted, look_up, ranks
+from tasks.dedup.document_index import Group, Numbers, look_up, ranks
 from tasks.dedup.lsh import CANDIDATE, distinct_pairs
 from tasks.dedup.settings import DedupSettings
-from tasks.dedup.shingle_exchange import NumberedSets, read_sets
+from tasks.dedup.shingle_exchange import in_batches, met_sets, read_sets
 from tasks.dedup.shingles import Sets
 
 PAIR = pa.schema(
@@ -90,14 +90,7 @@ def check_containment(
 ) -> Outcome:
     """Accept the similar pairs whose better-ranked document holds the other one, into `pairs/part-NNNNN.parquet`.
 
-    Args:
-        folder: folder of the step.
-        name: name of the batch.
-        index: index of the group of the pairs.
-        groups: all groups.
-        similar: verified pairs of each group.
-        sets: sets of 3-grams of words of each group's documents, as of `write_sets`.
-        settings: bound of the containment.
+    `similar` are the verified pairs of each group, `sets` the 3-grams of words of its documents, as of `write_sets`.
     """
     table = read_table(folder, similar[index])
     first, second = table["first"].to_numpy(), table["second"].to_numpy()
@@ -122,23 +115,19 @@ def overlap_of(
     `sets` has the file of each group, as of `write_sets`.
     """
     overlap = Overlap(*np.zeros((3, len(first)), dtype=np.int64))
-    for some in in_batches(read_sets(folder, sets[index], index), MAX_HASHES):
-        here = np.flatnonzero(isin_sorted(first, some.numbers))
-        for source in np.unique(group_of(groups, second[here])).tolist():
-            for others in read_sets(folder, sets[source], index):
-                pairs = here[isin_sorted(second[here], others.numbers)]
-                for total, found in zip(overlap, compare(some, others, first[pairs], second[pairs]), strict=True):
-                    total[pairs] = found
+    own = in_batches(read_sets(folder, sets[index], index), MAX_HASHES)
+    for pairs, one, other, firsts, seconds in met_sets(folder, own, sets, index, groups, first, second):
+        for total, found in zip(overlap, compare(one, other, firsts, seconds), strict=True):
+            total[pairs] = found
     return overlap
 
 
-def compare(one: NumberedSets, other: NumberedSets, first: Numbers, second: Numbers) -> Overlap:
-    """Sizes of the sets of pairs of documents, given by number."""
+def compare(one: Sets, other: Sets, firsts: Numbers, seconds: Numbers) -> Overlap:
+    """Sizes of pairs of sets, given by their places."""
     from tasks.dedup import kernels
 
-    firsts, seconds = np.searchsorted(one.numbers, first), np.searchsorted(other.numbers, second)
-    common = kernels.common(*one.sets, *other.sets, firsts, seconds)
-    return Overlap(common, np.diff(one.sets.starts)[firsts], np.diff(other.sets.starts)[seconds])
+    common = kernels.common(*one, *other, firsts, seconds)
+    return Overlap(common, np.diff(one.starts)[firsts], np.diff(other.starts)[seconds])
 
 
 def similarities(overlap: Overlap, settings: DedupSettings) -> Similarities:
@@ -146,26 +135,6 @@ def similarities(overlap: Overlap, settings: DedupSettings) -> Similarities:
     common, *sizes = overlap
     denominators = {"union": sizes[0] + sizes[1] - common, "min": np.minimum(*sizes), "max": np.maximum(*sizes)}
     return common / np.maximum(denominators[settings.jaccard], 1)
-
-
-def in_batches(pieces: Iterable[NumberedSets], members: int) -> Iterator[NumberedSets]:
-    """Join consecutive sets, until they have so many members or more."""
-    held: list[NumberedSets] = []
-    for piece in pieces:
-        held.append(piece)
-        if sum(len(some.sets.values) for some in held) >= members:
-            yield joined(held)
-            held = []
-    if held:
-        yield joined(held)
-
-
-def joined(pieces: Sequence[NumberedSets]) -> NumberedSets:
-    """Join sets of documents in ascending order of number."""
-    sizes = np.concatenate([np.diff(piece.sets.starts) for piece in pieces])
-    values = [p.sets.values[p.sets.starts[0] : p.sets.starts[-1]] for p in pieces]
-    starts = np.append(0, np.cumsum(sizes))
-    return NumberedSets(np.concatenate([piece.numbers for piece in pieces]), Sets(np.concatenate(values), starts))
 
 
 def _by_rank(folder: Folder, groups: Sequence[Group], first: Numbers, second: Numbers) -> pa.Table:

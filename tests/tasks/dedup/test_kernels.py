@@ -19,7 +19,6 @@ from tasks.dedup import datasketch_engine, kernels, minhash, reference, shingles
 from tasks.dedup.bands import with_bands
 from tasks.dedup.exact import run_starts
 from tasks.dedup.minhash import permutations, sign, sketch_texts
-from tasks.dedup.shingle_exchange import NumberedSets
 from tasks.dedup.shingles import Sets, Texts, content_hashes, folded, shingle_sets
 from tasks.dedup.step import CHECK_BYTES, DedupSettings
 from tasks.dedup.unicode_tables import KNOWN, SINGLE, SPACE, TABLED, WORD, build_tables
@@ -151,9 +150,9 @@ def test_similarities_equal_sets(ones: list[set[int]], others: list[set[int]]) -
             assert found == (len(one & other) / size if size else 0.0)
 
 
-def packed(sets: list[set[int]]) -> NumberedSets:
+def packed(sets: list[set[int]]) -> Sets:
     values = np.array([value for one in sets for value in sorted(one)], dtype=np.uint64)
-    return NumberedSets(np.arange(len(sets)), Sets(values, np.cumsum([0, *map(len, sets)])))
+    return Sets(values, np.cumsum([0, *map(len, sets)]))
 
 
 def test_the_content_hash_ignores_case_unicode_forms_and_space() -> None:
