@@ -9,11 +9,12 @@ honoured as in the download; Common Crawl has obeyed robots.txt for its own name
 
 import asyncio
 import io
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import RunError
-from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.forgotten import REASON, forgotten_beside, name_of
 from tasks.core.runner import Runner
@@ -23,7 +24,7 @@ from tasks.discover.settings import DiscoverSettings
 from tasks.discover.step import CAPTURE_LISTS
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.settings import DownloadSettings
-from tasks.download.warc import EMPTY, Page, encode_head, encode_record
+from tasks.download.warc import Page, encode_record, write_archive
 from tasks.sources.archive_stream import ArchiveStream
 from tasks.sources.archived_consent import check_consent
 from tasks.sources.http_payload import page_of
@@ -66,10 +67,9 @@ def commoncrawl(
         batches = runner.batches(step, "part", slices, fetch_slice, *args, where="thread", at_once=AT_ONCE)
     total = Outcome.total(batches)
     if total.seen and not total.kept:
-        step.remove_batch_records()  # otherwise the next run would reuse them
-        counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
         raise RunError(
-            f"none of the {total.seen} pages of Common Crawl could be fetched ({counts}); check discover.archive_server"
+            f"none of the {total.seen} pages of Common Crawl could be fetched ({step.reasons_of(total)}); "
+            "check discover.archive_server"
         )
     return step.commit(total)
 
@@ -105,23 +105,16 @@ def fetch_slice(
         for row, answer in zip(rows, answers, strict=True)
         if isinstance(answer, FetchRejectedError)
     ]
-    record = _write(folder, f"{name}.warc.gz", pages)
-    reasons = [row["reason"] for row in rejected]
+    reasons = Counter(row["reason"] for row in rejected)
+    dates = [page.fetched_at for page in pages]
     return Outcome(
-        outputs=(record,),
+        outputs=(write_archive(folder, f"{name}.warc.gz", dates, map(encode_record, pages)),),
         rejected=(write_rows(folder, f"rejected/{name}.parquet", rejected, REJECTED),) if rejected else (),
         seen=len(rows),
         kept=len(pages),
-        reasons={reason: reasons.count(reason) for reason in sorted(set(reasons))},
+        reasons=dict(sorted(reasons.items())),
         facts={"bytes": sum(len(page.body) for page in pages)},
     )
-
-
-def _write(folder: Folder, name: str, pages: list[Page]) -> FileRecord:
-    with folder.writing(name) as draft, draft.open("wb") as file:
-        file.write(encode_head(name, min(page.fetched_at for page in pages)) if pages else EMPTY)
-        file.writelines(map(encode_record, pages))
-    return folder.record(name, rows=len(pages))
 
 
 async def _fetch(

@@ -259,6 +259,11 @@ class Step:
         """Remove the records of committed batches, since the step is finished or its batches must be repeated."""
         self.records.remove(*self._record_files())
 
+    def reasons_of(self, nothing_kept: Outcome) -> str:
+        """Return the reasons of an outcome without kept rows for a message; the next run repeats its batches."""
+        self.remove_batch_records()
+        return ", ".join(f"{reason} {count}" for reason, count in nothing_kept.reasons.items())
+
     def complete_commit(self, manifest: Manifest) -> None:
         """Finish the sweep of a run that was killed after it had written its manifest.
 

@@ -14,11 +14,6 @@ from tasks.dedup.settings import MAX_BANDS, MAX_ROWS, DedupSettings
 MAX_PERMUTATIONS = 128  # of a derived signature: 17 µs for a document of 300 words
 
 
-def recall_at(similarity: float, bands: int, rows: int) -> float:
-    """Probability that a pair of this Jaccard similarity has a common band."""
-    return 1.0 if similarity >= 1 else -math.expm1(bands * math.log1p(-(similarity**rows)))
-
-
 def bands_for(similarity: float, rows: int, recall: float) -> int:
     """Number of bands that reach the recall at a similarity, `MAX_BANDS + 1` if more are needed than there may be."""
     if similarity >= 1:

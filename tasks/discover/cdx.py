@@ -5,7 +5,6 @@ The answers are lines of JSON; each names the archive, the first byte and the le
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -76,7 +75,12 @@ async def find_captures(
         number = await _page_count(session, f"{address}?{urlencode({**query, 'showNumPages': 'true'})}")
         for index in range(number):
             page = await session.fetch(f"{address}?{urlencode({**query, 'page': index})}")
-            for row in _captures(_answer(page), crawl, page.url, found):
+            for line in _answer(page).splitlines():
+                try:
+                    row = _capture(line, crawl, found)
+                except FetchRejectedError as error:
+                    found.reject(line[:200].decode("utf-8", "replace"), page.url, error.reason, error.detail)
+                    continue
                 if row["timestamp"] >= newest.get(row["url"], {"timestamp": ""})["timestamp"]:
                     newest[row["url"]] = row
             if len(newest) >= settings.max_captures:
@@ -110,15 +114,6 @@ async def _page_count(session: Session, address: str) -> int:
         return min(MAX_PAGES, number)
     except MALFORMED as error:
         raise RunError(f"{address}: not the number of pages that was expected; check discover.index_server") from error
-
-
-def _captures(body: bytes, crawl: str, address: str, found: FoundUrls) -> Iterator[dict[str, Any]]:
-    """Yield the usable rows of one answer."""
-    for line in body.splitlines():
-        try:
-            yield _capture(line, crawl, found)
-        except FetchRejectedError as error:
-            found.reject(line[:200].decode("utf-8", "replace"), address, error.reason, error.detail)
 
 
 def _capture(line: bytes, crawl: str, found: FoundUrls) -> dict[str, Any]:

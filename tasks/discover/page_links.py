@@ -12,11 +12,11 @@ from tasks.core.forgotten import REASON
 from tasks.discover.found import FoundUrls
 from tasks.discover.session import Session
 from tasks.discover.settings import DiscoverSettings
-from tasks.discover.sitemaps import SiteFile, add_entries, next_page, read_file
+from tasks.discover.sitemaps import SiteFile, read_files
 from tasks.download.ledger import Fetched
 from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
-from tasks.download.urls import join
+from tasks.download.urls import join, join_or_none
 
 # JSON Feed has had `application/json` in its first version.
 FEED_TYPES = (
@@ -69,19 +69,10 @@ def read_links(body: bytes) -> PageLinks:
     return found
 
 
-def base_of(page: Fetched, links: PageLinks) -> URL:
-    """Return the address to which the links of a page are relative."""
-    try:
-        return join(URL(page.final_url), links.base)
-    except FetchRejectedError:
-        return URL(page.final_url)
-
-
 async def find_in_feeds(session: Session, start: Fetched, found: FoundUrls, settings: DiscoverSettings) -> None:
     """Add the URLs of the feeds that the start page names."""
     links = await session.read(read_links, start.body or b"")
-    base = base_of(start, links)
-    seen: set[URL] = set()
+    base = join_or_none(URL(start.final_url), links.base) or URL(start.final_url)
     queue: deque[SiteFile] = deque()
     for text in links.feeds[: settings.max_sitemaps]:
         try:
@@ -89,19 +80,7 @@ async def find_in_feeds(session: Session, start: Fetched, found: FoundUrls, sett
             queue.append(SiteFile(join(base, text), URL(start.final_url), is_proven=True))
         except FetchRejectedError as error:
             found.reject(text, base, error.reason, error.detail)
-    while queue and not found.full:
-        file = queue.popleft()
-        if file.url in seen:
-            continue
-        if len(seen) >= settings.max_sitemaps:
-            found.reject(str(file.url), file.found_in, "max_sitemaps", f"more than {settings.max_sitemaps:,}")
-            break
-        seen.add(file.url)
-        entries = await read_file(session, file, found, ("feed",))
-        if entries is not None:
-            add_entries(file, entries, found, "feed")
-            if (following := next_page(file, entries, found)) is not None:
-                queue.append(following)
+    await read_files(session, queue, found, settings, "feed")
 
 
 async def find_by_links(session: Session, start: Fetched, found: FoundUrls, settings: DiscoverSettings) -> None:
@@ -119,20 +98,14 @@ async def find_by_links(session: Session, start: Fetched, found: FoundUrls, sett
             found.reject(str(url), str(url), page.reason or "content_type", page.detail or page.content_type)
             continue
         links = await session.read(read_links, page.body)
-        base = base_of(page, links)
-        if links.nofollow or not found.domain.contains(URL(page.final_url), found.subdomains):
+        address = URL(page.final_url)
+        base = join_or_none(address, links.base) or address
+        if links.nofollow or not found.domain.contains(address, found.subdomains):
             continue
         for text in links.links:
-            target = _target(base, text)
+            target = join_or_none(base, text)
             if target is None or target in seen or not found.domain.contains(target, found.subdomains):
                 continue  # links to other sites are not worth a row each
             seen.add(target)
-            if found.add(str(target), "link", URL(page.final_url), depth + 1) and depth + 1 < settings.link_depth:
+            if found.add(str(target), "link", address, depth + 1) and depth + 1 < settings.link_depth:
                 queue.append((target, depth + 1))
-
-
-def _target(base: URL, text: str) -> URL | None:
-    try:
-        return join(base, text)
-    except FetchRejectedError:
-        return None

@@ -6,6 +6,7 @@ below its own folder, and an index only sitemaps below its own (https://www.site
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 from yarl import URL
 
@@ -45,6 +46,18 @@ async def find_in_sitemaps(session: Session, start: URL, found: FoundUrls, setti
         except FetchRejectedError as error:
             found.reject(text, robots, error.reason, error.detail)
     queue.append(SiteFile(start.origin().join(URL(FIRST)), start))
+    await read_files(session, queue, found, settings, "sitemap")
+
+
+async def read_files(
+    session: Session,
+    queue: deque[SiteFile],
+    found: FoundUrls,
+    settings: DiscoverSettings,
+    method: Literal["sitemap", "feed"],
+) -> None:
+    """Add the URLs of sitemaps or feeds, and of those that they name."""
+    kinds: tuple[Kind, ...] = ("index", "pages", "feed") if method == "sitemap" else ("feed",)
     seen: set[URL] = set()
     while queue and not found.full:
         file = queue.popleft()
@@ -54,18 +67,22 @@ async def find_in_sitemaps(session: Session, start: URL, found: FoundUrls, setti
             continue
         if len(seen) >= settings.max_sitemaps:
             found.reject(str(file.url), file.found_in, "max_sitemaps", f"more than {settings.max_sitemaps:,}")
+            if method == "feed":
+                break
             continue
         seen.add(file.url)
-        entries = await read_file(session, file, found, ("index", "pages", "feed"))
+        entries = await _read_file(session, file, found, kinds)
         if entries is not None and entries.kind == "index":
             queue.extend(_listed(file, entries, found, settings))
         elif entries is not None:
-            add_entries(file, entries, found, "sitemap")
-            if (following := next_page(file, entries, found)) is not None:
+            base, scope = entries.base or file.url, file.scope if method == "sitemap" else "/"
+            for text, modified in entries.entries:
+                found.add(text, method, base, file.depth, scope, modified)
+            if (following := _next_page(file, entries, found)) is not None:
                 queue.append(following)
 
 
-async def read_file(session: Session, file: SiteFile, found: FoundUrls, kinds: tuple[Kind, ...]) -> Entries | None:
+async def _read_file(session: Session, file: SiteFile, found: FoundUrls, kinds: tuple[Kind, ...]) -> Entries | None:
     """Fetch and read a sitemap or feed; None if it cannot be used, with the reason among the rejected rows."""
     page = await session.fetch(str(file.url))
     try:
@@ -87,27 +104,23 @@ async def read_file(session: Session, file: SiteFile, found: FoundUrls, kinds: t
     return entries
 
 
-def add_entries(file: SiteFile, entries: Entries, found: FoundUrls, method: str) -> None:
-    """Add the pages that a file names."""
-    for text, modified in entries.entries:
-        found.add(
-            text, method, entries.base or file.url, file.depth, file.scope if method == "sitemap" else "/", modified
-        )
-
-
-def next_page(file: SiteFile, entries: Entries, found: FoundUrls) -> SiteFile | None:
+def _next_page(file: SiteFile, entries: Entries, found: FoundUrls) -> SiteFile | None:
     """Return the next page of a feed, with older items; None after a page without items, and on another host."""
     if not entries.next_page or not entries.entries:
         return None
     base = entries.base or file.url
     try:
-        url = join(base, entries.next_page)
-        if url.raw_host != base.raw_host:
-            raise FetchRejectedError("other_host", f"{url.raw_host}, {base.raw_host} expected")
+        url = _join_in_host(base, entries.next_page)
     except FetchRejectedError as error:
         found.reject(entries.next_page, base, error.reason, error.detail)
         return None
     return SiteFile(url, base, file.depth, file.is_proven)
+
+
+def _join_in_host(base: URL, text: str) -> URL:
+    if (url := join(base, text)).raw_host != base.raw_host:
+        raise FetchRejectedError("other_host", f"{url.raw_host}, {base.raw_host} expected")
+    return url
 
 
 def _listed(file: SiteFile, entries: Entries, found: FoundUrls, settings: DiscoverSettings) -> list[SiteFile]:
@@ -115,9 +128,7 @@ def _listed(file: SiteFile, entries: Entries, found: FoundUrls, settings: Discov
     listed = []
     for text, _ in entries.entries[: settings.max_sitemaps + 1]:
         try:
-            url = join(file.url, text)
-            if url.raw_host != file.url.raw_host:
-                raise FetchRejectedError("other_host", f"{url.raw_host}, {file.url.raw_host} expected")
+            url = _join_in_host(file.url, text)
             if not url.raw_path.startswith(file.scope):
                 raise FetchRejectedError("outside_scope", f"an index below {file.scope} may not name it")
             if file.depth >= settings.sitemap_depth:

@@ -72,8 +72,7 @@ def discover(
         batches = runner.batches(step, "part", list(domains), discover_domain, *args, where="thread", at_once=AT_ONCE)
     total = Outcome.total(batches)
     if not total.kept:
-        step.remove_batch_records()  # otherwise the next run would reuse them
-        counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items()) or "no sitemap, no feed"
+        counts = step.reasons_of(total) or "no sitemap, no feed"
         raise RunError(
             f"no URL was found for {count_of(len(domains), 'domain')} ({counts}); check the domains and the network, "
             "or choose other discover.methods"

@@ -15,7 +15,7 @@ from yarl import URL
 
 from tasks.discover.json_feed import read_json_feed
 from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError
-from tasks.download.urls import join
+from tasks.download.urls import join_or_none
 
 MAX_ENTRIES = 50_000
 MAX_FILE = 50 * 2**20  # bytes, decompressed
@@ -214,21 +214,16 @@ class _Target:
         """Return the base of an element that states `xml:base`; that of the element around it without a usable one."""
         outer = self._bases[-1]
         if stated and self.found is not None and self.found.kind == "feed":
-            try:
-                base = join(outer, stated.strip())
-            except FetchRejectedError:
-                return outer
-            return base if base.scheme in ("http", "https", "") else outer
+            base = join_or_none(outer, stated.strip())
+            return base if base is not None and base.scheme in ("http", "https", "") else outer
         return outer
 
     def _resolved(self, text: str) -> str:
         """Return a URL as stated, or whole if an `xml:base` holds for it."""
         if self._bases[-1] == self._bases[0]:
             return text
-        try:
-            return str(join(self._bases[-1], text.strip()))
-        except FetchRejectedError:
-            return text  # the reason is recorded with the URL as it is stated
+        whole = join_or_none(self._bases[-1], text.strip())
+        return text if whole is None else str(whole)  # the reason is recorded with the URL as it is stated
 
     def comment(self, text: str) -> None:
         """Pass over a comment."""

@@ -26,7 +26,7 @@ from tasks.download.response_body import FetchRejectedError
 from tasks.download.revisit import VALIDATORS, checked_validator, conditions_of
 from tasks.download.settings import DownloadSettings
 from tasks.download.ssrf_guard import Lookup, refuse, system_lookup, target_of
-from tasks.download.urls import join, parse, refresh_target
+from tasks.download.urls import join, join_or_none, parse, refresh_target
 
 log = logging.getLogger("gpt2train")
 
@@ -277,12 +277,7 @@ class Fetcher:
 def _refresh(url: URL, response: Response, body: bytes) -> URL | None:
     """Return where a page sends its reader at once; None for any other page."""
     target = refresh_target(response.headers.get("Refresh"), body)
-    if target is None:
-        return None
-    try:
-        return join(url, target)
-    except FetchRejectedError:
-        return None  # the page itself stands
+    return None if target is None else join_or_none(url, target)  # if it is malformed, the page itself stands
 
 
 def _keep_cookies(page: Fetched, url: URL, response: Response) -> None:

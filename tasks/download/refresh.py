@@ -33,7 +33,7 @@ from tasks.download.journal import Journal, journal_folder
 from tasks.download.ledger import Row, counts_of, ledgers_of
 from tasks.download.revisit import encode_revisit
 from tasks.download.shard_writer import CHANGES, REFRESH, REFRESH_FACT, changes, finish, write_shard
-from tasks.download.warc import encode_head, is_response, members, record_spans
+from tasks.download.warc import is_response, members, record_spans, write_archive
 
 log = logging.getLogger("gpt2train")
 
@@ -259,8 +259,5 @@ def _write_revisits(folder: Folder, stem: str, rows: Sequence[Row], known: dict[
     revisits = [(known[index], row["revisit"]) for index, row in enumerate(rows) if row.get("revisit")]
     if not revisits:
         return ()
-    archive = f"{REFRESH}{stem}.warc.gz"
-    with folder.writing(archive) as draft, draft.open("wb") as file:
-        file.write(encode_head(archive, min(revisit["date"] for _, revisit in revisits)))
-        file.writelines(encode_revisit(*pair) for pair in revisits)
-    return (folder.record(archive, rows=len(revisits)),)
+    dates, records = [revisit["date"] for _, revisit in revisits], (encode_revisit(*pair) for pair in revisits)
+    return (write_archive(folder, f"{REFRESH}{stem}.warc.gz", dates, records),)

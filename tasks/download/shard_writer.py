@@ -11,7 +11,7 @@ from tasks.core.step import Step
 from tasks.download.host_stats import CONSENT_FILE, HOSTS_FILE, signal_counts, tally_hosts, tally_signals
 from tasks.download.journal import clear_journals
 from tasks.download.ledger import LEDGERS, Row, content_of, counts_of, ledgers_of, schema_of, without_forgotten
-from tasks.download.warc import EMPTY, encode_head, is_forgotten
+from tasks.download.warc import is_forgotten, write_archive
 
 REFRESH = "refresh/"  # folder of what the last refresh found
 REFRESH_FACT = "refresh_"  # prefix of the facts with the number of URLs by change
@@ -27,14 +27,10 @@ def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[
         rows = without_forgotten(rows, forgotten)
         pages = (page for page in pages if not is_forgotten(page, forgotten))
     dates = [row["fetched_at"] for row in rows if not row["reason"]]
-    archive = f"{name}.warc.gz"
-    with folder.writing(archive) as draft, draft.open("wb") as file:
-        file.write(encode_head(archive, min(dates)) if dates else EMPTY)
-        file.writelines(pages)
     rejected = [rejected_row(row, row["reason"], row["detail"]) for row in rows if row["reason"]]
     return counts_of(rows).model_copy(
         update={
-            "outputs": (folder.record(archive, rows=len(dates)),),
+            "outputs": (write_archive(folder, f"{name}.warc.gz", dates, pages),),
             "audit": (write_rows(folder, f"{LEDGERS}{name}.parquet", rows, schema_of(rows)),),
             "rejected": (write_rows(folder, f"rejected/{name}.parquet", rejected, REJECTED),) if rejected else (),
         }
@@ -48,13 +44,11 @@ def finish(step: Step, total: Outcome, hosts_name: str = HOSTS_FILE) -> Manifest
         RunError: No page could be fetched.
     """
     if not total.kept:
-        step.remove_batch_records()  # otherwise the next run would reuse them
         clear_journals(step.folder)
-        counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
         remedy = "check the network and run again"
         if [*total.reasons] == ["not_public_address"]:
             remedy = "add networks of your own that are allowed to download.allow_private"
-        raise RunError(f"none of the {total.seen} pages could be fetched ({counts}); {remedy}")
+        raise RunError(f"none of the {total.seen} pages could be fetched ({step.reasons_of(total)}); {remedy}")
     ledgers = ledgers_of(total.audit)
     hosts = write_table(step.folder, f"{hosts_name}.parquet", tally_hosts(step.folder, ledgers))
     total = total.model_copy(update={"audit": (*total.audit, hosts)})

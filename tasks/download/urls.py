@@ -45,6 +45,14 @@ def join(base: URL, location: str) -> URL:
         raise FetchRejectedError("malformed", f"redirect: {error}"[:200]) from error
 
 
+def join_or_none(base: URL, location: str) -> URL | None:
+    """Resolve an address; None if it is malformed."""
+    try:
+        return join(base, location)
+    except FetchRejectedError:
+        return None
+
+
 def refresh_target(field: str | None, body: bytes) -> str | None:
     """Target of a page that sends its reader to another one, by a `Refresh` field or a meta tag.
 

@@ -11,7 +11,7 @@ import io
 import re
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from urllib.parse import quote
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 
 from gpt2train import __version__
+from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.forgotten import Forgotten
 from tasks.download.mime import checked_charset
 
@@ -76,6 +77,14 @@ def encode_head(name: str, date: str) -> bytes:
     fields = {"WARC-Date": date, "WARC-Filename": name}
     id_name = f"warcinfo {name} {date}"
     return encode("warcinfo", "", software.encode(), id_name, fields, "application/warc-fields")
+
+
+def write_archive(folder: Folder, name: str, dates: Sequence[str], records: Iterable[bytes]) -> FileRecord:
+    """Write an archive of the records of pages that were fetched at these times."""
+    with folder.writing(name) as draft, draft.open("wb") as file:
+        file.write(encode_head(name, min(dates)) if dates else EMPTY)
+        file.writelines(records)
+    return folder.record(name, rows=len(dates))
 
 
 def encode(

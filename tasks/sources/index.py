@@ -87,7 +87,11 @@ def read_pages(folder: Folder, shard: str) -> Iterator[Page]:
     Raises:
         RunError: A user's file is missing or has changed; the message names it.
     """
-    return _read_indexed(folder, shard) if shard.endswith(".parquet") else _read_fetched(folder, shard)
+    if shard.endswith(".parquet"):
+        yield from _read_indexed(folder, shard)
+        return
+    with folder.open(shard) as file:
+        yield from _pages_of(ArchiveStream(file, gzipped=True), shard)
 
 
 def pages_behind(root: Folder, pages: Manifest, documents: str) -> Iterator[Page]:
@@ -131,11 +135,6 @@ def read_members(
     yield from ((None, page) for page in itertools.islice(read_pages(folder, shard), done, None))
 
 
-def _read_fetched(folder: Folder, name: str) -> Iterator[Page]:
-    with folder.open(name) as file:
-        yield from _pages_of(ArchiveStream(file, gzipped=True), name)
-
-
 def _pages_of(stream: ArchiveStream, name: str) -> Iterator[Page]:
     for record in read_records(stream, ("response",), MAX_BYTES + MAX_HEAD):
         fault = "the page does not have the digest it was written with"
@@ -143,7 +142,8 @@ def _pages_of(stream: ArchiveStream, name: str) -> Iterator[Page]:
             if isinstance(record, BrokenRecord):
                 raise FetchRejectedError(record.reason, record.detail)
             page = page_of(record, name, MAX_BYTES, math.inf, own=True)
-            if _has_digest(record, page):
+            declared = record.head.get_header("WARC-Payload-Digest") or ""
+            if declared == f"sha256:{page.sha256}" or not declared.startswith("sha256:"):  # not of the download
                 yield page
                 continue
         except FetchRejectedError as error:
@@ -152,12 +152,6 @@ def _pages_of(stream: ArchiveStream, name: str) -> Iterator[Page]:
             fault = error.detail
         at = f"{name}, byte {record.position.offset:,}"  # without the folder: it is written into an output
         yield replace(whole_page(record.url, name, b""), fault=f"{at}: {fault}")
-
-
-def _has_digest(record: Record, page: Page) -> bool:
-    """Return True if a page has the digest of its record, if that is one of the download's."""
-    declared = record.head.get_header("WARC-Payload-Digest") or ""
-    return not declared.startswith("sha256:") or declared == f"sha256:{page.sha256}"
 
 
 def _read_indexed(folder: Folder, shard: str) -> Iterator[Page]:

@@ -105,6 +105,4 @@ def commit_some(step: Step, outcomes: Sequence[Outcome], what: str, nothing: str
     total = Outcome.total(outcomes)
     if total.kept:
         return step.commit(total)
-    step.remove_batch_records()
-    counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items()) or nothing
-    raise UserError(f"{what} ({counts}); see {step.folder.url}/rejected")
+    raise UserError(f"{what} ({step.reasons_of(total) or nothing}); see {step.folder.url}/rejected")

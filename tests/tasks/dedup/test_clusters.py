@@ -1,5 +1,6 @@
 """Duplicates, and those of a cluster that stay: rules on a few documents, bands, components, recall."""
 
+import math
 import random
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from gpt2train.data.text_units import units_of
 from gpt2train.store.folder import Folder
 from tasks.core.shards import read_table, write_numbers
-from tasks.dedup.bands import MAX_PERMUTATIONS, recall_at, with_bands
+from tasks.dedup.bands import MAX_PERMUTATIONS, with_bands
 from tasks.dedup.clusters import Edges, choose_survivors, components_of
 from tasks.dedup.components import PAIRS, edge_parts, partition_edges
 from tasks.dedup.document_index import Group
@@ -265,6 +266,11 @@ def test_clusters_in_parts_are_those_of_one_part(tmp_path: Path, monkeypatch: py
 
 
 PAGE = [f"word{number:03d}" for number in range(300)]
+
+
+def recall_at(similarity: float, bands: int, rows: int) -> float:
+    """Probability that a pair of this Jaccard similarity has a common band."""
+    return 1.0 if similarity >= 1 else -math.expm1(bands * math.log1p(-(similarity**rows)))
 
 
 def chosen(**given: float) -> tuple[int, int]:
