@@ -75,13 +75,7 @@ def commoncrawl(
 
 
 def fetch_slice(
-    folder: Folder,
-    name: str,
-    item: Slice,
-    lists: Folder,
-    server: str,
-    settings: DownloadSettings,
-    session: "Session",
+    folder: Folder, name: str, item: Slice, lists: Folder, server: str, settings: DownloadSettings, session: "Session"
 ) -> Outcome:
     """Fetch one slice of captures and write its pages."""
     table = read_table(lists, item[0]).slice(item[1], SHARD_ROWS)

@@ -27,10 +27,8 @@ _AUTHORITY = re.compile(r"[^/\\?#\s]*")
 class Forgotten(Record):
     """Hashes of URLs and domains; falsy if there are none."""
 
-    urls: tuple[str, ...] = ()
-    """SHA-256 of each URL in the form of `url_key`, sorted."""
-    domains: tuple[str, ...] = ()
-    """SHA-256 of each domain, whose subdomains are meant too, sorted."""
+    urls: tuple[str, ...] = ()  # SHA-256 of each URL in the form of `url_key`, sorted
+    domains: tuple[str, ...] = ()  # SHA-256 of each domain, whose subdomains are meant too, sorted
     aliases: dict[str, str] = {}
     """Hash of a list of URLs that a removal has rewritten -> its hash before, by which later steps know it."""
 

@@ -67,12 +67,10 @@ class RowResult(NamedTuple):
     """Computed result of one input row."""
 
     key: bytes | None
-    row: Row
-    """Output row, or rejected row."""
+    row: Row  # output row, or rejected row
     kept: bool
     facts: dict[str, int] = {}
-    stored: bytes | None = None
-    """Hash of the input row as it is stored; None if not known."""
+    stored: bytes | None = None  # hash of the input row as it is stored; None if not known
 
 
 class EarlierResult(NamedTuple):
@@ -93,10 +91,8 @@ class EarlierResult(NamedTuple):
 class PreviousRows(NamedTuple):
     """Earlier outputs of a step from which its batches may take rows; picklable."""
 
-    folder: Folder
-    """`_previous/` of the step."""
-    fingerprint: str
-    """Fingerprint of the earlier manifest."""
+    folder: Folder  # `_previous/` of the step
+    fingerprint: str  # fingerprint of the earlier manifest
 
 
 def commit_results(

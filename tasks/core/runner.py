@@ -55,9 +55,7 @@ class Group:
         return first if first == last else f"{first} to {last.rpartition('-')[2]}"
 
     def run(
-        self,
-        call: Callable[[Callable[[], Outcome]], Outcome] | None = None,
-        stopping: threading.Event | None = None,
+        self, call: Callable[[Callable[[], Outcome]], Outcome] | None = None, stopping: threading.Event | None = None
     ) -> Outcomes:
         """Run the batches in this thread, or each through `call`, in another process; skip those that are committed.
 
@@ -153,11 +151,7 @@ class Runner:
             self._pool = None
 
     def run_step(
-        self,
-        function: Callable[..., Manifest],
-        *arguments: Any,
-        retries: Retries = Retries(),
-        **options: Any,
+        self, function: Callable[..., Manifest], *arguments: Any, retries: Retries = Retries(), **options: Any
     ) -> Manifest:
         """Call a step's function with its arguments and this runner, which does not retry; return the manifest."""
         return function(*arguments, runner=self, **options)

@@ -94,10 +94,7 @@ def read_table(
     """
     # Threads of Arrow free what they have read after it was returned. If a file object of Python has read it, a process
     # that ends meanwhile aborts (5 of 12 on a busy machine): a local file is opened by Arrow.
-    with (
-        _damage_named(folder, name),
-        pa.OSFile(folder.path(name)) if folder.is_local else folder.open(name) as file,
-    ):
+    with _damage_named(folder, name), pa.OSFile(folder.path(name)) if folder.is_local else folder.open(name) as file:
         return pq.read_table(file, columns=columns, filters=filters)
 
 

@@ -45,12 +45,9 @@ SWEEP = "sweep"  # name of the batch record that marks a commit with stale files
 class BatchRecord(Record):
     """Record of a committed batch."""
 
-    fingerprint: str
-    """Fingerprint of its step."""
-    outcome: Outcome
-    """Files and counts of the batch."""
-    versions: dict[str, str] = {}
-    """Library versions of its step; empty in the records of older releases."""
+    fingerprint: str  # fingerprint of its step
+    outcome: Outcome  # files and counts of the batch
+    versions: dict[str, str] = {}  # library versions of its step; empty in the records of older releases
 
 
 class Step:

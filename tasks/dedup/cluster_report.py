@@ -17,25 +17,20 @@ class ClusterMember:
 
     id: str
     url: str
-    reason: str | None
-    """Reason code of its drop; None: it is kept."""
-    kept_id: str
-    """Id of the document kept instead; its own id if it is kept."""
+    reason: str | None  # reason code of its drop; None: it is kept
+    kept_id: str  # id of the document kept instead; its own id if it is kept
     kept_url: str
     jaccard: float | None
     """Exact similarity to the kept document; None if the two were not compared (policy `connected`)."""
-    excerpt: str
-    """First 300 characters of its text; empty for a document of a previous crawl."""
+    excerpt: str  # first 300 characters of its text; empty for a document of a previous crawl
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Cluster of duplicates."""
 
-    id: str
-    """Id of the best-ranked member."""
-    size: int
-    """Number of all members, including those omitted from `members`."""
+    id: str  # id of the best-ranked member
+    size: int  # number of all members, including those omitted from `members`
     members: tuple[ClusterMember, ...]
     """Best-ranked members; several of them are kept if they are not similar to each other (policy `greedy`)."""
 

@@ -48,10 +48,8 @@ class Edges(NamedTuple):
 class Survivors(NamedTuple):
     """Document kept instead of each document, by rank."""
 
-    kept: Numbers
-    """[documents] rank of the kept document; the document's own rank if it is kept."""
-    jaccard: npt.NDArray[np.float64]
-    """[documents] similarity to the kept document; nan if the two were not compared."""
+    kept: Numbers  # [documents] rank of the kept document; the document's own rank if it is kept
+    jaccard: npt.NDArray[np.float64]  # [documents] similarity to the kept document; nan if the two were not compared
 
 
 def choose_survivors(edges: Edges, best: Numbers, policy: Policy, fixed: int = 0) -> Survivors:

@@ -33,20 +33,13 @@ class Group:
 
     documents: Folder
     shards: tuple[str, ...]
-    start: int
-    """Number of the first shard."""
-    previous: int | None = None
-    """Index of the previous crawl of the shards; None: this crawl."""
-    sketches: Folder | None = None
-    """Folder of the sketch; None: folder of the step."""
-    sketch: str = ""
-    """Name of the sketch file; empty until it is written."""
-    rows: int = 0
-    """Number of documents in the sketch."""
-    origin: int = 0
-    """Number of the first shard within its own crawl."""
-    dropped: tuple[str, ...] = ()
-    """Files with the documents of the sketch that were dropped, so that they have no text."""
+    start: int  # number of the first shard
+    previous: int | None = None  # index of the previous crawl of the shards; None: this crawl
+    sketches: Folder | None = None  # folder of the sketch; None: folder of the step
+    sketch: str = ""  # name of the sketch file; empty until it is written
+    rows: int = 0  # number of documents in the sketch
+    origin: int = 0  # number of the first shard within its own crawl
+    dropped: tuple[str, ...] = ()  # files with the documents of the sketch that were dropped, so that they have no text
 
     @property
     def low(self) -> int:

@@ -32,11 +32,9 @@ SOURCE = pa.schema(
 class LostSource(NamedTuple):
     """Host or source that has lost more than `MAX_LOST_SHARE` of its documents."""
 
-    kind: str
-    """`host` or `source`."""
+    kind: str  # `host` or `source`
     name: str
-    documents: int
-    """Documents before the deduplication, without duplicates of documents of previous runs."""
+    documents: int  # documents before the deduplication, without duplicates of documents of previous runs
     dropped: int
 
     def __str__(self) -> str:

@@ -23,19 +23,15 @@ Offsets = npt.NDArray[np.int64]
 class Texts(NamedTuple):
     """Texts in the layout of the kernels."""
 
-    data: npt.NDArray[np.uint8]
-    """[bytes] concatenated UTF-8 of all texts."""
-    offsets: Offsets
-    """[texts + 1] start of each text, and the end."""
+    data: npt.NDArray[np.uint8]  # [bytes] concatenated UTF-8 of all texts
+    offsets: Offsets  # [texts + 1] start of each text, and the end
 
 
 class Sets(NamedTuple):
     """Sets of shingle hashes."""
 
-    values: Hashes
-    """Concatenated members of all sets, ascending within each."""
-    starts: Offsets
-    """[sets + 1] start of each set, and the end."""
+    values: Hashes  # concatenated members of all sets, ascending within each
+    starts: Offsets  # [sets + 1] start of each set, and the end
 
 
 def texts_of(column: pa.Array | pa.ChunkedArray) -> Texts:

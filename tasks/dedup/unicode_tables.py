@@ -49,12 +49,10 @@ def normalise_visible(text: str) -> str:
 class Tables(NamedTuple):
     """Unicode tables of the kernels."""
 
-    kinds: npt.NDArray[np.uint8]
-    """[code points] flags."""
+    kinds: npt.NDArray[np.uint8]  # [code points] flags
     starts: npt.NDArray[np.int32]
     """[end of the table + 1] start of the folded form of each code point in `forms`; the next start is its end."""
-    forms: npt.NDArray[np.uint8]
-    """Concatenated folded forms in UTF-8, with white space as plain spaces."""
+    forms: npt.NDArray[np.uint8]  # concatenated folded forms in UTF-8, with white space as plain spaces
 
 
 @functools.cache

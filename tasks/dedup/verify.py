@@ -38,12 +38,9 @@ Similarities = npt.NDArray[np.float64]
 class Overlap(NamedTuple):
     """Sizes of the shingle sets of pairs of documents."""
 
-    common: Numbers
-    """[pairs] members of both sets."""
-    first: Numbers
-    """[pairs] members of the set of the first document."""
-    second: Numbers
-    """[pairs] members of the set of the second document."""
+    common: Numbers  # [pairs] members of both sets
+    first: Numbers  # [pairs] members of the set of the first document
+    second: Numbers  # [pairs] members of the set of the second document
 
 
 def verify_group(

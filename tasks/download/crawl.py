@@ -55,13 +55,7 @@ class Crawler(FetchLoop):
         super().__exit__(*exc)
         self._packers.shutdown(wait=False, cancel_futures=True)
 
-    def fetch(
-        self,
-        name: str,
-        pending: Sequence[PendingPage],
-        journal: Journal,
-        earlier: Earlier = None,
-    ) -> None:
+    def fetch(self, name: str, pending: Sequence[PendingPage], journal: Journal, earlier: Earlier = None) -> None:
         """Fetch the URLs of one shard into its open journal, and wait until all are done.
 
         With the ledger rows of the `earlier` pages by index, each page is compared with its earlier fetch; the rows in

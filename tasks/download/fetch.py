@@ -179,12 +179,7 @@ class Fetcher:
             url = target
 
     def _refusal(
-        self,
-        url: URL,
-        page: Fetched,
-        site: SiteSignals,
-        headers: Headers | None = None,
-        tags: PageTags | None = None,
+        self, url: URL, page: Fetched, site: SiteSignals, headers: Headers | None = None, tags: PageTags | None = None
     ) -> FetchRejectedError | None:
         """Take down the signals of a page, as far as they are known; return the rejection if one is honoured."""
         found = consent(self.settings.consent, self.settings.agent, str(url), site, headers, tags)

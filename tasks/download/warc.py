@@ -147,8 +147,7 @@ class Span(NamedTuple):
 
     head: StatusAndHeaders
     offset: int
-    length: int
-    """Bytes, compressed."""
+    length: int  # bytes, compressed
 
 
 def record_spans(file: IO[bytes]) -> Iterator[Span]:

@@ -27,32 +27,23 @@ class StepCount(Record):
 
     step: str
     folder: InnerPath
-    kept: int = 0
-    """Rows of its outputs: URLs, pages, documents."""
+    kept: int = 0  # rows of its outputs: URLs, pages, documents
     rejected: int = 0
-    other: int = 0
-    """Rows of ledgers, clusters and other files for inspection."""
+    other: int = 0  # rows of ledgers, clusters and other files for inspection
     files: tuple[InnerPath, ...] = ()
 
 
 class Found(Record):
     """Pages of a removal in an output."""
 
-    urls: tuple[str, ...] = ()
-    """URLs in the forms that occur, sorted."""
-    redirected: tuple[str, ...] = ()
-    """URLs that were redirected to them, sorted; only their pages are removed."""
-    documents: tuple[str, ...] = ()
-    """Ids of documents, sorted."""
-    tokens: dict[str, int] = {}
-    """Tokens of these documents by split."""
+    urls: tuple[str, ...] = ()  # URLs in the forms that occur, sorted
+    redirected: tuple[str, ...] = ()  # URLs that were redirected to them, sorted; only their pages are removed
+    documents: tuple[str, ...] = ()  # ids of documents, sorted
+    tokens: dict[str, int] = {}  # tokens of these documents by split
     steps: tuple[StepCount, ...] = ()
-    orphans: tuple[str, ...] = ()
-    """URLs of documents that were dropped as copies of one of the pages, sorted."""
-    user_files: tuple[str, ...] = ()
-    """Names of the user's files that have the pages, sorted."""
-    texts: tuple[str, ...] = ()
-    """Distinct texts of the pages, and their forms in tokens."""
+    orphans: tuple[str, ...] = ()  # URLs of documents that were dropped as copies of one of the pages, sorted
+    user_files: tuple[str, ...] = ()  # names of the user's files that have the pages, sorted
+    texts: tuple[str, ...] = ()  # distinct texts of the pages, and their forms in tokens
 
 
 def find_pages(output: Output, wanted: Forgotten) -> Found:

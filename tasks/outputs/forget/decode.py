@@ -36,14 +36,10 @@ TAG = re.compile(r"<[^>]*>")
 class Piece(NamedTuple):
     """Text from a file."""
 
-    place: str
-    """Place in the file, for messages."""
-    owners: tuple[str, ...]
-    """URLs of its page; empty if it belongs to none."""
-    texts: tuple[str, ...]
-    """Text of the page, or of a file without pages."""
-    facts: tuple[str, ...] = ()
-    """Other values, which name no forgotten page."""
+    place: str  # place in the file, for messages
+    owners: tuple[str, ...]  # URLs of its page; empty if it belongs to none
+    texts: tuple[str, ...]  # text of the page, or of a file without pages
+    facts: tuple[str, ...] = ()  # other values, which name no forgotten page
 
 
 def pieces(root: Folder, name: str) -> Iterator[Piece]:

@@ -30,23 +30,16 @@ class Removal(Record):
     """A removal, complete enough to be repeated after a kill."""
 
     targets: tuple[str, ...]
-    wanted: Forgotten
-    """The targets as a list, without meanings that no page has."""
-    missing: tuple[str, ...] = ()
-    """Targets without a page here; they are listed all the same."""
+    wanted: Forgotten  # the targets as a list, without meanings that no page has
+    missing: tuple[str, ...] = ()  # targets without a page here; they are listed all the same
     found: Found = Found()
-    rewritten: tuple[Rewriting, ...] = ()
-    """Steps that take pages from outside, each after its inputs."""
-    removed: tuple[InnerPath, ...] = ()
-    """Folders of what the flow makes again of them, and of interrupted steps."""
-    traces: tuple[Trace, ...] = ()
-    """Other files with a text or URL of the pages."""
+    rewritten: tuple[Rewriting, ...] = ()  # steps that take pages from outside, each after its inputs
+    removed: tuple[InnerPath, ...] = ()  # folders of what the flow makes again of them, and of interrupted steps
+    traces: tuple[Trace, ...] = ()  # other files with a text or URL of the pages
     runs: tuple[RunReading, ...] = ()
-    mirrors: tuple[str, ...] = ()
-    """Pages with the same words that are not removed."""
+    mirrors: tuple[str, ...] = ()  # pages with the same words that are not removed
     delete_checkpoints: bool = False
-    files: int = 0
-    """Files that were searched."""
+    files: int = 0  # files that were searched
     bytes: int = 0
 
     @property

@@ -35,8 +35,7 @@ class Trace(Record):
     place: str
     what: str
     is_readable: bool = True
-    step: OptionalInnerPath = ""
-    """Folder of the step that made the file, which is removed with it; empty if none did."""
+    step: OptionalInnerPath = ""  # folder of the step that made the file, which is removed with it; empty if none did
 
 
 class Scanned(NamedTuple):
@@ -45,8 +44,7 @@ class Scanned(NamedTuple):
     files: int
     bytes: int
     traces: list[Trace]
-    mirrors: list[str]
-    """URLs of other pages with a good part of the text of one of the pages, sorted."""
+    mirrors: list[str]  # URLs of other pages with a good part of the text of one of the pages, sorted
 
 
 class Searcher:

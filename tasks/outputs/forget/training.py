@@ -43,31 +43,21 @@ class GoOn(Settings):
 class RunReading(Record):
     """What a run has read of the pages."""
 
-    run: str
-    """Run folder."""
-    documents: int = 0
-    """Training documents."""
-    samples: int = 0
-    """Samples of its training order that hold them, up to the last step so far."""
+    run: str  # run folder
+    documents: int = 0  # training documents
+    samples: int = 0  # samples of its training order that hold them, up to the last step so far
     first_samples: tuple[int, ...] = ()
-    steps: int = 0
-    """Steps that read these samples."""
-    first_steps: tuple[int, ...] = ()
-    """From 0, as in `gpt2train trace`."""
+    steps: int = 0  # steps that read these samples
+    first_steps: tuple[int, ...] = ()  # from 0, as in `gpt2train trace`
     checkpoint: InnerPath | None = None
     """Last checkpoint before the first of these steps; None if there is none, or if no step has read the pages."""
-    later: tuple[InnerPath, ...] = ()
-    """Checkpoints after it: their weights depend on the pages."""
-    merged: bool = False
-    """True if its merged model has the weights of one of these."""
-    inherited: str = ""
-    """Run from whose weights it began, directly or by others, and which had read the pages by then."""
+    later: tuple[InnerPath, ...] = ()  # checkpoints after it: their weights depend on the pages
+    merged: bool = False  # True if its merged model has the weights of one of these
+    inherited: str = ""  # run from whose weights it began, directly or by others, and which had read the pages by then
     outside: tuple[str, ...] = ()
     """Other outputs that hold tokens of the pages which it reads, of a mixture or copied from an object store."""
-    data: str = ""
-    """Output that its first tokens were copied from, if it is the one of the removal."""
-    note: str = ""
-    """Reason for which steps are not known, of some or of all tokens."""
+    data: str = ""  # output that its first tokens were copied from, if it is the one of the removal
+    note: str = ""  # reason for which steps are not known, of some or of all tokens
 
 
 def find_runs(root: Folder, name: str | None) -> list[Path]:

@@ -35,11 +35,7 @@ class RedoRunner(Runner):
     """
 
     def __init__(
-        self,
-        made: Manifest,
-        scratch: Folder,
-        workers: int,
-        chosen: Callable[[Sequence[str]], set[str]] | None,
+        self, made: Manifest, scratch: Folder, workers: int, chosen: Callable[[Sequence[str]], set[str]] | None
     ) -> None:
         super().__init__(workers)
         self._made, self._scratch, self._chosen = made, scratch, chosen

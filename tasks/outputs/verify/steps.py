@@ -46,8 +46,7 @@ class Redoable(NamedTuple):
     """Step that can be done again."""
 
     call: Call
-    whole: bool = False
-    """True if its batches read each other's files, so that it is done as a whole or not at all."""
+    whole: bool = False  # True if its batches read each other's files, so that it is done as a whole or not at all
 
 
 # Reason for which each other step is checked by its hashes alone.

@@ -23,16 +23,11 @@ from tasks.outputs.verify.steps import redoable
 class Options:
     """Extent of a verification."""
 
-    batches: int
-    """Random batches of each step that are done again, and documents that are tokenised again."""
-    seed: int
-    """Seed of the choice."""
-    whole_bytes: int
-    """Largest input of a step that is done again as a whole."""
-    workers: int
-    """Worker processes."""
-    accept: bool
-    """Take outputs of other package versions for equal if their bytes are."""
+    batches: int  # random batches of each step that are done again, and documents that are tokenised again
+    seed: int  # seed of the choice
+    whole_bytes: int  # largest input of a step that is done again as a whole
+    workers: int  # worker processes
+    accept: bool  # take outputs of other package versions for equal if their bytes are
 
 
 def verify(root: Folder, steps: tuple[str, ...], options: Options) -> Iterator[Finding]:
