@@ -53,6 +53,16 @@ def folded_sizes(data: Any, offsets: Any, kinds: Any, starts: Any) -> Any:
 
 
 @compiled
+def put(out: Any, size: Any, byte: Any, space: Any) -> Any:
+    """Append a byte, after a space if there is to be one; return the new size."""
+    if space:
+        out[size] = 32
+        size += 1
+    out[size] = byte
+    return size + 1
+
+
+@compiled
 def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: Any, capacity: Any) -> Any:
     """Fold texts and collapse their white space: `" ".join(normalise(text).split())`.
 
@@ -82,37 +92,22 @@ def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: A
                 if kinds[byte] & SPACE:
                     space = True
                     continue
-                if space and size > begin:
-                    out[size] = 32
-                    size += 1
-                space = False
                 if 65 <= byte <= 90:
                     byte = np.uint8(byte + 32)
-                out[size] = byte
-                size += 1
+                size, space = put(out, size, byte, space and size > begin), False
                 continue
             code, width = decode(data, position)
             if kinds[code] & SPACE:
                 space = True
             elif folded[text]:
-                if space and size > begin:
-                    out[size] = 32
-                    size += 1
-                space = False
                 for step in range(width):
-                    out[size] = data[position + step]
-                    size += 1
+                    size, space = put(out, size, data[position + step], space and size > begin), False
             else:
                 for at in range(starts[code], starts[code + 1]):
                     if forms[at] == 32:
                         space = True
                         continue
-                    if space and size > begin:
-                        out[size] = 32
-                        size += 1
-                    space = False
-                    out[size] = forms[at]
-                    size += 1
+                    size, space = put(out, size, forms[at], space and size > begin), False
             position += width
         ends[text + 1] = size
     return out[:size], ends
@@ -352,20 +347,20 @@ def greedy(count: Any, worse: Any, better: Any, jaccard: Any) -> Any:
 
 
 @compiled
+def root_of(parent: Any, node: Any) -> Any:
+    """Root of the tree of a node; the path to it is shortened."""
+    while parent[node] != node:
+        parent[node] = parent[parent[node]]
+        node = parent[node]
+    return node
+
+
+@compiled
 def unite(parent: Any, one: Any, other: Any) -> None:
     """Join the trees of the two ends of each edge; the smaller root becomes the parent of the other."""
     for edge in range(len(one)):
-        first, second = one[edge], other[edge]
-        while parent[first] != first:
-            parent[first] = parent[parent[first]]
-            first = parent[first]
-        while parent[second] != second:
-            parent[second] = parent[parent[second]]
-            second = parent[second]
-        if first < second:
-            parent[second] = first
-        else:
-            parent[first] = second
+        first, second = root_of(parent, one[edge]), root_of(parent, other[edge])
+        parent[max(first, second)] = min(first, second)
 
 
 @compiled
@@ -373,9 +368,5 @@ def roots(parent: Any, nodes: Any) -> Any:
     """Root of the tree of each node: the smallest member of its component."""
     found = np.empty(len(nodes), dtype=np.int64)
     for index in range(len(nodes)):
-        node = nodes[index]
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        found[index] = node
+        found[index] = root_of(parent, nodes[index])
     return found

@@ -67,11 +67,11 @@ class SharedRateLimiter:
         Returns:
             The slot, to be given to `release`; None if all are in use or another process has priority.
         """
-        record = record_index(host)
-        with self._mutex, self._locked(record):
-            next_time, waiting, attempt = self._read(record)
-            now = time.time()
-            if waiting not in (0, self._pid) and stamp_distance(attempt, stamp(now)) < PRIORITY_MILLISECONDS:
+        with self._locked(host) as (record, next_time, waiting, attempt):
+            now = stamp(time.time())
+            # In either order: the clocks of machines that share a disk differ.
+            distance = min((attempt - now) % 2**32, (now - attempt) % 2**32)
+            if waiting not in (0, self._pid) and distance < PRIORITY_MILLISECONDS:
                 return None
             first = LOCKS + record * SLOTS
             for slot in range(first, first + min(slots, SLOTS)):
@@ -81,7 +81,7 @@ class SharedRateLimiter:
                         self._write(record, next_time, 0, 0)
                     return slot
             if slots > sum(first <= held < first + SLOTS for held in self._held):
-                self._write(record, next_time, self._pid, stamp(now))  # ask the process that holds it for priority
+                self._write(record, next_time, self._pid, now)  # ask the process that holds it for priority
             return None
 
     def release(self, slot: int) -> None:
@@ -96,9 +96,7 @@ class SharedRateLimiter:
         Returns:
             Seconds to wait before the request.
         """
-        record = record_index(host)
-        with self._mutex, self._locked(record):
-            next_time, waiting, attempt = self._read(record)
+        with self._locked(host) as (record, next_time, waiting, attempt):
             now = time.time()
             at = max(now, next_time) if next_time - now < MAX_AHEAD_SECONDS else now
             if delay or at > now:
@@ -107,24 +105,21 @@ class SharedRateLimiter:
 
     def delay_host(self, host: str, seconds: float) -> None:
         """Allow no request to the host for some seconds."""
-        record = record_index(host)
-        with self._mutex, self._locked(record):
-            next_time, waiting, attempt = self._read(record)
+        with self._locked(host) as (record, next_time, waiting, attempt):
             self._write(record, max(next_time, time.time() + seconds), waiting, attempt)
 
     @contextlib.contextmanager
-    def _locked(self, record: int) -> Iterator[None]:
-        """Lock a record for the microseconds of one read and write."""
+    def _locked(self, host: str) -> Iterator[tuple[int, float, int, int]]:
+        """Lock a host's record for the microseconds of one read and write; yield its index and its values."""
+        record = record_index(host)
         at = record * RECORD.size
-        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, at)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, at)
-
-    def _read(self, record: int) -> tuple[float, int, int]:
-        found: tuple[float, int, int] = RECORD.unpack(os.pread(self._file, RECORD.size, record * RECORD.size))
-        return found
+        with self._mutex:
+            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, at)
+            try:
+                next_time, waiting, attempt = RECORD.unpack(os.pread(self._file, RECORD.size, at))
+                yield record, next_time, waiting, attempt
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, at)
 
     def _write(self, record: int, next_time: float, waiting: int, attempt: int) -> None:
         os.pwrite(self._file, RECORD.pack(next_time, waiting, attempt), record * RECORD.size)
@@ -140,11 +135,6 @@ class SharedRateLimiter:
 def stamp(now: float) -> int:
     """Return a wall-clock time in milliseconds modulo 2^32 (50 days), as stored in 4 bytes of a record."""
     return int(now * 1000) % 2**32
-
-
-def stamp_distance(one: int, other: int) -> int:
-    """Return the milliseconds between two stamps in either order: clocks of machines that share a disk differ."""
-    return min((one - other) % 2**32, (other - one) % 2**32)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -16,7 +16,6 @@ from gpt2train.store.output_lock import locked
 from tasks.outputs.forget.ancestry import MERGED
 from tasks.outputs.forget.plan import Removal, plan_removal
 from tasks.outputs.forget.remove import pending_removal, remove_pages
-from tasks.outputs.forget.scan import Scanned
 from tasks.outputs.forget.targets import read_targets
 from tasks.outputs.forget.training import GO_ON, RunReading
 
@@ -93,7 +92,14 @@ def _remove(root: Folder, removal: Removal, as_json: bool) -> None:
         proof = {"files": seen.files, "bytes": seen.bytes, "traces": 0}
         print(json.dumps(_values(removal) | {"scan": proof}, ensure_ascii=False, indent=1))
         return
-    _print_end(root, removal, seen)
+    print(
+        f"{count_of(seen.files, 'file')} searched, {format_bytes(seen.bytes)}: no text and no URL of the pages is left"
+    )
+    if removal.removed:
+        fetched = {"pages", "commoncrawl", "discover"}.intersection(removal.removed)
+        said = f"; {', '.join(sorted(fetched))}, which was interrupted, begins anew" if fetched else ""
+        print(f"run the data flow again with its settings, which makes the removed steps again{said}")
+    print(f"list: {root.location('forgotten.json')}")
 
 
 def _values(removal: Removal) -> dict[str, object]:
@@ -152,12 +158,9 @@ def _about(title: str, names: tuple[str, ...]) -> list[str]:
 
 
 def _run_lines(reading: RunReading, delete: bool) -> list[str]:
-    if reading.note and not reading.steps and not reading.inherited:
-        return [f"{reading.run}: {reading.note}"]
     if not reading.steps and not reading.inherited:
-        return [
-            f"{reading.run}: no step has read the pages so far ({count_of(reading.documents, 'training document')})"
-        ]
+        documents = count_of(reading.documents, "training document")
+        return [f"{reading.run}: {reading.note or f'no step has read the pages so far ({documents})'}"]
     lines = []
     if reading.steps:
         steps = ", ".join(f"{step:,}" for step in reading.first_steps[:MAX_SHOWN])
@@ -185,17 +188,6 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
         lines.append(f"  last checkpoint before them: {reading.checkpoint}; to go on from it, after the data flow:")
         lines.append(f"  python -m flows.pretrain --config {quote(f'{reading.run}/{GO_ON}')}")
     return lines
-
-
-def _print_end(root: Folder, removal: Removal, seen: Scanned) -> None:
-    print(
-        f"{count_of(seen.files, 'file')} searched, {format_bytes(seen.bytes)}: no text and no URL of the pages is left"
-    )
-    if removal.removed:
-        fetched = {"pages", "commoncrawl", "discover"}.intersection(removal.removed)
-        said = f"; {', '.join(sorted(fetched))}, which was interrupted, begins anew" if fetched else ""
-        print(f"run the data flow again with its settings, which makes the removed steps again{said}")
-    print(f"list: {root.location('forgotten.json')}")
 
 
 def _some(names: tuple[str, ...]) -> str:

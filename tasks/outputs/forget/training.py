@@ -12,7 +12,7 @@ from gpt2train.config.data import MixtureSettings
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.monitoring.run_record import RunRecord, read_record
+from gpt2train.monitoring.run_record import read_record
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_tables
 from gpt2train.settings import Record, Settings
@@ -111,7 +111,8 @@ def _own_reading(run: Path, config: RunConfig, wanted: Forgotten) -> tuple[RunRe
                 unknown.append(str(error))
                 continue
             documents += len(starts)
-            if len(starts) and record is not None and _has_changed(record, number, corpus.prefix):
+            known = record.data[number].identity if record is not None and number < len(record.data) else None
+            if len(starts) and known is not None and tokens_identity(open_tokens(corpus.prefix))[0] != known:
                 note = f"{corpus.prefix} has other tokens than those that it was trained on: its steps are not known"
                 return RunReading(run=str(run), documents=documents, note=note), []
             if len(starts):
@@ -123,13 +124,6 @@ def _own_reading(run: Path, config: RunConfig, wanted: Forgotten) -> tuple[RunRe
     listed = {"first_samples": tuple(samples[:MAX_LISTED]), "first_steps": tuple(steps[:MAX_LISTED])}
     counts = {"documents": documents, "samples": len(samples), "steps": len(steps)}
     return RunReading(run=str(run), note="; ".join(unknown), **counts, **listed), steps
-
-
-def _has_changed(record: RunRecord, number: int, prefix: str) -> bool:
-    """Return True if a corpus of a run has been made again with other documents since its last start."""
-    if number >= len(record.data):
-        return False
-    return tokens_identity(open_tokens(prefix))[0] != record.data[number].identity
 
 
 def _inherited(config: RunConfig, wanted: Forgotten) -> str:
