@@ -22,9 +22,8 @@ def check_engine(
 ) -> tuple[Outcome, str]:
     """Compare two engines on the beginnings of some documents.
 
-    Returns:
-        Outcome with the documents that were compared (`engine_checked`) and that differ (`engine_mismatches`), and the
-        latter in words; both are empty if there are none.
+    Return an outcome with the documents that were compared (`engine_checked`) and that differ (`engine_mismatches`),
+    and the latter in words; both are empty if there are none.
     """
     sample = tuple(shards[:: -(-len(shards) // CHECK_SHARDS)]) if shards else ()
     checked = runner.batches(step, "check", [sample], _check, source, max_bytes, compare)[0]

@@ -30,13 +30,10 @@ def split_of(address: str) -> tuple[str, str] | None:
 
 
 def files_of_split(fs: AbstractFileSystem, root: str, name: str, kind_of: Callable[[str], str]) -> list[str]:
-    """Find the files of a split.
+    """Find the files of a split of the dataset at `root`.
 
-    Args:
-        fs: file system of the hub.
-        root: dataset.
-        name: `SPLIT`, `CONFIG` for its split train, `CONFIG/SPLIT`, or empty for the split train.
-        kind_of: suffix of a file; the data are the files with the most frequent one.
+    The name is `SPLIT`, `CONFIG` for its split train, `CONFIG/SPLIT`, or empty for the split train. `kind_of` returns
+    the suffix of a file; the data are the files with the most frequent one.
 
     Raises:
         UserError: the dataset has no such split, or its card is damaged.

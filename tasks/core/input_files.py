@@ -135,9 +135,7 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
 def open_raw(location: str, *, columns: bool = False) -> Any:
     """Open a file as it is, for `with`; a worker on another machine has not been asked for its address before.
 
-    Args:
-        location: path or URL.
-        columns: it is read in several places in turn; of a URL the blocks around them are kept.
+    With `columns` it is read in several places in turn: of a URL the blocks around them are kept.
     """
     allow(location)
     if not columns or "://" not in location:

@@ -105,13 +105,8 @@ def commit_results(
 ) -> Outcome:
     """Write the outputs of a batch as `commit_rows` does, and the keys of its rows; return its outcome.
 
-    Args:
-        folder: Folder of the step.
-        name: Name of the outputs.
-        results: Results of all input rows, in order.
-        schema: Schema of the outputs.
-        facts_of: Facts of the batch, from its output rows.
-        given: Columns that a row has from its input row, whatever its result says; one row per result.
+    The results are those of all input rows, in order. `facts_of` makes the facts of the output rows. `given` has
+    columns that a row takes from its input row, whatever its result says; one row per result.
     """
     kept, rejected = (_table(results, which, of, given) for which, of in ((True, schema), (False, REJECTED)))
     facts = Counter(facts_of(kept))

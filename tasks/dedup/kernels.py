@@ -66,17 +66,9 @@ def put(out: Any, size: Any, byte: Any, space: Any) -> Any:
 def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: Any, capacity: Any) -> Any:
     """Fold texts and collapse their white space: `" ".join(normalise(text).split())`.
 
-    Args:
-        data: [bytes] UTF-8 of all texts.
-        offsets: [texts + 1] start of each text, and the end.
-        folded: [texts] True if a text is folded already, so that only its spaces are joined.
-        kinds: `Tables.kinds`.
-        starts: `Tables.starts`.
-        forms: `Tables.forms`.
-        capacity: upper bound of the bytes of the result.
-
-    Returns:
-        UTF-8 of the folded texts, and the start of each text in it [texts + 1].
+    Texts that are `folded` [texts] already only have their spaces joined. `kinds`, `starts` and `forms` are those of
+    `Tables`, `capacity` is an upper bound of the bytes of the result: UTF-8 of the folded texts, and the start of each
+    text in it [texts + 1].
     """
     out = np.empty(capacity, dtype=np.uint8)
     ends = np.empty(len(offsets), dtype=np.int64)
@@ -115,21 +107,10 @@ def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: A
 
 @compiled
 def units_of(data: Any, begin: Any, end: Any, words: Any, limit: Any, kinds: Any, out: Any) -> Any:
-    r"""Hash the words or characters of one text.
+    r"""Hash the words or characters of one text, which begins and ends at these bytes; return their number.
 
-    A word is a run of `\w`, or a single letter of a script without spaces between words.
-
-    Args:
-        data: [bytes] UTF-8 of all texts.
-        begin: start of the text.
-        end: end of the text.
-        words: True: words; False: characters.
-        limit: maximum characters of the text that are read.
-        kinds: `Tables.kinds`.
-        out: uint64, output: hash of each unit.
-
-    Returns:
-        Number of units.
+    A word is a run of `\w`, or a single letter of a script without spaces between words. At most `limit` characters are
+    read. `kinds` are those of `Tables`; `out`, uint64, gets the hash of each unit.
     """
     count, position, characters = 0, begin, 0
     if not words:
@@ -286,19 +267,10 @@ def common(one: Any, one_starts: Any, other: Any, other_starts: Any, firsts: Any
 
 @compiled
 def uncovered(grams: Any, starts: Any, sets: Any, set_starts: Any, firsts: Any, seconds: Any, ngram: Any) -> Any:
-    """Share of the words of texts that are in no n-gram of a set.
+    """Share of the words of texts [pairs] that are in no n-gram of a set; 1 for a text without an n-gram.
 
-    Args:
-        grams: n-grams of the texts in their order, text by text.
-        starts: [texts + 1] start of each text, and the end.
-        sets: members of sorted sets, set by set.
-        set_starts: [sets + 1] start of each set, and the end.
-        firsts: [pairs] index of a text.
-        seconds: [pairs] index of a set.
-        ngram: words of an n-gram.
-
-    Returns:
-        [pairs] share of the words; 1 for a text without an n-gram.
+    `grams` are those of the texts in their order, `starts` [texts + 1] the start of each text, and the end; `sets` and
+    `set_starts` [sets + 1] are sorted sets in the same form. `firsts` [pairs] are indices of texts, `seconds` of sets.
     """
     shares = np.ones(len(firsts), dtype=np.float64)
     for pair in range(len(firsts)):

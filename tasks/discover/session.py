@@ -24,12 +24,8 @@ T = TypeVar("T")
 class Session(FetchLoop):
     """Polite fetching of sitemaps, feeds, pages and index answers; use as a context manager.
 
-    Args:
-        settings: Rate limits, deadlines and allowed addresses of the download.
-        connect_to: As in the download.
-        stopping: Ends the calls in flight when it is set.
-        obey_robots: False for a service that is asked through its interface and not crawled.
-        forgotten: Pages that are not requested.
+    The settings are those of the download. `obey_robots` is False for a service that is asked through its interface
+    and not crawled.
     """
 
     def __init__(

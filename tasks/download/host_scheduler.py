@@ -155,10 +155,7 @@ class HostScheduler:
             host.last_reason = rejection.reason
 
     async def check(self, url: URL) -> float:
-        """Check that a page may be fetched, by its host's failures so far and its robots.txt.
-
-        Returns:
-            The Crawl-delay, in seconds.
+        """Check that a page may be fetched, by its host's failures so far and its robots.txt; return the Crawl-delay.
 
         Raises:
             FetchRejectedError: `host_given_up`, `robots_forbidden`, or the reason for which robots.txt cannot be read.

@@ -95,8 +95,7 @@ class Journal:
     def _recover(self) -> int:
         """Fill `done` from the journal of an earlier run with this key, up to the first incomplete entry.
 
-        Returns:
-            Bytes of the rows file up to there; 0 if no entry is complete.
+        Return the bytes of the rows file up to there; 0 if no entry is complete.
         """
         valid = 0
         if not (self.rows_path.exists() and self.pages_path.exists()):

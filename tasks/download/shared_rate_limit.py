@@ -62,10 +62,9 @@ class SharedRateLimiter:
             ) from error
 
     def acquire(self, host: str, slots: int) -> int | None:
-        """Try to acquire one of a host's `slots` concurrent requests, without waiting.
+        """Try to acquire one of a host's `slots` concurrent requests, without waiting; return it for `release`.
 
-        Returns:
-            The slot, to be given to `release`; None if all are in use or another process has priority.
+        None if all are in use or another process has priority.
         """
         with self._locked(host) as (record, next_time, waiting, attempt):
             now = stamp(time.time())
@@ -91,11 +90,7 @@ class SharedRateLimiter:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
 
     def reserve(self, host: str, delay: float) -> float:
-        """Reserve the host's next request time, `delay` seconds before the one after it.
-
-        Returns:
-            Seconds to wait before the request.
-        """
+        """Reserve the host's next request time, `delay` seconds before the one after it; return the seconds to wait."""
         with self._locked(host) as (record, next_time, waiting, attempt):
             now = time.time()
             at = max(now, next_time) if next_time - now < MAX_AHEAD_SECONDS else now

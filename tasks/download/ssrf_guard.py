@@ -115,11 +115,7 @@ def literal(host: str) -> Address | None:
 
 
 def refuse(url: URL, ports: Sequence[int], allowed: Sequence[Network]) -> tuple[str, str] | None:
-    """Check the scheme, port and address of a URL; for the first URL and for every redirect.
-
-    Returns:
-        None if the URL may be requested, else (reason, detail).
-    """
+    """Return why a first URL or a redirect may not be requested, by scheme, port and address: (reason, detail)."""
     host = url.raw_host
     if url.scheme not in ("http", "https") or not host:
         return "scheme_forbidden", f"{url.scheme[:20] or 'no scheme'}, http or https expected"

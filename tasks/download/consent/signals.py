@@ -91,15 +91,9 @@ def consent(
     headers: Headers | None = None,
     tags: PageTags | None = None,
 ) -> Consent:
-    """Decide whether a page may be used.
+    """Decide whether a page may be used by the crawler `agent`.
 
-    Args:
-        settings: signals to honour, and names of the AI crawlers.
-        agent: name of this crawler.
-        url: URL of the page, for relative links.
-        site: signals of robots.txt and tdmrep.json.
-        headers: header of the response; None before the request.
-        tags: tags of the page; None before the request, or if it is not HTML.
+    The URL resolves relative links. Header and tags are None before the request, the tags also if the page is not HTML.
     """
     if headers is None and tags is None:  # before the request: the files alone, whose reservation the answer may lift
         refusal = next((signal for signal in site.signals if signal.name in settings.honour), None)

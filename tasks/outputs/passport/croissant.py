@@ -51,13 +51,9 @@ CONTEXT: dict[str, Any] = {
 def croissant(
     corpus: Corpus, files: Sequence[FileRecord], columns: Sequence[str], license: str | None
 ) -> dict[str, Any]:
-    """Return the description of the documents of a corpus.
+    """Return the description of the documents of a corpus in Parquet files, whose names are paths from the description.
 
-    Args:
-        corpus: facts of the corpus.
-        files: its Parquet files, by their paths from the description.
-        columns: columns of the files.
-        license: identifier of the collection's licence; None if unknown.
+    `license` is the identifier of the collection's licence, if known.
     """
     total = sum(corpus.documents.values())
     folder = files[0].name.rpartition("/")[0] if files else ""

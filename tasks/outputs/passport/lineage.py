@@ -35,10 +35,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def events(name: str, corpora: Mapping[str, Corpus], training: Training | None = None) -> list[Event]:
     """Return the START and COMPLETE events of all steps whose times are known, in the order of the steps.
 
-    Args:
-        name: name of the training's output folder, the first part of the names of datasets.
-        corpora: facts of the corpora by the names of their output folders.
-        training: facts of a training on them.
+    `name` is that of the training's output folder, the first part of the names of datasets; the corpora are given by
+    the names of theirs.
     """
     steps = [(name, step.manifest, one.times) for name, one in corpora.items() for step in one.steps]
     if training:

@@ -59,12 +59,9 @@ class Contents:
 
 
 def contents_of(source: str, *, dataset: bool, about: About | None = None) -> Contents:
-    """Find what a publication of a folder has.
+    """Find what a publication of a model folder, a run folder or the output folder of a flow has.
 
-    Args:
-        source: model folder, run folder, or output folder of a flow, which may be in an object store.
-        dataset: publish the documents too.
-        about: what the publisher states; by default what was stated with the passport of the output folder.
+    With `dataset` it has the documents too. By default the publisher states what was stated with the last passport.
 
     Raises:
         UserError: the folder has no model, or several; with `dataset`, it has no documents.

@@ -16,10 +16,7 @@ from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
 
 
 def check_documents(output: Output, made: Manifest, count: int, seed: int) -> tuple[int, list[str]]:
-    """Compare `count` random documents with their tokens.
-
-    Returns:
-        Number of compared documents, and the differences.
+    """Compare `count` random documents with their tokens; return the number of compared ones, and the differences.
 
     Raises:
         MissingInputError: The documents or the tokenizer are not in this output.

@@ -111,10 +111,7 @@ def _file_problem(folder: Folder, record: FileRecord) -> str | None:
 
 
 def _count_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield the contradictions between the counts of a manifest.
-
-    The counts of tokens and documents are those that cards, reports and the passport show.
-    """
+    """Yield the contradictions between the counts of a manifest, which cards, reports and the passport show."""
     outcome = manifest.outcome
     if manifest.step == "tokenize":
         yield from _token_problems(manifest)

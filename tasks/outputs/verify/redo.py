@@ -25,13 +25,9 @@ class _SampledError(Exception):
 
 
 class RedoRunner(Runner):
-    """Runner that does one step of an output again, in another folder.
+    """Runner that does the step of a manifest again, in the folder `scratch`.
 
-    Args:
-        made: Manifest of the step.
-        scratch: Folder for what is written.
-        workers: Number of worker processes.
-        chosen: Function that chooses batches from their names; None does all of them.
+    `chosen` returns batches of those with these names; None does all of them.
     """
 
     def __init__(
