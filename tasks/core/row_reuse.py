@@ -53,11 +53,6 @@ def row_key(*values: object) -> bytes:
     return bytes_key(canonical(list(values)))
 
 
-def text_key(text: str) -> bytes:
-    """Return the key of a text."""
-    return bytes_key(text.encode(errors="surrogatepass"))
-
-
 def bytes_key(data: bytes) -> bytes:
     """Return the key of an input row that is bytes, or of a text in UTF-8."""
     return hashlib.blake2b(data, digest_size=16).digest()

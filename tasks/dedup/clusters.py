@@ -101,7 +101,8 @@ def find_clusters(folder: Folder, name: str, part: Part, policy: Policy, groups:
     """
     exact, pairs = part.exact, part.pairs
     copies = pa.concat_tables([read_table(folder, file) for file in exact])
-    near = pa.concat_tables([_accepted(folder, file) for file in pairs])
+    accepted = [("accepted", "=", True)]
+    near = pa.concat_tables([read_table(folder, file, ["first", "second", "jaccard"], accepted) for file in pairs])
     ends = [copies["dropped"], copies["kept"], near["first"], near["second"]]
     numbers = np.unique(np.concatenate([column.to_numpy() for column in ends]))
     if not len(numbers):
@@ -173,7 +174,3 @@ def _write(
         write_numbers(folder, f"removed/part-{part:05d}.parquet", removed),
     )
     return Outcome(outputs=records, facts={"clusters": clusters})
-
-
-def _accepted(folder: Folder, name: str) -> pa.Table:
-    return read_table(folder, name, ["first", "second", "jaccard"], [("accepted", "=", True)])

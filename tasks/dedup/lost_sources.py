@@ -50,7 +50,9 @@ def count_sources(folder: Folder, name: str, item: str, kept: Sequence[str], rej
     for file in rejected:
         table = read_table(folder, file, ["url", "source", "reason"])
         counts.append(_count(table.filter(pc.invert(pc.ends_with(table["reason"], "_earlier"))), 1))
-    table = _added(pa.concat_tables(counts))
+    total = pa.concat_tables(counts).group_by(["kind", "name"]).aggregate([("documents", "sum"), ("dropped", "sum")])
+    total = total.rename_columns({"documents_sum": "documents", "dropped_sum": "dropped"})
+    table = total.select(SOURCE.names).cast(SOURCE)
     table = table.filter(pc.greater(table["dropped"], 0)).sort_by([("kind", "ascending"), ("name", "ascending")])
     return Outcome(outputs=(write_table(folder, "sources/part-00000.parquet", table.combine_chunks()),))
 
@@ -95,22 +97,6 @@ def _count(table: pa.Table, dropped: int) -> pa.Table:
         counted = pa.Table.from_struct_array(pc.value_counts(names.combine_chunks()))
         counted = counted.filter(counted["values"].is_valid())
         number = counted["counts"]
-        parts.append(
-            pa.table(
-                {
-                    "kind": pa.array([kind] * len(counted), pa.string()),
-                    "name": counted["values"],
-                    "documents": number,
-                    "dropped": number if dropped else pa.array([0] * len(counted), pa.int64()),
-                },
-                schema=SOURCE,
-            )
-        )
+        kinds, none = pa.array([kind] * len(counted), pa.string()), pa.array([0] * len(counted), pa.int64())
+        parts.append(pa.table([kinds, counted["values"], number, number if dropped else none], schema=SOURCE))
     return pa.concat_tables(parts)
-
-
-def _added(table: pa.Table) -> pa.Table:
-    """Sums of the counts of each host and source."""
-    total = table.group_by(["kind", "name"]).aggregate([("documents", "sum"), ("dropped", "sum")])
-    total = total.rename_columns({"documents_sum": "documents", "dropped_sum": "dropped"})
-    return total.select(SOURCE.names).cast(SOURCE)

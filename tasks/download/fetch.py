@@ -56,7 +56,7 @@ class Fetcher:
             # A host with another target (of a test, of a mirror) is another host to other processes.
             return f"{host} at {target}" if (target := target_of(host, connect_to)) else host
 
-        self.hosts = HostScheduler(settings, self._robots, self._tdm, shared_name)
+        self.hosts = HostScheduler(settings, self._file, shared_name)
         self._logged: set[str] = set()  # types of unexpected errors that were logged
         self._client = HttpClient(settings, connect_to, lookup)
 
@@ -227,7 +227,9 @@ class Fetcher:
                 tags = page_tags(*args) if len(body) < MAX_INLINE_TAGS else await asyncio.to_thread(page_tags, *args)
                 if refusal := self._refusal(url, page, site, response.headers, tags):
                     raise refusal
-            target = None if page.refreshed or page.request_headers else _refresh(url, response, body)
+            if not (page.refreshed or page.request_headers):
+                sent_to = refresh_target(response.headers.get("Refresh"), body)
+                target = join_or_none(url, sent_to) if sent_to else None  # if it is malformed, the page itself stands
             if target not in (None, url):
                 _keep_cookies(page, url, response)
                 page.content_type, page.charset, page.refreshed = "", None, True
@@ -235,18 +237,12 @@ class Fetcher:
             page.body, page.sha256 = body, hashlib.sha256(body).hexdigest()
             return None
 
-    async def _robots(self, url: URL) -> tuple[int, str]:
-        """Fetch a robots.txt through the same guard; its redirects are followed without checking further robots.txt."""
-        budget = TimeBudget(self.settings.deadline, "robots.txt")
-        return await self._attempts(str(url), lambda: self._robots_once(url, budget))
+    async def _file(self, url: URL, delay: float = 0.0) -> tuple[int, str]:
+        """Fetch a file of a site through the same guard; its redirects are followed without checking robots.txt."""
+        budget = TimeBudget(self.settings.deadline, url.name)
+        return await self._attempts(str(url), lambda: self._file_once(url, budget, delay))
 
-    async def _tdm(self, url: URL, delay: float) -> str:
-        """Fetch a tdmrep.json in the same way; empty if there is none, or none that can be read."""
-        budget = TimeBudget(self.settings.deadline, "tdmrep.json")
-        status, text = await self._attempts(str(url), lambda: self._robots_once(url, budget, delay))
-        return text if status == 200 else ""
-
-    async def _robots_once(self, url: URL, budget: TimeBudget, delay: float = 0.0) -> tuple[int, str]:
+    async def _file_once(self, url: URL, budget: TimeBudget, delay: float) -> tuple[int, str]:
         for _ in range(self.settings.max_redirects + 1):
             self._check_url(url)
             async with self.hosts.slot(url, delay), budget.running(), self._client.get(url) as response:
@@ -267,12 +263,6 @@ class Fetcher:
     def _check_url(self, url: URL) -> None:
         if (verdict := refuse(url, self.settings.ports, self.settings.allowed)) is not None:
             raise FetchRejectedError(*verdict)
-
-
-def _refresh(url: URL, response: Response, body: bytes) -> URL | None:
-    """Return where a page sends its reader at once; None for any other page."""
-    target = refresh_target(response.headers.get("Refresh"), body)
-    return None if target is None else join_or_none(url, target)  # if it is malformed, the page itself stands
 
 
 def _keep_cookies(page: Fetched, url: URL, response: Response) -> None:

@@ -30,10 +30,9 @@ MAX_ROBOTS_INLINE = 16 * 1024  # characters, parsed in the event loop in up to 1
 MAX_HOSTS = 50_000  # some 10 KB each with an ordinary robots.txt
 FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.2  # between two attempts to get a slot that another process holds
 
-# Fetches a robots.txt and returns its status and text. Raises FetchRejectedError if there is no answer.
-FetchRobots = Callable[[URL], Awaitable[tuple[int, str]]]
-# The same of a tdmrep.json, with a delay; empty if there is none.
-FetchTdm = Callable[[URL, float], Awaitable[str]]
+# Fetches a robots.txt or tdmrep.json, after a delay, and returns its status and text. Raises FetchRejectedError without
+# an answer.
+FetchFile = Callable[[URL, float], Awaitable[tuple[int, str]]]
 
 # Rules of an origin: its robots.txt; None if it has none, so that every URL is allowed; the reason for which every URL
 # is forbidden if the server failed or cannot be reached.
@@ -60,15 +59,8 @@ class HostScheduler:
     `shared_name` maps a host to its name in the rate limit that processes share.
     """
 
-    def __init__(
-        self,
-        settings: DownloadSettings,
-        fetch_robots: FetchRobots,
-        fetch_tdm: FetchTdm,
-        shared_name: Callable[[str], str],
-    ) -> None:
-        self._settings, self._shared_name = settings, shared_name
-        self._fetch_robots, self._fetch_tdm = fetch_robots, fetch_tdm
+    def __init__(self, settings: DownloadSettings, fetch_file: FetchFile, shared_name: Callable[[str], str]) -> None:
+        self._settings, self._fetch_file, self._shared_name = settings, fetch_file, shared_name
         self._shared = open_rate_limiter(settings.shared_rate_limit_dir)
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._total = asyncio.Semaphore(settings.concurrency)
@@ -200,7 +192,8 @@ class HostScheduler:
 
     async def _fetch_tdm_rules(self, url: URL, delay: float) -> TdmRules | FetchRejectedError:
         try:
-            return await _parsed(TdmRules, await self._fetch_tdm(url, delay))
+            status, text = await self._fetch_file(url, delay)
+            return await _parsed(TdmRules, text if status == 200 else "")
         except FetchRejectedError as rejection:
             return rejection if rejection.retryable else TdmRules("")
 
@@ -228,7 +221,7 @@ class HostScheduler:
     async def _fetch_rules(self, url: URL) -> Rules:
         """Fetch rules by RFC 9309: a missing file allows all; a server error or an unreachable host forbids all."""
         try:
-            status, text = await self._fetch_robots(url)
+            status, text = await self._fetch_file(url, 0.0)
             if 200 <= status < 300:
                 return await _parsed(RobotsRules, text)
         except FetchRejectedError as rejection:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.download.consent.signals import Headers
 from tasks.download.ledger import Fetched, Row
 from tasks.download.warc import encode, escaped, record_name
 
@@ -81,7 +80,8 @@ def _kept_row(row: Row, earlier: Row, fetched: Fetched) -> Row:
     kept["detail"] = ""
     has_page = not (fetched.not_modified or fetched.is_fresh)
     for name in ("etag", "last_modified"):
-        found = row[name] if has_page else _confirmed(fetched.headers, name)
+        stated = fetched.headers.getall(name.replace("_", "-"), []) if fetched.headers is not None else []
+        found = row[name] if has_page else checked_validator(stated[0] if stated else "")
         kept[name] = found or ("" if has_page else kept[name])
     kept["fresh_until"] = row["fresh_until"]
     if "signals" in row and has_page:
@@ -91,11 +91,6 @@ def _kept_row(row: Row, earlier: Row, fetched: Fetched) -> Row:
         kept["signals"] = list(dict.fromkeys([*row["signals"], *before]))
         kept["licenses"] = list(dict.fromkeys([*(kept["licenses"] or ()), *row["licenses"]]))
     return kept
-
-
-def _confirmed(headers: Headers | None, name: str) -> str:
-    values = headers.getall(name.replace("_", "-"), []) if headers is not None else []
-    return checked_validator(values[0]) if values else ""
 
 
 def _revisit(fetched: Fetched) -> dict[str, Any]:

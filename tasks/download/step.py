@@ -63,8 +63,15 @@ def download(
     if refresh and runner.is_dry_run:
         step.fingerprint, step.inputs = "", {}  # the dry run shows the step as one that will run
     earlier = read_manifest(step.folder) if refresh and not runner.is_dry_run else None
-    if earlier is not None and not _is_refreshable(step, earlier):
-        earlier = None
+    if earlier is not None:  # may its pages stay, maybe for other URLs?
+        made = (earlier.step, earlier.version, earlier.parameters)
+        if made != (step.name, step.version, step.parameters):
+            log.warning(
+                "the settings or the rules of the download have changed since the last one: all pages are fetched again"
+            )
+            earlier = None
+        elif not step.has_files_of(earlier):
+            earlier = None
     done = None
     if earlier is not None:
         runner.prepare(step)
@@ -87,16 +94,6 @@ def download(
         rows = [record.rows or 0 for record in urls.outputs]
         batches = runner.batches(step, "part", names, download_shard, *args, where="thread", at_once=at_once, rows=rows)
     return finish(step, Outcome.total(batches))
-
-
-def _is_refreshable(step: Step, done: Manifest) -> bool:
-    """Return True if the pages of a finished download may stay in the output of a step, maybe for other URLs."""
-    same = (done.step, done.version, done.parameters) == (step.name, step.version, step.parameters)
-    if not same:
-        log.warning(
-            "the settings or the rules of the download have changed since the last one: all pages are fetched again"
-        )
-    return same and step.has_files_of(done)
 
 
 def download_shard(folder: Folder, name: str, shard: str, urls: Folder, crawler: "Crawler", key: str) -> Outcome:

@@ -21,7 +21,7 @@ from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.download.consent.settings import ConsentSettings
 from tasks.download.response_body import FetchRejectedError
-from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive
+from tasks.sources.archive_stream import RECORD, open_archive
 from tasks.sources.archived_consent import check_consent
 from tasks.sources.http_payload import page_of
 from tasks.sources.index import INDEX, index_row, write_locations
@@ -137,15 +137,11 @@ def warcs_part(
                     found = check_consent(page, record.block, consent, consent.agent)
                     signals.update(signal.name for signal in found.signals)
             except FetchRejectedError as error:
-                row = {"url": strip_unstorable(record.url), "source": file.name}
-                shards.reject(row, error.reason, f"{file.name}, byte {_format(record.position)}: {error.detail}")
+                row, (offset, skip) = {"url": strip_unstorable(record.url), "source": file.name}, record.position
+                place = f"{offset:,}" + (f" + {skip:,} unpacked" if skip else "")
+                shards.reject(row, error.reason, f"{file.name}, byte {place}: {error.detail}")
             else:
                 shards.keep(index_row(file, page, record))
     outcome = shards.close()
     facts = {f"{signal}_signals": count for signal, count in sorted(signals.items())}
     return outcome.model_copy(update={"facts": outcome.facts | facts})
-
-
-def _format(position: StreamPosition) -> str:
-    """Format a position for a message."""
-    return f"{position.offset:,}" + (f" + {position.skip:,} unpacked" if position.skip else "")
