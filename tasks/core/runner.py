@@ -109,14 +109,9 @@ class Runner:
         verify: Also compare the hashes of finished outputs.
         limits: Maximum share of rejected rows for each step; None disables the check.
         environment: Treatment of outputs that were made with other versions of the packages that shape them.
-
-    Attributes:
-        is_dry_run: True for a runner that runs no step and writes nothing.
-        skipped: Names of the steps that were already done.
-        stopping: Set when a batch fails or the command is interrupted; long batches in threads poll it.
     """
 
-    is_dry_run = False
+    is_dry_run = False  # True for a runner that runs no step and writes nothing
 
     def __init__(
         self,
@@ -126,12 +121,9 @@ class Runner:
         limits: LimitSettings | None = None,
         environment: Environment = "redo",
     ) -> None:
-        self.workers = workers
-        self.verify = verify
-        self.limits = limits
-        self.environment = environment
-        self.skipped: set[str] = set()
-        self.stopping = threading.Event()
+        self.workers, self.verify, self.limits, self.environment = workers, verify, limits, environment
+        self.skipped: set[str] = set()  # names of the steps that were already done
+        self.stopping = threading.Event()  # set when a batch fails or the run is interrupted; long batches poll it
         self._stopped = False
         self._pool: WorkerPool | None = None
 

@@ -1,19 +1,19 @@
-"""Entries of sitemaps, sitemap indexes and feeds (RSS, RDF, Atom; JSON Feed by `json_feed`), read without a tree.
+"""Entries of sitemaps, sitemap indexes and feeds (RSS, RDF, Atom, JSON Feed 1 and 1.1), XML without a tree.
 
 Bounds: 50,000 entries of a file and 50 MiB of it, as the protocol of sitemaps has them (https://www.sitemaps.org/),
 libxml2's depth of 256 elements, no entity but the five of XML, no external file. A file that declares entities is
 refused before it is parsed.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lxml import etree
 from yarl import URL
 
-from tasks.discover.json_feed import read_json_feed
 from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError
 from tasks.download.urls import join_or_none
 
@@ -38,6 +38,12 @@ _ASCII_BASED = re.compile(
     rb"|shift[_-]jis|tis-620|macintosh",
     re.IGNORECASE,
 )
+
+# Unlike XML, JSON is read into a tree, which takes up to 30 times the size of the file.
+MAX_JSON = 8 * 2**20  # bytes
+JSON_ADDRESSES = ("url", "external_url")  # of an item: its page, or the one that it is about
+JSON_DATES = ("date_modified", "date_published")
+_JSON_FEED = re.compile(r"https?://(?:www\.)?jsonfeed\.org/version/1(?:\.\d+)?/?")
 
 
 @dataclass
@@ -144,6 +150,39 @@ def _text_entries(body: bytes) -> Entries:
 
 def _limited(kind: Kind, entries: list[tuple[str, str]]) -> Entries:
     return Entries(kind, entries[:MAX_ENTRIES], max(0, len(entries) - MAX_ENTRIES))
+
+
+def read_json_feed(body: bytes) -> tuple[list[tuple[str, str]], str]:
+    """Return the items of a feed in UTF-8, and its `next_url` as stated or empty.
+
+    An item is its URL as stated, and the time of its last change as stated or empty.
+
+    Raises:
+        FetchRejectedError: `too_large`, or `not_a_sitemap` for any other JSON.
+    """
+    if len(body) > MAX_JSON:
+        raise FetchRejectedError("too_large", f"more than {MAX_JSON:,} bytes of JSON")
+    try:
+        feed = json.loads(body.decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise FetchRejectedError("not_a_sitemap", f"not JSON: {error}"[:100]) from error
+    if not isinstance(feed, dict) or not _JSON_FEED.fullmatch(_text(feed, "version")):
+        raise FetchRejectedError("not_a_sitemap", "JSON without the version of JSON Feed 1")
+    items = feed.get("items")
+    if not isinstance(items, list):
+        raise FetchRejectedError("not_a_sitemap", "a JSON Feed whose items are no list")
+    found = [(_first(item, JSON_ADDRESSES), _first(item, JSON_DATES)) for item in items if isinstance(item, dict)]
+    return [(url, date) for url, date in found if url], _text(feed, "next_url")
+
+
+def _first(item: dict[str, Any], names: tuple[str, ...]) -> str:
+    """Return the first of some fields that is a text and not empty."""
+    return next((text for name in names if (text := _text(item, name))), "")
+
+
+def _text(item: dict[str, Any], name: str) -> str:
+    value = item.get(name)
+    return value.strip() if isinstance(value, str) else ""
 
 
 class _Target:

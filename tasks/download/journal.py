@@ -34,16 +34,13 @@ class Journal:
     """The journal of one shard with these URLs, in order; use as a context manager.
 
     A journal with another `key`, the fingerprint of the step, is discarded.
-
-    Attributes:
-        done: Indices of the URLs that are done.
     """
 
     def __init__(self, stem: Path, key: str, urls: Sequence[str]) -> None:
         stem.parent.mkdir(parents=True, exist_ok=True)
         self.pages_path, self.rows_path = stem.with_suffix(".pages"), stem.with_suffix(".rows")
         self._head = canonical({"key": key, "urls": digest(list(urls))}) + b"\n"
-        self.done: set[int] = set()
+        self.done: set[int] = set()  # indices of the URLs that are done
         with contextlib.ExitStack() as stack, translate_write_errors(str(stem)):
             valid = self._recover()
             self._rows: IO[bytes] = stack.enter_context(self.rows_path.open("r+b" if valid else "w+b"))

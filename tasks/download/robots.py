@@ -23,9 +23,6 @@ _RULE = re.compile(r"[ \t]*(?:allow|d)", re.IGNORECASE)  # Protego knows six spe
 class RobotsRules:
     """The rules of one robots.txt, given as text.
 
-    Attributes:
-        groups: what the file says beside its rules.
-
     Raises:
         FetchRejectedError: `robots_unavailable`, the file has too many rules for too many agents or cannot be parsed.
     """
@@ -38,7 +35,7 @@ class RobotsRules:
             raise FetchRejectedError(
                 "robots_unavailable", f"robots.txt cannot be parsed ({type(error).__name__})"
             ) from error
-        self.groups = RobotsGroups(text)
+        self.groups = RobotsGroups(text)  # what the file says beside its rules
 
     @property
     def sitemaps(self) -> list[str]:

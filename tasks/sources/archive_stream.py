@@ -46,16 +46,13 @@ class ArchiveStream:
     """Decompressed bytes of an archive. Holds at most one block in memory, and never bytes of two members.
 
     `gzipped` means that the file consists of gzip members, `seekable` that `seek` can go back.
-
-    Attributes:
-        packed: True if the archive is compressed, so that it may have far more bytes than the file.
     """
 
     def __init__(self, file: IO[bytes], gzipped: bool, seekable: bool = True) -> None:
         self._file, self._gzipped, self.seekable = file, gzipped, seekable
         # Of `open_input`: `read1` returns the bytes before a fault, `read` loses them.
         self._read_file: Callable[[int], bytes] = file.read if seekable else file.read1  # type: ignore[attr-defined]
-        self.packed = gzipped or not seekable
+        self.packed = gzipped or not seekable  # it may have far more bytes than the file
         self._buffer, self._at = b"", 0  # decompressed bytes, and the number of them that were taken
         self.taken = self.reread = 0  # bytes taken in all, and bytes taken again after returning
         self._begin(0)

@@ -48,10 +48,6 @@ class ShardWriter:
     """Writer of a batch's rows into the shards `<name>-00000.parquet`, `<name>-00001.parquet` and so on.
 
     The sizes of the kept rows are summed as the fact `fact` of the outcome. Rows of forgotten pages are rejected.
-
-    Attributes:
-        rows: Rows of the current shard, kept and rejected.
-        size: Sizes of its kept rows.
     """
 
     def __init__(
@@ -63,7 +59,7 @@ class ShardWriter:
         self._begin()
 
     def _begin(self) -> None:
-        self.rows = self.size = 0
+        self.rows = self.size = 0  # rows of the shard, kept and rejected, and sizes of the kept ones
         self._kept: list[dict[str, Any]] = []
         self._rejected: list[dict[str, Any]] = []
 

@@ -103,8 +103,7 @@ def scan(
     """Read every file below an output folder.
 
     A file that cannot be read is a trace: nothing is known of it. The locations of the user's files are not read.
-    `sources` are the folders of the steps that take
-    pages from outside; the other arguments are those of `Searcher`.
+    `sources` are the folders of the steps that take pages from outside.
     """
     searcher = Searcher(wanted, pages, texts, root.path())
     traces: list[Trace] = []

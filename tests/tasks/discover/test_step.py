@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from gpt2train.errors import RunError
 from gpt2train.store.folder import Folder
 from tasks.core.forgotten import FORGOTTEN, Forgotten, domain_hash, encode_forgotten, name_of, url_hash
-from tasks.discover.json_feed import MAX_JSON, read_json_feed
 from tasks.discover.page_links import read_links
-from tasks.discover.xml_entries import MAX_ENTRIES, read_entries
+from tasks.discover.xml_entries import MAX_ENTRIES, MAX_JSON, read_entries, read_json_feed
 from tasks.download.response_body import FetchRejectedError
 from tests.tasks.discover.site_files import index, rejected, rows, run, serve, urls, urlset
 from tests.tasks.web_server import Site
