@@ -13,11 +13,10 @@ from gpt2train.store.counts import count_of
 from gpt2train.store.files import format_bytes
 from gpt2train.store.folder import Folder
 from gpt2train.store.output_lock import locked
-from tasks.outputs.forget.ancestry import MERGED
 from tasks.outputs.forget.plan import Removal, plan_removal
 from tasks.outputs.forget.remove import pending_removal, remove_pages
 from tasks.outputs.forget.targets import read_targets
-from tasks.outputs.forget.training import GO_ON, RunReading
+from tasks.outputs.forget.training import GO_ON, MERGED, RunReading
 
 MAX_SHOWN = 5  # names on a line; JSON has all
 

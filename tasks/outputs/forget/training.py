@@ -24,9 +24,10 @@ from gpt2train.store.run_folder import FOLDER as CHECKPOINTS
 from gpt2train.store.run_folder import checkpoint_step, list_checkpoints
 from tasks.core.forgotten import Forgotten
 from tasks.core.stage_inputs import INPUTS
-from tasks.outputs.forget.ancestry import ancestors, merged_checkpoint
 
 MAX_LISTED = 1000  # samples and steps
+MERGED = "model"  # folder of a run with its weights for transformers
+MERGE_RECORDS = "merge"  # folder that says that these are complete
 GO_ON = "forget.toml"  # settings of the flow that goes on, in the run folder
 
 
@@ -99,8 +100,13 @@ def read_by(run: Path, wanted: Forgotten, root: Folder | None = None) -> RunRead
 
 def _own_reading(run: Path, config: RunConfig, wanted: Forgotten) -> tuple[RunReading, list[int]]:
     """Find what a run itself has read, by the tables beside the tokens of its corpora; and all steps that did."""
-    if config.data.split is not None or config.objective.name not in PACKED:
-        return RunReading(run=str(run), note=_unknown(config)), []
+    unread = ""
+    if config.data.split is not None:
+        unread = "its token files were made elsewhere: which documents are pages is not known; they are left alone"
+    elif config.objective.name not in PACKED:
+        unread = f"the objective {config.objective.name} reads no packed documents; its samples are not known here"
+    if unread:
+        return RunReading(run=str(run), note=unread), []
     order, found, documents, unknown = ReadingOrder(run, config), list[np.ndarray](), 0, list[str]()
     try:
         record = read_record(run)
@@ -138,6 +144,49 @@ def _inherited(config: RunConfig, wanted: Forgotten) -> str:
     return ""
 
 
+def start_of(config: RunConfig) -> tuple[Path, int | None] | None:
+    """Return the run whose weights a run began from, and the step of its checkpoint; None for any other start.
+
+    The step is None for the newest checkpoint of a run, or its merged model: that may be of any step so far.
+    """
+    if config.checkpoints.init_from is None:
+        return None
+    source = Path(config.checkpoints.init_from)
+    if source.parent.name == CHECKPOINTS:
+        try:
+            run, step = source.parent.parent, checkpoint_step(source)
+        except ValueError:
+            return None
+    else:
+        run, step = source.parent if source.name == MERGED else source, None
+    return (run, step) if (run / CONFIG_FILE).is_file() else None
+
+
+def ancestors(config: RunConfig) -> list[tuple[Path, int | None]]:
+    """Return the run that a run began from, the one that this one began from, and so on, each with its step."""
+    found: list[tuple[Path, int | None]] = []
+    while (start := start_of(config)) is not None and start[0] not in [run for run, _ in found]:
+        found.append(start)
+        try:
+            config = read_run_config(start[0] / CONFIG_FILE)
+        except (UserError, RunError, OSError):
+            break
+    return found
+
+
+def merged_checkpoint(run: Path) -> str | None:
+    """Return the name of the checkpoint whose weights a run's merged model has; None if there is no such model.
+
+    Empty if the record of the training is gone or damaged.
+    """
+    if not (run / MERGED).is_dir():
+        return None
+    training = read_manifest(Folder(run))
+    files = [record.name.split("/") for record in training.outputs] if training else []
+    names = {parts[1] for parts in files if parts[0] == CHECKPOINTS and len(parts) > 2}
+    return names.pop() if len(names) == 1 else ""
+
+
 def _outside(config: RunConfig, wanted: Forgotten, root: Folder) -> tuple[str, ...]:
     """Return the other outputs whose tokens of the pages a run reads."""
     here, found = Path(root.path()) if root.is_local else None, set[str]()
@@ -158,12 +207,6 @@ def _copied(config: RunConfig, root: Folder) -> str:
         return ""
     copy, made = read_manifest(Folder(Path(config.data.corpora[0].prefix).parents[1])), read_manifest(root / "tokens")
     return root.url if copy is not None and made is not None and copy.identity == made.identity else ""
-
-
-def _unknown(config: RunConfig) -> str:
-    if config.data.split is not None:
-        return "its token files were made elsewhere: which documents are pages is not known; they are left alone"
-    return f"the objective {config.objective.name} reads no packed documents; its samples are not known here"
 
 
 def document_starts(prefix: Path, wanted: Forgotten) -> np.ndarray:
