@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
@@ -57,7 +57,12 @@ class InputFile:
 
 
 def find_inputs(
-    patterns: Sequence[str], flag: str, suffixes: Sequence[str], *, faults: bool = False
+    patterns: Sequence[str],
+    flag: str,
+    suffixes: Sequence[str],
+    *,
+    faults: bool = False,
+    check: Callable[[str], None] = lambda location: None,
 ) -> list[InputFile]:
     """Find the files that match the patterns: in their order, sorted by path within each, without repeats.
 
@@ -67,6 +72,7 @@ def find_inputs(
         suffixes: Suffixes that are searched for in a folder, lower case with the dot; compressed files (`.txt.gz`)
             match too. A file that is named itself can have any suffix.
         faults: Return an unreadable file of a folder or glob with its `fault`, instead of raising.
+        check: Called with the location of each file; raises for one that is no such input.
 
     Raises:
         UserError: A pattern matches nothing, or a file cannot be read.
@@ -75,14 +81,19 @@ def find_inputs(
         raise UserError(f"no file was given; give one with {flag}")
     found: dict[str, tuple[str, bool]] = {}
     for pattern in patterns:
+        if "://" not in pattern and Path(pattern).is_file():
+            check(pattern)  # before a large file is read for its hash
         for location, name in _expand(pattern, flag, suffixes):
             if (readable := _readable(location)) != location and not (faults and location != pattern):
                 raise UserError(f"the name of {readable} is not valid UTF-8; rename the file, or its folder")
             found.setdefault(location, (name, location != pattern))
-    return [
+    files = [
         (faults and listed and _faulty(location, name)) or _describe(location, name, flag)
         for location, (name, listed) in found.items()
     ]
+    for file in files:
+        check(file.location)
+    return files
 
 
 def _readable(location: str) -> str:

@@ -6,7 +6,6 @@ is left to the blacklist step.
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,11 +41,8 @@ def find_url_lists(patterns: Sequence[str]) -> list[InputFile]:
     """
     for pattern in patterns:
         _check_kind(pattern, b"")  # before a large file is read for its hash
-        if "://" not in pattern and Path(pattern).is_file():
-            _check_start(pattern)
-    lists = find_inputs(patterns, "--urls", SUFFIXES)
+    lists = find_inputs(patterns, "--urls", SUFFIXES, check=_check_start)
     for item in lists:
-        _check_start(item.location)
         if next(read_urls(item.location), None) is None:
             raise UserError(f"{item.location} holds no URL; one per line is expected")
     return lists

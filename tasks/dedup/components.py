@@ -8,14 +8,14 @@ duplicate, and edges are read a million at a time. The system may drop the pages
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.store.folder import Folder
+from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Outcome
 from tasks.dedup.document_index import ROW_MASK, Group, Numbers
 from tasks.dedup.exact import EXACT
@@ -23,6 +23,8 @@ from tasks.dedup.exact import EXACT
 MAX_EDGES = 1 << 22  # pairs and copies that are clustered at a time: 1.7 GB
 BATCH = 1 << 20  # edges in memory here
 PAIRS = pa.schema([("first", pa.int64()), ("second", pa.int64()), ("jaccard", pa.float64()), ("accepted", pa.bool_())])
+
+PartOf = Callable[[pa.Table], Numbers]  # part of each edge
 
 
 def edge_parts(edges: int) -> int:
@@ -44,11 +46,13 @@ def partition_edges(
         parent = _parents(file, int(starts[-1]))
         for table in _all_batches(folder, exact, pairs):
             kernels.unite(parent, *_places(starts, table))
-        written = [
-            *_divide(folder, "exact", parts, parent, starts, _batches(folder, exact, EXACT), EXACT),
-            *_divide(folder, "pairs", parts, parent, starts, _batches(folder, pairs, PAIRS), PAIRS),
-        ]
-    return Outcome(outputs=tuple(folder.record(one, rows=rows) for one, rows in written))
+
+        def part_of(table: pa.Table) -> Numbers:
+            return np.asarray(kernels.roots(parent, _places(starts, table)[0]) % parts)
+
+        copied = _divide(folder, "exact", parts, _batches(folder, exact, EXACT), EXACT, part_of)
+        near = _divide(folder, "pairs", parts, _batches(folder, pairs, PAIRS), PAIRS, part_of)
+    return Outcome(outputs=(*copied, *near))
 
 
 def _batches(folder: Folder, files: Sequence[str], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -90,26 +94,18 @@ def _parents(file: IO[bytes], count: int) -> Numbers:
 
 
 def _divide(
-    folder: Folder,
-    kind: str,
-    parts: int,
-    parent: Numbers,
-    starts: Numbers,
-    tables: Iterator[pa.Table],
-    schema: pa.Schema,
-) -> list[tuple[str, int]]:
-    """Write each edge to the file of its part; return the files with their rows."""
-    from tasks.dedup import kernels
-
+    folder: Folder, kind: str, parts: int, tables: Iterator[pa.Table], schema: pa.Schema, part_of: PartOf
+) -> list[FileRecord]:
+    """Write each edge to the file of its part."""
     names = [f"edges/{kind}-{part:05d}.parquet" for part in range(parts)]
-    rows = np.zeros(parts, dtype=np.int64)
+    rows = [0] * parts
     with contextlib.ExitStack() as stack:
         drafts = [stack.enter_context(folder.writing(name)) for name in names]
         writers = [stack.enter_context(pq.ParquetWriter(draft, schema, use_dictionary=False)) for draft in drafts]
         for table in tables:
-            part_of = kernels.roots(parent, _places(starts, table)[0]) % parts
-            for part in np.unique(part_of).tolist():
-                found = table.filter(pa.array(part_of == part))
+            own = part_of(table)
+            for part in np.unique(own).tolist():
+                found = table.filter(pa.array(own == part))
                 rows[part] += len(found)
                 writers[part].write_table(found)
-    return list(zip(names, rows.tolist(), strict=True))
+    return [folder.record(name, rows=count) for name, count in zip(names, rows, strict=True)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from gpt2train.errors import RunError
 from tasks.core.forgotten import Forgotten
 from tasks.discover.xml_entries import MAX_FILE
 from tasks.download.consent.settings import ConsentSettings
-from tasks.download.fetch import NONE_FORGOTTEN
+from tasks.download.fetch import NONE_FORGOTTEN, Fetcher
 from tasks.download.fetch_loop import POLL_SECONDS, FetchLoop
 from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings
@@ -45,7 +46,8 @@ class Session(FetchLoop):
             "consent": ConsentSettings(enabled=False),  # what is read here is no training text
             "obey_robots": obey_robots and settings.obey_robots,
         }
-        super().__init__("discover", MAX_THREADS, settings.model_copy(update=changes), connect_to, stopping, forgotten)
+        fetcher = functools.partial(Fetcher, settings.model_copy(update=changes), connect_to, forgotten=forgotten)
+        super().__init__("discover", MAX_THREADS, stopping, fetcher)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result.

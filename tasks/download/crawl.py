@@ -8,6 +8,7 @@ each page goes to the journal of its shard as soon as it is fetched.
 import asyncio
 import concurrent.futures
 import dataclasses
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gpt2train.errors import RunError
 from tasks.core.forgotten import Forgotten
 from tasks.core.url_lists import host_of
+from tasks.download.fetch import Fetcher
 from tasks.download.fetch_loop import POLL_SECONDS, FetchLoop
 from tasks.download.journal import Journal
 from tasks.download.ledger import Fetched, Row
@@ -46,8 +48,9 @@ class Crawler(FetchLoop):
         forgotten: Forgotten,
     ) -> None:
         # A DNS lookup that hangs blocks a thread, so there are as many threads as requests.
-        super().__init__("crawl", settings.concurrency, settings, connect_to, stopping, forgotten)
-        self._report = on_progress
+        fetcher = functools.partial(Fetcher, settings, connect_to, forgotten=forgotten)
+        super().__init__("crawl", settings.concurrency, stopping, fetcher)
+        self._settings, self._report = settings, on_progress
         self._packers = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="pack")
         self._tasks = asyncio.Semaphore(settings.concurrency * TASKS_PER_REQUEST)
 

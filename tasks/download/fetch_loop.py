@@ -3,12 +3,10 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
-from tasks.core.forgotten import Forgotten
 from tasks.download.fetch import Fetcher
-from tasks.download.settings import DownloadSettings
 
 POLL_SECONDS = 0.2  # interval of checks for a stop, and of progress reports
 
@@ -16,17 +14,8 @@ POLL_SECONDS = 0.2  # interval of checks for a stop, and of progress reports
 class FetchLoop:
     """Event loop with a fetcher; use as a context manager. `threads` are for what must not block the loop."""
 
-    def __init__(
-        self,
-        name: str,
-        threads: int,
-        settings: DownloadSettings,
-        connect_to: Mapping[str, str],
-        stopping: threading.Event,
-        forgotten: Forgotten,
-    ) -> None:
-        self._settings, self._connect_to, self._forgotten = settings, connect_to, forgotten
-        self._stopping = stopping
+    def __init__(self, name: str, threads: int, stopping: threading.Event, make_fetcher: Callable[[], Fetcher]) -> None:
+        self._stopping, self._make_fetcher = stopping, make_fetcher
         self._loop = asyncio.new_event_loop()
         self._helpers = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="names")
         self._loop.set_default_executor(self._helpers)
@@ -48,7 +37,7 @@ class FetchLoop:
         raise TypeError(f"a {type(self).__name__.lower()} cannot be pickled")
 
     async def _begin(self) -> Fetcher:
-        return Fetcher(self._settings, self._connect_to, forgotten=self._forgotten)
+        return self._make_fetcher()
 
     async def _end(self) -> None:
         rest = asyncio.all_tasks() - {asyncio.current_task()}

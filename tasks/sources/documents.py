@@ -35,12 +35,7 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
             hint = "give archives with --warcs" if kind_of(location) == ".warc" else "rename it"
             raise UserError(f"{location}: its ending is none of {' '.join(known)} (also .gz .bz2 .xz .zst); {hint}")
 
-    for pattern in patterns:
-        if "://" not in pattern and Path(pattern).is_file():
-            check(pattern)  # before a large file is read for its hash
-    files = _with_meta(find_inputs(patterns, "--documents", known, faults=True))
-    for file in files:
-        check(file.location)
+    files = _with_meta(find_inputs(patterns, "--documents", known, faults=True, check=check))
     texts = tuple(file for file in files if kind_of(file.location) in text_records.ENDINGS)
     keyed = (
         file

@@ -7,7 +7,6 @@ batch per archive: it is read once from end to end here, and in parts by the ext
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
@@ -46,13 +45,7 @@ def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
     Raises:
         UserError: A file is missing or is not a WARC; the message says what it is.
     """
-    for pattern in patterns:
-        if "://" not in pattern and Path(pattern).is_file():
-            _check_archive(pattern)  # before a large file is read for its hash
-    files = find_inputs(patterns, "--warcs", ENDINGS)
-    for file in files:
-        _check_archive(file.location)
-    return files
+    return find_inputs(patterns, "--warcs", ENDINGS, check=_check_archive)
 
 
 def _check_archive(location: str) -> None:
