@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -25,9 +25,6 @@ from gpt2train.errors import RunError
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import MANIFEST, Manifest, Outcome, canonical, digest, read_manifest
 from tasks.core.shards import REJECTED, commit_tables, read_table, write_table
-
-if TYPE_CHECKING:
-    from tasks.core.step import Step
 
 KEYS, PREVIOUS = "_rows/", "_previous/"
 ROWS = pa.schema(
@@ -255,7 +252,16 @@ def _part(folder: Folder, output: FileRecord, rejected: FileRecord | None) -> _P
     return _Part(folder, keys, output, rejected) if made.get("files") == digest(hashes) else None
 
 
-def set_aside(step: "Step") -> None:
+class MappingStep(Protocol):
+    """Step that maps rows one by one, as `tasks.core.step.Step` with a row input, which imports this module."""
+
+    folder: Folder
+
+    def maps_alike(self, earlier: Manifest) -> bool:
+        """Return True if the rows of an earlier output were made as this step makes them."""
+
+
+def set_aside(step: MappingStep) -> None:
     """Move the files of an earlier run to `_previous/` if rows may be taken from them; otherwise remove that folder.
 
     A killed run continues: the manifest is `_moving.json` until all files are moved.
@@ -286,7 +292,7 @@ def _move(folder: Folder, found: Manifest) -> None:
     previous.remove(MOVING)
 
 
-def previous_rows(step: "Step") -> PreviousRows | None:
+def previous_rows(step: MappingStep) -> PreviousRows | None:
     """Return the earlier outputs that `set_aside` has moved, if any."""
     previous = step.folder / PREVIOUS.rstrip("/")
     found = read_manifest(previous, MOVED)
