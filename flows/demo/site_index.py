@@ -74,9 +74,8 @@ JOURNAL_PATHS = (
 @functools.cache
 def listed_modules() -> tuple[str, ...]:
     """Return the modules of `modules.txt` that are installed, in its order, and the aliases."""
-    lines = (HERE / "modules.txt").read_text("utf-8").split("\n")
-    names = [line for line in lines if line and not line.startswith("#")]
-    present = [name for name in names if is_present(name)]
+    lines = (HERE / "modules.txt").read_text("utf-8").splitlines()
+    present = [name for line in lines if not line.startswith("#") for name in line.split() if is_present(name)]
     return tuple(dict.fromkeys((*present, *(name for name in ALIASES if name == "os.path" or is_present(name)))))
 
 

@@ -192,5 +192,5 @@ def site_name(host: str) -> str:
 @functools.cache
 def blocked_names() -> frozenset[str]:
     """Return the built-in site names."""
-    text = files("tasks.blacklist").joinpath("blocked_names.txt").read_text("utf-8")
-    return frozenset(line for line in text.split("\n") if line and not line.startswith("#"))
+    lines = files("tasks.blacklist").joinpath("blocked_names.txt").read_text("utf-8").splitlines()
+    return frozenset(name for line in lines if not line.startswith("#") for name in line.split())
