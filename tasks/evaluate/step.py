@@ -9,8 +9,8 @@ import heapq
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from gpt2train.config.data import TaskSelection
 from gpt2train.convert.settings import Device
@@ -50,22 +50,12 @@ def evaluate(
     device: Device = "auto",
     threads: int = 1,
 ) -> Manifest:
-    """Score a model and generate samples; writes JSON files to `<run folder>/eval/`.
+    """Score a merged model and generate samples; writes JSON files to `<run folder>/eval/`.
 
-    Args:
-        root: output folder of the run.
-        model: manifest of the merge step.
-        lambada: path or URL of a file of `{"text": …}` lines; None: no `lambada.json`.
-        held_out: manifest of documents with a column `split`; without one, or without any in `test`, there is no
-            `perplexity.json`.
-        settings: evaluation settings.
-        runner: runs the batches.
-        wikitext: path or URL of WikiText in its tokenised form; None: no `wikitext.json`.
-        evals: path or URL of the data of other evaluations, by the name of the evaluation.
-        tasks: tasks and suites to score, with the folder of their data.
-        data: output that holds the documents, by default `root`.
-        device: device of the model; not part of the fingerprint.
-        threads: threads per process; not part of the fingerprint.
+    `lambada` is the path or URL of a file of `{"text": …}` lines, `wikitext` that of WikiText in its tokenised form,
+    and `evals` has those of the data of other evaluations by name. `held_out` are documents with a column `split`, in
+    the output `data` (by default `root`); without one in `test` there is no `perplexity.json`. Device and threads of
+    the processes are not part of the fingerprint.
 
     Raises:
         UserError: a data file is missing or malformed, there is no evaluation of a name, or the model is not on a
@@ -95,17 +85,17 @@ def evaluate(
     if not root.is_local:
         raise UserError(f"a model is read from a local folder, not from {root.url}; copy the run first")
     model_folder = (root / model.folder).path()
-    first = [name for name in ("lambada",) if name in paths]
-    of_the_run = [name for name in OF_THE_RUN if held_out is not None or name != "perplexity"]
-    items = [*first, *of_the_run, *(name for name in sorted(paths) if name not in first), *works]
+    given: dict[str, Any] = {name: (path, files[name]) for name, path in paths.items()} | works
+    given |= {"samples": None} | ({} if held_out is None else {"perplexity": (data or root, held_out)})
+    first = [name for name in ("lambada", *OF_THE_RUN) if name in given]
+    names = [*first, *(name for name in sorted(paths) if name not in first), *works]
     if is_encoder_decoder(Path(model_folder)):
         log.warning("the model has an encoder and a decoder: samples alone, no cloze score and no perplexity")
-        items = ["samples"]
-    documents = data or root
-    inputs = PartInputs(model_folder, paths, files, works, chosen.limit, documents, held_out)
-    outcomes = runner.batches(step, "part", items, evaluate_part, inputs, settings, device, threads)
-    total = Outcome.total(outcomes)
-    if held_out is not None and "perplexity" in items and not total.facts["held_out_documents"]:
+        names = ["samples"]
+    items = [(name, given[name]) for name in names]
+    options = (model_folder, settings, chosen.limit, device, threads)
+    total = Outcome.total(runner.batches(step, "part", items, evaluate_part, *options))
+    if held_out is not None and "perplexity" in names and not total.facts["held_out_documents"]:
         log.warning(
             f"no document of {held_out.folder} is in the split {HELD_OUT!r}: no perplexity of held-out documents; "
             "for one, give more documents or a larger clean.split.test"
@@ -147,68 +137,53 @@ def read_tasks(tasks: TaskSelection, others: Iterable[str]) -> list[Work]:
     return read_works(tasks.names, Path(tasks.data or ""), tasks.partial, tasks.limit, (*BUILT_IN, *others))
 
 
-@dataclass(frozen=True)
-class PartInputs:
-    """Inputs of the results.
-
-    Attributes:
-        model_folder: path of the merged model.
-        paths: path or URL of the data file of each evaluation.
-        data: content of these files.
-        works: tasks and suites with their data, by the name of their result.
-        limit: number of items of each task to score.
-        documents: output that holds the documents.
-        held_out: manifest of the documents.
-    """
-
-    model_folder: str
-    paths: Mapping[str, str]
-    data: Mapping[str, bytes]
-    works: Mapping[str, Work]
-    limit: int | None
-    documents: Folder
-    held_out: Manifest | None
-
-
 def evaluate_part(
-    folder: Folder, name: str, item: str, inputs: PartInputs, settings: EvaluateSettings, device: Device, threads: int
+    folder: Folder,
+    name: str,
+    item: tuple[str, Any],
+    model_folder: str,
+    settings: EvaluateSettings,
+    limit: int | None,
+    device: Device,
+    threads: int,
 ) -> Outcome:
-    """Write one of the result files."""
+    """Write one result file.
+
+    The item is the name of the result and what it is made from: output and manifest of the documents (perplexity), a
+    task or suite, of each of whose tasks `limit` items are scored, or path and content of the data of an evaluation.
+    """
     import torch
 
     from gpt2train.convert.huggingface import read_model
     from gpt2train.data.tokenizer import load_model_tokenizer
     from gpt2train.inference.generate import generate
 
-    held_out, data, paths = inputs.held_out, inputs.data, inputs.paths
-    texts: list[str] = []
-    if item == "perplexity" and held_out is not None:
-        texts = held_out_texts(inputs.documents, held_out, settings)
-    if item == "perplexity" and not texts:
+    made, given = item
+    if made == "perplexity" and not (texts := held_out_texts(given[0], given[1], settings)):
         return Outcome(facts={"held_out_documents": 0})
     torch.set_num_threads(threads)
-    model = read_model(Path(inputs.model_folder), device)
-    tokenizer = load_model_tokenizer(inputs.model_folder, model.shape.vocab)
-    if item == "perplexity":
+    model = read_model(Path(model_folder), device)
+    tokenizer = load_model_tokenizer(model_folder, model.shape.vocab)
+    counts: dict[str, Any] = {}
+    if made == "perplexity":
         result = document_perplexity(Scorer(model, tokenizer), texts, settings.stride)
         counts = {"held_out_documents": result["documents"]}
-    elif item in inputs.works:
-        result, _ = score_work(Scorer(model, tokenizer), inputs.works[item], inputs.limit)
-        counts = {}
-    elif item in data:
-        evaluation, raw = EVALUATIONS[item], data[item]
-        stride = min(settings.wikitext_stride, model.shape.context)
-        options = WikitextSettings(stride=stride) if item == "wikitext" else None
-        scores = evaluation.evaluate(Scorer(model, tokenizer), evaluation.read(raw, paths[item]), options)
-        result = data_fields(PurePosixPath(paths[item]).name, raw) | scores
-        counts = {name: result[key] for name, key in evaluation.counts.items()}
-    else:
+    elif made == "samples":
         answers = generate(model, tokenizer, settings.prompts, settings.sampling)
         samples = [{"prompt": answer.prompt, "text": answer.text, "stopped": answer.stopped} for answer in answers]
         result = {"sampling": settings.sampling.model_dump(mode="json"), "samples": samples}
         counts = {"samples": len(samples)}
-    folder.write_bytes(f"{item}.json", json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
-    return Outcome(outputs=(folder.record(f"{item}.json"),), facts=counts)
+    elif isinstance(given, Work):
+        result, _ = score_work(Scorer(model, tokenizer), given, limit)
+    else:
+        evaluation, (path, raw) = EVALUATIONS[made], given
+        stride = min(settings.wikitext_stride, model.shape.context)
+        options = WikitextSettings(stride=stride) if made == "wikitext" else None
+        scores = evaluation.evaluate(Scorer(model, tokenizer), evaluation.read(raw, path), options)
+        result = data_fields(PurePosixPath(path).name, raw) | scores
+        counts = {name: result[key] for name, key in evaluation.counts.items()}
+    folder.write_bytes(f"{made}.json", json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
+    return Outcome(outputs=(folder.record(f"{made}.json"),), facts=counts)
 
 
 def held_out_texts(root: Folder, held_out: Manifest, settings: EvaluateSettings) -> list[str]:
