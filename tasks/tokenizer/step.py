@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.published_gpt2 import PUBLISHED, published_files
@@ -27,7 +28,7 @@ from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
 from gpt2train.store.hub import HUB, TOKENIZER_FILES, local_copy
 from gpt2train.store.manifest import Manifest, Outcome
-from tasks.core.runner import Runner
+from tasks.core.runner import Runner, Where
 from tasks.core.shards import read_table
 from tasks.core.step import Step
 from tasks.tokenizer.settings import TokenizerSettings
@@ -39,52 +40,39 @@ REMEDY = (
 
 
 def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSettings, runner: Runner) -> Manifest:
-    """Write the tokenizer folder of a run.
-
-    Args:
-        root: output folder of the run.
-        documents: manifest of the documents to train on; None if the tokenizer is not trained.
-        settings: tokenizer settings.
-        runner: runs the batches.
-
-    Returns:
-        Manifest of `tokenizer/`.
+    """Write the tokenizer folder of a run; `documents` are those to train on, None for one that is not trained.
 
     Raises:
         UserError: there is no document to train on; or the files cannot be read or downloaded, or are invalid.
     """
+    inputs: dict[str, Any]
+    parameters: dict[str, Any] = {"name": settings.name}
+    library = "tokenizers"
     if settings.name == "folder":
         content, _ = own_files(settings)
-        hashes = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
-        library = "sentencepiece" if MODEL in content else "tokenizers"
-        step = Step(root, "tokenizer", version=1, parameters={"name": "folder"}, inputs=hashes, packages=(library,))
-        if done := runner.finished(step):
-            return done
-        return step.commit(Outcome.total(runner.batches(step, "read", [settings], read_own, where="thread")))
-    if settings.name == "gpt2":
+        inputs = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
+        library = "sentencepiece" if MODEL in content else library
+        batches: tuple[Any, ...] = ("read", [settings], read_own)
+    elif settings.name == "gpt2":
         # The files are checked by hash, so their source is no input.
-        hashes = {name: digest for name, (_, digest) in PUBLISHED.items()}
-        more = {"sentinels": settings.sentinels} if settings.sentinels else {}
-        parameters = {"name": "gpt2", **more}
-        step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=hashes, packages=("tokenizers",))
-        if done := runner.finished(step):
-            return done
-        return step.commit(Outcome.total(runner.batches(step, "fetch", [settings], fetch, where="thread")))
-    if documents is None:
+        inputs = {name: digest for name, (_, digest) in PUBLISHED.items()}
+        parameters |= {"sentinels": settings.sentinels} if settings.sentinels else {}
+        batches = ("fetch", [settings], fetch)
+    elif documents is None:
         raise UserError(
             "tokenizer.name = 'train' needs documents to train on; give documents, or set tokenizer.name = 'gpt2'"
         )
-    is_bpe = settings.algorithm == "byte_bpe"
-    parameters = settings.model_dump(mode="json", exclude={"folder", *(("algorithm",) if is_bpe else ())})
-    inputs = {"documents": documents}
-    library = "tokenizers" if is_bpe else "sentencepiece"
+    else:
+        inputs, is_bpe = {"documents": documents}, settings.algorithm == "byte_bpe"
+        parameters = settings.model_dump(mode="json", exclude={"folder", *(("algorithm",) if is_bpe else ())})
+        library = library if is_bpe else "sentencepiece"
+        shards = tuple(record.name for record in documents.outputs)
+        batches = ("train", [shards], train_on, root / documents.folder, settings)
     step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=inputs, packages=(library,))
     if done := runner.finished(step):
         return done
-    shards = [tuple(record.name for record in documents.outputs)]
-    return step.commit(
-        Outcome.total(runner.batches(step, "train", shards, train_on, root / documents.folder, settings))
-    )
+    where: Where = "process" if settings.name == "train" else "thread"
+    return step.commit(Outcome.total(runner.batches(step, *batches, where=where)))
 
 
 def train_on(folder: Folder, name: str, shards: Sequence[str], source: Folder, settings: TokenizerSettings) -> Outcome:
@@ -109,13 +97,10 @@ def train_on(folder: Folder, name: str, shards: Sequence[str], source: Folder, s
     else:
         from tasks.tokenizer.sentencepiece_training import train_sentencepiece  # its library is an extra
 
-        first = next(found := texts(), None)
-        model = (
-            b""
-            if first is None
-            else train_sentencepiece(chain([first], found), settings.vocab_size, settings.algorithm)
-        )
-        content, size = {MODEL: model}, 0 if first is None else vocab_size(open_tokenizer({MODEL: model}, "trained"))
+        content, size = {}, 0
+        if (first := next(found := texts(), None)) is not None:
+            content = {MODEL: train_sentencepiece(chain([first], found), settings.vocab_size, settings.algorithm)}
+            size = vocab_size(open_tokenizer(content, "trained"))
     if not counts["characters"]:
         raise UserError(
             f"no document of the train split in {source.url} to train a tokenizer on; give more pages,"
@@ -137,10 +122,8 @@ def fetch(folder: Folder, name: str, settings: TokenizerSettings) -> Outcome:
     content, size = _published(settings.folder)
     if settings.sentinels:
         vocab, merges = parse_tables(*(content[name].decode() for name in (VOCAB, MERGES)))
-        content, size = (
-            tokenizer_files(with_sentinels(vocab, settings.sentinels), merges),
-            size + settings.sentinels + 1,
-        )
+        vocab = with_sentinels(vocab, settings.sentinels)
+        content, size = tokenizer_files(vocab, merges), size + settings.sentinels + 1
     return _commit(folder, content, {"vocab_size": size})
 
 
