@@ -58,13 +58,6 @@ SEPARATOR = "\n\n"
 EXEMPT: Split = "test"
 
 
-class EvaluationFile(NamedTuple):
-    """Location of the copy of the evaluation sets, for the workers."""
-
-    folder: Folder
-    record: FileRecord
-
-
 def decontaminate(
     root: Folder,
     clean: Manifest,
@@ -103,7 +96,7 @@ def decontaminate(
     if done := runner.finished(step):
         return done
     rows = [row for item in sets for row in passages(item)]
-    eval_sets = EvaluationFile(step.folder, write_rows(step.folder, "evaluation.parquet", rows, EVALUATION))
+    eval_sets = write_rows(step.folder, "evaluation.parquet", rows, EVALUATION)
     parts, source = [record.name for record in clean.outputs], root / clean.folder
     common: frozenset[int] = frozenset()
     if settings.key_threshold:
@@ -114,7 +107,7 @@ def decontaminate(
     total = Outcome.total(outcomes)
     if left := 0 if settings.key_threshold else total.facts.get("matches_after", 0):
         raise RunError(f"{left:,} n-grams of the evaluation sets are left in {step.folder.url}; please report this")
-    return step.commit(total.model_copy(update={"audit": (eval_sets.record, *total.audit)}))
+    return step.commit(total.model_copy(update={"audit": (eval_sets, *total.audit)}))
 
 
 def cut_part(
@@ -123,13 +116,13 @@ def cut_part(
     part: str,
     source: Folder,
     settings: DecontaminateSettings,
-    eval_sets: EvaluationFile,
+    eval_sets: FileRecord,
     common: Collection[int],
     min_tokens: int,
     tokenizer: TokenizerFile | None,
 ) -> Outcome:
     """Decontaminate one part; runs in a worker."""
-    index, origin = load_index(eval_sets, settings)
+    index, origin = _index(folder.url, eval_sets, settings.ngram, settings.min_ngram)
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     cuts: list[dict[str, Any]] = []
@@ -223,15 +216,10 @@ def plan_cuts(text: str, matches: Sequence[Match], margin: int, number: int = 0)
 
 
 def count_part(
-    folder: Folder,
-    name: str,
-    part: str,
-    source: Folder,
-    settings: DecontaminateSettings,
-    eval_sets: EvaluationFile,
+    folder: Folder, name: str, part: str, source: Folder, settings: DecontaminateSettings, eval_sets: FileRecord
 ) -> Outcome:
     """Count how often each n-gram of the sets occurs in one part, for `key_threshold`."""
-    index, _ = load_index(eval_sets, settings)
+    index, _ = _index(folder.url, eval_sets, settings.ngram, settings.min_ngram)
     counts: Counter[int] = Counter()
     for row in read_rows(source, part, ["text", "split"]):
         if row["split"] != EXEMPT:
@@ -248,13 +236,9 @@ def _common(folder: Folder, counted: Sequence[Outcome], threshold: int) -> froze
     return frozenset(gram for gram, count in total.items() if count >= threshold)
 
 
-def load_index(eval_sets: EvaluationFile, settings: DecontaminateSettings) -> tuple[NgramIndex, list[tuple[str, int]]]:
-    """Index of the evaluation sets, and (set, row) of each of its texts; built once per worker."""
-    return _index(eval_sets.folder.url, eval_sets.record, settings.ngram, settings.min_ngram)
-
-
 @functools.lru_cache(maxsize=2)
 def _index(url: str, record: FileRecord, ngram: int, min_ngram: int) -> tuple[NgramIndex, list[tuple[str, int]]]:
+    """Index of the evaluation sets, and (set, row) of each of its texts; built once per worker."""
     table = read_table(Folder(url), record.name).to_pydict()  # the hash in `record` distinguishes the files of two runs
     index = NgramIndex(table["text"], ngram, min_ngram)
     return index, list(zip(table["set"], table["row"], strict=True))
