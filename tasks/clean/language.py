@@ -84,12 +84,7 @@ def sample_text(text: str, settings: LanguageSettings) -> str:
     """At most `settings.sample` characters of a text: evenly spaced windows, one per line."""
     if len(text) <= settings.sample:
         return text
-    return join_windows(text, max(1, settings.sample // (settings.window + 1)), settings.window)
-
-
-def join_windows(text: str, count: int, size: int) -> str:
-    """Join `count` windows of `size` characters, evenly spaced from the start to the end of a text, one per line."""
-    return "\n".join(windows(text, count, size))
+    return "\n".join(windows(text, max(1, settings.sample // (settings.window + 1)), settings.window))
 
 
 def windows(text: str, count: int, size: int) -> Iterator[str]:

@@ -69,21 +69,22 @@ def apply(
     """
     facts: Counter[str] = Counter()
     for name, item, options in _enabled(settings):
-        result = item.run(text, language, options, (files or {}).get(name))
+        more = [*([language] if item.uses_language else []), *([(files or {}).get(name)] if item.file else [])]
+        result = item.function(text, options, *more)
         if isinstance(result, Rejection):
             return Filtered(text, result, {})
-        if result is not None:
-            if not isinstance(result, Replacement):
-                kind = type(result).__name__
-                raise RunError(f"text filter {name} returned {kind}; return a Rejection, a Replacement or None")
+        if isinstance(result, Replacement):
             text = result.text
             facts.update(result.facts)
+        elif result is not None:
+            kind = type(result).__name__
+            raise RunError(f"text filter {name} returned {kind}; return a Rejection, a Replacement or None")
     return Filtered(text, None, dict(facts))
 
 
 def need_language(settings: FilterSettings) -> bool:
     """Return True if an enabled filter asks for the language of a text."""
-    return any(item.asks_for_language(options) for _, item, options in _enabled(settings))
+    return any(item.uses_language and item.uses_language(options) for _, item, options in _enabled(settings))
 
 
 def filter_files(settings: FilterSettings) -> dict[str, bytes | LocalModel]:

@@ -9,7 +9,9 @@ import importlib.util
 import ipaddress
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import not_
 from typing import Self
 
@@ -113,25 +115,28 @@ class PiiSettings(Settings):
 
 def mask(text: str, settings: PiiSettings) -> Replacement:
     """Text with placeholders, their number as the fact `masked`, and the number of each kind (`masked_emails`, …)."""
-    counts: dict[str, int] = {}
-    plain = in_plain_characters
+    counts: Counter[str] = Counter()
+
+    def replace(kind: str, find: Callable[[str], Iterable[Span]], placeholders: Sequence[str] = ()) -> None:
+        nonlocal text
+        given = placeholders or [settings.placeholder.replace("{kind}", kind)]
+        text, count = _replace(text, find(in_plain_characters(text)), given)
+        counts[kind] += count
+
     # Secrets first: a key may contain what looks like a number or an address.
-    for kind, wanted, find in (
-        ("secret", settings.secrets, secrets),
-        ("IBAN", settings.ibans, ibans),
-        ("credit card", settings.credit_cards, credit_cards),
-    ):
-        if wanted:
-            text, counts[kind] = _cut(text, find(plain(text)), settings.placeholder.replace("{kind}", kind))
+    if settings.secrets:
+        replace("secret", secrets)
+    if settings.ibans:
+        replace("IBAN", ibans)
+    if settings.credit_cards:
+        replace("credit card", credit_cards)
     if settings.emails and ("@" in text or "\uff20" in text):
-        text, counts["email"] = _replace(EMAIL, text, settings.email_placeholders, lambda address: True)
+        replace("email", partial(_matches, EMAIL, bool), settings.email_placeholders)
     if settings.phone_numbers:
-        found = phone_numbers(plain(text), settings.phone_regions)
-        text, counts["phone number"] = _cut(text, found, settings.placeholder.replace("{kind}", "phone number"))
+        replace("phone number", lambda plain: phone_numbers(plain, settings.phone_regions))
     if settings.public_ips:
-        text, short = _replace(IPV4, text, settings.ip_placeholders, is_public)
-        text, long = _replace(IPV6, text, settings.ipv6_placeholders, is_public_ipv6)
-        counts["IP address"] = short + long
+        replace("IP address", partial(_matches, IPV4, is_public), settings.ip_placeholders)
+        replace("IP address", partial(_matches, IPV6, is_public_ipv6), settings.ipv6_placeholders)
     facts = {FACTS[kind]: count for kind, count in counts.items() if count}
     return Replacement(text, {"masked": sum(facts.values()), **facts} if facts else {})
 
@@ -159,29 +164,20 @@ def is_public_ipv6(address: str) -> bool:
     return not any(known in network for network in NOT_PERSONAL)
 
 
-def _replace(
-    pattern: re.Pattern[str], text: str, placeholders: Sequence[str], personal: Callable[[str], bool]
-) -> tuple[str, int]:
+def _matches(pattern: re.Pattern[str], is_personal: Callable[[str], bool], text: str) -> Iterator[Span]:
+    return (found.span() for found in pattern.finditer(text) if is_personal(found[0]))
+
+
+def _replace(text: str, spans: Iterable[Span], placeholders: Sequence[str]) -> tuple[str, int]:
+    """Text with the next placeholder, in turn, for each group of overlapping spans, and the number of groups."""
     cycle = itertools.cycle(placeholders)
     pieces: list[str] = []
     done = 0
-    for found in pattern.finditer(in_plain_characters(text)):
-        if personal(found[0]):
-            pieces += [text[done : found.start()], next(cycle)]
-            done = found.end()
-    return "".join([*pieces, text[done:]]), len(pieces) // 2
-
-
-def _cut(text: str, spans: Iterable[Span], placeholder: str) -> tuple[str, int]:
-    """Text with a placeholder for each group of overlapping spans, and their number."""
-    pieces: list[str] = []
-    count = done = 0
     for start, end in sorted(spans):
-        if start >= done or not count:
-            pieces += [text[done:start], placeholder]
-            count += 1
+        if start >= done or not pieces:
+            pieces += [text[done:start], next(cycle)]
         done = max(done, end)
-    return "".join([*pieces, text[done:]]), count
+    return "".join([*pieces, text[done:]]), len(pieces) // 2
 
 
 register_filter("pii", TextFilter(PiiSettings, mask, order=600, packages=lambda settings: settings.packages))

@@ -5,7 +5,7 @@ from pydantic import Field
 from gpt2train.quality.model_file import cached_model, from_bytes
 from gpt2train.settings import Settings
 from tasks.clean.filters.registry import FilterFile, TextFilter, register_filter
-from tasks.clean.filters.verdict import Rejection
+from tasks.clean.filters.verdict import Rejection, too_few
 
 
 class QualitySettings(Settings):
@@ -26,9 +26,8 @@ class QualitySettings(Settings):
 def quality(text: str, settings: QualitySettings, content: bytes) -> Rejection | None:
     """Rejection of a text that is probably not good; reason: `quality_low`."""
     model = cached_model(content)
-    score = model.score(text)
     least = model.threshold if settings.threshold is None else settings.threshold
-    return Rejection("quality_low", f"{score:.3f}, at least {least:g} expected") if score < least else None
+    return too_few("quality_low", model.score(text), least)
 
 
 register_filter("quality", TextFilter(QualitySettings, quality, order=550, file=FilterFile("model", from_bytes)))

@@ -78,17 +78,6 @@ class TextFilter:
     file: FilterFile | FilterModel | None = None
     packages: Callable[[Any], Sequence[str]] = lambda settings: ()
 
-    def run(
-        self, text: str, language: str | None, settings: Settings, content: bytes | LocalModel | None = None
-    ) -> Rejection | Replacement | None:
-        """Apply the filter to a text, with the content of its file if it has one."""
-        more = ((language,) if self.uses_language else ()) + ((content,) if self.file else ())
-        return self.function(text, settings, *more)
-
-    def asks_for_language(self, settings: Settings) -> bool:
-        """Return True if the filter asks for the language of a text under these settings."""
-        return self.uses_language is not None and self.uses_language(settings)
-
     @functools.cached_property
     def distributions(self) -> tuple[str, ...]:
         """Names of the distributions of a plug-in filter; empty for a built-in one."""
