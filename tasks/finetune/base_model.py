@@ -43,12 +43,7 @@ class BaseModel:
 
 
 def check_classes(name: str, base: BaseModel, labels: Sequence[str]) -> None:
-    """Check that a classifier has as many classes as the task that it is tuned for.
-
-    Args:
-        name: name of the model, for the error message.
-        base: the model.
-        labels: labels of the task.
+    """Check that a classifier, of a name, has as many classes as the task that it is tuned for.
 
     Raises:
         UserError: it has more or fewer.
@@ -102,15 +97,8 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
         path = find_source(path).checkpoint
         manifest: CheckpointManifest = read_manifest(path)
         identity = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
-    sizes = {
-        "family": shape.family,
-        "layers": shape.layers,
-        "heads": shape.heads,
-        "hidden": shape.hidden,
-        "max_positions": shape.context,
-        "options": dict(shape.options),
-        "labels": shape.labels,
-    }
+    sizes = {name: getattr(shape, name) for name in ("family", "layers", "heads", "hidden", "labels")}
+    sizes |= {"max_positions": shape.context, "options": dict(shape.options)}
     hashed = tokenizer_hash(opened.tokenizer, shape.vocab)
     return BaseModel(path, sizes, shape.vocab, opened.tokenizer, hashed, identity)
 

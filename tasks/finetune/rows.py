@@ -93,14 +93,9 @@ def check_columns(file: InputFile, found: Sequence[str], task: TaskSettings) -> 
     for name in task.text_columns:
         if name not in found:
             shown = ", ".join(map(repr, found[:20]))
-            setting = next(key for key in ("text", "pair", "prompt", "answer", "messages")
-                           if getattr(task.data, key) == name and _used(key, task))  # fmt: skip
+            keys = ("prompt", "answer", "messages") if task.kind == "answers" else ("text", "pair")
+            setting = next(key for key in keys if getattr(task.data, key) == name)
             raise UserError(f"{file.location} has no column {name!r}; it has {shown}; name it in data.{setting}")
-
-
-def _used(key: str, task: TaskSettings) -> bool:
-    of_answers = key in ("prompt", "answer", "messages")
-    return of_answers == (task.kind == "answers")
 
 
 def _separated(file: InputFile, task: TaskSettings) -> Iterator[Row]:

@@ -38,17 +38,9 @@ def task_scores(
     device: Device = "auto",
     threads: int = 1,
 ) -> Manifest:
-    """Score a tuned model on the samples of a task.
+    """Score a tuned model on the samples of a task, of at most `length` tokens each.
 
-    Args:
-        root: output folder.
-        model: manifest of the merge.
-        prepared: manifest of the samples.
-        task: the task.
-        length: maximum tokens of a sample.
-        runner: runs the parts.
-        device: device of the model; not part of the fingerprint.
-        threads: threads of each part; not part of the fingerprint.
+    Device and threads of the processes are not part of the fingerprint.
     """
     step = Step(
         root,
@@ -81,7 +73,8 @@ def scores_part(
 
     torch.set_num_threads(threads)
     opened, tokenizer = read_model(model, device, classifier=kind == "classification"), load_tokenizer(model)
-    prefix, places = f"{data}/{part}", _places(f"{data}/{part}.rows")
+    prefix = f"{data}/{part}"
+    places = [json.loads(line) for line in Path(f"{prefix}.rows").read_bytes().split(b"\n") if line]
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         if kind == "classification":
@@ -105,10 +98,6 @@ def read_scores(root: Folder, scores: Manifest) -> dict[str, dict[str, float]]:
     """Read the scores of each part."""
     names = [record.name for record in scores.outputs if record.name.endswith(".json")]
     return {PurePosixPath(name).stem: json.loads((root / scores.folder).read_bytes(name)) for name in names}
-
-
-def _places(path: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_bytes().split(b"\n") if line]
 
 
 def _batches(count: int, lengths: Sequence[int]) -> Iterator[np.ndarray]:
@@ -143,9 +132,8 @@ def _classify(
     if labelled := int(known.sum()):
         loss = float(F.cross_entropy(logits[known], targets[known]))
         counts = class_counts(logits[known], targets[known]).tolist()
-        most = float(torch.bincount(targets[known]).max()) / labelled
         scores |= {"labelled": labelled, "loss": loss, **classification_metrics(counts, labelled)}
-        scores["majority"] = most
+        scores["majority"] = float(torch.bincount(targets[known]).max()) / labelled
     rows = []
     for place, is_known, target, row in zip(places, known, targets.tolist(), logits.softmax(-1).tolist(), strict=True):
         label = {"label": names[target]} if is_known else {}
@@ -173,9 +161,7 @@ def _answer(
     for indices in _batches(count, lengths):
         batch, longest = data.batch(indices), max(lengths[index] for index in indices)
         total += float(model(batch.tokens[:, :longest].to(device), batch.targets[:, :longest].to(device)))
-    tokens = data.counted(range(count))
-    scores: dict[str, float] = {"samples": count, "tokens": tokens, "loss": total / tokens}
-    scores["perplexity"] = math.exp(min(700.0, total / tokens))
+    scores = _loss_scores(count, data.counted(range(count)), total)
     if ends is None:
         return scores, []
     end = end_of_text_id(tokenizer)
@@ -204,10 +190,9 @@ def _perplexity(model: Any, prefix: str, length: int) -> dict[str, float]:
         tokens, _ = samples.read(range(start, min(start + BATCH, samples.per_epoch)))
         rows = torch.from_numpy(tokens).to(device)
         total += float(model(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
-    count = samples.per_epoch * length
-    return {
-        "samples": samples.per_epoch,
-        "tokens": count,
-        "loss": total / count,
-        "perplexity": math.exp(min(700.0, total / count)),
-    }
+    return _loss_scores(samples.per_epoch, samples.per_epoch * length, total)
+
+
+def _loss_scores(samples: int, tokens: int, total: float) -> dict[str, float]:
+    loss = total / tokens
+    return {"samples": samples, "tokens": tokens, "loss": loss, "perplexity": math.exp(min(700.0, loss))}

@@ -16,9 +16,9 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from gpt2train.data.indexed import token_dtype, write_index
 from gpt2train.data.tokenizer import canonical_files, load_tokenizer, open_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.data.tokenizer_reader import read_files
 from gpt2train.errors import RunError, UserError
-from gpt2train.store.folder import FileRecord, Folder
+from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.input_files import InputFile, commits_of, where_to_read
 from tasks.core.runner import Runner
@@ -85,30 +85,21 @@ def samples(
     runner: Runner,
     rows: int | None = None,
 ) -> Manifest:
-    """Write the samples of a task -> `task/`.
+    """Write the samples of a task, of at most `length` tokens each -> `task/`.
 
-    Args:
-        root: output folder.
-        task: the task.
-        files: files of the task.
-        tokenizer: tokenizer folder of the model.
-        model: identity of the model, so that tuning another one is another training.
-        length: maximum tokens of a sample.
-        runner: runs the parts.
-        rows: size of the model's vocabulary.
+    `tokenizer`, `rows` and `model` are the tokenizer folder, the vocabulary size and the identity of the model, so that
+    tuning another one is another training.
 
     Raises:
         UserError: no row of a part is a sample, or a label is none of the task.
     """
-    identities = {part: [file.identity for file in found] for part, found in files.of.items()}
-    plain = task.model_dump(mode="json", exclude={"train": True, "data": {"train", "valid", "test"}})
+    parameters = task.model_dump(mode="json", exclude={"train": True, "data": {"train", "valid", "test"}})
+    parameters["length"] = length
     inputs = {"tokenizer": tokenizer_hash(tokenizer, rows), "model": model}
-    inputs |= {part: "+".join(found) for part, found in identities.items() if found}
+    inputs |= {part: "+".join(file.identity for file in found) for part, found in files.of.items() if found}
     template = answer_template(task, tokenizer, rows)
-    parameters = plain | {"length": length}
-    chat: dict[str, bytes] = {}
-    if template is not None:
-        chat = chat_files(template)
+    chat = {} if template is None else chat_files(template)
+    if chat:
         parameters["chat"] = hashlib.blake2b(b"\0".join(chat.values()), digest_size=16).hexdigest()
     step = Step(
         root,
@@ -131,10 +122,11 @@ def samples(
     where = where_to_read([file for found in files.of.values() for file in found], root)
     arguments = (task, labels, str(tokenizer), length, template)
     outcomes = runner.batches(step, "part", items, samples_part, *arguments, where=where)
-    files_beside = {**_files_of(tokenizer, rows), **chat}
-    records = [_write_tokenizer(step.folder, name, data) for name, data in files_beside.items()]
-    step.folder.write_bytes("labels.json", json.dumps(labels, ensure_ascii=False).encode() + b"\n")
-    extra = Outcome(outputs=(*records, step.folder.record("labels.json")), facts={"labels": len(labels)})
+    beside = {**canonical_files(read_files(tokenizer, rows), str(tokenizer)), **chat}
+    beside["labels.json"] = json.dumps(labels, ensure_ascii=False).encode() + b"\n"
+    for name, data in beside.items():
+        step.folder.write_bytes(name, data)
+    extra = Outcome(outputs=tuple(map(step.folder.record, beside)), facts={"labels": len(labels)})
     total = Outcome.total([*outcomes, extra])
     _warn(total, [part for part, _, _ in items])
     return step.commit(total)
@@ -177,7 +169,8 @@ def samples_part(
             truncated += found.truncated
             exchanged += turned
             tokens += sum(map(len, found.sequences))
-            lengths += [_append(out, sequence, dtype) for sequence in found.sequences]
+            out.writelines(np.asarray(sequence, dtype=dtype).tobytes() for sequence in found.sequences)
+            lengths += map(len, found.sequences)
             starts.append(len(lengths))
             unknown = task.kind == "classification" and encoding.label_of(row, file.name) is None
             place = {"file": file.name, "row": row.number} | ({"labelled": False} if unknown else {})
@@ -274,7 +267,9 @@ def _encoded(
         rows = iter(read_rows(file, task))
         while chunk := list(itertools.islice(rows, ROWS)):
             if share:
-                chunk = [row for row in chunk if _is_of(row, encoding, share, held_out)]
+                chunk = [
+                    row for row in chunk if (not row.reason and is_held_out(encoding.key_of(row), share)) == held_out
+                ]
             found = encoding(chunk, file.location, labelled=part != "test")
             if part != "train" or not task.both_orders:
                 yield from ((file, row, one, False) for row, one in zip(chunk, found, strict=True))
@@ -286,29 +281,11 @@ def _encoded(
                     yield file, row, other, True
 
 
-def _is_of(row: Row, encoding: Encoding, share: float, held_out: bool) -> bool:
-    return (not row.reason and is_held_out(encoding.key_of(row), share)) == held_out
-
-
-def _append(out: IO[bytes], sequence: list[int], dtype: np.dtype[Any]) -> int:
-    out.write(np.asarray(sequence, dtype=dtype).tobytes())
-    return len(sequence)
-
-
-def _files_of(tokenizer: Path, rows: int | None) -> Mapping[str, bytes]:
-    return canonical_files(read_files(tokenizer, rows), str(tokenizer))
-
-
-def _write_tokenizer(folder: Folder, name: str, data: bytes) -> FileRecord:
-    folder.write_bytes(name, data)
-    return folder.record(name)
-
-
 def _warn(total: Outcome, parts: Sequence[str]) -> None:
     for part in parts:
         if cut := total.facts.get(f"{part}_truncated"):
             log.warning("%s: %d of %d samples were cut to max_length", part, cut, total.facts[f"{part}_samples"])
     if total.reasons:
         why = ", ".join(f"{reason} {number:,}" for reason, number in total.reasons.items())
-        log.warning("%d of %d rows are no samples (%s); %s/rejected has them", total.seen - total.kept, total.seen, why,
-                    FOLDER)  # fmt: skip
+        dropped = total.seen - total.kept
+        log.warning("%d of %d rows are no samples (%s); %s/rejected has them", dropped, total.seen, why, FOLDER)
