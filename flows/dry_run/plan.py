@@ -9,10 +9,9 @@ from flows.dry_run.resources import RunEstimate, TrainingEstimate, vocabulary_no
 from flows.settings import DataprepSettings, PretrainSettings
 from flows.sources import Sources
 from flows.token_source import EarlierTokens
-from gpt2train.config import TrainSettings
 from gpt2train.data.document_split import PARTS
 from gpt2train.plan.devices import usable_cores
-from gpt2train.plan.fit import ResourceEstimate, duration
+from gpt2train.plan.fit import duration
 from gpt2train.store.counts import count_of
 from gpt2train.store.files import format_bytes
 from gpt2train.store.manifest import Manifest
@@ -20,7 +19,7 @@ from tasks.cloze.step import no_passages_message
 from tasks.core.input_files import InputFile
 from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.train.launch.launchers import runs_here
-from tasks.train.step import validation_remedy, validation_warning
+from tasks.train.step import validation_warning
 
 Rows = list[tuple[str, str]]
 
@@ -85,17 +84,24 @@ def training_rows(settings: PretrainSettings, tokens: EarlierTokens, estimate: T
     """Return the rows of a training: model, layout, memory, tokens, time, and a warning about its vocabulary."""
     fit = estimate.fit
     train, model, layout = settings.train, settings.train.model, fit.layout
-    facts, remedy = tokens.facts, validation_remedy(tokens.ready)
+    facts = tokens.facts
     available = facts.get("train_tokens", 0)
     epochs = "number available not known yet"
     if available:
         epochs = f"{available:,} available, {(fit.tokens or 0) / available:,.1f} epochs"
-        epochs += f"; {few}" if (few := validation_warning(facts, train, remedy)) else ""
+        epochs += f"; {few}" if (few := validation_warning(facts, train, tokens.ready)) else ""
     devices = f"{usable_cores()} CPU cores"
     if fit.on_gpu:
         devices = " + ".join(sorted({gpu.name for gpu in fit.gpus[: fit.gpus_needed]}))
     by = f" (by {settings.launch.launcher}; estimated for this machine)"
     launcher_note = "" if runs_here(settings.launch) else by
+    amount, time = f"{train.epochs:g} epochs to train on", f"not known before the number of tokens is; by {fit.basis}"
+    if fit.steps is not None:
+        amount = f"{fit.tokens:,} to train on in {count_of(fit.steps, 'step')}"
+    if estimate.trained:
+        time = "none: already trained"
+    elif fit.hours is not None:
+        time = f"about {duration(fit.hours)} of training, by {fit.basis}"
     rows = [
         (
             "model",
@@ -112,25 +118,11 @@ def training_rows(settings: PretrainSettings, tokens: EarlierTokens, estimate: T
             f"{fit.memory:.2f} of {fit.available_memory:.1f} GB per process "
             f"({fit.gpus_needed} on {devices}){launcher_note}",
         ),
-        ("tokens", f"{_amount(train, fit)}; {epochs}"),
-        ("time", "none: already trained" if estimate.trained else _time(fit)),
+        ("tokens", f"{amount}; {epochs}"),
+        ("time", time),
     ]
     note = vocabulary_note(settings, tokens)
     return [*rows, ("warning", note)] if note else rows
-
-
-def _amount(train: TrainSettings, fit: ResourceEstimate) -> str:
-    """Tokens and steps of the training."""
-    if fit.steps is None:
-        return f"{train.epochs:g} epochs to train on"
-    return f"{fit.tokens:,} to train on in {count_of(fit.steps, 'step')}"
-
-
-def _time(fit: ResourceEstimate) -> str:
-    """Expected time of the training and its basis."""
-    if fit.hours is None:
-        return f"not known before the number of tokens is; by {fit.basis}"
-    return f"about {duration(fit.hours)} of training, by {fit.basis}"
 
 
 def disk_row(output: str, estimate: RunEstimate) -> tuple[str, str]:

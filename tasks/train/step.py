@@ -9,6 +9,7 @@ unchanged settings resume from the last checkpoint.
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, resolve_epochs, run_config, to_toml
@@ -80,7 +81,7 @@ def train(
     )
     if done := runner.finished(step):
         return done
-    if reason := validation_warning(tokens.outcome.facts, settings, validation_remedy(data)):
+    if reason := validation_warning(tokens.outcome.facts, settings, data):
         log.warning(reason)
     config = resolved_config(data, tokens, tokenizer, settings, step.folder, launch.world)
     if isinstance(data, ReadyTokens) and data.tokenizer is not None:  # where merge finds it, wherever the tokens are
@@ -151,26 +152,24 @@ def check_ready_tokens(tokens: ReadyTokens, settings: TrainSettings) -> None:
         Samples(corpus.prefix, settings.sample_length, tokens.vocab, None, split=weights)
 
 
-def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy: str = VALID_REMEDY) -> str | None:
+def validation_warning(
+    facts: Mapping[str, int], settings: TrainSettings, data: Folder | ReadyTokens | None = None
+) -> str | None:
     """Return the reason for training without validation, too few validation tokens for one sample, else None.
 
-    The facts are those of the step that made or counted the tokens.
+    The facts are those of the step that made or counted the tokens `data`, which decide the remedy.
     """
     found, needed = facts.get("valid_tokens", 0), settings.sample_length + 1
     if settings.objective.name in ("classification", "answers"):  # whose samples are not packed
         return None if found else "no validation: the task names no rows for it; give data.valid or data.holdout"
     if found >= needed:
         return None
+    remedy = VALID_REMEDY
+    if isinstance(data, ReadyTokens):
+        remedy = READY_REMEDY if data.valid is None else VALID_FILES_REMEDY
     return (
         f"no validation: the valid split holds {found:,} tokens, fewer than one sample of {needed:,}; for one, {remedy}"
     )
-
-
-def validation_remedy(data: Folder | ReadyTokens | None) -> str:
-    """Return what to do about too few validation tokens of the output of a data flow, or of token files."""
-    if not isinstance(data, ReadyTokens):
-        return VALID_REMEDY
-    return READY_REMEDY if data.valid is None else VALID_FILES_REMEDY
 
 
 def resolved_config(
@@ -183,37 +182,22 @@ def resolved_config(
 ) -> RunConfig:
     """Return the settings of the run, complete, with `epochs` turned into `steps`, of a begun run from where it is.
 
-    Args:
-        data: Output URL that holds the tokens and the tokenizer, or token files made elsewhere.
-        tokens: Manifest of the step that made or counted the tokens.
-        tokenizer: Manifest of the tokenizer step; None for token files made elsewhere.
-        settings: Settings of the engine.
-        run: Run folder.
-        world: Number of processes of the job.
+    The arguments are those of `train`; `world` is the number of processes of the job.
     """
+    given: dict[str, Any]
     if isinstance(data, ReadyTokens):
-        config = run_config(
-            settings,
-            train=data.corpora,
-            valid=None if validation_warning(tokens.outcome.facts, settings) else data.valid,
-            split=data.split,
-            vocab=_rows(data.vocab, settings),
-            tokenizer_hash=data.tokenizer_hash,
-            output=run.path(),
-        )
+        vocab = data.vocab
+        given = {"train": data.corpora, "valid": data.valid, "split": data.split}
+        given["tokenizer_hash"] = data.tokenizer_hash
     else:
         assert tokenizer is not None
-        tokenizer_folder = (data / tokenizer.folder).path()
-        token_folder = (data / tokens.folder).path()
-        facts = tokens.outcome.facts
-        config = run_config(
-            settings,
-            train=f"{token_folder}/train/tokens",
-            valid=None if validation_warning(facts, settings) else f"{token_folder}/valid/tokens",
-            vocab=_rows(vocab_size(load_tokenizer(tokenizer_folder)), settings),
-            tokenizer_hash=tokenizer_hash(tokenizer_folder),
-            output=run.path(),
-        )
+        tokenizer_folder, token_folder = ((data / step.folder).path() for step in (tokenizer, tokens))
+        vocab = vocab_size(load_tokenizer(tokenizer_folder))
+        given = {"train": f"{token_folder}/train/tokens", "valid": f"{token_folder}/valid/tokens"}
+        given["tokenizer_hash"] = tokenizer_hash(tokenizer_folder)
+    if validation_warning(tokens.outcome.facts, settings):
+        given["valid"] = None
+    config = run_config(settings, **given, vocab=_rows(vocab, settings), output=run.path())
     if not config.epochs:
         return config
     per_epoch = samples_per_epoch(config) if config.objective.name == "next_token" else _samples_of_objective(config)
