@@ -32,17 +32,6 @@ LOCAL_ADDRESSES = ("", "auto", "local")
 MODULES = {"ray": ("prefect_ray", "ray"), "dask": ("prefect_dask", "distributed")}  # of each kind's extra
 
 
-class PicklableGroup:
-    """Group of batches that is sent to a worker. Not a dataclass: Prefect searches dataclasses for futures."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def __call__(self) -> Outcomes:
-        """Run the batches of the group."""
-        return self.group.run()
-
-
 class ClusterRunner(PrefectRunner):
     """Runner that executes batches in the workers of a cluster.
 
@@ -84,8 +73,8 @@ class ClusterRunner(PrefectRunner):
         if where == "thread" or (cluster := self._cluster) is None:
             return super().run_group(group, where)
         try:
-            work = PicklableGroup(group)
-            return self.call_task(group, lambda batch: cluster.submit(batch, {"work": work}).result())
+            # Its method, not the group itself: Prefect searches dataclasses for futures.
+            return self.call_task(group, lambda batch: cluster.submit(batch, {"work": group.run}).result())
         except Exception as error:
             if type(error).__module__.partition(".")[0] in ("ray", "distributed"):
                 reason = " ".join(str(error).split())[:300]

@@ -32,7 +32,7 @@ def is_transient(state: State[Any]) -> bool:
 class RetryCondition:
     """Prefect retry condition of a batch: its failure is transient and the flow is not stopping.
 
-    On a cluster the condition is evaluated in the worker; the `stopping` event is not pickled and counts as not set.
+    On a cluster it is evaluated in the worker; the `stopping` event is not pickled and counts as not set.
     """
 
     def __init__(self, stopping: threading.Event | None = None) -> None:
@@ -54,11 +54,9 @@ def retry_options(step: str, retries: Retries) -> dict[str, Any]:
     """
 
     def is_retryable(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-        error = state.result(raise_on_failure=False)
-        if not is_transient(state):
-            return False
-        log.warning("%s: %s; retrying", step, error)
-        return True
+        if is_retried := is_transient(state):
+            log.warning("%s: %s; retrying", step, state.result(raise_on_failure=False))
+        return is_retried
 
     delays = [retries.delay * 2**index for index in range(min(retries.times, MAX_DELAYS))]
     return {"retries": retries.times, "retry_delay_seconds": delays, "retry_condition_fn": is_retryable}
