@@ -14,7 +14,14 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, NamedTuple
+from tarfile import (  # type: ignore[attr-defined]
+    EmptyHeaderError,
+    EOFHeaderError,
+    HeaderError,
+    ReadError,
+    TruncatedHeaderError,
+)
+from typing import IO, Any, Literal, NamedTuple, Self
 
 import orjson
 
@@ -265,15 +272,49 @@ def _lines(stream: IO[bytes], place: str) -> Iterator[Row]:
             yield from (Row(place, number, "json", part) for part in split_objects(line))
 
 
+class _Header(tarfile.TarInfo):
+    """Header of a member; a damaged or missing one is an error, where `tarfile` ends the archive without a word."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: Any) -> Self:
+        """Read the next header.
+
+        Raises:
+            ReadError: the header is damaged, or the archive ends before its end mark.
+        """
+        archive: _Archive = tarfile
+        try:
+            header = super().fromtarfile(archive)
+        except EOFHeaderError:  # the archive may be followed by another one, as `cat` joins them
+            archive.ended = True
+            raise
+        except HeaderError as error:
+            if archive.ended and isinstance(error, EmptyHeaderError | TruncatedHeaderError):
+                raise
+            fault = "the end mark is missing" if isinstance(error, EmptyHeaderError) else str(error)
+            raise ReadError(f"{fault} at byte {archive.offset:,} of the archive") from error
+        archive.ended = False
+        return header
+
+
+class _Archive(tarfile.TarFile):
+    """Stream of one or several joined tar archives."""
+
+    tarinfo = _Header
+    ignore_zeros = True
+    ended = False  # the last block was an end mark
+
+
 def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator[Row]:
     """Documents of a tar archive, in its order; other members are named as rejected."""
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
+    with _Archive.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
-            if not member.isfile():
+            archive.members.clear()  # type: ignore[attr-defined]  # else each header stays in memory
+            if member.isdir():
                 continue
             where, name = f"{place}!{member.name}", member.name.lower()
             known = name.endswith((".txt", *JSON_NAMES)) or (name.endswith(PACKED) and depth < MAX_DEPTH)
-            content = archive.extractfile(member) if known else None
+            content = archive.extractfile(member) if known and member.isfile() else None
             if content is None:
                 yield Row(where, 0, "not_text", b"")
             else:

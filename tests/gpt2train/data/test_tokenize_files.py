@@ -114,6 +114,38 @@ def test_names_and_archives_do_not_change_the_tokens(
     assert texts_of(bpe, tmp_path / "t") == ["The quick brown fox", "jumps over the lazy dog"]
 
 
+ARCHIVE = tar_of({"a.txt": b"one", "b.txt": b"two"})  # headers at 0 and 1024, the end mark from 2048 on
+
+
+@pytest.mark.parametrize(
+    ("content", "count", "fault"),
+    [
+        (ARCHIVE + ARCHIVE, 4, None),  # joined by `cat`
+        (ARCHIVE[:2560], 2, None),  # one block of the end mark
+        (ARCHIVE[:1100] + b"?" + ARCHIVE[1101:], 1, "bad checksum at byte 1,024"),
+        (ARCHIVE[:512] + bytes(1024) + ARCHIVE[1536:], 1, "bad checksum at byte 1,536"),
+        (ARCHIVE[:1100], 1, "truncated header at byte 1,024"),
+        (ARCHIVE[:2048], 2, "the end mark is missing at byte 2,048"),
+    ],
+)
+def test_no_member_of_an_archive_is_lost_silently(
+    tmp_path: Path, content: bytes, count: int, fault: str | None
+) -> None:
+    (tmp_path / "a.tar").write_bytes(content)
+    rows = list(read_rows(tmp_path / "a.tar", "text"))
+    assert [row.kind for row in rows] == ["text"] * count + ["broken_file"] * bool(fault)
+    assert fault is None or fault in rows[-1].content.decode()
+
+
+def test_links_in_an_archive_are_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, kind in (("folder", tarfile.DIRTYPE), ("b.txt", tarfile.LNKTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "a.txt"
+            archive.addfile(member)
+    assert [row.kind for row in read_rows(tmp_path / "a.tar", "text")] == ["not_text"]
+
+
 def test_openwebtext_is_read_as_published(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     texts = [f"page {number}\nthe end".encode() for number in range(5)]
     (tmp_path / "openwebtext.tar.xz").write_bytes(owt([*texts, b""]))
