@@ -23,7 +23,7 @@ RECORD = b"WARC/"  # first bytes of a record
 # Limit on bytes that are read again after returning: a constant, and a factor of the bytes read once.
 MIN_REREAD, REREAD_FACTOR = 2**26, 8
 _RECORD_AFTER_BLANK = re.compile(rb"\n\r?\n" + RECORD)
-_BREAKS = re.compile(rb"[\r\n]*")
+_BREAKS = re.compile(rb"[\r\n\0]*")  # and zeros, with which some writers pad
 BACK = 2**20  # bytes before a fault that are searched for the next member
 
 
@@ -114,7 +114,7 @@ class ArchiveStream:
             yield data
 
     def skip_blank(self) -> bool:
-        """Skip line ends; return True if anything follows."""
+        """Skip line ends and padding; return True if anything follows."""
         while self.ready():
             self.take(_BREAKS.match(self._buffer, self._at).end() - self._at)  # type: ignore[union-attr]
             if self._at < len(self._buffer):

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import re
 
 import brotli
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
@@ -13,6 +14,7 @@ from tasks.download.warc import Page
 from tasks.sources.warc_records import MAX_HEAD, Record
 
 MAX_CHUNKS = 2**16  # of one body; servers that flush at each line send some thousands
+_HEAD_END = re.compile(rb"\n\r?\n")  # servers mix both line ends
 _HTTP = StatusAndHeadersParser([], verify=False)
 
 
@@ -150,10 +152,9 @@ def looks_decoded(body: bytes) -> bool:
 
 def split_response(block: bytes) -> tuple[StatusAndHeaders, bytes]:
     """Split a response into HTTP head and body; reject a `broken_record`."""
-    ends = [(at, len(mark)) for mark in (b"\r\n\r\n", b"\n\n") if (at := block.find(mark, 0, MAX_HEAD)) >= 0]
-    if not ends or not block.startswith(b"HTTP/"):
+    end = _HEAD_END.search(block, 0, MAX_HEAD)
+    if end is None or not block.startswith(b"HTTP/"):
         raise FetchRejectedError("broken_record", "the response has no HTTP head")
-    at, size = min(ends)
     with contextlib.suppress(EOFError):
-        return _HTTP.parse(io.BytesIO(block[: at + size])), block[at + size :]
+        return _HTTP.parse(io.BytesIO(block[: end.end()])), block[end.end() :]
     raise FetchRejectedError("broken_record", "the response has no HTTP head")

@@ -89,9 +89,8 @@ def warcs(
     if consent is not None:
         parameters["consent"] = consent.model_dump(mode="json")
     packages = ("idna", "tld", "warcio", *(("libxml2", "lxml") if consent else ()))
-    version = 5 if consent else 3  # an index of an earlier release is kept where the signals are off
     read = commits_of(files)
-    step = Step(root, "warcs", version=version, parameters=parameters, inputs=inputs, packages=packages, commits=read)
+    step = Step(root, "warcs", version=6, parameters=parameters, inputs=inputs, packages=packages, commits=read)
     write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,14 @@ def test_a_page_that_holds_an_archive_adds_no_pages(tmp_path: Path) -> None:
     path = archive(tmp_path, page + members([response(2, BODY)]))
     manifest = index(tmp_path / "out", path, shard_rows=1)
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2)]
+
+
+@pytest.mark.parametrize("pad", [bytes(1), bytes(600), b"\r\n\0"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_zeros_between_records_are_padding(tmp_path: Path, pack: Callable[[bytes], bytes], pad: bytes) -> None:
+    path = archive(tmp_path, b"".join(pack(response(number, BODY) + pad) for number in (1, 2)), "padded.warc")
+    manifest = index(tmp_path / "out", path)
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (2, {})
 
 
 def test_records_without_empty_lines_between_them_are_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from gpt2train.store.folder import Folder
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.download.response_body import FetchRejectedError
 from tasks.extract.step import ExtractSettings, extract
-from tasks.sources.http_payload import unchunk, unpack
+from tasks.sources.http_payload import split_response, unchunk, unpack
 from tasks.sources.warcs import ArchiveConsent, WarcSettings, find_warcs, warcs
 from tests.tasks.corpus import Inline, rows_of
 from tests.tasks.sources.archives import (
@@ -112,7 +112,7 @@ def test_signals_of_headers_and_tags_are_honoured_if_enabled(tmp_path: Path) -> 
     ]
     path = archive(tmp_path, members(records))
     before = index(tmp_path / "out", path)
-    assert (before.outcome.kept, before.version) == (7, 3)
+    assert (before.outcome.kept, before.version) == (7, 6)
     consent = ArchiveConsent(agent="gpt2train", honour=("noai", "tdm_reservation", "content_signal"))
     manifest = index(tmp_path / "out", path, consent=consent)
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(5), url(7)]
@@ -179,6 +179,12 @@ def test_pages_without_a_media_type_are_sniffed_and_malformed_ones_are_read(tmp_
     assert (manifest.outcome.kept, manifest.outcome.reasons) == (3, {"content_type": 2})
     found = [(page.url, page.content_type, page.charset, page.body) for page in pages_of(tmp_path / "out", manifest)]
     assert found == [(url(number), "text/html", None, BODY) for number in range(3)]
+
+
+@pytest.mark.parametrize("ends", ["\r\n\r\n", "\n\n", "\n\r\n", "\r\n\n"])
+def test_an_http_head_ends_at_the_first_empty_line(ends: str) -> None:
+    head, body = split_response(f"HTTP/1.1 200 OK\nContent-Type: text/html{ends}one\r\n\r\ntwo\n\n".encode())
+    assert (head.headers, body) == ([("Content-Type", "text/html")], b"one\r\n\r\ntwo\n\n")
 
 
 BODIES = {
