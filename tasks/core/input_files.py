@@ -38,6 +38,7 @@ TAGS = (
     *("ETag", "etag", "md5Hash", "content_md5", "crc32c", "generation", "Content-MD5", "Digest", "checksum"),
     "blob_id",
 )
+_VERSION = re.compile(r"(?:\?versionId=[^/?#]*|#\d+)\Z")  # of S3, and of Google's store
 
 
 @dataclass(frozen=True)
@@ -79,21 +80,27 @@ def find_inputs(
     """
     if not patterns:
         raise UserError(f"no file was given; give one with {flag}")
-    found: dict[str, tuple[str, bool]] = {}
+    found: dict[str, tuple[str, str, bool]] = {}
     for pattern in patterns:
         if "://" not in pattern and Path(pattern).is_file():
             check(pattern)  # before a large file is read for its hash
         for location, name in _expand(pattern, flag, suffixes):
             if (readable := _readable(location)) != location and not (faults and location != pattern):
                 raise UserError(f"the name of {readable} is not valid UTF-8; rename the file, or its folder")
-            found.setdefault(location, (name, location != pattern))
+            found.setdefault(_absolute(location), (location, name, location != pattern))
     files = [
         (faults and listed and _faulty(location, name)) or _describe(location, name, flag)
-        for location, (name, listed) in found.items()
+        for location, name, listed in found.values()
     ]
     for file in files:
         check(file.location)
     return files
+
+
+def _absolute(location: str) -> str:
+    """Return a path or URL in the form by which it is compared with others: links are files of their own."""
+    path = location.removeprefix("file://")
+    return location if "://" in path else os.path.normpath(Path(path).expanduser().absolute())
 
 
 def _readable(location: str) -> str:
@@ -168,9 +175,11 @@ def read_any(location: str) -> bytes:
 
 
 def base_name(location: str) -> str:
-    """Return the last component of a path or URL, without a query."""
+    """Return the last component of a path or URL, without a web address's query or an object's version."""
     if "://" not in location:
         return PurePosixPath(location).name or location
+    if not location.startswith(("http://", "https://")):  # `?` and `#` are characters of a file's name
+        return PurePosixPath(_VERSION.sub("", location)).name
     address = redact(location)  # the last component of `https://user:password@host` is not a file name
     return PurePosixPath(re.split("[?#]", address)[0]).name or address
 

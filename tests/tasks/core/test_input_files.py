@@ -31,7 +31,7 @@ def names(patterns: list[str], *suffixes: str) -> list[str]:
     return [file.name for file in find_inputs(patterns, "--urls", suffixes)]
 
 
-def test_files_globs_and_folders_are_found(tmp_path: Path) -> None:
+def test_files_globs_and_folders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("b.txt", "a.TXT", "c.lst", "sub/d.txt.gz", "sub/deep/e.parquet", "sub/notes.pdf", "odd[1].txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -39,7 +39,9 @@ def test_files_globs_and_folders_are_found(tmp_path: Path) -> None:
     assert names([f"{tmp_path}/odd[1].txt"]) == ["odd[1].txt"]  # a file that is there is no pattern
     below = ["a.TXT", "b.txt", "odd[1].txt", "sub/d.txt.gz", "sub/deep/e.parquet"]
     assert names([str(tmp_path)], ".txt", ".parquet") == below
-    assert names([f"{tmp_path}/b.txt", f"{tmp_path}/?.txt"]) == ["b.txt"]  # each file once
+    monkeypatch.chdir(tmp_path / "sub")
+    once = ["../b.txt", "deep/../../b.txt", f"{tmp_path}/b.txt", f"file://{tmp_path}/b.txt", f"{tmp_path}/?.txt"]
+    assert names(once) == ["b.txt"]  # each file once
 
 
 def test_any_fsspec_file_system_is_read() -> None:
@@ -205,7 +207,14 @@ def test_a_long_line_is_never_held_in_memory(tmp_path: Path) -> None:
 
 def test_names_and_kinds_are_derived_from_paths() -> None:
     assert base_name("http://h.example/a/urls.txt.gz?x=1/2") == "urls.txt.gz"
+    assert base_name("s3://bucket/a/what? #1.txt") == "what? #1.txt"
     kinds = {"a.TXT.gz": ".txt", "b.parquet": ".parquet", "c": "", "d.gz": "", "e.warc.gz": ".warc"}
+    kinds |= {
+        "https://h.example/a.txt?b.json": ".txt",
+        "s3://b/a#1 ?.jsonl.gz": ".jsonl",
+        "memory://b/why?.txt": ".txt",
+    }
+    kinds |= {"s3://b/a.jsonl?versionId=x.y": ".jsonl", "gs://b/a.jsonl#1700000000000001": ".jsonl"}
     assert {name: kind_of(name) for name in kinds} == kinds
 
 
