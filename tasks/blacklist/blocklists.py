@@ -5,6 +5,7 @@ one block of bytes and found by bisection, exactly, with 16 bytes per domain in 
 """
 
 import bisect
+import contextlib
 import hashlib
 import re
 from array import array
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import fsspec
+import idna
 
 from gpt2train.data.documents import read_lines
 from gpt2train.errors import UserError
@@ -20,6 +22,9 @@ from gpt2train.store.object_stores import check_store_url
 from tasks.core.input_files import PACKED, open_input
 
 LONGEST = 8192  # bytes of a line; no host name or URL is longer
+HOSTS_LINE = re.compile(r"(?:[0-9.]+|[0-9a-f]*:[0-9a-f:]*(?:%\w+)?)\s+(?=\S)")  # the address of a hosts file
+DOMAIN = re.compile(r"[a-z0-9_.-]+|[0-9a-f:]*:[0-9a-f:]*")  # or an address
+ADBLOCK = re.compile(r"\|\|([^/^$|*]+)\^?(?:\$.*)?")  # of a domain
 PREFIX_END = re.compile(r"[/?&#;]")  # characters at which a listed URL prefix can end
 
 
@@ -97,23 +102,48 @@ def read_blocklists(paths: Sequence[str]) -> Blocklists:
     """Read the user's lists; the category is the file's name, or the folder's if the file is `domains` or `urls`.
 
     Raises:
-        UserError: A list cannot be read, or a folder holds none.
+        UserError: A list cannot be read, a folder holds none, or a file has lines but no domain.
     """
     domains: list[tuple[str, str]] = []
     urls: dict[str, str] = {}
     for path in paths:
         for name, category, are_urls in _files(path):
+            entry, before = "", len(domains)
             with open_input(name) as stream:
                 for _, line in read_lines(stream, LONGEST):
-                    entry = (line or b"").decode("utf-8-sig", errors="replace").strip().lower()
-                    if not entry or entry.startswith("#"):
+                    line_text = (line or b"").decode("utf-8-sig", errors="replace").strip().lower()
+                    if not line_text or line_text.startswith(("#", "!")):
                         continue
+                    entry = line_text
                     if are_urls:
                         urls.setdefault(entry.partition("://")[2] or entry, category)
                     else:
-                        domains.append((entry.strip("."), category))
+                        domains += [(domain, category) for domain in domains_of(entry)]
+            if entry and not are_urls and len(domains) == before:
+                raise UserError(
+                    f"{name} holds no domain; one per line is expected, such as example.org, not {entry[:60]!r}"
+                )
     urls = {url.removeprefix("www."): category for url, category in urls.items()}
     return Blocklists(pack(domains), urls, frozenset(re.split(r"[/?:]", url, maxsplit=1)[0] for url in urls))
+
+
+def domains_of(line: str) -> list[str]:
+    """Return the domains of a line: one, or those of a hosts file, with `*.`, or as `||example.org^`; in ASCII."""
+    if DOMAIN.fullmatch(line):  # nearly all
+        return [line.strip(".")]
+    if (rule := ADBLOCK.fullmatch(line)) is not None:
+        line = rule[1]
+    line = re.split(r"\s#", line, maxsplit=1)[0]
+    names = HOSTS_LINE.sub("", line, count=1)
+    found = []
+    for word in names.split() if names != line else [names]:
+        name = word.strip().removeprefix("*.").strip(".")
+        if not name.isascii():
+            with contextlib.suppress(idna.IDNAError):
+                name = idna.encode(name, uts46=True).decode()
+        if DOMAIN.fullmatch(name):
+            found.append(name)
+    return found
 
 
 def check_blocklists(paths: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
 from gpt2train.store.manifest import Folder, Manifest
-from tasks.blacklist.blocklists import Blocklists, check_blocklists, pack, read_blocklists
+from tasks.blacklist.blocklists import Blocklists, check_blocklists, domains_of, pack, read_blocklists
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, duplicate_positions
 from tasks.blacklist.megatron_rules import MegatronClassifier
 from tasks.blacklist.rules import EXTENSIONS, PLAIN, Rules, UrlClassifier, blocked_names, site_name
@@ -274,6 +274,33 @@ def test_the_fast_path_is_taken_for_plain_urls_and_site_names_are_extracted() ->
     assert not PLAIN.fullmatch("http://good.example:80/") and not PLAIN.fullmatch("http://me@good.example/")
     hosts = ["maps.google.co.uk", "me.blogspot.com", "reddit.example", "example", "1.2.3.4"]
     assert [site_name(host) for host in hosts] == ["google", "blogspot", "reddit", "", ""]
+
+
+LINES = {
+    "0.0.0.0 a.example": ["a.example"],
+    "127.0.0.1\tlocalhost b.example # two": ["localhost", "b.example"],
+    "::1 c.example": ["c.example"],
+    "*.d.example": ["d.example"],
+    "||e.example^$third-party": ["e.example"],
+    "f.example # a comment": ["f.example"],
+    "münchen.example": ["xn--mnchen-3ya.example"],
+    ".g.example.": ["g.example"],
+    "no domain": [],
+    "@@||h.example^": [],
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_domains_of_other_lists_are_read(line: str) -> None:
+    assert domains_of(line) == LINES[line]
+
+
+def test_a_list_without_domains_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("# title\n/ads/banner$image\n")
+    with pytest.raises(UserError, match=r"a\.txt holds no domain; one per line is expected, such as example\.org"):
+        read_blocklists([str(tmp_path / "a.txt")])
+    (tmp_path / "a.txt").write_text("# nothing yet\n")
+    assert len(read_blocklists([str(tmp_path / "a.txt")]).domains) == 0
 
 
 def test_both_layouts_of_ut1_are_read(tmp_path: Path) -> None:
