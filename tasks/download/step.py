@@ -55,7 +55,7 @@ def download(
     step = Step(
         root,
         "download",
-        version=7 if settings.consent.enabled else 6,  # 6: pages that send their reader on, files sent as HTML
+        version=8 if settings.consent.enabled else 7,  # 7: escapes of URLs are kept
         parameters=settings.parameters,
         inputs={"blacklist": urls},
         folder="pages",  # no `packages`: another release of the HTTP client must not repeat the download

@@ -1,4 +1,8 @@
-"""URLs as the crawler requests them: encoded, without user name, password and fragment."""
+"""URLs as the crawler requests them: encoded, without user name, password and fragment.
+
+yarl decodes escapes that a URL need not have (`%27`, `%3A`, in a query `%2F`). Servers that compare the address with a
+signature, or take such a sign for one of their own, then refuse it; so escapes stay as they are given, as in browsers.
+"""
 
 import re
 
@@ -15,6 +19,9 @@ _REFRESH = re.compile(
     r"\s*(\d{1,9})[\d.]*\s*[;,\s]\s*(?:url\s*=\s*)?(?:'([^']*)|\"([^\"]*)|(.*))", re.IGNORECASE | re.DOTALL
 )
 _NO_TEXT = re.compile(rb"<(script|style)\b.*?(?:</\1\b|\Z)|<[^>]*(?:>|\Z)|\s+", re.IGNORECASE | re.DOTALL)
+_BEFORE_PATH = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://[^/?#]*)?")
+_ESCAPE = re.compile("%(?!2[Ee])(?=[0-9A-Fa-f]{2})")  # of any sign but a dot, which makes a segment of the path
+_MASKED = re.compile("%25(?=[0-9A-Fa-f]{2})")
 _RAW_BYTE = re.compile("[\udc80-\udcff]")  # of a header field that is not UTF-8
 
 
@@ -25,7 +32,7 @@ def parse(url: str) -> URL:
         FetchRejectedError: `malformed`.
     """
     try:
-        return _bare(URL(url))
+        return _unmasked(_bare(URL(_masked(url))))
     except ValueError as error:
         raise FetchRejectedError("malformed", str(error)[:200]) from error
 
@@ -40,7 +47,10 @@ def join(base: URL, location: str) -> URL:
         raise FetchRejectedError("malformed", f"a redirect of {len(location)} characters")
     try:
         location = _RAW_BYTE.sub(lambda raw: f"%{ord(raw[0]) - 0xDC00:02X}", location)
-        return _bare(base.join(URL(location)))
+        start, target = URL(_masked(str(base))), URL(_masked(location))
+        if target.raw_path:  # `join` decodes the folders before a name
+            start = start.with_path(f"{start.raw_path.rpartition('/')[0]}/", encoded=True)
+        return _unmasked(_bare(start.join(target)))
     except ValueError as error:
         raise FetchRejectedError("malformed", f"redirect: {error}"[:200]) from error
 
@@ -67,6 +77,20 @@ def refresh_target(field: str | None, body: bytes) -> str | None:
     if int(found[1]) > 1 and len(_NO_TEXT.sub(b"", body)) > MAX_REFRESH_TEXT:
         return None
     return (found[2] or found[3] or found[4] or "").strip() or None
+
+
+def _masked(url: str) -> str:
+    """Escape the escapes of path, query and fragment, so that `URL` keeps them."""
+    if "%" not in url:
+        return url
+    at = _BEFORE_PATH.match(url).end()  # type: ignore[union-attr]
+    return url[:at] + _ESCAPE.sub("%25", url[at:])
+
+
+def _unmasked(url: URL) -> URL:
+    """Return a URL with the escapes that `_masked` has escaped."""
+    text = str(url)
+    return URL(_MASKED.sub("%", text), encoded=True) if "%25" in text else url
 
 
 def _bare(url: URL) -> URL:

@@ -11,6 +11,7 @@ from gpt2train.store.manifest import Folder
 from tasks.core.forgotten import FORGOTTEN, Forgotten, domain_hash, encode_forgotten, name_of, read_forgotten, url_hash
 from tasks.download.fetch import Fetcher
 from tasks.download.http_client import retry_after
+from tasks.download.urls import join, parse
 from tasks.outputs.forget.scan import scan
 from tests.tasks.download.fetch_helpers import fetch, ledger_of, make_settings, run, run_again
 from tests.tasks.web_server import PAGE, Handler, Site, ok, raw, running_site
@@ -71,6 +72,7 @@ LONG = b"<p>" + b"A page that is there to be read. " * 60
     ("path", "headers", "body", "found"),
     [
         ("latin", {"Location": "/caf\u00e9"}, b"", "/caf%E9"),
+        ("signed", {"Location": "/foo%27%3A/b%2541?s=a%2Fb%2B&t=%7E"}, b"", "/foo%27%3A/b%2541?s=a%2Fb%2B&t=%7E"),
         ("zero", {}, b'<meta http-equiv="Refresh" content="0; url=/page?a=1&amp;b=2">' + LONG, "/page?a=1&b=2"),
         ("bare", {}, b"<META CONTENT=0;/page HTTP-EQUIV=refresh>", "/page"),
         ("quoted", {}, b"<meta http-equiv=refresh content=\"5;URL='page'\">Wait.", "/page"),
@@ -91,6 +93,20 @@ def test_pages_that_send_elsewhere_are_followed(
     (page,) = fetch(site, [f"http://a.test/{path}"])
     assert (page.reason, page.body) == ("", body if found is None else PAGE)
     assert page.final_url == urllib.parse.urljoin("http://a.test", found or path)
+
+
+@pytest.mark.parametrize(
+    ("base", "location", "expected"),
+    [
+        ("/d%2541/page%27?q=1", "x%3A", "/d%2541/x%3A"),
+        ("/d%2541/page%27?q=%27", "?z=%2F", "/d%2541/page%27?z=%2F"),
+        ("/a%2Fb/c/d", "../e%20%zz", "/a%2Fb/e%20%25zz"),
+        ("/a//b/c", "%2e%2e/\u00fc%C3", "/a//%C3%BC%C3"),
+    ],
+)
+def test_escapes_stay_as_they_are_given(base: str, location: str, expected: str) -> None:
+    start = parse(f"http://a.test{base}")
+    assert (str(start), str(join(start, location))) == (f"http://a.test{base}", f"http://a.test{expected}")
 
 
 def test_a_refresh_is_checked_like_a_redirect_and_followed_once(site: Site) -> None:
