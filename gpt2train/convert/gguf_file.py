@@ -11,7 +11,7 @@ from gpt2train.convert.gguf_tokenizer import GGUFTokenizer, gguf_tokenizer
 from gpt2train.convert.settings import GGUFType
 from gpt2train.errors import UserError
 from gpt2train.extras import needs_extra
-from gpt2train.model.lazy_weights import LazyWeights
+from gpt2train.model.lazy_weights import LazyWeights, beyond_half
 from gpt2train.store.files import atomic_file, make_folder, write_error
 
 REMEDY = "give another --to"
@@ -37,7 +37,7 @@ def write_gguf(path: Path, weights: LazyWeights, tokenizer: Path, kind: GGUFType
 
     Raises:
         UserError: gguf is not installed, the path exists or is not writable, or llama.cpp does not have a model or a
-            tokenizer of this kind.
+            tokenizer of this kind, or a number of the model is beyond the range of `kind`.
         RunError: the disk is full.
     """
     try:
@@ -80,7 +80,10 @@ def _write(writer: Any, model: GGUFModel, tokenizer: GGUFTokenizer, kind: GGUFTy
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, stored in model.tensors.items():
-        writer.write_tensor_data(gguf.quants.quantize(stored.read(torch.float32).contiguous().numpy(), types[name]))
+        plain = stored.read(torch.float32).contiguous()
+        if types[name] == gguf.GGMLQuantizationType.F16 and plain.half().isinf().any() and not plain.isinf().any():
+            raise beyond_half(name)
+        writer.write_tensor_data(gguf.quants.quantize(plain.numpy(), types[name]))
 
 
 def _type_of(name: str, size: tuple[int, ...], kind: GGUFType) -> Any:

@@ -109,7 +109,7 @@ def fill_folder(folder: Path, weights: LazyWeights, tokenizer: Path, dtype: Dtyp
     def stored(name: str) -> Tensor:
         if name in zeros:
             return torch.zeros(zeros[name], dtype=target)
-        return layout.exported(ours[name], tensors[ours[name]].read(target), shape)
+        return layout.exported(ours[name], tensors[ours[name]].read_within(ours[name], target), shape)
 
     write_tensors(folder / SAFETENSORS, ((name, theirs[name]) for name in sorted(theirs)), target, stored)
     chat = None if shape.labels else open_chat(tokenizer, opened)

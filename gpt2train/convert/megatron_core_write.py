@@ -264,7 +264,7 @@ class _Writer:
 
     def _whole(self, name: str, stored: LazyTensor, dtype: torch.dtype, is_weight: bool = True) -> Tensor:
         """Read a parameter, or one of its moments, with Megatron's padding of the vocabulary."""
-        return padded(name, stored.read(dtype), self._rows, is_weight)
+        return padded(name, stored.read_within(name, dtype), self._rows, is_weight)
 
     def _split(self, name: str, value: Tensor) -> tuple[Tensor, ...]:
         dim = split_dim(name)

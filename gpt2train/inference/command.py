@@ -85,9 +85,12 @@ def generate(
         from gpt2train.convert.tensor_files import DTYPES
         from gpt2train.inference.prompts import unknown_prompts
         from gpt2train.model.causal_lm import CausalLM
+        from gpt2train.model.lazy_weights import beyond_half
 
         if isinstance(opened, CausalLM):
             opened.to(dtype=DTYPES[dtype])
+            if beyond := next((name for name, tensor in opened.named_parameters() if tensor.isinf().any()), None):
+                raise beyond_half(beyond)
         for text in unknown_prompts(tokenizer, prompt):
             stated = f"every token of the prompt {text[:EXCERPT]!r} is the unknown one: the model reads nothing of it"
             print(f"note: {stated}; check its letters, their case and the tokenizer", file=sys.stderr)

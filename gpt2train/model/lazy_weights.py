@@ -28,6 +28,21 @@ class LazyTensor:
         """Return True if two tensors have the same size and values."""
         return self is other or (self.size == other.size and self.read(torch.float32).equal(other.read(torch.float32)))
 
+    def read_within(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Read the whole tensor in a data type that has all of its numbers.
+
+        Args:
+            name: name of the tensor, for error messages.
+            dtype: data type.
+
+        Raises:
+            UserError: a number is beyond the range of the data type, and would become infinite.
+        """
+        found = self.read(dtype)
+        if dtype == torch.float16 and found.isinf().any() and not self.read(torch.float32).isinf().any():
+            raise beyond_half(name)
+        return found
+
     def is_zero(self) -> bool:
         """Return True if all values are zero."""
         return not self.read(torch.float32).count_nonzero()
@@ -56,6 +71,12 @@ def empty_model(shape: Shape) -> CausalLM:
 def in_memory(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
     """Wrap tensors in memory as lazy tensors."""
     return {name: LazyTensor(tuple(tensor.shape), tensor.to) for name, tensor in tensors.items()}
+
+
+def beyond_half(name: str) -> UserError:
+    """Return the error of a tensor with numbers that float16 does not have."""
+    largest = torch.finfo(torch.float16).max
+    return UserError(f"{name} has numbers above {largest:,.0f}, the largest of float16; take bfloat16 or float32")
 
 
 def check_sizes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:

@@ -108,6 +108,29 @@ def test_mistakes_are_one_line(
     assert sorted(str(file) for file in here.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["convert", "hf", "x", "--to", "huggingface", "--dtype", "float16"],
+        ["convert", "hf", "x", "--to", "megatron", "--dtype", "float16"],
+        ["convert", "hf", "x", "--to", "megatron-core", "--dtype", "float16", "--transformer-impl", "local"],
+        ["export", "hf", "--to", "x.gguf", "--type", "f16"],
+        ["generate", "--model", "hf", "--prompt", "a", "--dtype", "float16"],
+    ],
+)
+def test_a_number_that_float16_does_not_have_is_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    weights = weights_of(make_ours(SHAPE))
+    weights["blocks.1.up.weight"][0, 0] = 7e4
+    write_model(here / "hf", weights, SHAPE, here / "bpe")
+    before = sorted(here.rglob("*"))
+    code = run_command(app, arguments)
+    error = capsys.readouterr().err
+    assert code == 2 and "numbers above 65,504, the largest of float16; take bfloat16 or float32" in error
+    assert error.count("\n") == 1 and sorted(here.rglob("*")) == before
+
+
 def pickled(folder: Path, tensors: dict[str, torch.Tensor], shards: int, archive: bool) -> None:
     """The same model as older programs store it: `pytorch_model.bin`, in one file or in shards."""
     folder.mkdir()
