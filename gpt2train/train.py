@@ -87,9 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     has_terminal = ends_with_terminal()
     stop = rank_process.StopRequest()
     stop.install()
-    rank = likely_rank(os.environ)
-    env = ProcessEnv(rank=rank, local_rank=rank)  # until the environment is known to be valid
-    rank_process.install_excepthook(env.rank, options.debug)
+    env = ProcessEnv()  # until the environment is known to be valid: each process reports its own
+    rank_process.install_excepthook(likely_rank(os.environ), options.debug)
     try:
         env = read_process_env(os.environ)
         config = read_run_config(options.config, options.preset, [parse_assignment(text) for text in options.changes])
@@ -100,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         divert_native_stderr(logs, env.rank)
         record_nccl(os.environ, logs)
         timeout = performance.collective_timeout(config.performance, timedelta(seconds=options.timeout))
-        ctx = join(config.device, env, timeout)
+        with stop.end_at_once(env):
+            ctx = join(config.device, env, timeout)
         rank_store.answer_hangs()
         train(config, ctx, stop)
     except (UserError, RunError) as error:

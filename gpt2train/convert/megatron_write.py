@@ -51,7 +51,7 @@ def write_megatron(
 
     def shard(ours: str, rank: int) -> Tensor:
         """Part of a tensor on a rank; a copy, since torch saves the whole storage of a view."""
-        value = padded(ours, weights.tensors[ours].read_within(name, dtype), rows, is_weight=True)
+        value = padded(ours, weights.tensors[ours].read_within(ours, dtype), rows, is_weight=True)
         dim = split_dim(ours)
         part = value if dim is None else value.chunk(tp, dim=dim)[rank]
         part = rows_to(version, part, shape.heads // tp) if ".qkv." in ours else part

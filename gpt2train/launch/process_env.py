@@ -56,7 +56,7 @@ def likely_rank(env: Mapping[str, str]) -> int:
 def read_process_env(env: Mapping[str, str]) -> ProcessEnv:
     """Read the launcher's variables; UserError names those that are missing or contradict each other."""
     under_slurm = "SLURM_STEP_ID" in env and "SLURM_PROCID" in env  # a batch script itself has no step
-    if "RANK" in env or "WORLD_SIZE" in env:
+    if env.get("RANK") or env.get("WORLD_SIZE"):
         return _of_torchrun(env, under_slurm)
     return _of_slurm(env) if under_slurm else ProcessEnv()
 
@@ -65,7 +65,7 @@ def _of_torchrun(env: Mapping[str, str], under_slurm: bool) -> ProcessEnv:
     folder = env.get(STORE)
     names = ("RANK", "WORLD_SIZE", *(() if folder else ("MASTER_ADDR", "MASTER_PORT")))
     if missing := [name for name in names if not env.get(name)]:
-        present = next(name for name in names if name in env)
+        present = next(name for name in names if env.get(name))
         raise UserError(f"{present} is set, but {', '.join(missing)} not; start with torchrun, or set all of them")
     rank, world = _number(env, "RANK"), _number(env, "WORLD_SIZE")
     by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

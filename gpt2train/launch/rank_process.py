@@ -51,6 +51,23 @@ class StopRequest:
         for number in (signal.SIGINT, *hangup_signals()):
             signal.signal(number, signal.SIG_IGN if LAUNCHER in os.environ else self._on_signal)
 
+    @contextlib.contextmanager
+    def end_at_once(self, env: ProcessEnv) -> Iterator[None]:
+        """Let a signal end the process while it waits for the others, since nothing is to be saved yet.
+
+        A handler of Python would run only when torch's wait is over, minutes later. Under this project's launcher, which
+        counts the exit codes of its ranks and starts them all, signals are as in the training.
+        """
+        numbers = () if env.world == 1 or LAUNCHER in os.environ else (signal.SIGTERM, signal.SIGINT, *hangup_signals())
+        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+        if handlers and self.requested:  # before the wait
+            os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.requested, self._since = True, time.monotonic()

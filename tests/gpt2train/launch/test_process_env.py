@@ -61,6 +61,7 @@ def test_a_range_of_nodes_is_expanded_with_its_zero_padding(first: int, count: i
 
 def test_a_process_without_a_launcher_is_rank_0_of_1() -> None:
     assert read_process_env({}) == ProcessEnv(0, 1, 0, 1)
+    assert read_process_env({"RANK": "", "WORLD_SIZE": ""}) == ProcessEnv()  # as composed from variables without a value
 
 
 def test_the_variables_of_torchrun_are_read() -> None:
@@ -95,6 +96,7 @@ def test_tasks_are_divided_equally_where_slurm_does_not_count_them() -> None:
     [
         (TORCHRUN, {"MASTER_PORT": None}, "RANK is set, but MASTER_PORT not"),
         (TORCHRUN, {"RANK": None}, "WORLD_SIZE is set, but RANK not"),
+        (TORCHRUN, {"RANK": ""}, "WORLD_SIZE is set, but RANK not"),
         (TORCHRUN, {"RANK": "8"}, "RANK is 8, but WORLD_SIZE gives only 8"),
         (TORCHRUN, {"LOCAL_RANK": "4"}, "LOCAL_RANK is 4, but LOCAL_WORLD_SIZE gives only 4"),
         (TORCHRUN, {"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE is 9, but WORLD_SIZE is 8"),

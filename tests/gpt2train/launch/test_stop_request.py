@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -257,3 +258,29 @@ def test_the_init_process_has_the_exit_code_of_its_command(tmp_path: Path) -> No
     assert code("sh", "-c", "exit 3") == 3
     assert code("sh", "-c", "kill -9 $$") == 128 + signal.SIGKILL
     assert code() == 1
+
+
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGINT), (1, signal.SIGTERM)])
+def test_a_rank_that_waits_for_the_others_ends_at_once(tmp_path: Path, rank: int, number: signal.Signals) -> None:
+    config = write(make(write_tokens(tmp_path), tmp_path / "run"))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "gpt2train.train", "--config", config]
+    process = subprocess.Popen(command, env=os.environ | place, stderr=subprocess.DEVNULL)
+    try:
+        # The default action is in force where it waits; before, the request is noted and found at the wait.
+        wait_for((tmp_path / f"run/logs/rank-{rank}.log").exists, 60, "the log of the rank")
+        process.send_signal(number)
+        assert process.wait(20) in (-signal.SIGTERM, -number)
+    finally:
+        process.kill()
+
+
+def test_each_process_reports_a_place_in_the_job_that_is_not_possible(tmp_path: Path) -> None:
+    config = write(make(write_tokens(tmp_path), tmp_path / "run"))
+    place = {"RANK": "1", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    command = [sys.executable, "-m", "gpt2train.train", "--config", config]
+    ended = subprocess.run(command, env=os.environ | place, stderr=subprocess.PIPE, text=True)
+    said = "error: RANK is 1, but WORLD_SIZE gives only 1; the variables belong to different jobs\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
