@@ -6,14 +6,18 @@ the agents agree on the ranks at the rendezvous, for each attempt anew.
 """
 
 import contextlib
+import os
 import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 import uuid
 from argparse import Namespace
 from collections.abc import Callable
 
+import psutil
 from torch.distributed.elastic.agent.server import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -24,6 +28,7 @@ from gpt2train.errors import UserError
 from gpt2train.launch.exit_codes import LOST_CONTACT, PEER_HUNG, USER_ERROR
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import quietly
+from gpt2train.launch.rank_process import SIGNAL_DEBOUNCE_SECONDS
 from gpt2train.launch.rendezvous import rendezvous
 
 STOPPED = 128 + signal.SIGTERM
@@ -75,6 +80,8 @@ def _run(args: Namespace, stopping: Callable[[], bool]) -> None:
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    if config.max_nodes > 1:
+        _end_by_a_signal_in_a_wait(stopping)
     fixed = config.rdzv_backend == "static" and config.max_nodes > 1  # the command line gives each node's rank
     address, _, port = config.rdzv_endpoint.rpartition(":")
     with rendezvous(parameters) as handler:
@@ -92,6 +99,25 @@ def _run(args: Namespace, stopping: Callable[[], bool]) -> None:
             numa_options=config.numa_options,
         )
         Agent(config, spec, stopping).run()
+
+
+def _end_by_a_signal_in_a_wait(stopping: Callable[[], bool]) -> None:
+    """End a launcher without ranks soon after a signal, also while it waits in torch for other machines.
+
+    There no handler of Python runs until the wait is over, minutes later; the interpreter's own handler writes to a
+    pipe, which a thread reads.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while os.read(reader, 1):
+            time.sleep(SIGNAL_DEBOUNCE_SECONDS)  # in which the handler runs, unless the launcher waits
+            if not stopping() and not psutil.Process().children():
+                os._exit(STOPPED)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _complete(args: Namespace, env: ProcessEnv) -> Namespace:

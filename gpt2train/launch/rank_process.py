@@ -55,8 +55,8 @@ class StopRequest:
     def end_at_once(self, env: ProcessEnv) -> Iterator[None]:
         """Let a signal end the process while it waits for the others, since nothing is to be saved yet.
 
-        A handler of Python would run only when torch's wait is over, minutes later. Under this project's launcher, which
-        counts the exit codes of its ranks and starts them all, signals are as in the training.
+        A handler of Python would run only when torch's wait is over, minutes later. Under this project's launcher,
+        which starts all ranks and reads their exit codes, signals are as in the training.
         """
         numbers = () if env.world == 1 or LAUNCHER in os.environ else (signal.SIGTERM, signal.SIGINT, *hangup_signals())
         handlers = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}

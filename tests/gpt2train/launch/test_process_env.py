@@ -61,7 +61,7 @@ def test_a_range_of_nodes_is_expanded_with_its_zero_padding(first: int, count: i
 
 def test_a_process_without_a_launcher_is_rank_0_of_1() -> None:
     assert read_process_env({}) == ProcessEnv(0, 1, 0, 1)
-    assert read_process_env({"RANK": "", "WORLD_SIZE": ""}) == ProcessEnv()  # as composed from variables without a value
+    assert read_process_env({"RANK": "", "WORLD_SIZE": ""}) == ProcessEnv()  # of a composed environment
 
 
 def test_the_variables_of_torchrun_are_read() -> None:

@@ -284,3 +284,18 @@ def test_each_process_reports_a_place_in_the_job_that_is_not_possible(tmp_path: 
     ended = subprocess.run(command, env=os.environ | place, stderr=subprocess.PIPE, text=True)
     said = "error: RANK is 1, but WORLD_SIZE gives only 1; the variables belong to different jobs\n"
     assert (ended.returncode, ended.stderr) == (2, said)
+
+
+@pytest.mark.parametrize(("node", "number"), [(0, signal.SIGINT), (1, signal.SIGTERM)])
+def test_a_launcher_that_waits_for_another_machine_ends_soon(node: int, number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    place = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    process = subprocess.Popen([sys.executable, "-m", "gpt2train.launch", "--", *place, "rank.py"])
+    try:
+        # The threads of torch's store run, or try to connect, while it waits.
+        wait_for(lambda: psutil.Process(process.pid).num_threads() > 1, 60, "the rendezvous")
+        process.send_signal(number)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
