@@ -109,7 +109,7 @@ def _begin_worker(module: str | None, environment: dict[str, str] | None) -> Non
             importlib.import_module(module)
 
 
-_early: "tuple[WorkerPool, concurrent.futures.Future[object]] | None" = None  # with its first call
+_early: "tuple[WorkerPool, concurrent.futures.Future[Any]] | None" = None  # with its first call
 
 
 @contextlib.contextmanager
