@@ -89,6 +89,11 @@ class TrainSettings(Settings):
             raise ValueError(f"model.labels {labels} is for classifiers; the objective {name} predicts tokens")
         if self.objective.z_loss and (labels or OBJECTIVES[name].loss):
             raise ValueError(f"objective.z_loss is for the prediction of tokens, and {name} has another; set it to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _metric_fits(self) -> "TrainSettings":  # the settings of a fine-tuning, whose objective is not here, replace it
+        name = self.objective.name
         metric, known = self.checkpoints.best_metric, ("loss", *OBJECTIVES[name].best_metrics)
         if metric not in known:
             raise ValueError(f"objective {name} has no checkpoints.best_metric {metric!r}; give {' or '.join(known)}")
