@@ -51,7 +51,7 @@ def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSetti
     if settings.name == "folder":
         content, _ = own_files(settings)
         inputs = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
-        library = "sentencepiece" if MODEL in content else library
+        library = "sentencepiece" if MODEL in content else "tokenizers"
         batches: tuple[Any, ...] = ("read", [settings], read_own)
     elif settings.name == "gpt2":
         # The files are checked by hash, so their source is no input.
@@ -65,7 +65,7 @@ def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSetti
     else:
         inputs, is_bpe = {"documents": documents}, settings.algorithm == "byte_bpe"
         parameters = settings.model_dump(mode="json", exclude={"folder", *(("algorithm",) if is_bpe else ())})
-        library = library if is_bpe else "sentencepiece"
+        library = "tokenizers" if is_bpe else "sentencepiece"
         shards = tuple(record.name for record in documents.outputs)
         batches = ("train", [shards], train_on, root / documents.folder, settings)
     step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=inputs, packages=(library,))
