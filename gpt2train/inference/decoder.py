@@ -5,7 +5,7 @@ ends.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,10 +15,6 @@ from gpt2train.model.families import MODELS, context_length
 from gpt2train.model.shape import Shape
 from gpt2train.plugins import load
 
-if TYPE_CHECKING:
-    from gpt2train.inference.distributed_decoder import DistributedModel
-
-OpenedModel: TypeAlias = "CausalLM | DistributedModel"  # in this process, or distributed over several
 DecodeStep = Callable[[Sequence[int]], Tensor]
 SCORED_ROWS = 1024  # rows of logits in memory at a time: 206 MB in float32 at a vocabulary of 50,257
 
@@ -47,6 +43,18 @@ class Decoder(Protocol):
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits after every token of one sequence, [tokens, vocab]; the rows do not change."""
+
+
+class DistributedModel(Protocol):
+    """Model distributed over several processes, which creates its own decoders."""
+
+    shape: Shape
+
+    def decoder(self, rows: int, context: int | None = None) -> Decoder:
+        """Create an empty decoder for `rows` sequences of up to `context` tokens."""
+
+
+OpenedModel: TypeAlias = CausalLM | DistributedModel
 
 
 def decoder_of(model: OpenedModel, rows: int, context: int | None = None) -> Decoder:
