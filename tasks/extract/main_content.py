@@ -120,7 +120,7 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
         if _show_unscripted(tree) and len(stated := _text(found := decide(tree, tables, account))) > least:
             return stated, found
     running = _running(walk.blocks)
-    if len(text) < MIN_TEXT or (walk.page == ARTICLE and _is_fragment(walk, running) and not states_article(tree)):
+    if walk.page == ARTICLE and (len(text) < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree))):
         found = decide(tree, tables, account, LOOSE)
         if len(shown := _text(found)) > max(MIN_TEXT, GAIN * len(text)):
             return shown, found
