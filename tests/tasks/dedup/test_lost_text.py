@@ -131,7 +131,7 @@ def test_containment_equals_the_reference_and_not_the_workers_decide(
             assert len(grams[member["id"]] & grams[member["kept_id"]]) >= 0.95 * len(grams[member["id"]])
 
     monkeypatch.setattr("tasks.dedup.document_index.GROUP_ROWS", 400)
-    for name in ("shingle_exchange", "verify", "lost_text"):
+    for name in ("shingle_exchange", "verify"):
         monkeypatch.setattr(f"tasks.dedup.{name}.MAX_HASHES", 3000)
     small = run(tmp_path / "small", rows, settings, 200)
     assert kept_ids(small) == kept_ids(done)
