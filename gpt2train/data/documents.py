@@ -5,6 +5,7 @@ Archives are read as streams and nothing is unpacked to the disk. A compressed m
 """
 
 import bz2
+import codecs
 import gzip
 import io
 import json
@@ -44,6 +45,8 @@ UNKNOWN = {
 }
 UNKNOWN_NAMES = (".zip", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz", ".lzo")
 JSON_NAMES = (".json", ".jsonl", ".ndjson")
+UTF16_REMEDY = "it is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 IN > OUT"
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as Windows writes text; no UTF-8 begins with these bytes
 END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
 REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
@@ -115,7 +118,8 @@ def read_text(row: Row, key: str) -> str | Rejected:
             return rejected(row, "not_text", f"{key} is not a string")
     else:
         try:
-            text = row.content.decode("utf-8" if row.kind == "cell" else "utf-8-sig")
+            utf16 = row.kind == "text" and row.content.startswith(UTF16)
+            text = row.content.decode("utf-16" if utf16 else "utf-8" if row.kind == "cell" else "utf-8-sig")
         except UnicodeDecodeError as error:
             return rejected(row, "not_utf8", str(error))
     if not text:
@@ -230,6 +234,8 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
         name = name.removesuffix(PurePosixPath(name).suffix) if name.endswith(PACKED) else name
     if unknown := next((name for magic, name in UNKNOWN.items() if head.startswith(magic)), None):
         raise UserError(f"{place} has an unknown compression ({unknown}); {REMEDY}")
+    if head.startswith(UTF16) and name.endswith(JSON_NAMES):
+        raise UserError(f"{place}: {UTF16_REMEDY}")
     if head[257:262] == b"ustar":
         yield from _members(stream, place, separator, depth)
     elif name.endswith(".txt") and separator:
@@ -389,7 +395,7 @@ def parse(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except ValueError:
-        return json.loads(line)
+        return json.loads(line.decode("utf-8-sig", "surrogatepass"))  # of bytes, it guesses UTF-16 and UTF-32
 
 
 def split_objects(line: bytes) -> list[bytes]:

@@ -17,6 +17,8 @@ from gpt2train.data.documents import (
     END_OF_TEXT,
     PYTHON_REMEDY,
     PYTHON_ROW,
+    UTF16,
+    UTF16_REMEDY,
     find_value,
     parse,
     read_lines,
@@ -120,7 +122,8 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int, paths: 
         try:
             record = json.loads(line.decode())
         except UnicodeDecodeError as fault:
-            return None, Item(location, reason="invalid_utf8", detail=f"byte {fault.start:,} of the line is no UTF-8")
+            detail = UTF16_REMEDY if line.startswith(UTF16) else f"byte {fault.start:,} of the line is no UTF-8"
+            return None, Item(location, reason="invalid_utf8", detail=detail)
         except (ValueError, RecursionError):
             detail = f"{error.msg[:100]}, column {error.colno}"
             if PYTHON_ROW.match(line):
@@ -270,6 +273,6 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> N
         raise UserError(f"{location}, {first.location}: {fault}; name the text by --json-key")
     if reasons <= {"broken_json", "wrong_type", "invalid_utf8"} and not keys:
         remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array; or rename the file"
-        if first.detail == PYTHON_REMEDY:
-            raise UserError(f"{location}, {first.location}: {PYTHON_REMEDY}")
+        if first.detail in (PYTHON_REMEDY, UTF16_REMEDY):
+            raise UserError(f"{location}, {first.location}: {first.detail}")
         raise UserError(f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}")

@@ -256,6 +256,7 @@ def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: p
         ("a.json", b"PK\x03\x04zip", "unknown compression (zip)"),
         ("a.bin", b"x", "unknown kind"),
         ("a.json", b'[{"text": "x"}]', "a JSON array"),
+        ("a.json", SAMPLE.encode("utf-16"), "a.json: it is UTF-16, not UTF-8; convert it: iconv"),
         ("a.json.gz", gzip.compress(b"x" * 10_000)[:-12], "cannot read on: Compressed"),
         ("a.json.zst", zstd(b"x" * 10_000)[:-3], "cannot read on: "),
         ("a.json.xz", lzma.compress(b"x" * 10_000)[:60], "(1 broken_file)"),
@@ -295,6 +296,14 @@ def test_the_rows_before_a_break_are_kept(
     assert len(found) > 100 and "rejected: 1 broken_file" in capfd.readouterr().out
     [row] = rejected(tmp_path / "t")
     assert row["file"].endswith("a.json.pack") and row["line"] == len(found) - 4 + 1
+
+
+def test_a_text_of_utf_16_is_read(bpe: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("über", encoding="utf-16")
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "x"}\n' + '{"text": "y"}'.encode("utf-16-le"))
+    assert tokenize(bpe, tmp_path / "t", tmp_path / "a.txt", tmp_path / "b.jsonl", "--workers", 1) == 0
+    assert texts_of(bpe, tmp_path / "t") == ["über", "x"]
+    assert [row["reason"] for row in rejected(tmp_path / "t")] == ["not_json"]
 
 
 def test_texts_are_separated(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
