@@ -6,7 +6,7 @@ chunk of logits.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpt2train.compat.torch_compile import compiled_result
-from gpt2train.model.device import product_dtype
 from gpt2train.model.shape import COMPILED_CHUNK, LOGIT_CHUNK
 
 IGNORE = -100
@@ -23,24 +22,23 @@ LOGIT_ROWS = 256  # the same for log-probabilities: 51 MB in float32 at a vocabu
 MASKED_LOGIT = -1e30  # logit of a padding row of the vocabulary; finite, since a vocabulary shard can be padding only
 
 
-class VocabularyShard(NamedTuple):
-    """Part of a vocabulary that is split over processes, all of which compute the same loss."""
-
-    rank: int  # place of this process's rows
-    size: int  # number of processes, each with as many rows
-    merge: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-    """Function from the largest logit, the sum of exp(logit - largest) and the target's logit of these rows to those of
-    all rows, each [rows, 1]."""
-
-
-class _ChunkedCrossEntropy(torch.autograd.Function):
+class GradientInForward(torch.autograd.Function):
     """Loss of (hidden states, weight, …) whose `forward` saves both gradients; `backward` only scales them.
 
-    A loss of several terms is a vector; the gradients saved are those of their sum. Losses are kept by row, and summed
-    at the end: compiled code fuses a sum of each chunk with that of the last one, and makes all chunks of logits before
-    it uses the first: 8.2 GB at 64 x 1,024 tokens in place of 3.5.
+    A loss of several terms is a vector; the gradients saved are those of their sum.
     """
 
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the saved gradients by the gradient of the loss."""
+        scale = grad_output[0].flatten()[0]  # the terms are summed, so that all have the same
+        grad_hidden, grad_weight = ctx.saved_tensors
+        # In place, since memory use peaks here. A second backward raises, because the saved tensors have changed.
+        return grad_hidden.mul_(scale), grad_weight.mul_(scale), *(None for _ in ctx.needs_input_grad[2:])
+
+
+class _ChunkedCrossEntropy(GradientInForward):
     @staticmethod
     def forward(
         ctx: Any,
@@ -52,27 +50,28 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         z_loss: float,
         compiled_chunk: int,
         needs_grad: bool,
-        shard: VocabularyShard | None,
     ) -> Tensor:
-        lost, squared = list[Tensor](), list[Tensor]()
-        matrix = weight.to(product_dtype(weight))  # autocast casts no products inside an autograd function
+        # By row, to be summed at the end: compiled code fuses a sum of each chunk with that of the last one, and makes
+        # all chunks of logits before it uses the first: 8.2 GB at 64 x 1,024 tokens in place of 3.5.
+        lost: list[Tensor] = []
+        squared: list[Tensor] = []
+        # Autocast does not cast the matrix products inside an autograd function.
+        dtype = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
+        matrix = weight if dtype is None else weight.to(dtype)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
-        first, parts = (0, 1) if shard is None else (shard.rank * len(weight), shard.size)
-        # A smaller vocabulary allows proportionally more rows. All processes have the same number of chunks.
-        size, compiling = CHUNK.get(hidden.device.type, 1024) * parts, torch.compiler.is_compiling()
+        size, compiling = CHUNK.get(hidden.device.type, 1024), torch.compiler.is_compiling()
         if compiling and hidden.device.type != "cpu":
             size = compiled_chunk
         for start in range(0, hidden.shape[0], size):
             rows = hidden[start : start + size].to(matrix.dtype)
             target = targets[start : start + size].unsqueeze(1)
             valid = (target != IGNORE).float()
-            here = valid * ((target >= first) & (target < first + len(weight)))
-            column = (target - first).clamp(0, len(weight) - 1)
+            column = target.clamp_min(0)
             # In place from here on: each pass over the logits costs a tenth of the matrix product.
             logits = (rows @ matrix.t()).float()
             slope = soft_cap_(logits, softcap, needs_grad) if softcap else None
-            logits[:, max(0, vocab - first) :] = MASKED_LOGIT
+            logits[:, vocab:] = MASKED_LOGIT
             top = logits.amax(1, keepdim=True)
             if compiling:  # compared, not gathered: one kernel reads the logits of a chunk, and no later one needs them
                 hit = torch.arange(logits.shape[1], device=logits.device) == column
@@ -80,19 +79,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             else:
                 picked = logits.gather(1, column)
             total = logits.sub_(top).exp_().sum(1, keepdim=True)
-            largest, whole, picked = (top, total, picked) if shard is None else shard.merge(top, total, picked * here)
-            log_z = whole.log() + largest
+            log_z = total.log() + top
             lost.append((log_z - picked) * valid)
-            factor = valid * (top - largest).exp() / whole
+            factor = valid / total
             if z_loss:
                 squared.append(log_z.square() * valid)
                 factor *= 1 + 2 * z_loss * log_z
             if grad_hidden is None or grad_weight is None:
                 continue
             if compiling:
-                grad = logits * factor - torch.where(hit, here, 0.0)
+                grad = logits * factor - torch.where(hit, valid, 0.0)
             else:
-                grad = logits.mul_(factor).scatter_add_(1, column, -here)
+                grad = logits.mul_(factor).scatter_add_(1, column, -valid)
             grad = (grad if slope is None else grad.mul_(slope)).to(matrix.dtype)
             slope = None  # freed before the logits of the next chunk are made
             grad_hidden[start : start + size] = grad @ matrix
@@ -101,15 +99,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return torch.stack((loss, z_loss * torch.cat(squared).sum())) if z_loss else compiled_result(loss)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the saved gradients by the gradient of the loss."""
-        scale = grad_output[0].flatten()[0]  # the terms are summed, so that all have the same
-        grad_hidden, grad_weight = ctx.saved_tensors
-        # In place, since memory use peaks here. A second backward raises, because the saved tensors have changed.
-        return grad_hidden.mul_(scale), grad_weight.mul_(scale), *(None for _ in ctx.needs_input_grad[2:])
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
@@ -145,7 +134,6 @@ def chunked_cross_entropy(
     softcap: float = 0.0,
     z_loss: float = 0.0,
     compiled_chunk: int = COMPILED_CHUNK,
-    shard: VocabularyShard | None = None,
 ) -> Tensor:
     """Sum over the targets of -log softmax(hidden @ weight.T)[target], in float32.
 
@@ -160,13 +148,11 @@ def chunked_cross_entropy(
         softcap: bound of the logits (`soft_cap`).
         z_loss: factor of the second term.
         compiled_chunk: rows of logits at a time in compiled code on a GPU.
-        shard: the rows of the vocabulary that `weight` has, unless all; `vocab` counts those of all processes.
     """
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    if vocab is None:
-        vocab = len(weight) * (1 if shard is None else shard.size)
+    tokens = len(weight) if vocab is None else vocab
     return _ChunkedCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), vocab, softcap, z_loss, compiled_chunk, needs_grad, shard
+        hidden.flatten(0, -2), weight, targets.flatten(), tokens, softcap, z_loss, compiled_chunk, needs_grad
     )
 
 

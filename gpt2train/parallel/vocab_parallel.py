@@ -5,13 +5,14 @@ output use the same parameter, so that the tie is preserved.
 """
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2train.model.loss import VocabularyShard, chunked_cross_entropy, softmax_terms
+from gpt2train.compat.torch_compile import compiled_result
+from gpt2train.model.loss import CHUNK, IGNORE, MASKED_LOGIT, GradientInForward, add_product, soft_cap_, softmax_terms
 from gpt2train.parallel.tp_collectives import Region
 
 
@@ -88,17 +89,75 @@ def cross_entropy(
     Args:
         hidden: [..., width], equal on all processes; its gradient is partial, to be summed over them.
         weight: [vocab / size, width], the rows of this process.
-        targets: int64 [...], equal on all processes.
+        targets: int64 [...], equal on all processes; positions with -100 are ignored.
         region: tensor-parallel group.
-        vocab: number of rows of the whole weight that are tokens.
+        vocab: number of rows of the whole weight that are tokens; the rows above are padding and excluded.
         softcap: bound of the logits.
-        z_loss: factor of the second term.
+        z_loss: factor of the second term; with it the result has two.
     """
-    shard = VocabularyShard(region.rank, region.size, partial(_merge_log_sum_exp, region))
-    return chunked_cross_entropy(hidden, weight, targets, vocab, softcap, z_loss, shard=shard)
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    tokens = len(weight) * region.size if vocab is None else vocab
+    own = max(0, tokens - region.rank * len(weight))  # rows of this process that are tokens
+    return _CrossEntropy.apply(
+        hidden.flatten(0, -2), weight, targets.flatten(), region, own, softcap, z_loss, needs_grad
+    )
 
 
-def _merge_log_sum_exp(region: Region, top: Tensor, total: Tensor, picked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+class _CrossEntropy(GradientInForward):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        region: Region,
+        own: int,
+        softcap: float,
+        z_loss: float,
+        needs_grad: bool,
+    ) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        squares = torch.zeros_like(loss)
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        matrix = weight.to(dtype)
+        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        grad_weight = torch.zeros_like(weight) if needs_grad else None
+        # A smaller vocabulary allows proportionally more rows. All processes have the same number of chunks.
+        size = CHUNK.get(device, 1024) * region.size
+        for start in range(0, hidden.shape[0], size):
+            rows = hidden[start : start + size].to(dtype)
+            target = targets[start : start + size].unsqueeze(1)
+            valid = (target != IGNORE).float()
+            column = target - region.rank * weight.shape[0]
+            here = (column >= 0) & (column < weight.shape[0])
+            column = column.masked_fill(~here, 0)
+            shard_logits = (rows @ matrix.t()).float()
+            slope = soft_cap_(shard_logits, softcap, needs_grad) if softcap else None
+            shard_logits[:, own:] = MASKED_LOGIT
+            top = shard_logits.amax(1, keepdim=True)
+            picked = shard_logits.gather(1, column) * here
+            total = shard_logits.sub_(top).exp_().sum(1, keepdim=True)
+            largest, whole, found = _merge_log_sum_exp(top, total, picked, region)
+            log_z = whole.log() + largest
+            loss += ((log_z - found) * valid).sum()
+            factor = valid * (top - largest).exp() / whole
+            if z_loss:
+                squares += (log_z.square() * valid).sum()
+                factor *= 1 + 2 * z_loss * log_z
+            if grad_hidden is None or grad_weight is None:
+                continue
+            grad = shard_logits.mul_(factor).scatter_add_(1, column, -valid * here)
+            grad = (grad if slope is None else grad.mul_(slope)).to(dtype)
+            slope = None  # freed before the logits of the next chunk are made
+            grad_hidden[start : start + size] = grad @ matrix
+            add_product(grad_weight, grad, rows)
+        if grad_hidden is not None and grad_weight is not None:
+            ctx.save_for_backward(grad_hidden, grad_weight)
+        return torch.stack((loss, z_loss * squares)) if z_loss else compiled_result(loss)
+
+
+def _merge_log_sum_exp(top: Tensor, total: Tensor, picked: Tensor, region: Region) -> tuple[Tensor, Tensor, Tensor]:
     """Largest logit, sum of exp(logit - largest) and the target's logit over all shards, each [rows, 1].
 
     It takes one collective of three numbers per row; reducing the maximum first and then the sum would take two or

@@ -21,7 +21,7 @@ from gpt2train.data.batch import Batch
 from gpt2train.model import loss
 from gpt2train.model.families import MODELS, shard_dim
 from gpt2train.model.objectives import OBJECTIVES
-from gpt2train.parallel import pipeline
+from gpt2train.parallel import pipeline, vocab_parallel
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR, DistContext
 from gpt2train.simulate.gpu_kernels import gpu_kernels
 from gpt2train.simulate.recorder import Counts, Forwards, PassCounts, Recorder
@@ -139,7 +139,8 @@ def _device_of(config: RunConfig) -> Iterator[None]:
     if config.device == "cpu":
         yield
         return
-    with mock.patch.object(loss, "CHUNK", {"cpu": loss.CHUNK["cuda"]}), gpu_kernels():
+    chunk = {"cpu": loss.CHUNK["cuda"]}
+    with mock.patch.object(loss, "CHUNK", chunk), mock.patch.object(vocab_parallel, "CHUNK", chunk), gpu_kernels():
         yield
 
 
