@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tokenizers import Tokenizer
 from warcio.archiveiterator import ArchiveIterator
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
@@ -149,7 +150,9 @@ def main() -> None:
         count, size = page_sizes(warcs)
         print(f"{count:,} pages, {size / 1e6:.0f} MB of HTML; {options.workers} workers; {machine()}", flush=True)
         tokenizer = place / "tokenizer.json"
-        tokenizer.write_text(load_tokenizer(DATA / "bpe").to_str())
+        words = load_tokenizer(DATA / "bpe")
+        assert isinstance(words, Tokenizer)
+        tokenizer.write_text(words.to_str())
         lambada = DATA / "lambada" / "lambada_test.jsonl"
         seconds: dict[str, list[float]] = {name: [] for name in (*options.engines, "datatrove")}
         for number in range(options.rounds):

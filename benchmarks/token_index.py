@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from benchmarks.corpora import DATA, pages, texts
 from benchmarks.pairs import machine
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int)
     given = parser.parse_args()
     tokenizer = load_tokenizer(DATA / "bpe")
+    assert isinstance(tokenizer, Tokenizer)
 
     def encode(found: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(found, add_special_tokens=False)]

@@ -17,6 +17,7 @@ from pathlib import Path
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process on one core, as a worker of the step runs
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from benchmarks.pairs import compare, machine
 from gpt2train.data.encoder import FastEncoder, PlainEncoder, Texts, disagreement, with_end
@@ -55,6 +56,7 @@ def texts_of(data: Path) -> list[str]:
 def encoders(texts: list[str], data: Path) -> None:
     """The kernels alone."""
     words = load_tokenizer(data / "bpe")
+    assert isinstance(words, Tokenizer)
     fast, plain = FastEncoder(words), PlainEncoder(words)
     end = end_of_text_id(words)
     parts = [texts[number::ROUNDS] for number in range(ROUNDS)]

@@ -51,11 +51,11 @@ def measure(folder: Path, shape: str, rounds: int, ctx: DistContext) -> dict[str
     }
     more = {"steps": 10, "precision": "fp32", "device": "cpu", "vocab": VOCAB, "output": str(run)}
     config = build(RunConfig, settings, more)
-    engine, data = Engine(config, ctx), packed_data(config, "valid")
-    assert data is not None
+    engine = Engine(config, ctx)
+    train, data = (packed_data(config, part) for part in ("train", "valid"))
+    assert data is not None and train is not None
     validation, text = Validation(engine, data, StopRequest()), RunText.of(config)
     batches = [data.batch(range(start, start + 4)) for start in range(0, SAMPLES, 4)]
-    train = packed_data(config, "train")
     batch = next(iter(train.training_batches(engine.layout.batches, 0, 1, micro=4, rank=0, ranks=1)))
 
     def step() -> None:
