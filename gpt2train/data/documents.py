@@ -32,6 +32,7 @@ from gpt2train.errors import DamagedFileError, UserError
 BLOCK = 1 << 20  # bytes read at a time
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
 MAX_DEPTH = 3  # archives within archives, and compressions of one stream: a gzip file can contain itself
+HIDDEN = (".", "__", "_temporary")  # starts of files and folders that are no data: of Spark's unfinished attempts too
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
 PARQUET_MAGIC = b"PAR1"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")
@@ -145,7 +146,7 @@ def expand(inputs: list[Path]) -> list[Path]:
     found: list[Path] = []
     for path in inputs:
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+            files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path)))
             if not files:
                 raise UserError(f"{path} has no files; {REMEDY}")
             names = {str(file) for file in files}
@@ -155,6 +156,11 @@ def expand(inputs: list[Path]) -> list[Path]:
         else:
             raise UserError(f"there is no file {path}; check the path")
     return found
+
+
+def is_hidden(path: str | Path) -> bool:
+    """Whether a path below a given folder is no data by its name, or by that of a folder on the way."""
+    return any(part.startswith(HIDDEN) for part in PurePosixPath(path).parts)
 
 
 def scraped_text(location: str) -> str | None:

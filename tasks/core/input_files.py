@@ -22,7 +22,7 @@ from typing import IO, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.data.documents import FaultLast, unpack
+from gpt2train.data.documents import FaultLast, is_hidden, unpack
 from gpt2train.data.zstd_file import WindowError
 from gpt2train.errors import DamagedFileError, TransientError, UserError, is_io_failure, redact
 from gpt2train.store.folder import Folder
@@ -213,7 +213,7 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         if fs.isdir(path):
             folder = f"{path.rstrip('/')}/"
             every = _files_below(path) if isinstance(fs, LocalFileSystem) else fs.find(path)
-            names = [name for name in every if kind_of(name) in suffixes]
+            names = [name for name in every if kind_of(name) in suffixes and not is_hidden(name.removeprefix(folder))]
             missing = f"no file in {pattern} ends in {', '.join(suffixes)}; {_check('folder', pattern, flag)}"
         elif not any(wildcard in pattern for wildcard in "*?[") or fs.exists(path):
             return [(pattern, base_name(pattern))]

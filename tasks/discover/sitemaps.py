@@ -67,8 +67,6 @@ async def read_files(
             continue
         if len(seen) >= settings.max_sitemaps:
             found.reject(str(file.url), file.found_in, "max_sitemaps", f"more than {settings.max_sitemaps:,}")
-            if method == "feed":
-                break
             continue
         seen.add(file.url)
         entries = await _read_file(session, file, found, kinds)
