@@ -8,6 +8,7 @@ import functools
 import pickle
 import warnings
 from collections.abc import Mapping
+from enum import EnumType
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ ALLOWED = CHECKPOINT_METADATA_NAMES | {
     ("torch.distributed.checkpoint.metadata", "TensorProperties"),
     ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
 }
+GETATTR = ("builtins", "getattr")
 
 
 class SafeReader(dcp.FileSystemReader):
@@ -68,8 +70,21 @@ class SafeReader(dcp.FileSystemReader):
         return self._read
 
 
+def member_of(kind: Any, name: object) -> Any:
+    """Return a member of an enumeration; Python 3.11.0 to 3.11.3 pickle it as `getattr(kind, name)`.
+
+    Raises:
+        RunError: it asks for anything else.
+    """
+    if isinstance(kind, EnumType) and isinstance(name, str) and name in kind.__members__:
+        return kind.__members__[name]
+    raise RunError(f"the checkpoint's .metadata names {kind!r:.200}.{name!s:.200}, which is not allowed; do not use it")
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == GETATTR:
+            return member_of
         if (module, name) in ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise RunError(f"the checkpoint's .metadata names {module}.{name}, which is not allowed; do not use it")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
-from gpt2train.checkpoint.store import ALLOWED
+from gpt2train.checkpoint.store import ALLOWED, GETATTR, member_of
 from gpt2train.errors import UserError
 
 METADATA_NAMES = ALLOWED | {
@@ -38,6 +38,10 @@ class PickleStub:
         self.state = state
 
 
+def _member_of(kind: Any, name: str) -> Any:
+    return PickleStub(name) if kind is PickleStub else member_of(kind, name)
+
+
 def read_pickle(file: Path, allowed: Iterable[tuple[type, str]] = (), inert: str | None = None) -> Any:
     """Read a file of `torch.save`; tensors are on the CPU, memory-mapped if the file is a zip.
 
@@ -51,7 +55,7 @@ def read_pickle(file: Path, allowed: Iterable[tuple[type, str]] = (), inert: str
     """
     if not file.is_file():
         raise UserError(f"cannot read {file}: it does not exist; copy the whole folder")
-    classes: list[Any] = [*allowed]
+    classes: list[Any] = [*allowed, (_member_of, ".".join(GETATTR))]
     if inert is not None:
         with contextlib.suppress(Exception):  # a file that cannot be scanned cannot be read either: see below
             found = torch.serialization.get_unsafe_globals_in_checkpoint(file)
@@ -80,6 +84,8 @@ class _MetadataUnpickler(pickle.Unpickler):
     """Unpickler of the `.metadata` of torch.distributed.checkpoint, which Megatron-Core extends by its save plans."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == GETATTR:
+            return member_of
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in METADATA_NAMES:
             return super().find_class(module, name)

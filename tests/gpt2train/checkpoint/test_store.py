@@ -6,6 +6,7 @@ import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from gpt2train.store.run_folder import checkpoint_name, list_checkpoints, newest
 from gpt2train.training.train_state import TrainState
 from tests.gpt2train.checkpoint.file_limit import file_limit
 from tests.gpt2train.checkpoint.stored_weights import load_weights
-from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
+from tests.gpt2train.convert.malicious_pickle import CodeOnLoad, as_python_3_11_2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +54,10 @@ def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: fl
     return write(run, tensors(step), manifest, keep, keep_best)
 
 
-def test_saved_tensors_are_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_saved_tensors_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool) -> None:
+    if is_old:
+        as_python_3_11_2(monkeypatch)
     folder = save(tmp_path, 7)
     assert folder == newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000007\n"
@@ -104,10 +108,18 @@ def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
         store.load(folder, {"model.b.bias": torch.zeros(41)})
 
 
-def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
+class AttributeOnLoad:
+    """Asks for an attribute of something that is no enumeration."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (torch.Size, "__init__")
+
+
+@pytest.mark.parametrize("is_call", [True, False])
+def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path, is_call: bool) -> None:
     folder, mark = save(tmp_path, 1), tmp_path / "mark"
     file = folder / ".metadata"
-    file.write_bytes(pickle.dumps(CodeOnLoad(mark)))
+    file.write_bytes(pickle.dumps(CodeOnLoad(mark) if is_call else AttributeOnLoad()))
     manifest = read_manifest(folder)
     files = manifest.files | {".metadata": StoredFile(bytes=file.stat().st_size, sha256=sha256(file))}
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())

@@ -26,7 +26,7 @@ from gpt2train.convert.safe_pickle import read_pickle
 from gpt2train.errors import UserError
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
-from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
+from tests.gpt2train.convert.malicious_pickle import CodeOnLoad, as_python_3_11_2
 from tests.gpt2train.convert.megatron_trees import Model, make_model, write_tree
 
 VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT = 130, 4, 4, 8, 6
@@ -79,10 +79,13 @@ def test_the_names_of_megatron_core_are_read(tmp_path: Path, layout: Any, spec: 
     assert same(opened.weights, MODEL) and opened.notes == ()
 
 
-def test_args_with_objects_of_megatron_are_read_without_its_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_args_with_objects_of_megatron_are_read_without_its_code(tmp_path: Path, is_old: bool) -> None:
     """Each release puts other enums beside the weights."""
     modules = [types.ModuleType(name) for name in ("megatron", "megatron.core", "megatron.core.of_tomorrow")]
     with pytest.MonkeyPatch.context() as patch:
+        if is_old:
+            as_python_3_11_2(patch)
         for module in modules:
             patch.setitem(sys.modules, module.__name__, module)
         kind = enum.Enum("Backend", {"flash": 1}, module=modules[-1].__name__)

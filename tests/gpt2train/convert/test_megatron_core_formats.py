@@ -30,7 +30,7 @@ from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
-from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
+from tests.gpt2train.convert.malicious_pickle import CodeOnLoad, as_python_3_11_2
 from tests.gpt2train.convert.megatron_trees import make_model
 from tests.gpt2train.jobs import curve, make
 
@@ -101,7 +101,8 @@ def test_round_trips_are_exact(
     same(found, weights.read() | expected)
 
 
-def test_weights_alone_are_a_release(tmp_path: Path) -> None:
+def test_weights_alone_are_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_python_3_11_2(monkeypatch)
     weights, _ = source(SHAPE)
     for form in ("torch", "torch_dist"):
         write_megatron_core(tmp_path / form, weights, None, form, Target(2, 2, dtype=torch.float16))  # type: ignore[arg-type]
