@@ -80,7 +80,7 @@ def test_a_page_contains_nothing_of_this_machine(host: str, path: str) -> None:
     text = render_page(host, path).decode()
     assert not re.search(r" at 0x[0-9a-f]{6}", text)
     for place in (sys.prefix, sys.base_prefix, str(Path.home()), str(Path.cwd())):
-        assert len(place) < 3 or place not in text
+        assert len(place) < 5 or place not in text  # "/" and "/usr" are no secret
 
 
 def test_a_mirrored_page_is_byte_identical_and_an_unlisted_one_is_not_served() -> None:

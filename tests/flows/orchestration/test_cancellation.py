@@ -62,6 +62,8 @@ def test_the_crash_reporter_reports_only_the_process_that_it_belongs_to() -> Non
 
 
 def test_a_block_that_nobody_ends_leaves_the_signals_as_they_were() -> None:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        pytest.skip("run by nohup: closed terminals end nothing")
     before = signal.getsignal(signal.SIGHUP)
     with watched(run_of(False), has_worker=False):
         assert signal.getsignal(signal.SIGHUP) is not before
@@ -90,7 +92,7 @@ def test_a_server_that_is_away_is_reported_once_and_ends_no_run(
     watch = run_guard._Watch(run, has_worker=True)
     monkeypatch.setattr(watch, "stop", lambda end: ended.set() if isinstance(end, Pause) else None)
     watch.poll()
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in caplog.records if record.name == run_guard.log.name]  # not Prefect's own
     assert ended.is_set() and said[-1] == "the run was suspended; this process saves its work and ends"
     assert [line.partition(" (")[0] for line in said[:-1]] == ["the Prefect server does not answer"] * 2
 
