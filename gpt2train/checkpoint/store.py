@@ -32,6 +32,8 @@ ALLOWED = CHECKPOINT_METADATA_NAMES | {
     ("torch", "device"),
     ("pathlib", "PosixPath"),
     ("pathlib", "WindowsPath"),
+    ("pathlib._local", "PosixPath"),  # Python 3.13
+    ("pathlib._local", "WindowsPath"),
     ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
     ("torch.distributed.checkpoint.metadata", "Metadata"),
     ("torch.distributed.checkpoint.metadata", "MetadataIndex"),

@@ -18,7 +18,6 @@ from gpt2train.checkpoint.store import ALLOWED, GETATTR, member_of
 from gpt2train.errors import UserError
 
 METADATA_NAMES = ALLOWED | {
-    ("pathlib._local", "PosixPath"),  # Python 3.13
     ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),  # has no content; nothing of it is read
 }
 
