@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from gpt2train.checkpoint.manifest import CheckpointManifest, StoredFile, read_manifest, sha256
+from gpt2train.compat.torch import checkpoint_writer
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.mesh import all_or_raise
 from gpt2train.store.files import (
@@ -75,7 +76,7 @@ def _write_tensors(draft: Path, state: Mapping[str, Tensor], group: dist.Process
     before = get_crc32_options()
     set_crc32_options(False)
     try:
-        dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(draft, sync_files=True), process_group=group)
+        dcp.save(dict(state), storage_writer=checkpoint_writer(draft), process_group=group)
     except CheckpointException as error:  # a BaseException; the same one on every process
         raise _save_error(draft, next(iter(error.failures.values()))[0]) from error
     finally:

@@ -58,6 +58,24 @@ def storage_info(file: str, offset: int, length: int) -> object:
     return filesystem._StorageInfo(file, offset, length)
 
 
+def checkpoint_writer(folder: Path) -> filesystem.FileSystemWriter:
+    """Create torch's writer of checkpoints, with streams that do nothing when they are freed after a failed save.
+
+    Python 3.13 prints the error of each, `flush of closed file`. Breaks when torch renames its transforms: an
+    `AttributeError` here.
+    """
+    writer = filesystem.FileSystemWriter(folder, sync_files=True)
+    transform = writer.transforms.transform_save_stream
+
+    def open_stream(item: Any, raw: Any) -> Any:
+        stream, names = transform(item, raw)
+        stream.close = lambda: None if raw.closed else raw.flush()  # type: ignore[method-assign]
+        return stream, names
+
+    writer.transforms.transform_save_stream = open_stream  # type: ignore[assignment]
+    return writer
+
+
 def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return the 2-norm of each tensor in one call, [tensors].
 

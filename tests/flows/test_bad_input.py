@@ -166,7 +166,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"config": "{}/none.toml"}, ["none.toml", "check the path"]),
         ({"output": ""}, ["output", "at least 1 character"]),
         ({"output": "{}/urls.txt"}, ["urls.txt", "give another --output"]),
-        ({"output": "{}/a\0b"}, ["null byte", "give another --output"]),
+        ({"output": "{}/a\0b"}, ["embedded null", "give another --output"]),
         ({"output": "{}/" + "n" * 300}, ["too long", "give another --output"]),
         ({"output": "/proc/nowhere"}, ["/proc/nowhere", "give another --output"]),
         ({"output": "nope://bucket/out"}, ["nope"]),

@@ -360,7 +360,7 @@ def test_labels_without_variation_are_noted() -> None:
     assert "all 5 answers are choice 0" in noted(schema, options)[0]
 
 
-@pytest.mark.parametrize("name", ["/items.jsonl", "", ".", "./", "**x"])
+@pytest.mark.parametrize("name", ["/items.jsonl", "", ".", "./"])
 def test_a_malformed_name_of_data(name: str, tmp_path: Path) -> None:
     task = task_of(data=[name])
     with pytest.raises(UserError, match=r"task t: data: .* is no name below a folder .*; correct it"):

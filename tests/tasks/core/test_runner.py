@@ -148,9 +148,9 @@ def parent_of(seconds: float) -> int:
 def test_early_workers_share_one_import_and_see_the_environment_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("one", "two"):
         monkeypatch.setenv("SEEN_BY_A_WORKER", value)
-        with early_pool(2, "cgitb"), contextlib.closing(Runner(2).pool) as pool:
+        with early_pool(2, "tabnanny"), contextlib.closing(Runner(2).pool) as pool:
             assert pool.call(os.getenv, "SEEN_BY_A_WORKER") == value
-            assert pool.call(is_imported, "cgitb")
+            assert pool.call(is_imported, "tabnanny")
             parents = {call.result() for call in [pool.submit(parent_of, 0.05) for _ in range(4)]}
             if sys.platform == "linux":
                 assert len(parents) == 1 and os.getpid() not in parents
@@ -164,7 +164,7 @@ def test_early_workers_that_do_not_start_are_done_without(monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr("pebble.ProcessPool.schedule", broken)
-        early = early_pool(1, "cgitb")
+        early = early_pool(1, "tabnanny")
         early.__enter__()
     with contextlib.closing(Runner(1).pool) as pool:
         assert pool.call(os.getpid) != os.getpid()
@@ -173,7 +173,7 @@ def test_early_workers_that_do_not_start_are_done_without(monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are spawned")
 def test_workers_are_replaced_when_the_process_dies_from_which_they_are_forked() -> None:
-    with contextlib.closing(WorkerPool(2, "cgitb")) as pool:
+    with contextlib.closing(WorkerPool(2, "tabnanny")) as pool:
         parent = pool.call(parent_of, 0.0)
         calls = [pool.submit(parent_of, 60.0) for _ in range(2)]
         wait_for(lambda: all(call.running() for call in calls), 30, "both calls")
@@ -190,10 +190,10 @@ def test_a_module_that_cannot_be_imported_early_loses_no_worker() -> None:
 
 
 def test_an_early_pool_is_taken_once_by_a_runner_with_as_many_workers() -> None:
-    with early_pool(1, "cgitb"):  # nothing else imports cgitb
+    with early_pool(1, "tabnanny"):  # nothing else imports tabnanny
         runners = [Runner(2), Runner(1), Runner(1)]
         pools = [runner.pool for runner in runners]
-        assert pools[1].call(is_imported, "cgitb") and len({id(pool) for pool in pools}) == 3
+        assert pools[1].call(is_imported, "tabnanny") and len({id(pool) for pool in pools}) == 3
         for pool in pools:
             pool.close()
 
@@ -204,7 +204,7 @@ def test_a_batch_on_a_full_disk_is_one_error_line(tmp_path: Path, where: Where) 
         runner.batches(step_in(tmp_path), "part", [1], fill_up, where=where)
 
 
-@pytest.mark.parametrize("module", [None, "cgitb"])
+@pytest.mark.parametrize("module", [None, "tabnanny"])
 def test_a_lost_worker_is_reported_with_its_end_and_what_resumes(module: str | None) -> None:
     ends = (
         (signal.raise_signal, signal.SIGKILL, r"was killed by SIGKILL \(out of memory\?\)"),
