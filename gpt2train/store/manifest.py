@@ -135,6 +135,9 @@ def fingerprint(
     return digest(work | ({"versions": versions} if versions else {}))
 
 
+FORKS = {"fasttext-predict": "fasttext-predict-v2"}  # from Python 3.14 on
+
+
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     r"""Return installed versions by package name, sorted; `none` for a distribution that is not installed.
 
@@ -157,7 +160,7 @@ def _version(package: str) -> str:
         from lxml import etree
 
         return ".".join(map(str, etree.LIBXML_VERSION))
-    return version_of(package) or "none"
+    return version_of(package) or version_of(FORKS.get(package, package)) or "none"
 
 
 def read_manifest(folder: Folder, name: str = MANIFEST) -> Manifest | None:
