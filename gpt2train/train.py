@@ -7,7 +7,7 @@
     python -m gpt2train.train --config run.toml --set optimizer.lr=3e-4          one setting changed
 
 A run whose folder (`output` in the settings) holds a checkpoint resumes from it and computes the same numbers as an
-uninterrupted run. On SIGTERM or Ctrl-C it finishes the step, saves a checkpoint and exits with code 0.
+uninterrupted run. On SIGTERM, SIGUSR1 or Ctrl-C it finishes the step, saves a checkpoint and exits with code 0.
 """
 
 import argparse

@@ -23,7 +23,7 @@ from gpt2train.launch.exit_codes import LAUNCHER, LOST_CONTACT, PEER_HUNG, RESUM
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import write_raw_stderr
 from gpt2train.store.files import make_folder, write_error
-from gpt2train.store.process import die_with_parent, end_process, hangup_signals
+from gpt2train.store.process import WARNING_SIGNALS, die_with_parent, end_process, hangup_signals
 
 log = logging.getLogger("gpt2train")
 
@@ -33,9 +33,9 @@ LOCK_SECONDS = 1.0  # a job that was just killed may need a moment to release th
 
 
 class StopRequest:
-    """Stop request, set by SIGTERM, Ctrl-C or a closed terminal, and checked after every step.
+    """Stop request, set by SIGTERM, Ctrl-C, a scheduler's warning or a closed terminal, and checked after every step.
 
-    A second signal ends the process at once.
+    A second signal ends the process at once, unless it is another warning.
 
     Signals within a second count as one, since a terminal, a scheduler and a launcher may each send one.
     """
@@ -47,8 +47,8 @@ class StopRequest:
     def install(self) -> None:
         """Install the signal handlers of this process."""
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Ctrl-C and a closed terminal reach the whole process group; the launcher forwards them as SIGTERM.
-        for number in (signal.SIGINT, *hangup_signals()):
+        # These reach the whole process group, or every process of the job; the launcher forwards them as SIGTERM.
+        for number in (signal.SIGINT, *WARNING_SIGNALS, *hangup_signals()):
             signal.signal(number, signal.SIG_IGN if LAUNCHER in os.environ else self._on_signal)
 
     @contextlib.contextmanager
@@ -58,7 +58,8 @@ class StopRequest:
         A handler of Python would run only when torch's wait is over, minutes later. Under this project's launcher,
         which starts all ranks and reads their exit codes, signals are as in the training.
         """
-        numbers = () if env.world == 1 or LAUNCHER in os.environ else (signal.SIGTERM, signal.SIGINT, *hangup_signals())
+        numbers = (signal.SIGTERM, signal.SIGINT, *WARNING_SIGNALS, *hangup_signals())
+        numbers = () if env.world == 1 or LAUNCHER in os.environ else numbers
         handlers = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
         if handlers and self.requested:  # before the wait
             os.kill(os.getpid(), signal.SIGTERM)
@@ -71,7 +72,7 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.requested, self._since = True, time.monotonic()
-        elif time.monotonic() - self._since > SIGNAL_DEBOUNCE_SECONDS:
+        elif number not in WARNING_SIGNALS and time.monotonic() - self._since > SIGNAL_DEBOUNCE_SECONDS:
             raise KeyboardInterrupt
 
 

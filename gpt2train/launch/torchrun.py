@@ -7,9 +7,9 @@
 The arguments after `--` are torchrun's own; on several machines without Slurm they include `--nnodes`,
 `--rdzv-backend c10d`, `--rdzv-endpoint` and `--rdzv-id`, or `--node-rank` and `--master-addr`. With plain torchrun
 `kill -9` of the launcher's parent would leave torchrun running, and `kill -9` of torchrun its ranks; here each process
-ends with its parent. SIGTERM, Ctrl-C and a closed terminal reach the ranks as SIGTERM, and the launcher waits until
-they have saved; a second signal ends all at once. After the loss of a rank all ranks restart from the last checkpoint,
-up to `--max-restarts` times; after a user's mistake they do not.
+ends with its parent. SIGTERM, Ctrl-C, a closed terminal and a scheduler's SIGUSR1 or SIGUSR2 reach the ranks as
+SIGTERM, and the launcher waits until they have saved; a second signal ends all at once. After the loss of a rank all
+ranks restart from the last checkpoint, up to `--max-restarts` times; after a user's mistake they do not.
 
 The exit code is that of the rank that failed first: 2 for a user's mistake, otherwise 1; 0 if all ranks succeeded. With
 `--complete RUN` it is 75 if the run stopped early because a machine got a signal, so that a scheduler requeues the job.
@@ -36,14 +36,13 @@ from gpt2train.errors import UserError
 from gpt2train.launch.exit_codes import LAUNCHER, RESUMES, USER_ERROR
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
-from gpt2train.store.process import die_with_parent, hangup_signals
+from gpt2train.store.process import WARNING_SIGNALS, die_with_parent, hangup_signals
 from gpt2train.store.run_folder import checkpoint_step, last_step, newest_checkpoint
 
 CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 TRAINING = "gpt2train.train"  # module of a training, whose state is saved
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: try again
-# Sent when the parent is gone; also a common warning signal of Slurm's --signal.
-ORPHANED = getattr(signal, "SIGUSR1", signal.SIGTERM)
+ORPHANED = next(iter(WARNING_SIGNALS), signal.SIGTERM)  # sent when the parent is gone
 # Several signals within this time count as one, since a scheduler may signal the whole process group.
 SIGNAL_DEBOUNCE_SECONDS = 1.0
 
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("torchrun's arguments are missing after --")
     resumes = RESUMES if TRAINING in arguments else ""
     stop = SignalForwarder(options.grace)
-    for number in (signal.SIGTERM, signal.SIGINT, ORPHANED, *hangup_signals()):
+    for number in (signal.SIGTERM, signal.SIGINT, *WARNING_SIGNALS, *hangup_signals()):
         signal.signal(number, stop)
     if options.parent is not None:
         die_with_parent(options.parent, signal.SIGKILL if options.grace is None else ORPHANED)
@@ -128,7 +127,7 @@ class SignalForwarder:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: forward SIGTERM to the ranks, or kill them after a second signal."""
-        if self.received and number == ORPHANED:
+        if self.received and number in WARNING_SIGNALS:
             return  # not a second request: the parent of a stopping job may exit before the job has saved
         self.forced = self.received and time.monotonic() - self._since > SIGNAL_DEBOUNCE_SECONDS
         if not self.received:

@@ -80,6 +80,10 @@ def _wait_for_end(parent: int) -> None:
         time.sleep(POLL_SECONDS)
 
 
+# By which schedulers announce the end of a job: Slurm's --signal=USR1@90, a preemption, Grid Engine's -notify.
+WARNING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+
+
 def hangup_signals() -> tuple[signal.Signals, ...]:
     """Return SIGHUP, by which a closed terminal ends its processes, unless nohup or a scheduler has them ignore it."""
     if not hasattr(signal, "SIGHUP"):  # Windows
