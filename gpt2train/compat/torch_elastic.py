@@ -50,6 +50,14 @@ def parse_torchrun(arguments: list[str]) -> Namespace:
     return run.parse_args(arguments)
 
 
+def processes_per_node(args: Namespace) -> int:
+    """Return the number of ranks of this machine, of which torchrun takes `gpu`, `cpu` and `auto` too.
+
+    Breaks with an error at the start of every job.
+    """
+    return run.determine_local_world_size(args.nproc_per_node)
+
+
 def launch_config(args: Namespace) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
     """Return torchrun's configuration, the command of a rank and its arguments.
 

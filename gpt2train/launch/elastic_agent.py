@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import psutil
 from torch.distributed.elastic.agent.server import RunResult, WorkerSpec, WorkerState
@@ -23,10 +23,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
-from gpt2train.compat.torch_elastic import ObservedAgent, launch_config, parse_torchrun
+from gpt2train.compat.torch_elastic import ObservedAgent, launch_config, parse_torchrun, processes_per_node
 from gpt2train.errors import UserError
 from gpt2train.launch.exit_codes import LOST_CONTACT, PEER_HUNG, USER_ERROR
-from gpt2train.launch.process_env import ProcessEnv
+from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
 from gpt2train.launch.rank_process import SIGNAL_DEBOUNCE_SECONDS
 from gpt2train.launch.rendezvous import rendezvous
@@ -55,22 +55,30 @@ class Agent(ObservedAgent):
             quietly(print)(f"warning: restarting all ranks: {count}", flush=True)
 
 
-def start(arguments: list[str], env: ProcessEnv, stopping: Callable[[], bool]) -> None:
+def start(arguments: list[str], env: Mapping[str, str], stopping: Callable[[], bool]) -> None:
     """Run the ranks of this machine until the job ends: torchrun's arguments, Slurm's variables, and a stop request.
 
     Raises:
-        UserError: the arguments contradict Slurm's variables.
+        UserError: an argument is wrong, or the arguments contradict Slurm's variables.
         ChildFailedError: a rank failed and is not restarted.
     """
     with contextlib.ExitStack() as cleanup:
         args = _complete(parse_torchrun(arguments), env)
+        with _argument_errors():
+            processes = processes_per_node(args)
+        if processes < 1:
+            raise UserError(f"--nproc-per-node is {processes}; a job has at least 1 process on each machine")
+        # torchrun by itself sets one thread and prints a warning.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
         if args.log_dir is None:  # torch would make a folder for files that the ranks do not write, and leave it
             args.log_dir = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="torchelastic_"))
         _run(args, stopping)
 
 
 def _run(args: Namespace, stopping: Callable[[], bool]) -> None:
-    config, command, rest = launch_config(args)
+    with _argument_errors():
+        config, command, rest = launch_config(args)
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -83,8 +91,12 @@ def _run(args: Namespace, stopping: Callable[[], bool]) -> None:
     if config.max_nodes > 1:
         _end_by_a_signal_in_a_wait(stopping)
     fixed = config.rdzv_backend == "static" and config.max_nodes > 1  # the command line gives each node's rank
+    if fixed and args.node_rank >= config.max_nodes:
+        raise UserError(f"--node-rank is {args.node_rank}, but --nnodes is {args.nnodes}; the first machine has rank 0")
     address, _, port = config.rdzv_endpoint.rpartition(":")
-    with rendezvous(parameters) as handler:
+    with contextlib.ExitStack() as stack:
+        with _argument_errors():
+            handler = stack.enter_context(rendezvous(parameters))
         spec = WorkerSpec(
             role=config.role,
             local_world_size=config.nproc_per_node,
@@ -99,6 +111,16 @@ def _run(args: Namespace, stopping: Callable[[], bool]) -> None:
             numa_options=config.numa_options,
         )
         Agent(config, spec, stopping).run()
+
+
+@contextlib.contextmanager
+def _argument_errors() -> Iterator[None]:
+    """Turn torch's errors of wrong arguments into a `UserError`."""
+    try:
+        yield
+    except (ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"torchrun refuses its arguments: {reason}; correct what stands after --") from error
 
 
 def _end_by_a_signal_in_a_wait(stopping: Callable[[], bool]) -> None:
@@ -120,14 +142,20 @@ def _end_by_a_signal_in_a_wait(stopping: Callable[[], bool]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _complete(args: Namespace, env: ProcessEnv) -> Namespace:
-    """Fill in the rendezvous endpoint: from Slurm's variables, or on this machine if it is the only one."""
+def _complete(args: Namespace, variables: Mapping[str, str]) -> Namespace:
+    """Fill in the rendezvous endpoint: from Slurm's variables, or on this machine if it is the only one.
+
+    With an endpoint on the command line the variables do not count: a platform or an outer job may have left them.
+    """
     chosen = args.standalone or args.rdzv_endpoint or args.master_port is not None or args.nnodes != "1:1"
-    if env.world > 1 and not chosen:
+    env = None if chosen else read_process_env(variables)
+    if env is not None and env.world > 1:
         if env.local_world > 1:
+            source = "RANK and WORLD_SIZE are" if variables.get("WORLD_SIZE") else "srun's variables are"
             raise UserError(
-                f"srun started {env.local_world} launchers on this machine, and each starts its own ranks; start one "
-                "per machine (srun --ntasks-per-node 1), or python -m gpt2train.train without a launcher"
+                f"{source} those of {env.local_world} launchers on this machine, and each starts its own ranks; start "
+                "one per machine (srun --ntasks-per-node 1), or python -m gpt2train.train without a launcher; or give "
+                "--standalone, for a job of this machine alone"
             )
         args.nnodes, args.rdzv_backend, args.rdzv_id = str(env.world), "c10d", env.job
         args.rdzv_endpoint = f"{env.host}:{env.port}"

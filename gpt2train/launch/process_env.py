@@ -66,7 +66,7 @@ def _of_torchrun(env: Mapping[str, str], under_slurm: bool) -> ProcessEnv:
     names = ("RANK", "WORLD_SIZE", *(() if folder else ("MASTER_ADDR", "MASTER_PORT")))
     if missing := [name for name in names if not env.get(name)]:
         present = next(name for name in names if env.get(name))
-        raise UserError(f"{present} is set, but {', '.join(missing)} not; start with torchrun, or set all of them")
+        raise UserError(f"{present} is set, but {', '.join(missing)} not; start with torchrun, set all, or unset it")
     rank, world = _number(env, "RANK"), _number(env, "WORLD_SIZE")
     by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if under_slurm and "TORCHELASTIC_RUN_ID" not in env and rank != _number(env, "SLURM_PROCID"):

@@ -34,7 +34,6 @@ import psutil
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
 from gpt2train.launch.exit_codes import LAUNCHER, RESUMES, USER_ERROR
-from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
 from gpt2train.store.process import WARNING_SIGNALS, die_with_parent, hangup_signals
 from gpt2train.store.run_folder import checkpoint_step, last_step, newest_checkpoint
@@ -71,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = os.environ.get(CPP_LOG_LEVEL)
     os.environ.setdefault(CPP_LOG_LEVEL, "ERROR")
 
-    from torch.distributed import DistError, run  # takes 1.5 s, so only after die_with_parent
+    from torch.distributed import DistError  # takes 1.5 s, so only after die_with_parent
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
@@ -80,12 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if level is None:
         del os.environ[CPP_LOG_LEVEL]
     os.environ[LAUNCHER] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", str(_threads(run.parse_args(arguments).nproc_per_node)))
     # torchrun must not handle the others: it would kill the ranks 30 s into a save, and those that nohup keeps alive.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # no failure table; we print one line
     try:
-        elastic_agent.start(arguments, read_process_env(os.environ), lambda: stop.received)
+        elastic_agent.start(arguments, os.environ, lambda: stop.received)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if stop.forced:
@@ -142,11 +140,3 @@ class SignalForwarder:
                 rank.kill() if self.forced else rank.terminate()
         if not ranks:
             sys.exit(128 + signal.SIGTERM)
-
-
-def _threads(processes: str) -> int:
-    """CPU threads per rank; torchrun by itself sets one thread and prints a warning."""
-    from torch.distributed.run import determine_local_world_size
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // determine_local_world_size(processes))
