@@ -30,7 +30,7 @@ from gpt2train.launch.exit_codes import LOST_CONTACT, USER_ERROR
 from gpt2train.launch.network_interfaces import forget_loopback, use_interface_of
 from gpt2train.settings import Record
 from gpt2train.store.files import private_folder
-from gpt2train.store.process import signal_after
+from gpt2train.store.process import end_with_descendants, signal_after
 
 READY = "gpt2train: ready"
 GO = "go"
@@ -78,7 +78,7 @@ def main() -> int:
             if line.strip() != GO:
                 return 0
             lost = partial(_wait_for_loss, connection, request.peer_timeout)
-            signal_after(lost, signal.SIGTERM, request.shutdown_timeout)  # the ranks end with their parent
+            signal_after(lost, signal.SIGTERM, report=partial(_end_after, request.shutdown_timeout))
             from gpt2train.launch import torchrun
 
             return torchrun.main(["--lost", str(LOST_CONTACT), "--", *local, *request.arguments])
@@ -158,6 +158,12 @@ def _address_towards(host: str) -> str:
             f"no route to {host}, the host of the rendezvous ({error.strerror}); set launch.endpoint to an address and "
             "port that all machines reach"
         ) from error
+
+
+def _end_after(seconds: float) -> None:
+    """End this machine's part of the job after the time that its ranks have to save."""
+    time.sleep(seconds)
+    end_with_descendants(128 + signal.SIGTERM)
 
 
 def _wait_for_loss(connection: int, seconds: float) -> None:

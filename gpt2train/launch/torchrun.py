@@ -35,7 +35,7 @@ from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
 from gpt2train.launch.exit_codes import LAUNCHER, RESUMES, USER_ERROR
 from gpt2train.launch.rank_logs import quietly
-from gpt2train.store.process import WARNING_SIGNALS, die_with_parent, hangup_signals
+from gpt2train.store.process import WARNING_SIGNALS, die_with_parent, end_with_descendants, hangup_signals
 from gpt2train.store.run_folder import checkpoint_step, last_step, newest_checkpoint
 
 CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
@@ -131,10 +131,10 @@ class SignalForwarder:
         if not self.received:
             self.received, self._since = True, time.monotonic()
             if self._grace is not None:
-                end = threading.Timer(self._grace, os._exit, [128 + signal.SIGTERM])  # the ranks die with this process
+                end = threading.Timer(self._grace, end_with_descendants, [128 + signal.SIGTERM])
                 end.daemon = True
                 end.start()
-        ranks = psutil.Process().children()
+        ranks = psutil.Process().children(recursive=self.forced)
         for rank in ranks:
             with contextlib.suppress(psutil.NoSuchProcess):
                 rank.kill() if self.forced else rank.terminate()

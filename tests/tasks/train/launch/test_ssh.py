@@ -116,11 +116,11 @@ def test_a_remote_agent_refuses_orders_it_cannot_follow(tmp_path: Path) -> None:
     assert (code, out) == (2, "") and "set launch.endpoint to an address" in err, err
 
 
-def test_a_silent_connection_ends_the_remote_agent(tmp_path: Path) -> None:
+def test_a_silent_connection_ends_the_remote_agent_with_all_that_it_has_started(tmp_path: Path) -> None:
     (tmp_path / "token").touch()
     forever = tmp_path / "forever.py"
     forever.write_text(
-        "import signal, time\nsignal.signal(signal.SIGTERM, print)\nprint('on', flush=True)\ntime.sleep(600)"
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, print)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
     )
     what = order(tmp_path, arguments=("--nproc-per-node", "1", str(forever)), peer_timeout=2.0)
     command = [sys.executable, "-m", "gpt2train.launch.ssh_agent"]
@@ -129,7 +129,9 @@ def test_a_silent_connection_ends_the_remote_agent(tmp_path: Path) -> None:
         far.stdin.write(f"{what.model_dump_json()}\n\n\n{GO}\n")  # two heartbeats, while others are waited for
         far.stdin.flush()
         assert far.stdout.readline() == f"{READY}\n"
+        child = psutil.Process(int(far.stdout.readline()))
         assert far.wait(120) != 0  # it began, and standard input is open all the time
+        wait_until_ended([child], 20)
 
 
 SSHD = "/usr/sbin/sshd"
