@@ -180,6 +180,8 @@ def _settle_schedule(made: Converted) -> None:
     fraction, warmup, least = "schedule.warmup_fraction", "schedule.warmup", "schedule.min_lr"
     if settings.get(fraction) and (warmup in made.defaults or warmup not in settings):
         made.put({warmup: 0}, made.sources[fraction])
+    elif settings.get(warmup) and fraction in made.defaults:
+        made.put({fraction: 0.0}, made.sources[warmup])
     steps, given = settings.get("schedule.decay_steps") or settings.get("steps"), settings.get(warmup)
     if warmup in made.defaults and isinstance(steps, int) and isinstance(given, int) and given >= steps:
         made.put({warmup: steps - 1}, f"{made.sources[warmup]}, below the steps", default=True)

@@ -247,6 +247,11 @@ def test_configs_in_other_formats(tmp_path: Path) -> None:
     assert read_foreign(str(tmp_path / "trainer.json")).system.key == "transformers"
 
 
+def test_a_warm_up_in_steps_replaces_a_default_share() -> None:
+    found = settings_of("deepspeed pretrain_gpt2.py --num-layers 2 --train-iters 100 --lr 1e-4 --lr-warmup-iters 20")
+    assert (found["schedule.warmup"], found["schedule.warmup_fraction"]) == (20, 0.0)
+
+
 VIRTUAL_STAGES = "parallel.virtual_pipeline_stages"
 
 
