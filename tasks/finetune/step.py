@@ -181,7 +181,7 @@ def samples_part(
     if not count:
         what = f"the {part} files have no row that can be used" if not item[2] else "data.holdout leaves no row"
         why = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items()) or "no rows"
-        said = next((f": {row['detail']}" for row in rejected if row["reason"] == "template"), "")
+        said = next((f": {row['detail']}" for row in rejected if row["detail"]), "")
         raise UserError(f"{what} ({why}){said}; check {files[0].location}")
     with folder.writing(f"{part}.idx") as draft:
         write_index(draft, lengths, dtype, np.asarray(starts))

@@ -296,7 +296,11 @@ def test_a_holdout_shares_no_text_with_the_training(tmp_path: Path, tokenizer_fo
 @pytest.mark.parametrize(
     ("rows", "data", "said"),
     [
-        ([{"text": "", "label": 1}, {"text": " ", "label": 0}], {}, "files have no row that can be used (no_text 2)"),
+        (
+            [{"text": "", "label": 1}, {"text": " ", "label": 0}],
+            {},
+            "have no row that can be used (no_text 2): text is empty;",
+        ),
         ([{"text": "the", "label": 1}], {}, "'label' has 1 labels; a classification needs two or more"),
         ([{"text": "the", "class": 1}], {}, "has no column 'label'; it has 'text', 'class'; name it in data.label"),
         ([{"text": "the", "label": 7}], {"labels": [0, 1]}, "row 1: the label '7' is none of 0, 1"),
