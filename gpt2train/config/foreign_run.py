@@ -198,7 +198,9 @@ def _settle_family(made: Converted, foreign: Foreign) -> None:
         source = next(made.sources[path] for path in ROTARY if path in made.sources)
         made.put({"model.family": "llama"}, source)
         bias = settings.pop("model.options.bias", True)
-        if foreign.system.key in ("megatron", "oneflow", "cpm"):
+        if foreign.system.key == "megatron" or foreign.system.like == "megatron":
+            if "model.options.activation" not in settings:
+                made.left[source] = "the family llama, with RMSNorm and the MLP swiglu in place of LayerNorm and gelu"
             made.put(
                 {"model.options.attention_bias": "all" if bias else "none", "model.options.mlp_bias": bool(bias)},
                 source,

@@ -252,6 +252,21 @@ def test_a_warm_up_in_steps_replaces_a_default_share() -> None:
     assert (found["schedule.warmup"], found["schedule.warmup_fraction"]) == (20, 0.0)
 
 
+def test_gpt_neox(tmp_path: Path) -> None:
+    shape = "num-layers: 12\nhidden-size: 768\nnum-attention-heads: 12\nseq-length: 2048\npipe-parallel-size: 0\n"
+    adam = "optimizer: {type: Adam, params: {lr: 6e-4, betas: [0.9, 0.95]}}\ntrain_micro_batch_size_per_gpu: 4\n"
+    rest = "norm: layernorm\npos-emb: rotary\nno-weight-tying: true\nwarmup: 0.02\ncheckpoint_factor: 500\n"
+    (tmp_path / "125M.yml").write_text(shape + adam + rest + "train-iters: 1000\nprecision: bfloat16\n")
+    made = convert(found := read_foreign(str(tmp_path / "125M.yml")))
+    settings = settings_of(tmp_path / "125M.yml")
+    assert (found.system.title, settings["model.family"], settings["precision"]) == ("GPT-NeoX", "llama", "bf16")
+    assert not settings["model.options.tied"]
+    assert (settings["parallel.pp"], settings["checkpoints.interval"]) == (1, 500)
+    assert (settings["optimizer.lr"], settings["schedule.warmup_fraction"]) == (6e-4, 0.02)
+    assert "swiglu" in made.left["pos-emb = rotary"]
+    assert "not known" not in made.left.values()
+
+
 VIRTUAL_STAGES = "parallel.virtual_pipeline_stages"
 
 
