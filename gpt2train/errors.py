@@ -1,5 +1,6 @@
 """Errors shown to the user, each in one line with cause, location and remedy, and redaction of secrets in them."""
 
+import codecs
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,16 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 # number follows. One slash or several: a mistyped URL holds the same secret.
 _USER = re.compile(r"(?<=:/)(/*)([^\s/@:]+:(?!\d+(?:/|\s|$))\S*|[^\s/]*)@(\S*)")
 _QUERY = re.compile(r"(:/+[^\s?#]+)([?#])\S*?(?=['\"),;:.\]}>]*(?:\s|$))")
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as Windows writes text; no UTF-8 begins with these bytes
+UTF16_REMEDY = "it is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 IN > OUT"
 _MIN_SECRET = 3  # characters; shorter secrets are not searched for by themselves, since they occur in any text
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Say what the bytes of a file are that are not UTF-8, and the remedy."""
+    if error.object.startswith(UTF16):
+        return UTF16_REMEDY
+    return f"it is not UTF-8 ({error.reason} at byte {error.start:,}); convert it"
 
 
 def redact(text: str, *addresses: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, not_utf8
 
 M = TypeVar("M", bound="Settings")
 
@@ -85,7 +85,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))  # editors of Windows write the mark
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {not_utf8(error)}") from error
+    except tomllib.TOMLDecodeError as error:
         raise UserError(_of_another_system(path) or f"{path} is not valid TOML: {error}") from error
 
 

@@ -5,7 +5,6 @@ Archives are read as streams and nothing is unpacked to the disk. A compressed m
 """
 
 import bz2
-import codecs
 import gzip
 import io
 import json
@@ -27,7 +26,7 @@ from typing import IO, Any, Literal, NamedTuple, Self
 import orjson
 
 from gpt2train.data.zstd_file import ZstdFile
-from gpt2train.errors import DamagedFileError, UserError
+from gpt2train.errors import UTF16, UTF16_REMEDY, DamagedFileError, UserError
 
 BLOCK = 1 << 20  # bytes read at a time
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
@@ -46,8 +45,6 @@ UNKNOWN = {
 }
 UNKNOWN_NAMES = (".zip", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz", ".lzo")
 JSON_NAMES = (".json", ".jsonl", ".ndjson")
-UTF16_REMEDY = "it is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 IN > OUT"
-UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as Windows writes text; no UTF-8 begins with these bytes
 END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
 REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)

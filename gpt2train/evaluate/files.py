@@ -13,7 +13,7 @@ from gpt2train.checkpoint.manifest import read_manifest, stored_shape
 from gpt2train.config import CONFIG_FILE
 from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.data.tokenizer import Tokenizer, load_model_tokenizer
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, not_utf8
 from gpt2train.inference.open_model import check_model
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.model.families import check_decoder_alone, check_language_model
@@ -49,9 +49,9 @@ def read_input(path: Path) -> bytes:
 def decode(raw: bytes, name: str) -> str:
     """Decode the text of an input file; UserError with its name if it is not UTF-8."""
     try:
-        return raw.decode()
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise UserError(f"{name}: {not_utf8(error)}") from error
 
 
 def data_fields(data: str, raw: bytes) -> dict[str, str]:

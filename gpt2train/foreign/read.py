@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, not_utf8
 from gpt2train.foreign.python_config import read_python
 from gpt2train.foreign.shell import MAX_SCRIPT, Script
 from gpt2train.foreign.table import System, systems
@@ -84,7 +84,9 @@ def _read(path: Path) -> str:
         if path.stat().st_size > MAX_SCRIPT:
             raise UserError(f"{path} has more than {MAX_SCRIPT:,} bytes, which no script or config has")
         return path.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, ValueError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {not_utf8(error)}") from error
+    except ValueError as error:
         raise UserError(f"{path} is no text: {error}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error

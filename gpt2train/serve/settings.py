@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, not_utf8
 from gpt2train.settings import Settings
 
 KEY_VARIABLE = "GPT2TRAIN_API_KEY"  # environment variable with the key, for server and client
@@ -79,8 +79,10 @@ class ServeSettings(Settings):
         if self.key_file is None:
             return os.environ.get(KEY_VARIABLE) or None
         try:
-            key = self.key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            key = self.key_file.read_text(encoding="utf-8-sig").strip()
+        except UnicodeDecodeError as error:
+            raise UserError(f"--key-file: {self.key_file}: {not_utf8(error)}") from error
+        except OSError as error:
             raise UserError(f"--key-file: cannot read {self.key_file}: {error}; check the path") from error
         if not key:
             raise UserError(f"--key-file: {self.key_file} is empty; write the key into it")

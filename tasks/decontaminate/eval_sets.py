@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.data.documents import read_lines
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, not_utf8
 from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input
 
 JSON = (".jsonl", ".ndjson", ".json")
@@ -139,7 +139,7 @@ def _lines(item: EvaluationSet) -> Iterator[tuple[int, str]]:
             try:
                 yield number, line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise UserError(f"the evaluation set {path} is not UTF-8 in line {number}: {error}") from error
+                raise UserError(f"the evaluation set {path}, line {number}: {not_utf8(error)}") from error
 
 
 def _string(text: Any, item: EvaluationSet, number: int) -> str:

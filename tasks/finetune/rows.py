@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.data.documents import read_lines
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, not_utf8
 from tasks.core.input_files import InputFile, find_inputs, kind_of, open_input
 from tasks.finetune.settings import TaskSettings
 
@@ -129,7 +129,7 @@ def _separated(file: InputFile, task: TaskSettings) -> Iterator[Row]:
             place = f"{file.location} after row {number:,}"
             raise UserError(f"{place}: {error}; set data.quotes = false if quotes are text") from error
         except UnicodeDecodeError as error:
-            raise UserError(f"{file.location} is not UTF-8 after row {number:,}; convert it") from error
+            raise UserError(f"{file.location} after row {number:,}: {not_utf8(error)}") from error
 
 
 def _split_lines(raw: IO[bytes], separator: str) -> Iterator[list[str] | tuple[str, str]]:
@@ -141,7 +141,7 @@ def _split_lines(raw: IO[bytes], separator: str) -> Iterator[list[str] | tuple[s
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            yield "invalid_utf8", f"byte {error.start:,} of the line is no UTF-8"
+            yield "invalid_utf8", not_utf8(error)
             continue
         yield text.removesuffix("\r").split(separator) if text.strip("\r") else []
 
@@ -163,6 +163,8 @@ def _json(file: InputFile, task: TaskSettings) -> Iterator[Row]:
 def _json_row(number: int, line: bytes) -> Row:
     try:
         found = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return Row(number, {}, "invalid_utf8", not_utf8(error))
     except (ValueError, RecursionError) as error:
         return Row(number, {}, "invalid_json", str(error)[:100])
     if not isinstance(found, dict):
@@ -201,4 +203,4 @@ def _text(file: InputFile, task: TaskSettings) -> Iterator[Row]:
     try:
         yield Row(1, {task.data.text: content.decode("utf-8-sig")})
     except UnicodeDecodeError as error:
-        yield Row(1, {}, "invalid_utf8", f"byte {error.start:,} is no UTF-8")
+        yield Row(1, {}, "invalid_utf8", not_utf8(error))

@@ -17,15 +17,13 @@ from gpt2train.data.documents import (
     END_OF_TEXT,
     PYTHON_REMEDY,
     PYTHON_ROW,
-    UTF16,
-    UTF16_REMEDY,
     find_value,
     parse,
     read_lines,
     split_objects,
 )
 from gpt2train.data.parquet_column import PARQUET_MB, Cell, list_names, read_cells
-from gpt2train.errors import UserError
+from gpt2train.errors import UTF16, UTF16_REMEDY, UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, open_raw, read_any, unreachable
 from tasks.sources.archive_stream import open_archive

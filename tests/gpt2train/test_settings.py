@@ -35,6 +35,9 @@ def test_nested_names_are_joined_by_dots_in_their_order() -> None:
 def test_a_file_of_an_editor_of_windows(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_bytes('\ufeffabout = "é"\r\n[train]\r\nsteps = 3\r\n'.encode())
     assert read_toml(tmp_path / "a.toml") == {"about": "é", "train": {"steps": 3}}
+    (tmp_path / "b.toml").write_text("steps = 3\n", encoding="utf-16")  # what > writes in PowerShell 5
+    with pytest.raises(UserError, match=r"b\.toml: it is UTF-16, not UTF-8; convert it: iconv"):
+        read_toml(tmp_path / "b.toml")
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ def test_every_value_has_its_source_and_the_rest_its_reason(
         ("a.py", "x = (", "is no config in Python"),
         ("a.sh", "ls -l\n", "no command in a.sh"),
         ("a.sh", "x" * 200_000, "has more than"),
-        ("a.py", "\udcff", "is no text"),
+        ("a.py", "\udcff", "a.py: it is not UTF-8"),
         ("a.toml", "steps = 3\n[model]\nlayers = 2\n[batch]\nmicro_batch = 1\n", "has settings of gpt2train already"),
         ("a.sh", "python pretrain_gpt.py --num-layers 24 --lr 50", "--lr 50: "),
         ("a.sh", "python pretrain_gpt.py --num-layers many", "--num-layers many: "),

@@ -237,7 +237,7 @@ def test_sets_of_one_name_get_distinct_names(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "x"}\nplain\n', r"row 2 \(JSONDecodeError\)"),
         ("a.jsonl", b"[]", r"row 1 \(TypeError\)"),
         ("a.jsonl", b'{"text": 3}', "row 1: 'text' is int; expected text, see decontaminate.key"),
-        ("a.txt", b"x\n\xff\xfe", "a.txt is not UTF-8 in line 2"),
+        ("a.txt", b"x\ny\xff", "a.txt, line 2: it is not UTF-8"),
         ("a.jsonl", b"\n\n", "a.jsonl holds no passage; give another file"),
         ("a.txt", b"", "a.txt holds no passage"),
         ("a.parquet", b"PAR1", "a.parquet is not a Parquet file"),

@@ -363,7 +363,7 @@ def test_rows_that_cannot_be_read_have_a_reason(tmp_path: Path) -> None:
     assert reasons == ["", "wrong_columns", "invalid_utf8", "wrong_columns"]
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "one", "label": 1}\n[1]\n{"text"\n\xff\n\n{"text": "b"}\n')
     found = {row.number: row.reason for row in rows_of(tmp_path / "a.jsonl", task())}
-    assert found == {1: "", 2: "invalid_json", 3: "invalid_json", 4: "invalid_json", 6: ""}
+    assert found == {1: "", 2: "invalid_json", 3: "invalid_json", 4: "invalid_utf8", 6: ""}
 
 
 HEAD = "it has 'text', 'label'; name it in data."
@@ -379,7 +379,8 @@ HEAD = "it has 'text', 'label'; name it in data."
         ("a.json", b"[]", {}, "has no rows that can be read as json"),
         ("a.json", b"[1, 2", {}, "is not JSON"),
         ("a.csv", b'text,label\n"a,1\n', {}, "set data.quotes = false"),
-        ("a.csv", b"text,label\n\xff,1\n", {}, "is not UTF-8 after row"),
+        ("a.csv", b"text,label\n\xff,1\n", {}, "after row 0: it is not UTF-8"),
+        ("a.csv", "text,label\nx,1\n".encode("utf-16"), {}, "after row 0: it is UTF-16, not UTF-8; convert it"),
         ("a.parquet", b"no parquet", {}, "is not a valid Parquet file"),
         ("a.xyz", b"text", {}, "no format has the suffix '.xyz'"),
         ("a.tsv.gz", b"no gzip", {}, "is not a complete .gz file"),
