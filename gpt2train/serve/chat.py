@@ -52,6 +52,17 @@ class ChatMessage(BaseModel):
         """Leave out fields without a value, which clients send back with an answer, such as `refusal`."""
         return {key: one for key, one in given.items() if one is not None} if isinstance(given, dict) else given
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        parts = given if isinstance(given, list) else [given]
+        other = next((one.get("type") for one in parts if isinstance(one, dict) and one.get("type") != "text"), None)
+        if other is not None:
+            raise ValueError(f"a part of the type {str(other)[:40]!r}; the model reads text alone, the type 'text'")
+        if not isinstance(given, str | list):
+            raise ValueError("a text is expected, or a list of parts of the type 'text'")
+        return given
+
     @field_validator("content")
     @classmethod
     def _join(cls, content: str | list[TextPart]) -> str:

@@ -24,6 +24,7 @@ from tests.gpt2train.serve.local_server import Running, running, small_chat, tok
 
 PATH = "/v1/chat/completions"
 HELLO = {"role": "user", "content": "Hello"}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,8 @@ def test_an_answer_is_the_completion_of_what_the_template_writes(server: Running
         ({}, "messages", "messages is required"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "messages[0].role: input should be 'system', "),
         ({"messages": [{"role": "user"}]}, "messages", "messages[0].content is required"),
+        ({"messages": [HELLO | {"content": [IMAGE]}]}, "messages", "content: a part of the type 'image_url'"),
+        ({"messages": [HELLO | {"content": 5}]}, "messages", "messages[0].content: a text is expected, or a list"),
         ({"messages": [HELLO | {"x": 1}]}, "messages", "unknown field 'messages[0].x'"),
         ({"messages": [HELLO | {"content": "\ud800"}]}, "messages", "a lone surrogate"),
         ({"messages": [HELLO | {"content": "a" * 128}]}, "messages", "the prompt has 129 and max_tokens is 1"),
