@@ -80,7 +80,13 @@ class Encoding:
 
     def key_of(self, row: Row) -> str:
         """Texts of a row as one string, which two rows share that must not be on two sides of a holdout."""
-        return "\0".join(sorted(self._values(row))) if self.task.both_orders else self.text_of(row)
+        if self.task.kind != "answers":
+            return "\0".join(sorted(self._values(row))) if self.task.both_orders else self.text_of(row)
+        given = row.values.get(self.task.text_columns[0])  # the question alone: its answers may differ
+        if not isinstance(given, list):
+            return str(given)
+        roles = [one.get("role") if isinstance(one, dict) else None for one in given]
+        return str(given[: roles.index("assistant")] if "assistant" in roles else given)
 
     def exchanged(self, row: Row) -> Row:
         """Return the row of a pair with its texts exchanged."""

@@ -27,7 +27,7 @@ class TaskData(Settings):
     """Test rows, which get predictions and scores; labels are optional."""
     holdout: float = Field(0.0, ge=0, lt=1)
     """Share of the training rows that are used for validation, if there are no files for it. A row is chosen by its
-    text, so that equal ones are on the same side."""
+    text, or by the question of its first answer, so that equal ones are on the same side."""
     format: FileFormat = "auto"
     """Format of the files; auto: by the suffix (.tsv .csv .jsonl .json .parquet .txt), before that of a compression.
     A .txt file is a document in a task of the kind text, and tab-separated in others."""

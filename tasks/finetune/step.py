@@ -104,7 +104,7 @@ def samples(
     step = Step(
         root,
         "samples",
-        version=2,
+        version=3,
         parameters=parameters,
         inputs=inputs,
         folder=FOLDER,

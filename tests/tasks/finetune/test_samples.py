@@ -281,16 +281,25 @@ def _number(pair: tuple[str, ...]) -> int:
     return int(next(text for text in pair if text.startswith("the")).split()[1])
 
 
+def _said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
 def test_a_holdout_shares_no_text_with_the_training(tmp_path: Path, tokenizer_folder: Path) -> None:
     rows = [{"prompt": f"the {number % 40}", "answer": f"a{number}"} for number in range(200)]
+    chats = [{"messages": [_said("user", row["prompt"]), _said("assistant", row["answer"])]} for row in rows]
     twice = [{"text": f"the {number % 40}", "label": number % 2} for number in range(200)]
-    for kind, values in (("answers", rows), ("classification", twice)):
-        settings = task(kind, train=write(tmp_path, f"{kind}.jsonl", values), holdout=0.3)
+    for kind, values, more in (
+        ("answers", rows, {}),
+        ("answers", chats, {"messages": "messages"}),
+        ("classification", twice, {}),
+    ):
+        settings = task(kind, train=write(tmp_path, f"{kind}.jsonl", values), holdout=0.3, **more)
         facts = prepared(tmp_path, tokenizer_folder, settings).outcome.facts
         assert facts["train_samples"] + facts["valid_samples"] == 200 and 20 < facts["valid_samples"] < 100
-    train, valid = (open_tokens(tmp_path / "out/task" / part) for part in ("train", "valid"))
-    texts = [{tuple(data[number].tolist()) for number in range(0, len(data), 2)} for data in (train, valid)]
-    assert not texts[0] & texts[1]
+        train, valid = (open_tokens(tmp_path / "out/task" / part) for part in ("train", "valid"))
+        texts = [{tuple(data[number].tolist()) for number in range(0, len(data), 2)} for data in (train, valid)]
+        assert not texts[0] & texts[1]
 
 
 @pytest.mark.parametrize(
