@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from gpt2train.convert.gguf_tokenizer import PATTERNS, pattern_of
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
@@ -44,6 +43,8 @@ def is_written_as_llama(shape: Shape, tokenizer: Tokenizer | None) -> bool:
 
 def is_qwen_tokenizer(tokenizer: Tokenizer) -> bool:
     """Return True if a tokenizer normalises and splits texts as Qwen's."""
+    from gpt2train.convert.gguf_tokenizer import PATTERNS, pattern_of  # of GGUF files, which a Qwen2 alone asks for
+
     if not isinstance(tokenizer, tokenizers.Tokenizer):
         return False
     plain = json.loads(tokenizer.to_str())
