@@ -94,11 +94,14 @@ class Chat:
     @functools.cached_property
     def end(self) -> int | None:
         """Special token that ends an answer; None if the template writes none, or takes no plain conversation."""
+        marked = self._messages(PROBE)
         try:
-            last = self.turns(PROBE)[-1][-1]
-        except (ChatTemplateError, RunError, IndexError):
+            [text] = self.renderer.render(marked, [(len(marked), False)])
+        except (ChatTemplateError, RunError):
             return None
-        return last if last in self._special_ids else None
+        _, answer, after = text.rpartition(marked[-1]["content"])  # before it may stand more than in the prompt
+        ids = self.encode([after])[0] if answer else []
+        return next((number for number in reversed(ids) if number in self._special_ids), None)
 
     def check(self) -> None:
         """Check that a model can learn to answer by the template.

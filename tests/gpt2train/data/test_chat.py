@@ -193,6 +193,16 @@ def test_ids_are_those_of_transformers(name: str, count: int, folder: Path, toke
     assert refused < count / 2 and (spelled > count / 30 or not sanitizes)
 
 
+def test_an_answer_ends_where_the_prompt_begins_more_than_it(tokenizer: Tokenizer) -> None:
+    """A prompt that opens `<think>`, which the text of a conversation leaves out, as DeepSeek-R1's and QwQ's."""
+    end, template = TEMPLATES["chatml"]
+    more = "{% if add_generation_prompt %}<think>\n{% endif %}"
+    with Chat(ChatTemplate(template + more, NAMED), tokenizer) as chat:
+        assert chat.end == tokenizer.token_to_id(end)
+        with pytest.raises(ChatTemplateError, match="does not keep what it writes"):
+            chat.check()
+
+
 def test_a_named_token_is_special_as_in_transformers(tmp_path: Path) -> None:
     """An end that the vocabulary has as any other word."""
     transformers = pytest.importorskip("transformers")
