@@ -159,9 +159,11 @@ def parse_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
             f"{source} has no {END_OF_TEXT} token, nor another that ends a text ({', '.join(END_TOKENS[1:])}); add one"
         )
     _check_template(tokenizer, source)
-    # A stored limit would cut documents, and padding would lengthen them.
+    # A stored limit would cut documents, padding lengthen them, and a dropout of merges draw other ids each time.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None
     return _ordinary(tokenizer)
 
 

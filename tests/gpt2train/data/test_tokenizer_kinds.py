@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from gpt2train.data.encoder import FastEncoder
 from gpt2train.data.token_bytes import longest_token, token_bytes
 from gpt2train.data.tokenizer import (
+    build_tokenizer,
     canonical_files,
     copy_tokenizer,
     encode_ordinary,
@@ -27,6 +28,7 @@ from gpt2train.data.tokenizer import (
 from gpt2train.data.tokenizer_reader import has_tokenizer, read_files
 from gpt2train.errors import UserError
 from tasks.tokenizer.sentencepiece_training import sentences, train_sentencepiece
+from tests.gpt2train.data.test_tokenizer import small_tables
 
 HARD = [
     "e\u0302\u0301 vi\u1ec7t",
@@ -130,6 +132,16 @@ def unigram_json(folder: Path) -> Path:
     tokenizer.enable_truncation(3)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def test_a_stored_dropout_of_merges_is_not_applied(tmp_path: Path) -> None:
+    """The same ids each time, as in a training from which the file was saved."""
+    plain = build_tokenizer(*small_tables())
+    stored = json.loads(plain.to_str())
+    stored["model"]["dropout"] = 0.9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    text = "the cat and the dog " * 9
+    assert encode_ordinary(load_tokenizer(tmp_path), [text]) == [plain.encode(text).ids]
 
 
 def test_text_never_gives_the_special_id_of_a_unigram_model(tmp_path: Path) -> None:
