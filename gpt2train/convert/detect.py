@@ -17,7 +17,7 @@ from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.shape import Shape
-from gpt2train.store.files import check_folder
+from gpt2train.store.files import ADAPTER, adapter_alone, check_folder
 from gpt2train.store.run_folder import FOLDER, MANIFEST, selected_checkpoint
 
 
@@ -45,6 +45,8 @@ def detect(path: Path) -> Format:
         return "megatron-core" if backend(iteration_folder(path)) else "megatron"
     if (path / "config.json").is_file():
         return "huggingface"
+    if (path / ADAPTER).is_file():
+        raise UserError(adapter_alone(path))
     raise UserError(
         f"{path} is not a run or checkpoint ({CONFIG_FILE}, {MANIFEST}), Hugging Face folder (config.json) or "
         "Megatron-LM checkpoint (latest_checkpointed_iteration.txt, mp_rank_…)"

@@ -23,10 +23,10 @@ from gpt2train.data.sentinels import sentinel_names
 from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.tokenizer import TOKENIZER, Tokenizer, end_of_text_id, end_token, padding_id
 from gpt2train.data.tokenizer_reader import LEGACY, SOURCE_KEY
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, check_no_pointer
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
-from gpt2train.store.files import check_model_folder
+from gpt2train.store.files import ADAPTER, adapter_alone, check_model_folder
 from gpt2train.store.inner_path import inner_path
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -166,7 +166,7 @@ def read_end_tokens(folder: Path, rows: int) -> tuple[int, ...]:
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if len(ids) > MAX_ENDS or any(type(number) is not int for number in ids):
         raise UserError(
-            f"{file}: {END_FIELD} is {str(given)[:40]}; expected a token id or a list of up to {MAX_ENDS}; correct it"
+            f"{file}: {END_FIELD} is {repr(given)[:40]}; expected a token id or a list of up to {MAX_ENDS}; correct it"
         )
     return tuple(number for number in dict.fromkeys(ids) if 0 <= number < rows)
 
@@ -199,6 +199,8 @@ def check_weights(folder: Path) -> None:
 
 def no_weights(folder: Path) -> UserError:
     """Error of a model folder without weights."""
+    if (folder / ADAPTER).is_file():
+        return UserError(adapter_alone(folder))
     return UserError(f"{folder} has neither {SAFETENSORS} nor {PICKLED}; copy or merge the model again")
 
 
@@ -242,7 +244,9 @@ def read_object(file: Path) -> dict[str, Any]:
         UserError: the file cannot be read, or is not a JSON object.
     """
     try:
-        config = json.loads(file.read_bytes())
+        content = file.read_bytes()
+        check_no_pointer(content, file)
+        config = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON: {error}; copy the folder again") from error
     except OSError as error:

@@ -5,6 +5,7 @@ stream, so that the model need not fit into memory: 8 bytes with the length of t
 of the tensors in the header's order (https://github.com/huggingface/safetensors#format).
 """
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 from gpt2train.convert.hf_config import PICKLED, SAFETENSORS, no_weights, weight_files
 from gpt2train.convert.safe_pickle import read_pickle
 from gpt2train.convert.settings import Dtype
-from gpt2train.errors import UserError
+from gpt2train.errors import LFS_POINTER, UserError, check_no_pointer
 from gpt2train.model.lazy_weights import LazyTensor
 
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,6 +38,8 @@ def open_tensors(folder: Path) -> dict[str, LazyTensor]:
         if files := weight_files(folder, name):
             found: dict[str, LazyTensor] = {}
             for file in files:
+                with contextlib.suppress(OSError), file.open("rb") as stream:
+                    check_no_pointer(stream.read(len(LFS_POINTER)), file)
                 found |= opened(file)
             return found
     raise no_weights(folder)

@@ -33,7 +33,7 @@ from gpt2train.data.bpe_tables import (
 )
 from gpt2train.data.sentencepiece_model import MODEL, MODEL_NAMES, SentencePieceTokenizer
 from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, check_no_pointer
 from gpt2train.store.files import ARCHIVES, check_folder
 
 LEGACY = "legacy"  # of transformers: a text after an added token begins with a space
@@ -117,11 +117,12 @@ def collect_files(
     for canonical, published in names.items():
         for name in published:
             try:
-                found.setdefault(canonical, read(name))
+                content = found.setdefault(canonical, read(name))
             except (FileNotFoundError, IsADirectoryError):
                 continue
             except OSError as error:
                 raise UserError(f"cannot read {source}/{name}: {error.strerror or error}; check the file") from error
+            check_no_pointer(content, f"{source}/{name}")
     if MODEL in found and config_of(found).get(SOURCE_KEY) == MODEL:
         found.pop(TOKENIZER, None)
     found |= _with_added(found, source, rows)

@@ -20,6 +20,7 @@ ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)  # disk full, quota exceeded
 DEFAULT_REMEDY = "give another --output"  # of a write that failed
+ADAPTER = "adapter_config.json"  # of PEFT
 PROBE_BYTES = 1 << 20  # size of the test file; a disk that refuses it counts as full
 
 
@@ -61,10 +62,17 @@ def check_new(folder: Path) -> None:
         raise UserError(f"{folder} already exists; give another folder")
 
 
+def adapter_alone(path: str | os.PathLike[str]) -> str:
+    """Message for a folder of weights that only change those of another model."""
+    return f"{path} has a LoRA adapter ({ADAPTER}) alone; merge it into its base model by peft's merge_and_unload"
+
+
 def check_model_folder(path: str | os.PathLike[str]) -> None:
     """Raise a UserError unless a path is a folder with the `config.json` of a model."""
     check_folder(path)
     if not (Path(path) / "config.json").is_file():
+        if (Path(path) / ADAPTER).is_file():
+            raise UserError(adapter_alone(path))
         remedy = f"create one: gpt2train merge RUN --output {quote(str(path))}"
         raise UserError(f"{path} is not a model folder (no config.json); {remedy}")
 

@@ -139,10 +139,25 @@ def test_another_architecture_is_refused(tmp_path: Path, change: dict[str, objec
         read_model(tmp_path)
 
 
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+
+
 def test_damage_and_pickles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no config\.json"):
         read_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for content in (None, LFS, json.dumps(CONFIG)):
+        if content:
+            (tmp_path / "config.json").write_text(content)
+        with pytest.raises(
+            UserError, match="pointer of Git LFS" if content == LFS else "a LoRA adapter .* alone; merge"
+        ):
+            read_model(tmp_path)
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        (tmp_path / name).write_text(LFS)
+        with pytest.raises(UserError, match=f"{name} is a pointer of Git LFS, not the file itself; fetch it: git lfs"):
+            read_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(UserError, match=r"pytorch_model\.bin"):
         read_model(tmp_path)
