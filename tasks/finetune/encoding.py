@@ -154,8 +154,9 @@ class Encoding:
         messages = row.values.get(name)
         if not isinstance(messages, list) or not messages:
             return Rejected("no_text", f"{name} is no list of messages")
-        if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages):
-            return Rejected("no_text", "a message has no role")
+        if wrong := [one for one in messages if not (isinstance(one, dict) and isinstance(one.get("role"), str))]:
+            found = f"; it has {', '.join(map(repr, wrong[0]))}"[:200] if isinstance(wrong[0], dict) else ""
+            return Rejected("no_text", f"a message has no role{found}")
         messages = [with_text(one) for one in messages]
         for message in messages:
             content = message.get("content")
@@ -165,7 +166,8 @@ class Encoding:
         if not _is_utf8(json.dumps(messages, ensure_ascii=False, default=str)):
             return Rejected("invalid_utf8", f"{name} has a lone surrogate")
         if all(message["role"] != "assistant" for message in messages):
-            return Rejected("no_answer", "no message of the assistant")
+            roles = ", ".join(repr(role) for role in dict.fromkeys(message["role"] for message in messages))
+            return Rejected("no_answer", f"no message of the role 'assistant', but of {roles}"[:200])
         return messages
 
     def _conversation(self, row: Row, chat: Chat) -> Sample | Rejected:
@@ -181,12 +183,14 @@ class Encoding:
         if not isinstance(tools, list | None):
             return Rejected("template", f"{self.task.data.tools} is no list of tools")
         try:
-            sequences, truncated = chat.turns(messages, tools), False
+            sequences, truncated = learned(messages, chat.turns(messages, tools)), False
             while sum(map(len, sequences)) > limit and (fewer := without_first_turn(messages)):
                 messages = fewer
-                sequences, truncated = chat.turns(messages, tools), True
+                sequences, truncated = learned(messages, chat.turns(messages, tools)), True
         except ChatTemplateError as error:
             return Rejected("template", str(error))
+        if not sequences:
+            return Rejected("no_answer", "no answer of a weight other than 0")
         over = sum(map(len, sequences)) - limit
         if over > 0:
             if over >= len(sequences[0]):
@@ -205,6 +209,18 @@ class Encoding:
             return Rejected("too_long", f"both texts do not fit {self.length} tokens")
         tokens = kept[0] if len(kept) == 1 else [*kept[0], *self.separator, *kept[1]]
         return Sample([tokens, [label]], truncated=kept != encoded)
+
+
+def learned(messages: Sequence[Message], sequences: Sequence[list[int]]) -> list[list[int]]:
+    """Join answers of weight 0, which OpenAI's format has for those that are not learned, to the prompt after them."""
+    weights = [message.get("weight") for message in messages if message["role"] == "assistant"]
+    found: list[list[int]] = [[]]
+    for number, sequence in enumerate(sequences):
+        if number % 2 and weights[number // 2] != 0:
+            found += [sequence, []]
+        else:
+            found[-1] = [*found[-1], *sequence]
+    return found[:-1]  # nothing is learned behind the last answer
 
 
 def label_name(value: Any) -> str | None:

@@ -149,12 +149,23 @@ def test_a_prompt_and_its_answer_are_a_conversation(chat: Chat, tokenizer: Token
     assert tokenizer.decode(cut.sequences[0]).startswith("of\nthe")
 
 
+def test_answers_of_weight_0_are_not_learned(chat: Chat) -> None:
+    said = [{"role": role, "content": "the"} for role in ("user", "assistant") * 3]
+    rows = [{"m": [one | {"weight": int(at == learned)} for at, one in enumerate(said)]} for learned in (1, 3, 5)]
+    [every] = encoded(task("answers", messages="m"), chat, {"m": said}, length=60)
+    assert isinstance(every, Sample)
+    for at, one in zip((1, 3, 5), encoded(task("answers", messages="m"), chat, *rows, length=60), strict=True):
+        assert isinstance(one, Sample)
+        assert one.sequences == [[token for part in every.sequences[:at] for token in part], every.sequences[at]]
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
         ([], "no_text"),
         ("text", "no_text"),
         ([{"role": "user", "content": "a"}], "no_answer"),
+        ([{"role": "assistant", "content": "a", "weight": 0}], "no_answer"),
         ([{"role": "tool", "content": "a"}, {"role": "assistant", "content": "a"}], "template"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}], "template"),
         ([{"role": "user"}], "no_text"),
