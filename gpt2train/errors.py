@@ -26,6 +26,12 @@ def not_utf8(error: UnicodeDecodeError) -> str:
     return f"it is not UTF-8 ({error.reason} at byte {error.start:,}); convert it"
 
 
+def check_not_utf16(content: bytes, file: object) -> None:
+    """Raise a UserError if a file of lines is UTF-16, which `json.loads` would guess for its first line alone."""
+    if content.startswith(UTF16):
+        raise UserError(f"{file}: {UTF16_REMEDY}")
+
+
 def check_no_pointer(content: bytes, file: object) -> None:
     """Raise a UserError if a file is what Git LFS keeps in its place."""
     if content.startswith(LFS_POINTER):

@@ -20,7 +20,7 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gpt2train.errors import UserError
+from gpt2train.errors import UserError, check_not_utf16
 from gpt2train.evaluate.tasks.description import Task
 
 MAX_DIGITS = 10  # of an index in a text
@@ -215,6 +215,7 @@ def _labelled(file: DataFile, name: str) -> Iterator[tuple[int, Row]]:
 
 def _rows(file: DataFile) -> Iterator[tuple[int, Row]]:
     """Yield line number and JSON object of each line that is not blank."""
+    check_not_utf16(file.content, file.name)
     for number, line in enumerate(file.content.split(b"\n"), 1):
         if not line.strip():
             continue

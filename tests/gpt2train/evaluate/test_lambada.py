@@ -193,6 +193,8 @@ def test_a_clause_is_no_word_to_predict() -> None:
     line = json.dumps({"text": f"第一 {clause}也是"}).encode()
     with pytest.raises(UserError, match=r"x\.jsonl line 2: 21 characters follow the last space, .* remove all spaces"):
         read_passages(b'{"text": "a b"}\n' + line, "x.jsonl")
+    with pytest.raises(UserError, match=r"x\.jsonl: it is UTF-16, not UTF-8; convert it: iconv"):
+        read_passages('{"text": "a b"}\n'.encode("utf-16"), "x.jsonl")
     assert read_passages(json.dumps({"text": f"一 {clause}也"}).encode(), "x") == [f"一 {clause}也"]
 
 

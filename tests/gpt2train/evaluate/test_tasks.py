@@ -306,11 +306,12 @@ def test_the_rows_of_an_archive_are_those_of_its_files(tmp_path: Path) -> None:
         (packed(**{"a.txt": b"{}"}), r"Set.zip has no \*.jsonl in it"),
         (packed(**{"a.jsonl": b" " * 40_000, "b.jsonl": b" " * 40_000}), "Set.zip has more than 65,536 bytes of rows"),
         (packed(**{"a.jsonl": b"{"}), r"Set.zip/a.jsonl line 1: no JSON object"),
+        (packed(**{"a.jsonl": '{"text": "a b"}'.encode("utf-16")}), r"Set.zip/a.jsonl: it is UTF-16, not UTF-8; conv"),
         (packed(zipfile.ZIP_LZMA, **{"a.jsonl": b"{}"}).replace(b"\x05\x00\x5d", b"\x05\x00\xff"), "unpacked"),
         (gzip.compress(b"{}"), "Set.zip is compressed by gzip; unpack it, or give a ZIP archive"),
         (pa.compress(b"{}", codec="zstd", asbytes=True), "Set.zip is compressed by zstd"),
     ],
-    ids=["cut off", "damaged", "no rows", "too large", "no JSON", "damaged lzma", "gzip", "zstd"],
+    ids=["cut off", "damaged", "no rows", "too large", "no JSON", "UTF-16", "damaged lzma", "gzip", "zstd"],
 )
 def test_malformed_archives(content: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(items, "MAX_UNPACKED", 1 << 16)
