@@ -25,6 +25,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.serve.hosts import allowed_hosts
 
 HOST = "127.0.0.1"
+PACKAGE = __package__  # has `base.css` and `base.js`, which pages share
 NOWHERE = "?"  # name of no page: a path has no question mark
 MAX_BODY = 1 << 16  # bytes
 IDLE_SECONDS = 30  # after which a connection that sends nothing is closed
@@ -34,6 +35,8 @@ FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
     "style.css": ("style.css", "text/css; charset=utf-8"),
     "script.js": ("script.js", "text/javascript; charset=utf-8"),
+    "base.css": ("base.css", "text/css; charset=utf-8"),
+    "base.js": ("base.js", "text/javascript; charset=utf-8"),
 }
 HEADERS = {
     # No inline scripts: one in a document, or in generated text, would not run even if it were inserted as HTML.
@@ -147,7 +150,8 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(routes, routes.get[name], lambda: dict(parameters()))
         elif name in FILES:
             file, kind = FILES[name]
-            self._send(HTTPStatus.OK, files(routes.package).joinpath(file).read_bytes(), kind)
+            package = PACKAGE if file.startswith("base.") else routes.package
+            self._send(HTTPStatus.OK, files(package).joinpath(file).read_bytes(), kind)
         else:
             self._send_json({"error": "no such page"}, HTTPStatus.NOT_FOUND)
 

@@ -1,6 +1,5 @@
 "use strict";
 
-const get = (id) => document.getElementById(id);
 const sides = Object.fromEntries([...document.querySelectorAll("article")].map((one) => [one.dataset.side, one]));
 const done = []; // ids with a vote in this page, the last one at the end
 let shown = {}; // document on each side, or null
@@ -8,19 +7,9 @@ let active = "kept";
 let busy = false;
 let canBrowse = false;
 
-async function call(name, body) {
-  const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
-  let answer;
-  try {
-    const response = await fetch(name, options);
-    answer = await response.json();
-  } catch {
-    answer = { error: "the command gpt2train data label does not answer; start it again" };
-  }
-  get("error").hidden = !answer.error;
-  get("error").textContent = answer.error || "";
-  return answer.error ? null : answer;
-}
+const post = (name, body) => call(name, {
+  method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
+});
 
 function show(state) {
   const votes = state.good + state.bad;
@@ -75,7 +64,7 @@ async function once(action) {
 const vote = (given) => once(async () => {
   const current = shown[active];
   if (!current) return;
-  const state = await call("vote", { id: current.id, vote: given });
+  const state = await post("vote", { id: current.id, vote: given });
   if (!state) return;
   if (given !== "skip") done.push(current.id);
   if (state.next[other()]) active = other();
@@ -85,7 +74,7 @@ const vote = (given) => once(async () => {
 const undo = () => once(async () => {
   if (!done.length) return;
   const id = done[done.length - 1];
-  const state = await call("vote", { id, vote: null });
+  const state = await post("vote", { id, vote: null });
   if (!state) return;
   done.pop();
   const side = Object.keys(sides).find((one) => state.next[one] && state.next[one].id === id);
@@ -95,7 +84,7 @@ const undo = () => once(async () => {
 
 const train = () => once(async () => {
   get("train").disabled = true;
-  const found = await call("train", { precision: get("precision").valueAsNumber });
+  const found = await post("train", { precision: get("precision").valueAsNumber });
   get("train").disabled = false;
   if (!found) return;
   get("auc").textContent = `${found.auc.toFixed(3)} ± ${found.auc_error.toFixed(3)}`;
@@ -129,16 +118,9 @@ function draw(curve, threshold) {
   return svg;
 }
 
-const keys = {
+onKeys({
   w: () => { const link = sides[active].querySelector(".way"); if (!link.hidden) link.click(); },
   g: () => vote("good"), b: () => vote("bad"), s: () => vote("skip"), u: undo, ArrowLeft: switchSide, ArrowRight: switchSide,
-};
-document.addEventListener("keydown", (event) => {
-  if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "INPUT") return;
-  const action = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-  if (!action) return;
-  event.preventDefault();
-  action();
 });
 get("vote-good").addEventListener("click", () => vote("good"));
 get("vote-bad").addEventListener("click", () => vote("bad"));

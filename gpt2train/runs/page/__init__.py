@@ -24,10 +24,10 @@ CURVES = {"loss": "loss", "valid": "valid_loss", "lr": "lr", "speed": "tokens_pe
 
 def render(runs: Sequence[Run]) -> str:
     """Render the page of at least one run."""
-    package = files(__name__)
-    style, script = (package.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    style = _text("serve/base.css") + _text("runs/page/style.css")
+    script = _text("runs/page/script.js")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(package.joinpath("page.html").read_text(encoding="utf-8"))
+    template = environment.from_string(_text("runs/page/page.html"))
     cells = table_rows(runs)
     return template.render(
         mark=MARK,
@@ -42,6 +42,10 @@ def render(runs: Sequence[Run]) -> str:
         different={name: [shown(v) for v in values] for name, values in differences(runs).items()},
         notes=[_notes(run) for run in runs],
     )
+
+
+def _text(name: str) -> str:
+    return files("gpt2train").joinpath(name).read_text(encoding="utf-8")
 
 
 def curves(run: Run) -> dict[str, list[list[float]]]:

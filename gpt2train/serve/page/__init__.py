@@ -1,6 +1,6 @@
 """Web page with prompt, settings, streamed text, and the probability of each token; and documentation of the API.
 
-The page consists of three local files. It uses `/v1/completions`; its content security policy forbids any other
+The page consists of local files. It uses `/v1/completions`; its content security policy forbids any other
 connection. The documentation is rendered from the OpenAPI description.
 """
 
@@ -17,10 +17,11 @@ from gpt2train.serve import local_page
 
 HEADERS = {**local_page.HEADERS, "Cache-Control": "no-cache"}  # the next visit gets the files of a new release
 FILES = {
-    "/": ("index.html", "text/html"),
-    "/index.html": ("index.html", "text/html"),
-    "/page/style.css": ("style.css", "text/css"),
-    "/page/script.js": ("script.js", "text/javascript"),
+    "/": ("page/index.html", "text/html"),
+    "/index.html": ("page/index.html", "text/html"),
+    "/page/base.css": ("base.css", "text/css"),
+    "/page/style.css": ("page/style.css", "text/css"),
+    "/page/script.js": ("page/script.js", "text/javascript"),
 }
 DOCS = files(__name__).joinpath("docs.html").read_text(encoding="utf-8")
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -29,7 +30,7 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 def add_page(app: FastAPI) -> None:
     """Add the routes of the page to an app."""
     for path, (name, kind) in FILES.items():
-        app.get(path, include_in_schema=False)(_answer(files(__name__).joinpath(name).read_bytes(), kind))
+        app.get(path, include_in_schema=False)(_answer(files(local_page.PACKAGE).joinpath(name).read_bytes(), kind))
 
 
 def _answer(content: bytes, kind: str) -> Callable[[], Response]:

@@ -1,34 +1,16 @@
 "use strict";
 
-const get = (id) => document.getElementById(id);
 let hits = []; // documents found
 let at = -1; // the one that is shown
 let on = null; // where a search goes on, or null
 let asked = 0; // number of the last document asked for: an answer to an earlier one is dropped
 
-function make(name, text, properties) {
-  const element = document.createElement(name);
-  if (text !== undefined) element.textContent = text;
-  return Object.assign(element, properties);
-}
-
-async function call(name, parameters) {
-  let answer;
-  try {
-    const response = await fetch(`${name}?${new URLSearchParams(parameters)}`);
-    answer = await response.json();
-  } catch {
-    answer = { error: "the command gpt2train data browse does not answer; start it again" };
-  }
-  get("error").hidden = !answer.error;
-  get("error").textContent = answer.error || "";
-  return answer.error ? null : answer;
-}
+const ask = (name, parameters) => call(`${name}?${new URLSearchParams(parameters)}`);
 
 async function search(start) {
   const query = get("query").value;
   get("found").textContent = "Searching …";
-  const found = await call("search", { query, kind: get("kind").value, start });
+  const found = await ask("search", { query, kind: get("kind").value, start });
   if (!found) { get("found").textContent = ""; return; }
   if (!start) { hits = []; at = -1; get("hits").replaceChildren(); }
   for (const hit of found.hits) {
@@ -59,7 +41,7 @@ function choose(number) {
 
 async function show(id, url, title) {
   const mine = ++asked;
-  const found = await call("document", { id, url });
+  const found = await ask("document", { id, url });
   if (!found || mine !== asked) return;
   get("document").hidden = false;
   get("title").textContent = title || found.url || found.id;
@@ -117,7 +99,7 @@ function duplicates(found) {
 }
 
 async function text(step, id) {
-  const found = await call("text", { step, id });
+  const found = await ask("text", { step, id });
   if (!found) return;
   get("text-title").textContent = `Text, as ${found.step} wrote it`;
   get("text").textContent = found.text + (found.cut ? "\n\n… (the rest is not shown)" : "");
@@ -125,7 +107,7 @@ async function text(step, id) {
 }
 
 async function account(id, url) {
-  const found = await call("account", { id, url });
+  const found = await ask("account", { id, url });
   if (!found) return;
   get("text-title").textContent = `Parts of the page, ${found.encoding}: ${found.characters.toLocaleString("en")} characters are kept`;
   const html = new DOMParser().parseFromString(found.html, "text/html"); // as `data explain` writes it, escaped
@@ -134,7 +116,7 @@ async function account(id, url) {
 }
 
 async function compare(step, id, otherStep, other) {
-  const found = await call("difference", { step, id, other_step: otherStep, other });
+  const found = await ask("difference", { step, id, other_step: otherStep, other });
   if (!found) return;
   const names = { same: "span", removed: "del", added: "ins" };
   get("text-title").textContent = `Difference, from ${found.steps[0]} ${id === other ? "" : id.slice(0, 8)} to ${found.steps[1]} ${id === other ? "" : other.slice(0, 8)}${found.cut ? " (beginnings)" : ""}`;
@@ -143,7 +125,7 @@ async function compare(step, id, otherStep, other) {
 }
 
 async function count(by) {
-  const found = await call("counts", { by });
+  const found = await ask("counts", { by });
   if (!found) return;
   const head = make("tr");
   head.append(...[by, ...found.steps].map((name) => make("th", name)));
@@ -160,7 +142,7 @@ async function count(by) {
 }
 
 async function overview() {
-  const found = await call("overview", {});
+  const found = await ask("overview", {});
   if (!found) return;
   get("root").textContent = found.root;
   const head = make("tr");
@@ -177,19 +159,12 @@ async function overview() {
 get("form").addEventListener("submit", (event) => { event.preventDefault(); search(0); });
 get("more").addEventListener("click", () => search(on));
 for (const button of document.querySelectorAll("[data-by]")) button.addEventListener("click", () => count(button.dataset.by));
-const keys = {
+onKeys({
   "/": () => { get("query").focus(); get("query").select(); },
   j: () => choose(at + 1),
   k: () => choose(at - 1),
   c: () => get("corpus").scrollIntoView(),
-};
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT"].includes(event.target.tagName)) return;
-  const action = keys[event.key.toLowerCase()];
-  if (!action) return;
-  event.preventDefault();
-  action();
-});
+}, true);
 overview();
 const linked = new URLSearchParams(location.search); // a link of another page
 if (linked.has("id") || linked.has("url")) show(linked.get("id") || "", linked.get("url") || "");
