@@ -106,10 +106,8 @@ def convert(
         if tokenizer_folder is None:
             raise UserError(f"{source} has no tokenizer, and a Hugging Face folder needs one; give --tokenizer DIR")
         if missing := layout_of(shape.family).missing_in_transformers(shape):
-            raise UserError(
-                f"{source} has {missing}, which no class of transformers has; gpt2train merge writes a folder for "
-                "gpt2train alone"
-            )
+            remedy = "gpt2train merge writes a folder for gpt2train alone"
+            raise UserError(f"{source} has {missing}, which no class of transformers has; {remedy}")
         save_model(target, weights, tokenizer_folder, dtype, opened.facts)
     elif to == "megatron":
         write_megatron(target, weights, tp=tp, pp=pp, version=checkpoint_version, names=names, dtype=DTYPES[dtype])

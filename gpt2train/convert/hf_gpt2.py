@@ -173,10 +173,8 @@ class GPT2Layout(HFLayout):
             return named | {HEAD: head}
         embedding = named.get(PREFIX + EMBEDDING)
         if embedding is None or not head.equals(embedding):
-            raise UserError(
-                f"the output embedding {HEAD} differs from {EMBEDDING}; for one that is not tied, set "
-                "tie_word_embeddings to false in config.json"
-            )
+            remedy = "for one that is not tied, set tie_word_embeddings to false in config.json"
+            raise UserError(f"the output embedding {HEAD} differs from {EMBEDDING}; {remedy}")
         return named
 
 

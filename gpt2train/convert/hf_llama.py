@@ -245,10 +245,8 @@ class LlamaLayout(HFLayout):
         if HEAD in theirs and HEAD not in sizes(shape):
             head, embedding = theirs.pop(HEAD), theirs.get(TOP[EMBEDDING])
             if embedding is not None and not head.equals(embedding):
-                raise UserError(
-                    f"{HEAD} differs from {TOP[EMBEDDING]}, but config.json has tie_word_embeddings = true; "
-                    "set it to false"
-                )
+                stated = "config.json has tie_word_embeddings = true; set it to false"
+                raise UserError(f"{HEAD} differs from {TOP[EMBEDDING]}, but {stated}")
         return theirs
 
 

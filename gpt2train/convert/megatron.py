@@ -183,10 +183,9 @@ def _check_pieces(chunks: list[list[Tensors]], folder: Path) -> None:
         for name, tensor in ranks[0].items():
             for rank, others in enumerate(ranks):
                 if name in others and others[name].shape != tensor.shape:
-                    raise UserError(
-                        f"{folder}: {name} has the shape {tuple(tensor.shape)} on tensor-parallel rank 0, but "
-                        f"{tuple(others[name].shape)} on rank {rank}; copy the folder again"
-                    )
+                    one, other = tuple(tensor.shape), tuple(others[name].shape)
+                    stated = f"{name} has the shape {one} on tensor-parallel rank 0, but {other} on rank {rank}"
+                    raise UserError(f"{folder}: {stated}; copy the folder again")
             dim = split_of(name)
             size = [n * len(ranks) if at == dim else n for at, n in enumerate(tensor.shape)]
             found.setdefault(name, tuple(size))

@@ -36,10 +36,8 @@ def check_shape(shape: Shape, tp: int, pp: int) -> None:
         given = ", ".join(f"{name} = {value}" for name, value in others)
         raise UserError(f"Megatron-LM's format is written for GPT-2 as published, not with {given}")
     if tp < 1 or pp < 1 or shape.heads % tp or shape.layers % pp:
-        raise UserError(
-            f"{tp} x {pp} ranks do not divide the model: --tp must divide {shape.heads} heads, "
-            f"--pp must divide {shape.layers} layers"
-        )
+        remedy = f"--tp must divide {shape.heads} heads, --pp must divide {shape.layers} layers"
+        raise UserError(f"{tp} x {pp} ranks do not divide the model: {remedy}")
 
 
 def is_megatron(path: Path) -> bool:

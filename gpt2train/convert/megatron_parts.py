@@ -77,10 +77,8 @@ def shape_of(
         raise UserError(f"{folder} does not record its number of attention heads; give --heads N")
     vocab = vocab or number(args, "vocab_size")
     if vocab is None:
-        raise UserError(
-            f"{folder} has {rows:,} embedding rows with padding and does not record the vocabulary size; "
-            "give --tokenizer DIR or --vocab N"
-        )
+        stated = f"{folder} has {rows:,} embedding rows with padding and does not record the vocabulary size"
+        raise UserError(f"{stated}; give --tokenizer DIR or --vocab N")
     if vocab > rows:
         raise UserError(f"{folder} has {rows:,} embedding rows, fewer than the vocabulary of {vocab:,}")
     layers = 1 + max((int(name.split(".")[1]) for name in names if name.startswith("blocks.")), default=-1)

@@ -20,10 +20,8 @@ MAX_REASONS = 5
 
 def headline(shape: Shape, hardware: Hardware) -> str:
     """Return the model and the hardware in one line."""
-    return (
-        f"{parameter_count(shape):,} parameters on {hardware.gpus} x {hardware.memory:g} GB, "
-        f"{hardware.tflops:g} TFLOP/s at {hardware.efficiency:.0%}"
-    )
+    speed = f"{hardware.tflops:g} TFLOP/s at {hardware.efficiency:.0%}"
+    return f"{parameter_count(shape):,} parameters on {hardware.gpus} x {hardware.memory:g} GB, {speed}"
 
 
 def summary(settings: TrainSettings, vocab: int, rate: Rate, on: Hardware | int) -> list[str]:

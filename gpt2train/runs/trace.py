@@ -130,10 +130,8 @@ def _data_folder(run: Path, prefix: str) -> Path:
     """
     found = Path(prefix)
     if len(found.parts) < 3 or (found.parts[-3], found.name) != ("tokens", "tokens"):
-        raise UserError(
-            f"the tokens {prefix} of {run} are not those of a data flow, which alone knows their documents; "
-            "search them with --text TEXT in place of --sample"
-        )
+        stated = f"the tokens {prefix} of {run} are not those of a data flow, which alone knows their documents"
+        raise UserError(f"{stated}; search them with --text TEXT in place of --sample")
     return found.parents[2]
 
 
@@ -149,10 +147,8 @@ def _check_read(run: Path, config: RunConfig, sample: int) -> None:
     read = read_samples(run, config)
     if sample >= read:
         numbers = f", numbered 0 to {read - 1:,}" if read else ""
-        raise UserError(
-            f"--sample {sample}: the run in {run} has read {count_of(read, 'sample')} so far{numbers}; "
-            "give one of those, or --data instead of --run"
-        )
+        stated = f"--sample {sample}: the run in {run} has read {count_of(read, 'sample')} so far{numbers}"
+        raise UserError(f"{stated}; give one of those, or --data instead of --run")
 
 
 def _parts(

@@ -110,10 +110,8 @@ def show(tracer: "TextTracer", found: "TextTrace", excerpt: int, as_json: bool) 
         print(json.dumps(as_values(tracer, found), ensure_ascii=False, indent=1))
         return
     spans = f"{count_of(len(found.spans), 'span')} of at least {found.min_tokens} tokens"
-    print(
-        f"{count_of(found.tokens, 'token')}, {found.covered:,} of them in {spans} that occur in "
-        f"{found.indexed_tokens:,} tokens"
-    )
+    of_text = f"{count_of(found.tokens, 'token')}, {found.covered:,} of them"
+    print(f"{of_text} in {spans} that occur in {found.indexed_tokens:,} tokens")
     for span in found.spans:
         times = "once" if span.count == 1 else f"{span.count:,} times"
         print(f"\ntokens {span.start:,}-{span.end:,}, {times}: {_line(span.text)!r}")

@@ -16,7 +16,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.inference.batch import Continuation
 from gpt2train.inference.sequence import TokenScore
 from gpt2train.serve.completions import IGNORED, NEUTRAL, CompletionRequest, SamplingRequest
-from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, late
+from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, late, wrong_field
 from gpt2train.serve.openai import CompletionAnswer, answer, check_model, encoded_prompts, sampling_jobs
 from gpt2train.serve.service import Service
 
@@ -145,8 +145,8 @@ def _check_length(service: Service, body: ChatRequest) -> None:
     """Check that the messages may fit the context, before they are encoded."""
     limit = service.longest_text
     if limit is not None and sum(len(str(one.content).encode()) for one in body.messages) > limit:
-        stated = f"messages: they are longer than the model's context of {service.context} tokens"
-        raise ApiError(400, stated, "messages", code=CONTEXT_EXCEEDED)
+        problem = f"they are longer than the model's context of {service.context} tokens"
+        raise wrong_field("messages", problem, CONTEXT_EXCEEDED)
 
 
 def _encode(chat: Chat, body: ChatRequest) -> tuple[list[int], tuple[int, ...]]:
@@ -154,11 +154,11 @@ def _encode(chat: Chat, body: ChatRequest) -> tuple[list[int], tuple[int, ...]]:
     try:
         ids = chat.prompt([{"role": one.role, "content": one.content} for one in body.messages])
     except UserError as error:
-        raise ApiError(400, f"messages: {error}", "messages") from error
+        raise wrong_field("messages", str(error)) from error
     except RunError as error:
         raise ApiError(500, str(error)) from error
     if not ids:
-        raise ApiError(400, "messages: the chat template writes nothing", "messages")
+        raise wrong_field("messages", "the chat template writes nothing")
     return ids, () if chat.end is None else (chat.end,)
 
 

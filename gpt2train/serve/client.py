@@ -97,10 +97,8 @@ def _reach(base: str) -> None:
     except urllib.error.HTTPError as error:
         error.close()  # a server responds; other servers with this API have no /health
     except (OSError, HTTPException) as error:
-        raise RunError(
-            f"no server responds at {base}: {_reason(error)}; check the address, or start one: "
-            "gpt2train serve --model DIR"
-        ) from error
+        remedy = "check the address, or start one: gpt2train serve --model DIR"
+        raise RunError(f"no server responds at {base}: {_reason(error)}; {remedy}") from error
 
 
 def _ask_number(read: Callable[[str], str], write: Callable[[str], None]) -> int:

@@ -34,6 +34,11 @@ class ApiError(Exception):
         self.status, self.message, self.field, self.headers, self.code = status, message, field, headers, code
 
 
+def wrong_field(field: str, problem: str, code: str | None = None) -> ApiError:
+    """Return the error of a wrong field."""
+    return ApiError(400, f"{field}: {problem}", field, code=code)
+
+
 def late(seconds: float) -> ApiError:
     """Return the error of a request that was not done in time."""
     return ApiError(504, f"not done within {seconds:g} s, the limit of this server")
@@ -67,8 +72,8 @@ def from_validation_error(error: RequestValidationError) -> ApiError:
         return ApiError(400, message, message.partition(":")[0])
     if not location:
         return ApiError(400, "send a JSON object with the header Content-Type: application/json")
-    field = _printable(location[0])
-    path = field + "".join(f"[{key}]" if isinstance(key, int) else f".{_printable(key)}" for key in location[1:])
+    field = printable_name(location[0])
+    path = field + "".join(f"[{key}]" if isinstance(key, int) else f".{printable_name(key)}" for key in location[1:])
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"unknown field {path!r}", field)
     if first["type"] == "missing":
@@ -119,6 +124,6 @@ def _line_and_column(text: Any, position: Any) -> str:
     return f"at line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
 
 
-def _printable(key: Any) -> str:
+def printable_name(key: Any) -> str:
     """Return the name of a field, truncated and without unprintable characters."""
     return "".join(character if character.isprintable() else "?" for character in str(key)[:100])

@@ -15,7 +15,7 @@ from gpt2train.inference.batch import Continuation
 from gpt2train.inference.beam_search import BeamSearch
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.serve.completions import whole
-from gpt2train.serve.errors import ApiError
+from gpt2train.serve.errors import wrong_field
 from gpt2train.serve.service import Service, continuation, finish, seed_of
 
 LEGACY = {"max_len": "tokens_to_generate", "sentences": "prompts"}
@@ -114,7 +114,7 @@ async def _search(service: Service, body: ApiRequest, prompt: list[int], request
     """Run a beam search; the best beam comes first in the answer."""
     width = body.beam_width or 1
     if width > service.batcher.decoder.rows:
-        raise ApiError(400, f"beam_width: at most {service.batcher.decoder.rows} on this server", "beam_width")
+        raise wrong_field("beam_width", f"at most {service.batcher.decoder.rows} on this server")
     length = _max_new_tokens(service, body)
     settings = BeamSettings(
         beams=width,
@@ -132,20 +132,16 @@ async def _prompts(service: Service, body: ApiRequest) -> list[list[int]]:
     """Encode the prompts and check them against the limits."""
     max_new_tokens, limits = _max_new_tokens(service, body), service.settings
     if len(body.prompts) > limits.max_sequences:
-        raise ApiError(400, f"prompts: at most {limits.max_sequences} on this server", "prompts")
+        raise wrong_field("prompts", f"at most {limits.max_sequences} on this server")
     bos = [service.end] if body.add_BOS and not service.prefix else []
     prompts = [bos + ids for ids in await service.encode(body.prompts, "prompts")]
     longest = max(map(len, prompts))
     if longest + max_new_tokens > service.context:
-        raise ApiError(
-            400,
-            f"tokens_to_generate: length of prompt ({longest} tokens) + tokens_to_generate ({max_new_tokens}) is "
-            f"longer than the model's context of {service.context}",
-            "tokens_to_generate",
-        )
+        length = f"length of prompt ({longest} tokens) + tokens_to_generate ({max_new_tokens})"
+        raise wrong_field("tokens_to_generate", f"{length} is longer than the model's context of {service.context}")
     total = (longest + max_new_tokens) * max(len(prompts), body.beam_width or 1)
     if total > limits.max_api_tokens:
-        raise ApiError(400, f"prompts: too many tokens, {total} are above {limits.max_api_tokens}", "prompts")
+        raise wrong_field("prompts", f"too many tokens, {total} are above {limits.max_api_tokens}")
     return prompts
 
 

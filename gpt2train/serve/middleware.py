@@ -97,12 +97,9 @@ class Guard:
             return
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(b" "), key.encode()):
-            raise ApiError(
-                401,
-                "send the key of this server as Authorization: Bearer KEY",
-                headers={"WWW-Authenticate": "Bearer"},
-                code="invalid_api_key",
-            )
+            asked = {"WWW-Authenticate": "Bearer"}
+            remedy = "send the key of this server as Authorization: Bearer KEY"
+            raise ApiError(401, remedy, headers=asked, code="invalid_api_key")
 
     @contextlib.asynccontextmanager
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> AsyncIterator[bytes]:

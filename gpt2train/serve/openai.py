@@ -16,7 +16,7 @@ from gpt2train.inference.text_stream import TextStream
 from gpt2train.plan.parameters import Piece, parameters
 from gpt2train.serve.batcher import Ticket
 from gpt2train.serve.completions import CompletionRequest
-from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, error_body
+from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, error_body, wrong_field
 from gpt2train.serve.service import Service, cancel, continuation, deltas, finish, seed_of, submit
 from gpt2train.serve.sse import EventStream
 
@@ -87,26 +87,23 @@ async def encoded_prompts(service: Service, body: CompletionRequest) -> list[lis
     """Encode the prompts, none of them empty, and check them against the limits."""
     limits, max_new_tokens, samples = service.settings, body.max_tokens or 0, body.n or 1
     if len(body.prompt) * samples > limits.max_sequences:
-        raise ApiError(400, f"prompt: {len(body.prompt)} x n {samples} is above {limits.max_sequences}", "prompt")
+        raise wrong_field("prompt", f"{len(body.prompt)} x n {samples} is above {limits.max_sequences}")
     if isinstance(body.prompt[0], str):
         prompts = [ids or [service.end] for ids in await service.encode(body.prompt, "prompt")]
     else:
         prompts = body.prompt
         vocab = service.batcher.decoder.shape.vocab
         if max(map(max, prompts)) >= vocab:
-            raise ApiError(400, f"prompt: the largest token id is {vocab - 1}", "prompt")
+            raise wrong_field("prompt", f"the largest token id is {vocab - 1}")
     for prompt in prompts:
         if len(prompt) + max_new_tokens > service.context:
-            raise ApiError(
-                400,
-                f"the model's context is {service.context} tokens, the prompt has {len(prompt)} and max_tokens is "
-                f"{max_new_tokens}; shorten one of them",
-                "prompt" if len(prompt) >= service.context else "max_tokens",
-                code=CONTEXT_EXCEEDED,
-            )
+            lengths = f"the prompt has {len(prompt)} and max_tokens is {max_new_tokens}; shorten one of them"
+            field = "prompt" if len(prompt) >= service.context else "max_tokens"
+            stated = f"the model's context is {service.context} tokens, {lengths}"
+            raise ApiError(400, stated, field, code=CONTEXT_EXCEEDED)
     total = sum(len(prompt) + max_new_tokens for prompt in prompts) * samples
     if total > limits.max_tokens:
-        raise ApiError(400, f"prompt: {total} tokens with n and max_tokens, {limits.max_tokens} are allowed", "prompt")
+        raise wrong_field("prompt", f"{total} tokens with n and max_tokens, {limits.max_tokens} are allowed")
     return prompts
 
 

@@ -24,7 +24,7 @@ from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.runs.text_trace import TextTracer
 from gpt2train.serve.batcher import Batcher, Ticket
-from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, late
+from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, late, wrong_field
 from gpt2train.serve.hosts import AllowedHosts
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.serve.sse import unless_disconnected
@@ -115,13 +115,10 @@ class Service:
         for text in texts:
             # The cheap number of characters first: encoding 4 MB of text takes 3 s of a core and 600 MB.
             if limit is not None and (len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit):
-                raise ApiError(
-                    400,
-                    f"{field}: a text of {len(text)} characters is longer than the model's context of {self.context} "
-                    "tokens",
-                    field,
-                    code=CONTEXT_EXCEEDED,
+                problem = (
+                    f"a text of {len(text)} characters is longer than the model's context of {self.context} tokens"
                 )
+                raise wrong_field(field, problem, CONTEXT_EXCEEDED)
         try:
             if sum(map(len, texts)) < LONG_TEXT:
                 found = encode_ordinary(self.tokenizer, texts)
@@ -129,7 +126,7 @@ class Service:
                 found = await asyncio.to_thread(self._encode_long, texts)
             return [[*self.prefix, *ids] for ids in found]
         except UserError as error:
-            raise ApiError(400, f"{field}: {error}", field) from error
+            raise wrong_field(field, str(error)) from error
 
     def _encode_long(self, texts: Sequence[str]) -> list[list[int]]:
         found: list[list[int]] = []

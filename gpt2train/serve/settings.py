@@ -102,8 +102,6 @@ class ServeSettings(Settings):
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except OSError as error:
-            raise UserError(
-                f"cannot listen at {self.host}:{self.port}: {error.strerror}; choose another --host or --port, 0 takes "
-                "a free port"
-            ) from error
+            remedy = "choose another --host or --port, 0 takes a free port"
+            raise UserError(f"cannot listen at {self.host}:{self.port}: {error.strerror}; {remedy}") from error
         return bound

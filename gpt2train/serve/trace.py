@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from gpt2train.errors import UserError
 from gpt2train.runs.text_trace import TextTracer
-from gpt2train.serve.errors import RETRY, ApiError
+from gpt2train.serve.errors import RETRY, ApiError, printable_name, wrong_field
 from gpt2train.store.removal import RemovalCheck
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def trace_routes(tracer: TextTracer) -> APIRouter:
         """Find the longest spans of a text that occur in the training tokens."""
         _check_names(request, {"text", "min_tokens", "places"})
         if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
-            raise ApiError(400, "text: it is not valid Unicode", "text")
+            raise wrong_field("text", "it is not valid Unicode")
         found = asdict(await in_thread(lambda: tracer.trace_text(text, min_tokens, places)))
         del found["corpora"]  # paths on the server
         for span in found["spans"]:
@@ -68,5 +68,5 @@ def trace_routes(tracer: TextTracer) -> APIRouter:
 def _check_names(request: Request, names: set[str]) -> None:
     """Refuse unknown parameters, as unknown fields of a body are."""
     if unknown := sorted(set(request.query_params) - names):
-        shown = "".join(letter if letter.isprintable() else "?" for letter in unknown[0][:100])
+        shown = printable_name(unknown[0])
         raise ApiError(400, f"unknown parameter {shown!r}; the parameters are {', '.join(sorted(names))}", shown)
