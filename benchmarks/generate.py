@@ -18,7 +18,6 @@ import torch
 
 from benchmarks.pairs import compare, machine
 from gpt2train.convert.hf_layout import layout_of
-from gpt2train.convert.huggingface import to_huggingface
 from gpt2train.convert.tensor_files import DTYPES
 from gpt2train.inference.generate import continue_tokens
 from gpt2train.inference.settings import SamplingSettings
@@ -101,9 +100,11 @@ def transformers_model(model: CausalLM, shape: Shape) -> Any:
     """Their model of the same weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(**layout_of(shape.family).config(shape), bos_token_id=0, eos_token_id=0)
+    layout, weights = layout_of(shape.family), model.state_dict()
+    config = AutoConfig.for_model(**layout.config(shape), bos_token_id=0, eos_token_id=0)
     theirs = AutoModelForCausalLM.from_config(config)
-    theirs.load_state_dict(to_huggingface(dict(model.state_dict()), shape), strict=False)
+    named = {their: layout.exported(our, weights[our], shape) for our, their in layout.names(shape).items()}
+    theirs.load_state_dict(named, strict=False)
     theirs.tie_weights()
     return theirs.requires_grad_(False).eval()
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-from gpt2train.convert.huggingface import write_model
+from gpt2train.convert.huggingface import save_model
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 
 SHAPES = {
@@ -40,7 +41,7 @@ def write_random_model(folder: Path, shape: Shape, seed: int = 3, noise: float =
         model.wte.weight[shape.vocab - 1] = 0
     with tempfile.TemporaryDirectory() as tokenizer:
         save_tokenizer(tokenizer, vocab, pairs)
-        write_model(folder, dict(model.state_dict()), shape, Path(tokenizer))
+        save_model(folder, LazyWeights(shape, in_memory(dict(model.state_dict()))), Path(tokenizer))
 
 
 def main() -> None:

@@ -42,12 +42,14 @@ def main() -> None:
 def write(folder: Path, tokenizer: Path, layers: int, hidden: int) -> None:
     """A model folder with its first values, written by a process of its own: nothing of it stays in this one."""
     script = (
-        "import sys; from pathlib import Path; from gpt2train.convert.huggingface import write_model\n"
+        "import sys; from pathlib import Path; from gpt2train.convert.huggingface import save_model\n"
         "from gpt2train.data.tokenizer import load_tokenizer; from gpt2train.model.gpt2 import GPT2\n"
+        "from gpt2train.model.lazy_weights import LazyWeights, in_memory\n"
         "from gpt2train.model.init import initialise; from gpt2train.model.shape import Shape\n"
         "place, tables, layers, hidden = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])\n"
         "shape = Shape(load_tokenizer(tables).get_vocab_size(), layers, hidden // 64, hidden, 1024)\n"
-        "write_model(place, dict(initialise(GPT2(shape), 1).state_dict()), shape, tables)\n"
+        "weights = in_memory(dict(initialise(GPT2(shape), 1).state_dict()))\n"
+        "save_model(place, LazyWeights(shape, weights), tables)\n"
     )
     subprocess.run([sys.executable, "-c", script, folder, tokenizer, str(layers), str(hidden)], check=True)
 

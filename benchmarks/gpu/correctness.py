@@ -32,13 +32,14 @@ from benchmarks.gpu.tiny import LLAMA, STEPS, VOCAB, difference, gradients, has_
 from gpt2train.checkpoint.staging import copy_to_cpu
 from gpt2train.checkpoint.store import open_weights
 from gpt2train.config import RunConfig, presets
-from gpt2train.convert.huggingface import write_model
+from gpt2train.convert.huggingface import save_model
 from gpt2train.data.indexed import bin_path, idx_path, write_index
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
 from gpt2train.inference.generate import continue_tokens
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.settings import build
 from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
@@ -309,7 +310,7 @@ def served(device: str) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tokenizer").mkdir()
         save_tokenizer(Path(folder) / "tokenizer", letters, [])
-        write_model(Path(folder) / "model", weights, shape, Path(folder) / "tokenizer")
+        save_model(Path(folder) / "model", LazyWeights(shape, in_memory(weights)), Path(folder) / "tokenizer")
         texts = {place: answers(Path(folder) / "model", place) for place in dict.fromkeys(("cpu", device))}
     expected, found = texts["cpu"], texts[device]
     if not all(expected):

@@ -29,41 +29,9 @@ from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.device import choose_device
 from gpt2train.model.families import EMBEDDING, check_language_model, sizes
-from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model
 from gpt2train.model.shape import Shape
 from gpt2train.store.files import atomic_folder
-
-
-def to_huggingface(weights: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
-    """Convert weights to Hugging Face's names and layouts, without the padding of the vocabulary.
-
-    Raises:
-        UserError: a tensor is missing or unexpected, or does not fit `shape`.
-    """
-    check_sizes({name: tuple(tensor.shape) for name, tensor in weights.items()}, sizes(shape), "the checkpoint")
-    layout = layout_of(shape.family)
-    pairs = layout.names(shape).items()
-    return {theirs: layout.exported(ours, weights[ours], shape).contiguous() for ours, theirs in pairs}
-
-
-def from_huggingface(tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
-    """Convert weights to our names and layouts in float32; the last row of the vocabulary is repeated as its padding.
-
-    Raises:
-        UserError: a tensor is missing or unexpected, or does not fit `shape`.
-    """
-    return _imported(in_memory(tensors), shape).read()
-
-
-def write_model(
-    folder: str | PathLike[str],
-    weights: Mapping[str, Tensor],
-    shape: Shape,
-    tokenizer: str | PathLike[str],
-    dtype: Dtype = "float32",
-) -> None:
-    """Write weights in memory as a model folder; see `save_model`."""
-    save_model(Path(folder), LazyWeights(shape, in_memory(weights)), Path(tokenizer), dtype)
 
 
 def save_model(
@@ -134,7 +102,7 @@ def open_model(folder: Path) -> LazyWeights:
         UserError: the folder is not a model folder, a file is damaged, or no model family has the architecture.
     """
     shape = read_shape(folder)
-    return replace(_imported(open_tensors(folder), shape), labels=read_label_names(folder))
+    return replace(imported(open_tensors(folder), shape), labels=read_label_names(folder))
 
 
 def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifier: bool = False) -> CausalLM:
@@ -164,7 +132,7 @@ def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifie
     return model.requires_grad_(False).eval().to(chosen)
 
 
-def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
+def imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
     """Convert lazy tensors from the names and layouts of a weights file to ours."""
     layout = layout_of(shape.family)
     expected, theirs = layout.sizes(shape), layout.names(shape)
@@ -172,7 +140,7 @@ def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
     wanted = {theirs[name]: size for name, size in expected.items()}
     check_sizes({name: stored.size for name, stored in found.items()}, wanted, "the model file")
 
-    def imported(name: str, size: tuple[int, ...]) -> LazyTensor:
+    def lazy(name: str, size: tuple[int, ...]) -> LazyTensor:
         return LazyTensor(size, lambda dtype: layout.imported(name, found[theirs[name]].read(dtype), shape))
 
-    return LazyWeights(shape, {name: imported(name, size) for name, size in sizes(shape).items()})
+    return LazyWeights(shape, {name: lazy(name, size) for name, size in sizes(shape).items()})

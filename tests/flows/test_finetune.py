@@ -14,7 +14,6 @@ from flows.recipe import PlannedRun
 from flows.settings import resolve
 from gpt2train.config import CONFIG_FILE, ModelSettings, read_run_config
 from gpt2train.convert.detect import find_source
-from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import Shape, build_model
@@ -24,6 +23,7 @@ from gpt2train.store.manifest import Manifest
 from tasks.finetune.scores import read_scores
 from tests.docs.page_commands import DOCS, commands_of, run_line
 from tests.flows.commands import run as run_command
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.tasks.corpus import Inline
 

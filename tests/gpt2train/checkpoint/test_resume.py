@@ -13,7 +13,7 @@ from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import RunConfig
 from gpt2train.convert.from_weights import write_checkpoint
-from gpt2train.convert.huggingface import from_huggingface, open_model, read_model, to_huggingface, write_model
+from gpt2train.convert.huggingface import open_model, read_model
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.convert.megatron_write import write_megatron
 from gpt2train.convert.merge import merge
@@ -30,6 +30,7 @@ from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
+from tests.gpt2train.convert.model_folders import from_huggingface, to_huggingface, write_model
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.data.token_files import write_documents
 from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, weights, write

@@ -10,12 +10,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2train.cli import app, run_command
-from gpt2train.convert.huggingface import read_model, to_huggingface, write_model
+from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
+from tests.gpt2train.convert.model_folders import to_huggingface, write_model
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.convert.test_huggingface import make_model as make_ours
 from tests.gpt2train.convert.test_huggingface import weights_of

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gpt2train.cli import app, run_command
-from gpt2train.convert.huggingface import write_model
 from gpt2train.convert.megatron_core_write import Target, write_megatron_core
 from gpt2train.data.tokenizer import save_tokenizer
 from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.convert.test_huggingface import make_model, weights_of
 from tests.gpt2train.convert.test_megatron_core_formats import source
 from tests.gpt2train.data.test_tokenizer import small_tables

@@ -13,10 +13,10 @@ from gpt2train.cli import app, run_command
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.gguf_model import gguf_model, interleave_halves
 from gpt2train.convert.gguf_tokenizer import gguf_tokenizer
-from gpt2train.convert.huggingface import write_model
 from gpt2train.errors import UserError
 from gpt2train.model.families import Shape, sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.convert.test_huggingface import make_model, weights_of
 

@@ -11,13 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.hf_layout import layout_of
-from gpt2train.convert.huggingface import open_model, read_model, save_model, write_model
+from gpt2train.convert.huggingface import open_model, read_model, save_model
 from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.convert.peers import difference, edit, stirred
 from tests.gpt2train.convert.small_tokenizer import split_as_qwen, write_tokenizer
 from tests.gpt2train.jobs import VOCAB, curve, make

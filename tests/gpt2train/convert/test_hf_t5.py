@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpt2train.config.model import ModelSettings
-from gpt2train.convert.huggingface import open_model, read_model, save_model, write_model
+from gpt2train.convert.huggingface import open_model, read_model, save_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.inference.generate import SamplingSettings, generate
@@ -20,6 +20,7 @@ from gpt2train.model.t5 import T5
 from tests.gpt2train.convert.export_models import passages
 from tests.gpt2train.convert.export_models import write_model as write_random
 from tests.gpt2train.convert.export_models import write_tokenizer as write_trained
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.convert.peers import edit, stirred
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 

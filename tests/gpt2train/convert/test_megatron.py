@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.convert.detect import detect
-from gpt2train.convert.huggingface import from_huggingface, to_huggingface
 from gpt2train.convert.megatron import ALLOWED, open_megatron
 from gpt2train.convert.megatron_write import write_megatron
 from gpt2train.convert.safe_pickle import read_pickle
@@ -28,6 +27,7 @@ from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad, as_python_3_11_2
 from tests.gpt2train.convert.megatron_trees import Model, make_model, write_tree
+from tests.gpt2train.convert.model_folders import from_huggingface, to_huggingface
 
 VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT = 130, 4, 4, 8, 6
 SHAPE = Shape(VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT)

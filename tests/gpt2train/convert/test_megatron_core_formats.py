@@ -18,7 +18,6 @@ from torch import Tensor
 from gpt2train.checkpoint.store import open_tensors
 from gpt2train.cli import app, run_command
 from gpt2train.convert.detect import detect
-from gpt2train.convert.huggingface import from_huggingface
 from gpt2train.convert.megatron import ALLOWED, MegatronCheckpoint, open_megatron
 from gpt2train.convert.megatron_core_write import Target, write_megatron_core
 from gpt2train.convert.opened_source import open_source
@@ -32,6 +31,7 @@ from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad, as_python_3_11_2
 from tests.gpt2train.convert.megatron_trees import make_model
+from tests.gpt2train.convert.model_folders import from_huggingface
 from tests.gpt2train.jobs import curve, make
 
 SHAPE = Shape(130, 4, 4, 16, 8)

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from gpt2train.cli import app, run_command
 from gpt2train.config import ModelSettings
-from gpt2train.convert.huggingface import write_model
 from gpt2train.convert.merge import merge
 from gpt2train.convert.model_card import CardFacts, model_card
 from gpt2train.convert.settings import MergeSettings
@@ -20,6 +19,7 @@ from gpt2train.model.causal_lm import Shape, build_model
 from gpt2train.settings import build
 from gpt2train.store.manifest import Folder, Manifest, Outcome
 from gpt2train.store.run_folder import MANIFEST
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.serve.local_server import write_tokenizer
 from tests.trained_run import TrainedRun
 

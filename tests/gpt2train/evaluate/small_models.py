@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer
 from gpt2train.data.tokenizer_reader import read_files, tables_of
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
+from tests.gpt2train.convert.model_folders import write_model
 
 
 def small_bpe(bpe: Path, folder: Path, merges: int = 4000) -> Path:

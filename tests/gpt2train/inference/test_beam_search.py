@@ -7,7 +7,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gpt2train.convert.huggingface import to_huggingface
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.data.wordpiece import build_wordpiece
 from gpt2train.errors import RunError, UserError
@@ -16,6 +15,7 @@ from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.inference.text_stream import TextStream
 from gpt2train.model.gpt2 import GPT2, Shape
+from tests.gpt2train.convert.model_folders import to_huggingface
 from tests.gpt2train.models import generate_tokens, lively
 
 SHAPE = Shape(vocab=60, layers=2, heads=2, hidden=16, context=40)

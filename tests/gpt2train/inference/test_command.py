@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from gpt2train.cli import app, run_command
-from gpt2train.convert.huggingface import write_model
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 from gpt2train.runs.text_trace import traced_place
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.tasks.corpus import row
 

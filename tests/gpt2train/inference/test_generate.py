@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from gpt2train.convert.huggingface import read_model, read_shape, write_model
+from gpt2train.convert.huggingface import read_model, read_shape
 from gpt2train.data.tokenizer import END_OF_TEXT, build_tokenizer, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.inference.beam_search import beam_search
@@ -21,6 +21,7 @@ from gpt2train.inference.generate import generate
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.parallel.layout import Layout
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.convert.test_hf_t5 import save_peer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.models import generate_tokens, lively

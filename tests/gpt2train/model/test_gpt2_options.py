@@ -12,13 +12,14 @@ from pydantic import ValidationError
 
 from gpt2train.config import TrainSettings, to_toml
 from gpt2train.config.model import ModelSettings
-from gpt2train.convert.huggingface import from_huggingface, read_model, read_shape, to_huggingface, write_model
+from gpt2train.convert.huggingface import read_model, read_shape
 from gpt2train.convert.megatron_write import write_megatron
 from gpt2train.errors import UserError
 from gpt2train.model.families import HEAD, is_tied, sizes
 from gpt2train.model.gpt2_family import drop_published
 from gpt2train.model.lazy_weights import LazyWeights, empty_model, in_memory
 from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.model_folders import from_huggingface, to_huggingface, write_model
 from tests.gpt2train.convert.test_huggingface import weights_of
 from tests.gpt2train.jobs import VOCAB
 from tests.gpt2train.model.test_llama import check_steps

@@ -12,9 +12,10 @@ import torch
 from gpt2train.cli import app
 from gpt2train.command_line import run_command
 from gpt2train.config.model import ModelSettings
-from gpt2train.convert.huggingface import read_model, write_model
+from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.inference.decoder import LocalDecoder
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.models import lively
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
 from tests.gpt2train.serve.local_server import running

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
 from gpt2train.model.causal_lm import Shape, build_model
 from gpt2train.model.init import initialise
+from tests.gpt2train.convert.model_folders import write_model
 
 # 280 of 384 rows are the vocabulary: over four processes the last part, from row 288 on, is padding alone.
 SHAPE = Shape(vocab=280, layers=4, heads=4, hidden=32, context=128)

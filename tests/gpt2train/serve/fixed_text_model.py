@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.model_folders import write_model
 
 SHAPE = Shape(vocab=257, layers=2, heads=2, hidden=64, context=4096)
 SURE = 6.0  # so many times the letter that was read last weighs the one that comes next
