@@ -73,10 +73,8 @@ def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, ScoreInputs]:
                 f"gpt2train merge {quote(run.url)} --output DIR, then gpt2train evaluate"
             )
         if not (Path(run.path()) / "tokenizer").is_dir():
-            raise UserError(
-                f"{run.url} was trained without a tokenizer; run gpt2train merge {quote(run.url)} --tokenizer DIR "
-                "--output DIR"
-            )
+            remedy = f"run gpt2train merge {quote(run.url)} --tokenizer DIR --output DIR"
+            raise UserError(f"{run.url} was trained without a tokenizer; {remedy}")
         return training, ScoreInputs(root, None, None, settings.lambada)
     data = data_of(run, root)
     check_no_removal(data)

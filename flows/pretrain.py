@@ -226,10 +226,8 @@ def check_local(output: str) -> None:
         UserError: the output is in an object store.
     """
     if not Folder(output).is_local:
-        raise UserError(
-            f"training writes to a local disk, not to {output}; run flows.dataprep --output {output}, then "
-            f"flows.pretrain --data {output} --output FOLDER"
-        )
+        remedy = f"run flows.dataprep --output {output}, then flows.pretrain --data {output} --output FOLDER"
+        raise UserError(f"training writes to a local disk, not to {output}; {remedy}")
 
 
 pretrain = settings_flow(Pretrain)

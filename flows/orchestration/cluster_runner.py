@@ -176,10 +176,8 @@ def check_cluster(settings: OutputSettings, has_api: bool) -> None:
             "they can reach (s3://…, gs://…), or --shared-disk if it is the same disk on every machine"
         )
     if not has_api:
-        raise UserError(
-            f"workers of the cluster at {address} cannot reach the embedded Prefect server; start one that they can "
-            "reach (prefect server start --host 0.0.0.0) and set PREFECT_API_URL here"
-        )
+        remedy = "start one that they can reach (prefect server start --host 0.0.0.0) and set PREFECT_API_URL here"
+        raise UserError(f"workers of the cluster at {address} cannot reach the embedded Prefect server; {remedy}")
 
 
 def is_remote(address: str) -> bool:

@@ -113,10 +113,8 @@ class TrainSettings(Settings):
                 'precision = "bf16", or performance.fp8 = "off"'
             )
         if self.performance.stream == "bf16" and self.precision != "bf16":
-            raise ValueError(
-                f'performance.stream "bf16" needs precision bf16, not {self.precision}; set precision = "bf16", or '
-                'performance.stream = "fp32"'
-            )
+            remedy = 'set precision = "bf16", or performance.stream = "fp32"'
+            raise ValueError(f'performance.stream "bf16" needs precision bf16, not {self.precision}; {remedy}')
         if self.performance.stream == "bf16" and self.model.family == "t5":
             raise ValueError('performance.stream "bf16" is not for T5; set performance.stream = "fp32"')
         return self

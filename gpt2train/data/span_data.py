@@ -31,10 +31,8 @@ def special_tokens(config: RunConfig) -> SpecialTokens:
     start = int(config.model.options["start_id"])
     if tokenizer is None and needs_tokenizer(options):
         wanted = f"the sentinels {options.sentinels}" if options.sentinels != TOP else "objective.options.end_id = -1"
-        raise UserError(
-            f"{wanted} need the run's tokenizer, and {without_tokenizer(config)}; copy it there as tokenizer/, "
-            'or set objective.options.sentinels = "top" and end_id'
-        )
+        remedy = 'copy it there as tokenizer/, or set objective.options.sentinels = "top" and end_id'
+        raise UserError(f"{wanted} need the run's tokenizer, and {without_tokenizer(config)}; {remedy}")
     return find_special_tokens(options, start, config.vocab, tokenizer, folder)
 
 

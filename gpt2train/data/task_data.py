@@ -188,10 +188,8 @@ class AnswerData(TaskData):
         np.cumsum(lengths * (place % 2), out=odd[1:])
         self._counts = odd[self.firsts[1:]] - odd[self.firsts[:-1]]
         if (np.diff(self.firsts) < 2).any():
-            raise UserError(
-                f"{self.prefix} is not prompts and answers: documents of two sequences or more; make it with "
-                "python -m flows.finetune"
-            )
+            remedy = "make it with python -m flows.finetune"
+            raise UserError(f"{self.prefix} is not prompts and answers: documents of two sequences or more; {remedy}")
         self._counts -= lengths[self.firsts[:-1]] == 0  # nothing precedes the first token
 
     def _check_document(self, document: int) -> None:

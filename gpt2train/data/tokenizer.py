@@ -93,10 +93,8 @@ def load_model_tokenizer(folder: str | PathLike[str], rows: int) -> Tokenizer:
     """
     tokenizer = open_tokenizer(read_files(folder, rows), str(folder))
     if (size := vocab_size(tokenizer)) > rows:
-        raise UserError(
-            f"the tokenizer {folder} has {size} entries, the model {rows}; "
-            "give the tokenizer that the model was trained with"
-        )
+        remedy = "give the tokenizer that the model was trained with"
+        raise UserError(f"the tokenizer {folder} has {size} entries, the model {rows}; {remedy}")
     return tokenizer
 
 

@@ -108,10 +108,8 @@ def private_folder() -> Path:
         raise UserError(f"cannot create {folder}: {error.strerror}; set TMPDIR to a writable folder") from error
     is_own = os.name == "nt" or (status.st_uid == user and not status.st_mode & 0o022)
     if not (stat.S_ISDIR(status.st_mode) and is_own):
-        raise UserError(
-            f"{folder} is a link, belongs to another user, or is writable by others; remove it, or set TMPDIR to a "
-            "folder of your own"
-        )
+        remedy = "remove it, or set TMPDIR to a folder of your own"
+        raise UserError(f"{folder} is a link, belongs to another user, or is writable by others; {remedy}")
     return folder
 
 

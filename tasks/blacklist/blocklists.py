@@ -173,8 +173,6 @@ def _files(location: str) -> list[tuple[str, str, bool]]:
         elif parts.suffix == ".txt" or not in_folder:
             found.append((fs.unstrip_protocol(name), parts.stem, False))
     if not found:
-        raise UserError(
-            f"no list in {location}, given with --blacklist.domain-lists; "
-            "expected a file, <category>.txt, <category>/domains or <category>/urls"
-        )
+        remedy = "expected a file, <category>.txt, <category>/domains or <category>/urls"
+        raise UserError(f"no list in {location}, given with --blacklist.domain-lists; {remedy}")
     return found

@@ -78,10 +78,8 @@ def blacklist(
     (total,) = runner.batches(step, "write", [classified], write_shards, duplicates, settings.shard_rows)
     if not total.kept:
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
-        raise UserError(
-            f"every one of the {total.seen} URLs was rejected ({counts}); see {step.folder.url}/rejected, "
-            "then fix the list or the [blacklist] settings"
-        )
+        remedy = f"see {step.folder.url}/rejected, then fix the list or the [blacklist] settings"
+        raise UserError(f"every one of the {total.seen} URLs was rejected ({counts}); {remedy}")
     return step.commit(total)
 
 

@@ -91,15 +91,11 @@ def queue_folder() -> Path:
             os.close(descriptor)
     except OSError as error:
         link = " (it is a link)" if folder.is_symlink() else ""
-        raise RunError(
-            f"cannot use {folder}{link}, the folder of the GPU queue: {error.strerror}; "
-            f"set {FOLDER_VARIABLE} to another folder"
-        ) from error
+        remedy = f"set {FOLDER_VARIABLE} to another folder"
+        raise RunError(f"cannot use {folder}{link}, the folder of the GPU queue: {error.strerror}; {remedy}") from error
     if not created and found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
-        raise RunError(
-            f"in {folder}, the folder of the GPU queue, every user may remove the files of others; "
-            f"chmod +t {folder}, or set {FOLDER_VARIABLE} to another folder"
-        )
+        remedy = f"chmod +t {folder}, or set {FOLDER_VARIABLE} to another folder"
+        raise RunError(f"in {folder}, the folder of the GPU queue, every user may remove the files of others; {remedy}")
     return folder
 
 
@@ -152,10 +148,8 @@ def _open(path: Path) -> int:
             raise OSError(errno.EINVAL, "not a regular file, but a link or a pipe")
         return descriptor
     except OSError as error:
-        raise RunError(
-            f"cannot open {path}, a lock file of the GPU queue: {error.strerror}; "
-            f"set {FOLDER_VARIABLE} to another folder"
-        ) from error
+        remedy = f"set {FOLDER_VARIABLE} to another folder"
+        raise RunError(f"cannot open {path}, a lock file of the GPU queue: {error.strerror}; {remedy}") from error
 
 
 def _lock(descriptor: int) -> bool:

@@ -128,10 +128,8 @@ class Step:
         if is_unknown:
             made = "made by a release that did not record its packages"
         if self.environment == "refuse":
-            raise UserError(
-                f"{self.folder.url} was {made}, and environment is 'refuse'; install those packages, or set "
-                "environment = 'redo' or 'accept'"
-            )
+            remedy = "install those packages, or set environment = 'redo' or 'accept'"
+            raise UserError(f"{self.folder.url} was {made}, and environment is 'refuse'; {remedy}")
         keep = is_unknown or self.environment == "accept"
         self.notice = f"{self.name}: {made}; {'kept' if keep else 'running again'}"
         return keep

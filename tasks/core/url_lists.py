@@ -125,10 +125,8 @@ def _read_parquet(location: str) -> Iterator[tuple[int, str | None]]:
             table = pq.ParquetFile(file)
             names = table.schema_arrow.names
             if COLUMN not in names:
-                raise UserError(
-                    f"{location} has no column {COLUMN!r}, only {', '.join(names)}; rename the one with the URLs, "
-                    "or give documents with --documents"
-                )
+                remedy = "rename the one with the URLs, or give documents with --documents"
+                raise UserError(f"{location} has no column {COLUMN!r}, only {', '.join(names)}; {remedy}")
             for batch in table.iter_batches(batch_size=ROWS, columns=[COLUMN]):
                 column = batch[COLUMN]
                 column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

@@ -159,10 +159,8 @@ def local_pool() -> WorkerPool:
     with _creation:
         if _pool is None:
             if multiprocessing.current_process().daemon:
-                raise UserError(
-                    "the cluster's workers cannot start processes, which the extraction needs; start them with "
-                    "DASK_DISTRIBUTED__WORKER__DAEMON=False in their environment"
-                )
+                remedy = "start them with DASK_DISTRIBUTED__WORKER__DAEMON=False in their environment"
+                raise UserError(f"the cluster's workers cannot start processes, which the extraction needs; {remedy}")
             adopt(WorkerPool(1))
         assert _pool is not None
         return _pool

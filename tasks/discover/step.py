@@ -73,10 +73,8 @@ def discover(
     total = Outcome.total(batches)
     if not total.kept:
         counts = step.reasons_of(total) or "no sitemap, no feed"
-        raise RunError(
-            f"no URL was found for {count_of(len(domains), 'domain')} ({counts}); check the domains and the network, "
-            "or choose other discover.methods"
-        )
+        remedy = "check the domains and the network, or choose other discover.methods"
+        raise RunError(f"no URL was found for {count_of(len(domains), 'domain')} ({counts}); {remedy}")
     return step.commit(total)
 
 

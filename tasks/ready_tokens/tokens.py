@@ -102,10 +102,8 @@ def open_ready_tokens(
     if size is not None and vocab is not None and vocab < size:
         raise UserError(f"vocab is {vocab:,}, but the tokenizer {found_tokenizer} has {size:,} tokens; leave vocab out")
     if (size := vocab or size) is None:
-        raise UserError(
-            f"{corpora[0].prefix} has no {TOKENIZER}/ beside it; give --tokenizer DIR, or the number of its tokens, "
-            "--vocab N"
-        )
+        remedy = "give --tokenizer DIR, or the number of its tokens, --vocab N"
+        raise UserError(f"{corpora[0].prefix} has no {TOKENIZER}/ beside it; {remedy}")
     digest = None if found_tokenizer is None else tokenizer_hash(found_tokenizer)
     prefix = None if validation is None else validation.prefix
     return ReadyTokens(corpora, split, prefix, size, found_tokenizer, digest, tuple(identities), facts)

@@ -106,10 +106,8 @@ def choose_engine(
     checked, difference = check_engine(step, source, shards, CHECK_BYTES, runner, compare)
     if "engine_checked" not in checked.facts:
         if wanted == "gigatoken":
-            raise UserError(
-                "tokenize.engine = 'gigatoken', but gigatoken does not work here;"
-                " pip install gigatoken, or set tokenize.engine = 'auto'"
-            )
+            remedy = "pip install gigatoken, or set tokenize.engine = 'auto'"
+            raise UserError(f"tokenize.engine = 'gigatoken', but gigatoken does not work here; {remedy}")
         log.info("gigatoken is not available for this tokenizer: using its own library, which is many times slower")
         return "tokenizers", Outcome()
     if not difference:

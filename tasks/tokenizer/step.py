@@ -102,10 +102,8 @@ def train_on(folder: Folder, name: str, shards: Sequence[str], source: Folder, s
             content = {MODEL: train_sentencepiece(chain([first], found), settings.vocab_size, settings.algorithm)}
             size = vocab_size(open_tokenizer(content, "trained"))
     if not counts["characters"]:
-        raise UserError(
-            f"no document of the train split in {source.url} to train a tokenizer on; give more pages,"
-            " or set tokenizer.name = 'gpt2'"
-        )
+        remedy = "give more pages, or set tokenizer.name = 'gpt2'"
+        raise UserError(f"no document of the train split in {source.url} to train a tokenizer on; {remedy}")
     return _commit(folder, content, {**counts, "vocab_size": size})
 
 

@@ -79,10 +79,8 @@ def check_fetched(folder: Path, data: Sequence[DataFile]) -> None:
     known = {str(folder / name): entry.get("sha256") for name, entry in record.items()}
     for file in data:
         if file.name in known and hashlib.sha256(file.content).hexdigest() != known[file.name]:
-            raise UserError(
-                f"{file.name} has changed since it was fetched; remove it to fetch it again, or remove its entry from "
-                f"{folder / RECORD}"
-            )
+            remedy = f"remove it to fetch it again, or remove its entry from {folder / RECORD}"
+            raise UserError(f"{file.name} has changed since it was fetched; {remedy}")
 
 
 def _read_record(folder: Path) -> dict[str, dict[str, str]]:

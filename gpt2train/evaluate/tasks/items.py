@@ -205,10 +205,8 @@ def _labelled(file: DataFile, name: str) -> Iterator[tuple[int, Row]]:
         return
     labels, found = file.labels.decode("utf-8-sig", "replace").split(), list(rows)
     if len(labels) != len(found):
-        raise UserError(
-            f"{file.name}: task {name}: {len(found)} rows and {len(labels)} labels beside them; give the labels of "
-            "these rows"
-        )
+        remedy = "give the labels of these rows"
+        raise UserError(f"{file.name}: task {name}: {len(found)} rows and {len(labels)} labels beside them; {remedy}")
     for (number, row), label in zip(found, labels, strict=True):
         yield number, {**row, "label": label}
 

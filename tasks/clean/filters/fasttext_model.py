@@ -74,15 +74,11 @@ def check_model(model: LocalModel, settings: FastTextSettings) -> None:
     """
     labels = _labels_of(model.path)
     if not labels:
-        raise UserError(
-            f"{model.path} is no supervised fastText model, or damaged; give the .bin or .ftz file of one with "
-            "--clean.filters.fasttext.model"
-        )
+        remedy = "give the .bin or .ftz file of one with --clean.filters.fasttext.model"
+        raise UserError(f"{model.path} is no supervised fastText model, or damaged; {remedy}")
     if settings.label not in labels:
-        raise UserError(
-            f"{model.path} has no label {settings.label}, but {', '.join(labels[:5])}; "
-            "give one of its labels with --clean.filters.fasttext.label"
-        )
+        remedy = "give one of its labels with --clean.filters.fasttext.label"
+        raise UserError(f"{model.path} has no label {settings.label}, but {', '.join(labels[:5])}; {remedy}")
 
 
 def _labels_of(path: str) -> list[str]:

@@ -70,10 +70,8 @@ def remove_pages(root: Folder, removal: Removal) -> Scanned:
     seen = scan(root, removal.wanted, removal.pages, removal.found.texts, removal.sources)
     if seen.traces:
         shown = "; ".join(f"{trace.file} {trace.place}: {trace.what}" for trace in seen.traces[:5])
-        raise RunError(
-            f"a trace is left in {count_of(len(seen.traces), 'file')} of {root.url}: {shown}; "
-            "remove what is named, then run again"
-        )
+        remedy = "remove what is named, then run again"
+        raise RunError(f"a trace is left in {count_of(len(seen.traces), 'file')} of {root.url}: {shown}; {remedy}")
     root.remove(PENDING)
     return seen
 

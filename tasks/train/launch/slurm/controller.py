@@ -54,10 +54,8 @@ def check_commands() -> None:
         UserError: A command is missing.
     """
     if missing := [name for name in ("sbatch", "scontrol", "squeue", "scancel") if shutil.which(name) is None]:
-        raise UserError(
-            f'launch.launcher is "slurm", but there is no {missing[0]} on this machine; start it on a login node of '
-            'the cluster, or set launch.launcher to "torchrun"'
-        )
+        remedy = 'start it on a login node of the cluster, or set launch.launcher to "torchrun"'
+        raise UserError(f'launch.launcher is "slurm", but there is no {missing[0]} on this machine; {remedy}')
 
 
 def submit(script: Path) -> int:
