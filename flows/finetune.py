@@ -114,11 +114,7 @@ def tuned_settings(
 ) -> TrainSettings:
     """Settings of the training, with the objective of the task and a validation at the end of each epoch.
 
-    Args:
-        settings: settings of the flow.
-        task: the task.
-        labels: names of the classes; None if they are not known yet.
-        prepared: manifest of the samples, if there is one.
+    `labels` are the names of the classes; None if they are not known yet.
     """
     more: dict[str, object] = {}
     if task.kind == "classification":

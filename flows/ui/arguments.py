@@ -34,14 +34,7 @@ CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it;
 
 
 def arguments_app(name: str, model: type[S], about: str, use: Callable[[S], object]) -> FlowApp:
-    """Create the command-line app of a flow.
-
-    Args:
-        name: name of the flow.
-        model: its settings, of which every field is a flag.
-        about: text of its help page.
-        use: function that gets the settings.
-    """
+    """Create the app of a flow's command, whose flags are the fields of `model`; `use` gets the settings."""
     app = flow_app(name, model, about)
     flags_of = flags_model(model)
 

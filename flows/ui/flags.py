@@ -52,10 +52,7 @@ def flags_model(model: type[Settings]) -> type[Settings]:
 def dump(settings: BaseModel, mode: Literal["python", "json"], *, given: bool = False) -> dict[str, Any]:
     """Dump settings, with fields that a dump leaves out by `exclude_if`: 0 epochs take the place of a preset's 60.
 
-    Args:
-        settings: settings.
-        mode: as in `model_dump`.
-        given: dump only what was given, not defaults.
+    With `given`, only what was given is dumped, not defaults.
     """
     dumped = settings.model_dump(mode=mode, exclude_unset=given)
     for name in settings.model_fields_set if given else type(settings).model_fields:

@@ -15,11 +15,7 @@ border-left:4px solid #3b6fb6}svg{width:100%;height:auto}text{font:12px system-u
 
 
 def comparison_page(result: Mapping[str, Any]) -> str:
-    """Return the page.
-
-    Args:
-        result: result of `gpt2train.compare.comparison.Comparison.run`.
-    """
+    """Return the page of a result of `gpt2train.compare.comparison.Comparison.run`."""
     names = [escape(name) for name in result["names"]]
     rows = "".join(_row(name, row) for name, row in result["sets"].items())
     corpora = "".join(

@@ -33,13 +33,7 @@ PROBE = ({"role": "user", "content": "question"}, {"role": "assistant", "content
 
 
 class Chat:
-    """Encoder of conversations with a model.
-
-    Args:
-        template: template of the model.
-        tokenizer: tokenizer of the model.
-        date: date that a template writes, in ISO 8601; None: now.
-    """
+    """Encoder of conversations with a model; `date` is what its template writes, in ISO 8601, None: now."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, date: str | None = None) -> None:
         self.template, self.tokenizer = template, tokenizer

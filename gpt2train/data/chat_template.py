@@ -122,9 +122,7 @@ def copy_chat_template(source: Path, folder: Path) -> None:
 class ChatRenderer:
     """Child process that renders one template; it is started when it is needed, and again if it has ended.
 
-    Args:
-        template: the template.
-        date: date and time that a template writes, in ISO 8601; None: now.
+    `date` is the date and time that the template writes, in ISO 8601; None: now.
     """
 
     def __init__(self, template: ChatTemplate, date: str | None = None) -> None:

@@ -74,14 +74,6 @@ class Dataset(ABC):
 
 
 def open_data(config: RunConfig, part: str) -> Dataset | None:
-    """Open the data of a run's objective.
-
-    Args:
-        config: settings of the run.
-        part: "train" or "valid".
-
-    Returns:
-        The data; None if the run has no validation data.
-    """
+    """Open the data of a run's objective, "train" or "valid"; None if the run has no validation data."""
     opened: Dataset | None = load(OBJECTIVES[config.objective.name].data)(config, part)
     return opened

@@ -85,11 +85,7 @@ class Mixture:
         return drawn
 
     def per_epoch(self, samples: Sequence[int]) -> int:
-        """Samples until the first corpus repeats.
-
-        Args:
-            samples: samples of one epoch of each corpus.
-        """
+        """Samples until the first corpus repeats, of corpora of so many samples."""
         drawn = zip(samples, self._per_period.tolist(), strict=True)
         return min(count * len(self._order) // draws for count, draws in drawn)
 

@@ -46,10 +46,6 @@ class Span:
 class SuffixIndex:
     """Index of a token dataset, opened for searches.
 
-    Args:
-        dataset: the tokens.
-        root: folder of the indexes.
-
     Raises:
         UserError: the tokens have no index there.
         RunError: the index is damaged.

@@ -99,11 +99,7 @@ def load_model_tokenizer(folder: str | PathLike[str], rows: int) -> Tokenizer:
 
 
 def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
-    """Open a tokenizer from the content of its files.
-
-    Args:
-        files: content by canonical name; see `read_files`.
-        source: folder of the files, for error messages.
+    """Open a tokenizer from the content of its files by canonical name; see `read_files`.
 
     Raises:
         UserError: files are missing or damaged.
@@ -138,10 +134,6 @@ def _open(files: Mapping[str, bytes], source: str) -> Tokenizer:
 
 def parse_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
     """Parse the text of a `tokenizer.json`.
-
-    Args:
-        text: content of the file.
-        source: path of the file, for error messages.
 
     Raises:
         UserError: the text is not a tokenizer with a token that ends a text.

@@ -11,11 +11,7 @@ COLORS = {"lambada": "#2f7d5b", "wikitext": BLUE}
 
 
 def curve_picture(curve: Mapping[str, Any]) -> bytes:
-    """Return a PNG with one panel per metric that occurs in a point.
-
-    Args:
-        curve: result of `gpt2train.evaluate.curve.score_run`.
-    """
+    """Return a PNG with one panel per metric that occurs in a point of a curve (`score_run`)."""
     points = curve["points"]
     # Label, colour, scale of the axis and value at each point; shares are in per cent.
     lines = [("validation loss, nats per token", RED, "linear", [point["valid_loss"] for point in points])]

@@ -15,11 +15,7 @@ LAST = "last checkpoint"
 
 
 def curve_metrics(curve: Mapping[str, Any]) -> list[tuple[str, Metric]]:
-    """Return the evaluations of a curve with each of their main metrics; passages are LAMBADA's or named by their hash.
-
-    Args:
-        curve: result of `gpt2train.evaluate.curve.score_run`.
-    """
+    """Return a curve's evaluations with each of their main metrics; passages are LAMBADA's or named by their hash."""
     found = []
     for name in curve[DATA_HASH_KEY]:
         result = curve["points"][-1][name]
@@ -37,11 +33,7 @@ def _on_set(name: str, metric: Metric, result: Mapping[str, Any]) -> Metric:
 
 
 def curve_lines(curve: Mapping[str, Any]) -> list[str]:
-    """Format a run's curve, with one line per checkpoint, and the table of the last checkpoint on tasks.
-
-    Args:
-        curve: result of `gpt2train.evaluate.curve.score_run`.
-    """
+    """Format a run's curve (`score_run`), one line per checkpoint, and the table of the last checkpoint on tasks."""
     points = curve["points"]
     columns = curve_metrics(curve)
     rows = [["step", "tokens", "valid loss", *(metric.column or f"{name} {metric.name}" for name, metric in columns)]]

@@ -14,10 +14,6 @@ MAX_LETTERS = 20  # of a last word in a script without spaces between words; no 
 def read_passages(data: bytes, name: str) -> list[str]:
     """Read the passages of a file with a JSON object `{"text": …}` per line, in order; empty lines are skipped.
 
-    Args:
-        data: content of the file.
-        name: name of the file, for error messages.
-
     Raises:
         UserError: a line is not such an object, or there is no passage; the message names file and line.
     """

@@ -44,9 +44,5 @@ for name, evaluation in BUILT_IN.items():
 
 
 def plugin_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions that results depend on: none for built-in evaluations, else those of all plug-ins.
-
-    Args:
-        names: evaluations that gave the results.
-    """
+    """Return the versions that results depend on: none for built-in evaluations, else those of all plug-ins."""
     return {} if BUILT_IN.keys() >= set(names) else load_plugins()

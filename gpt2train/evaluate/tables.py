@@ -9,12 +9,7 @@ MAX_NAME = 24  # characters of a model's path in a column's head; the end of the
 
 
 def result_lines(evaluation: Evaluation, results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Format the results of several models.
-
-    Args:
-        evaluation: evaluation that gave the results.
-        results: result of each model, by its path.
-    """
+    """Format the results of several models, by their paths."""
     models = list(results.values())
     head = ["; ".join(sorted({evaluation.summary(result) for result in models}))] if evaluation.summary else []
     rows = [["", *short_names(results), ""]] if len(models) > 1 else []

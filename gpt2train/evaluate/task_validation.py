@@ -79,11 +79,6 @@ class TaskValidation:
 
     Rank 0 reads the tasks and their data once, and decides on the answers; all processes compute the log-probabilities.
 
-    Args:
-        engine: model on its layout.
-        stop: stop request of this process.
-        tokenizer: tokenizer of the run, on rank 0.
-
     Raises:
         UserError: a task or its data is not usable, or the run has no tokenizer or predicts no text.
     """

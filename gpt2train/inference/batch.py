@@ -102,9 +102,6 @@ class Continuation:
 class Batch:
     """Running jobs of a decoder.
 
-    Args:
-        decoder: decoder without rows.
-
     Attributes:
         running: rows of each job, with the token that follows.
     """

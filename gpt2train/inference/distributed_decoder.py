@@ -48,11 +48,7 @@ class Command(IntEnum):
 
 
 class CommandChannel:
-    """Broadcast of commands from rank 0 over gloo; a collective object that every rank creates.
-
-    Args:
-        timeout: timeout of each message.
-    """
+    """Broadcast of commands from rank 0 over gloo; a collective object that every rank creates."""
 
     def __init__(self, timeout: timedelta) -> None:
         self.group = dist.new_group(timeout=timeout, backend="gloo")

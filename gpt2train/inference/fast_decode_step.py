@@ -30,10 +30,6 @@ B = TypeVar("B")
 class NewTokens:
     """One more token of every row of a KV cache.
 
-    Args:
-        cache: KV cache.
-        dtype: dtype of the attention's mask.
-
     Attributes:
         positions: int64 [rows], positions of the new tokens.
         longest: tokens of the longest row, with the new one.

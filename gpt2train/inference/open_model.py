@@ -65,12 +65,9 @@ def open_model(model: Path, layout: ServingLayout, device: Device = "auto") -> "
 
 
 def exec_torchrun(processes: int) -> None:
-    """Replace this process by a launcher that runs the command line on several processes.
+    """Replace this process by a launcher that runs the command line on several processes of this machine.
 
     The launcher inherits the process id, and with it the signals and the exit code.
-
-    Args:
-        processes: number of processes to start on this machine.
     """
     words = list(sys.argv[1:])
     for number, word in enumerate(words):  # all processes read the commit of a hub that is `main` now

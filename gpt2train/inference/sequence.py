@@ -145,12 +145,7 @@ class TokenSequence:
 
 
 def check_prompt(tokens: int, settings: SamplingSettings, context: int) -> None:
-    """Check that a prompt leaves space in the context and that the window is smaller than the context.
-
-    Args:
-        tokens: number of tokens of the prompt.
-        settings: settings of its continuation.
-        context: context length of the model, in tokens.
+    """Check that a prompt leaves space in the context and that the window is smaller than the context, in tokens.
 
     Raises:
         ValueError: it does not; the message continues a text such as `prompt 3 `.

@@ -11,10 +11,6 @@ class TextStream:
     """Text of tokens that are added one by one, up to the first stop string.
 
     `tokenizers.decoders.DecodeStream` is not used: after an invalid UTF-8 byte it never returns any text again.
-
-    Args:
-        tokenizer: tokenizer of the tokens.
-        stop: stop strings; the text ends before the first one.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:

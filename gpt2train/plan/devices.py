@@ -44,9 +44,6 @@ def find_gpus(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
 
     `CUDA_VISIBLE_DEVICES` selects and orders them by index or UUID, as in CUDA: the list ends at the first unknown
     entry.
-
-    Args:
-        environment: environment variables; by default those of this process.
     """
     environment = os.environ if environment is None else environment
     visible = environment.get("CUDA_VISIBLE_DEVICES")

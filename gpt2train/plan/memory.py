@@ -53,15 +53,7 @@ def compiled_change(settings: TrainSettings, shape: Shape, layout: Layout, piece
 
 
 def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Memory:
-    """Return the peak memory of a rank in a step.
-
-    Args:
-        settings: settings of the run, with the layout in them.
-        shape: shape of the model.
-        layout: layout of all ranks.
-        piece: part of the model on the rank.
-        rank: pipeline rank.
-    """
+    """Return the peak memory of a rank in a step."""
     p, kind = settings.parallel, "fp32" if settings.precision == "fp32" else "half"
     count = parameters(piece, shape, layout.tp)
     blocks_count = blocks_parameters(piece, shape, layout.tp)

@@ -18,15 +18,10 @@ MOST = 3 * BEST  # with those that turn out not to fit
 
 
 def refereed(plan: Plan, vocab: int, hardware: Hardware) -> Plan:
-    """Simulate the best layouts, and exclude those that need more memory than there is.
+    """Simulate the best layouts of a search with a tolerance; exclude those that need more memory than there is.
 
     In place of an excluded layout comes the same one with fewer logits at a time, or with a micro-batch or a
     recomputation that needs less. Layouts whose optimizer state fills the device (offload `auto`) are not simulated.
-
-    Args:
-        plan: Result of a search with a tolerance.
-        vocab: Vocabulary size.
-        hardware: GPUs of the job.
     """
     available = available_bytes(hardware)
     waiting, fits, refused = list(plan.fits), list[Candidate](), list(plan.refused)

@@ -44,13 +44,7 @@ class Profile:
 
 
 def peak(profile: Profile, order: Iterable[Repeated], micro_batches: int) -> dict[str, int]:
-    """Return the bytes of each category when a schedule needs most.
-
-    Args:
-        profile: passes of the rank.
-        order: passes of the schedule on the rank.
-        micro_batches: number of micro-batches of the schedule.
-    """
+    """Return the bytes of each category when a rank's schedule needs most."""
     level, best = _scaled(profile.start, profile, micro_batches), _scaled(profile.end, profile, micro_batches)
     for period, times in order:
         before = level

@@ -84,10 +84,7 @@ class Callback:
 
 
 class CallbackList:
-    """Callbacks of a run, in the order of the setting.
-
-    Args:
-        run: the run before its first step.
+    """Callbacks of a run that has not begun, in the order of the setting.
 
     Attributes:
         stopping: True if a callback of this process failed or asked the run to stop.

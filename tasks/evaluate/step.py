@@ -127,10 +127,6 @@ def read_data(name: str, path: str) -> bytes:
 def read_tasks(tasks: TaskSelection, others: Iterable[str]) -> list[Work]:
     """Read tasks and suites with their data.
 
-    Args:
-        tasks: names of the tasks, and the folder of their data.
-        others: names of other evaluations.
-
     Raises:
         UserError: there is no task of a name, or its description or data are missing or malformed.
     """

@@ -82,12 +82,7 @@ def only_formula(element: HtmlElement) -> HtmlElement | None:
 
 
 def script_marks(element: HtmlElement, before: str) -> tuple[str, str]:
-    """Signs before and after a `sup` or `sub`, if a number would be another one without them.
-
-    Args:
-        element: the `sup` or `sub`.
-        before: end of the text before it.
-    """
+    """Signs before and after a `sup` or `sub`, if a number, `before` too, would be another one without them."""
     text = "".join(element.itertext()).strip()
     is_number = before[-1:].isdecimal()
     if element.tag == "sub":

@@ -37,15 +37,7 @@ MAX_SAMPLES = 5  # sample texts on the page, evenly over the validations
 def report(
     root: Folder, manifests: Sequence[Manifest], settings: ReportSettings, folder: str = "report", *, runner: Runner
 ) -> Manifest:
-    """Write `report/report.html` about finished steps.
-
-    Args:
-        root: output folder of the run.
-        manifests: manifests of the finished steps, in the order of the flow.
-        settings: report settings.
-        folder: folder of the report.
-        runner: the one that knows if the report is already finished.
-    """
+    """Write `report/report.html` about finished steps, in the order of the flow."""
     made = {manifest.step: manifest for manifest in manifests}
     inputs: dict[str, Manifest | str] = {**made}
     if overlaps := contamination(root, made.get("tokenize")):

@@ -23,13 +23,7 @@ PREDICTIONS = ".predictions.jsonl"
 
 
 def task_findings(root: Folder, by_step: Mapping[str, Manifest], metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Facts of the page about a fine-tuning as plain values; empty for other flows.
-
-    Args:
-        root: output folder.
-        by_step: manifests of the finished steps.
-        metrics: rows of the training's `metrics.jsonl`.
-    """
+    """Facts of the page about a fine-tuning as plain values; empty for other flows."""
     prepared, training, scored = (by_step.get(name) for name in ("samples", "train", "task_scores"))
     if prepared is None or training is None:
         return {}
@@ -82,11 +76,7 @@ def _parts(root: Folder, prepared: Manifest, scored: Manifest) -> list[dict[str,
 
 
 def class_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts of each class: rows of it, predictions of it, right ones; and the confusion table if it has few classes.
-
-    Args:
-        rows: predictions with `expected` and `predicted`.
-    """
+    """Counts of each class: rows, predictions, right ones; and the confusion table if there are few classes."""
     actual, predicted = (Counter(row[key] for row in rows) for key in ("expected", "predicted"))
     both = Counter((row["expected"], row["predicted"]) for row in rows)
     names = sorted(actual | predicted, key=lambda name: (-actual[name], -predicted[name], name))

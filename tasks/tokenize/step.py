@@ -46,13 +46,6 @@ def tokenize(
     A split without documents gets a file pair without documents. A row without text, without a split, or with a text
     that is not UTF-8 is rejected (`empty`, `no_split`, `not_utf8`).
 
-    Args:
-        root: output folder of the run.
-        documents: manifest of the documents.
-        tokenizer: manifest of the tokenizer.
-        settings: tokenisation settings.
-        runner: runs the batches.
-
     Returns:
         Manifest of `tokens/`.
 

@@ -36,11 +36,7 @@ def is_of_tasks(result: Mapping[str, Any]) -> bool:
 
 
 def result_rows(result: Mapping[str, Any]) -> list[TaskRow]:
-    """Format the result of a model on a task, or on a suite and its tasks.
-
-    Args:
-        result: result of `gpt2train.evaluate.tasks.suite.score_work`.
-    """
+    """Format the result of a model on a task, or on a suite and its tasks, of `score_work`."""
     parts = result["tasks"].values() if "suite" in result else [result]
     rows = [_row(part["task"], metric, part) for part in parts for metric in task_metrics(part)]
     return [*rows, _row(result["suite"], MEAN, result)] if "suite" in result else rows
@@ -61,12 +57,7 @@ def definitions(works: Sequence[Work]) -> list[str]:
 
 
 def task_lines(scored: Sequence[Results], defined: Iterable[str] = ()) -> list[str]:
-    """Format the results of several tasks.
-
-    Args:
-        scored: for each task or suite the result of each model by its path.
-        defined: lines that define the metrics.
-    """
+    """Format the results of several tasks, each by the models' paths, and the lines that define their metrics."""
     models = list(scored[0])
     rows = [["task", "metric", "items", *short_names(models), "random", "published"]]
     for results in scored:

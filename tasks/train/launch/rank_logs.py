@@ -63,11 +63,7 @@ class _TokenBucket:
 
 
 class RankLogs:
-    """Tail of the files `rank-N.log` of a run folder, from their current ends.
-
-    Args:
-        folder: Folder of the logs; need not exist yet.
-    """
+    """Tail of the files `rank-N.log` of a run folder, which need not exist yet, from their current ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
