@@ -1,40 +1,21 @@
-"""HTTP server of the labelling page, on a loopback address (`gpt2train.serve.local_page`)."""
+"""Contents of the labelling page, which `gpt2train.serve.local_page` serves."""
 
 from collections.abc import Callable
 from typing import Any
 
 from gpt2train.quality.session import Session
-from gpt2train.serve.local_page import LocalPageServer, Routes
+from gpt2train.serve.local_page import Routes
 
 PAGE = f"{__package__}.page"
 
 
-class LabelServer(LocalPageServer):
-    """Server of one session; `url` is the address of the page.
+def label_routes(session: Session, check: Callable[[], None] = lambda: None) -> Routes:
+    """Return the contents of the page of a session; `check` is called before each answer, see `Routes`."""
 
-    Args:
-        session: the session.
-        port: port; 0 takes a free one.
-        browse: contents of the page `browse/`, which shows the whole way of a document; None for no such page.
-        check: called before each answer; UserError means that the files behind the documents have changed.
+    def vote(body: dict[str, Any]) -> dict[str, Any]:
+        return session.vote(str(body.get("id")), body.get("vote"))
 
-    Raises:
-        UserError: the port is in use.
-    """
+    def train(body: dict[str, Any]) -> dict[str, Any]:
+        return session.train(float(body.get("precision", "nan")))
 
-    def __init__(
-        self,
-        session: Session,
-        port: int = 0,
-        browse: Routes | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        def vote(body: dict[str, Any]) -> dict[str, Any]:
-            return session.vote(str(body.get("id")), body.get("vote"))
-
-        def train(body: dict[str, Any]) -> dict[str, Any]:
-            return session.train(float(body.get("precision", "nan")))
-
-        get = {"state": lambda _: {**session.state(), "can_browse": browse is not None}}
-        below = {"browse": browse} if browse else {}
-        super().__init__(Routes(PAGE, get, {"vote": vote, "train": train}, check), port, below)
+    return Routes(PAGE, {"state": lambda _: session.state()}, {"vote": vote, "train": train}, check)

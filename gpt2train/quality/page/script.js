@@ -5,7 +5,6 @@ const done = []; // ids with a vote in this page, the last one at the end
 let shown = {}; // document on each side, or null
 let active = "kept";
 let busy = false;
-let canBrowse = false;
 
 const post = (name, body) => call(name, {
   method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
@@ -29,7 +28,7 @@ function show(state) {
     part(".text").scrollTop = 0;
     part(".url").textContent = next ? next.url : "";
     part(".url").title = next ? next.url : "";
-    part(".way").hidden = !canBrowse || !next;
+    part(".way").hidden = !next;
     if (next) part(".way").href = `browse/?${new URLSearchParams({ id: next.id, url: next.url })}`;
     part(".size").textContent = next ? `${next.characters.toLocaleString("en")} characters` : "";
     part(".detail").textContent = next && next.reason ? `${next.reason}: ${next.detail}` : "";
@@ -131,8 +130,4 @@ get("train").addEventListener("click", train);
 for (const [side, card] of Object.entries(sides)) {
   card.addEventListener("click", () => { if (shown[side]) { active = side; mark(); } });
 }
-call("state").then((state) => {
-  if (!state) return;
-  canBrowse = state.can_browse;
-  show(state);
-});
+call("state").then((state) => { if (state) show(state); });

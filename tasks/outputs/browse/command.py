@@ -73,9 +73,10 @@ def label(
         Open the page in the default browser.
     """
     from gpt2train.quality.documents import sample_documents
-    from gpt2train.quality.label_server import LabelServer
+    from gpt2train.quality.label_server import label_routes
     from gpt2train.quality.session import Session
     from gpt2train.quality.votes import VoteFile
+    from gpt2train.serve.local_page import LocalPageServer
     from gpt2train.store.removal import RemovalCheck
     from tasks.outputs.browse.server import browse_routes
 
@@ -85,7 +86,8 @@ def label(
         raise UserError(f"{folder}/clean has no documents; give the output folder of another data flow")
     votes = votes or folder / "quality" / "votes.jsonl"
     session = Session(kept, rejected, VoteFile(votes), model or folder / "quality" / "model.safetensors")
-    server = LabelServer(session, port, browse_routes(Folder(folder.absolute())), no_removal)
+    below = {"browse": browse_routes(Folder(folder.absolute()))}
+    server = LocalPageServer(label_routes(session, no_removal), port, below)
     print(f"{len(kept):,} kept and {len(rejected):,} rejected documents; votes: {votes}")
     _serve(server, open_)
 

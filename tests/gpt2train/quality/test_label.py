@@ -14,17 +14,17 @@ import pytest
 
 from gpt2train.errors import UserError
 from gpt2train.quality.documents import sample_documents
-from gpt2train.quality.label_server import LabelServer
+from gpt2train.quality.label_server import label_routes
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile, read_votes
-from gpt2train.serve.local_page import MAX_WAITING
+from gpt2train.serve.local_page import MAX_WAITING, LocalPageServer, Routes
 from tests.gpt2train.quality.labelled_texts import cleaned, planted
 
 
 class Client:
     """Client of a labelling server."""
 
-    def __init__(self, server: LabelServer) -> None:
+    def __init__(self, server: LocalPageServer) -> None:
         parts = urlsplit(server.url)
         self.port, self.path, self.server = parts.port, parts.path, server
 
@@ -53,7 +53,7 @@ def output(open_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def client(output: Path, tmp_path: Path) -> Iterator[Client]:
     session = Session(*sample_documents(output), VoteFile(tmp_path / "votes.jsonl"), tmp_path / "model")
-    server = LabelServer(session)
+    server = LocalPageServer(label_routes(session))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield Client(server)
@@ -160,9 +160,9 @@ def test_a_folder_without_a_cleaning_is_named(tmp_path: Path, output: Path) -> N
     with pytest.raises(UserError, match="clean holds no finished step clean; give the output folder of a data flow"):
         sample_documents(tmp_path)
     with pytest.raises(UserError, match=r"cannot listen at 127\.0\.0\.1:1: .*; give another --port, 0 takes a free"):
-        server = LabelServer(None, 0)  # type: ignore[arg-type]
+        server = LocalPageServer(Routes(""))
         try:
-            LabelServer(None, server.server_address[1])  # type: ignore[arg-type]
+            LocalPageServer(Routes(""), server.server_address[1])
         except UserError as error:
             raise UserError(str(error).replace(str(server.server_address[1]), "1")) from error
         finally:

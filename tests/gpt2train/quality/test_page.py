@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gpt2train.quality.documents import Document
-from gpt2train.quality.label_server import LabelServer
+from gpt2train.quality.label_server import label_routes
 from gpt2train.quality.model_file import from_bytes
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile, read_votes
+from gpt2train.serve.local_page import LocalPageServer
 from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import planted, votes_on
 
@@ -27,14 +28,14 @@ def browser(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def server(open_data: Path, tmp_path: Path) -> Iterator[LabelServer]:
+def server(open_data: Path, tmp_path: Path) -> Iterator[LocalPageServer]:
     """A session with 198 votes that a person gave before, and two documents on each side."""
     file = VoteFile(tmp_path / "votes.jsonl")
     for vote in votes_on(planted(open_data, 99)):
         file.add(vote)
     kept = [Document("k1", "http://a.example/k", HOSTILE, None, ""), Document("k2", "", "Kept.", None, "")]
     rejected = [Document(f"r{n}", "", f"Rejected {n}.", "few_words", "3, at least 5 expected") for n in (1, 2)]
-    server = LabelServer(Session(kept, rejected, file, tmp_path / "model"))
+    server = LocalPageServer(label_routes(Session(kept, rejected, file, tmp_path / "model")))
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -43,7 +44,7 @@ def server(open_data: Path, tmp_path: Path) -> Iterator[LabelServer]:
     server.server_close()
 
 
-def test_keys_vote_and_a_model_is_trained(browser: Any, server: LabelServer, tmp_path: Path) -> None:
+def test_keys_vote_and_a_model_is_trained(browser: Any, server: LocalPageServer, tmp_path: Path) -> None:
     from selenium.webdriver.common.by import By
 
     def text(selector: str) -> str:

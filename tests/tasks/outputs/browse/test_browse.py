@@ -17,7 +17,7 @@ import pytest
 from gpt2train.data.epoch import Epoch
 from gpt2train.errors import UserError
 from gpt2train.quality.documents import sample_documents
-from gpt2train.quality.label_server import LabelServer
+from gpt2train.quality.label_server import label_routes
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
@@ -123,7 +123,7 @@ def test_an_open_page_shows_nothing_while_and_after_pages_are_removed(page: str,
     else:
         check = RemovalCheck([root / "clean"])
         session = Session(*sample_documents(root), votes, tmp_path / "model")
-        server, name = LabelServer(session, check=check), "state"
+        server, name = LocalPageServer(label_routes(session, check)), "state"
     with client_of(server) as client:
         client.ok(name)
         (root / PENDING).write_text("{}")
@@ -276,7 +276,7 @@ def test_an_output_behind_a_url_is_read(output: Path, client: Client) -> None:
 
 
 @pytest.fixture
-def server(open_data: Path, tmp_path: Path) -> Iterator[LabelServer]:
+def server(open_data: Path, tmp_path: Path) -> Iterator[LocalPageServer]:
     """The labelling page on good texts, of which the last repeats the first, and on texts too short for the rules."""
     texts = [text for text, is_good in planted(open_data, 10) if is_good]
     texts = [SCRIPT + texts[0], *texts[1:], "A few words\nmore", SCRIPT + texts[0] + " An addition."]
@@ -285,12 +285,12 @@ def server(open_data: Path, tmp_path: Path) -> Iterator[LabelServer]:
     with Inline(workers=1) as runner:
         dedup(root, need_manifest(root / "clean"), DedupSettings(), runner)
     session = Session(*sample_documents(output), VoteFile(tmp_path / "votes.jsonl"), tmp_path / "model")
-    with client_of(found := LabelServer(session, browse=browse_routes(root))):
+    with client_of(found := LocalPageServer(label_routes(session), below={"browse": browse_routes(root)})):
         yield found
 
 
 @pytest.mark.slow
-def test_a_key_leads_from_a_document_to_its_way_and_its_duplicates(server: LabelServer, tmp_path: Path) -> None:
+def test_a_key_leads_from_a_document_to_its_way_and_its_duplicates(server: LocalPageServer, tmp_path: Path) -> None:
     with chromium(tmp_path) as browser:
         from selenium.webdriver.common.by import By
         from selenium.webdriver.common.keys import Keys
