@@ -61,9 +61,7 @@ class LegacyDataset(IndexedDataset):
         marks = 0 if is_fairseq or len(head) < HEADER.size else HEADER.unpack(head)[-1]
         expected = HEADER.size + arrays + 8 * marks
         if sizes != sequences or not (is_fairseq or (marks and size == expected)):
-            raise RunError(
-                f"{index} is truncated or damaged: {size:,} bytes, {expected:,} expected; make the pair again"
-            )
+            raise RunError(f"{index} is truncated or damaged: {size:,} bytes, not {expected:,}; make the pair again")
         self.dtype = DTYPES[code]
         _, end = map_array(index, "<i8", sequences + 1, FAIRSEQ_HEADER.size if is_fairseq else HEADER.size)
         starts, end = map_array(index, "<i8", sequences + 1, end)

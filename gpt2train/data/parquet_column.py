@@ -94,9 +94,7 @@ def _cells(
         schema = file.schema_arrow
         kind = _type_of(schema, key)
         if kind is None:
-            raise UserError(
-                f"{place} has no column {key!r}; it has {list_names(schema.names)}; name it with --json-key"
-            )
+            raise UserError(f"{place} has no column {key!r}; it has {list_names(schema.names)}; name it by --json-key")
         if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by --json-key")
         columns = [key, *(name for name in others if name != key and _type_of(schema, name) is not None)]

@@ -146,7 +146,7 @@ def parse_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
         raise UserError(f"{source} is not a tokenizer: {error}; make the folder again") from error
     if all(tokenizer.token_to_id(token) is None for token in END_TOKENS):
         raise UserError(
-            f"{source} has no {END_OF_TEXT} token, nor another that ends a text ({', '.join(END_TOKENS[1:])}); add one"
+            f"{source} has no {END_OF_TEXT} or other token that ends a text ({', '.join(END_TOKENS[1:])}); add one"
         )
     _check_template(tokenizer, source)
     # A stored limit would cut documents, padding lengthen them, and a dropout of merges draw other ids each time.
@@ -168,9 +168,7 @@ def _check_template(tokenizer: tokenizers.Tokenizer, source: str) -> None:
     try:
         ids = ids_before_text(json.loads(processor.__getstate__()))
     except KeyError as error:
-        raise UserError(
-            f"{source}: the post_processor does not describe its token {error}; copy the file again"
-        ) from error
+        raise UserError(f"{source}: the post_processor does not describe its token {error}; copy it again") from error
     rows = vocab_size(tokenizer)
     if unknown := [number for number in ids if number >= rows]:
         stated = f"the post_processor has the id {unknown[0]}, but there are {rows} tokens"

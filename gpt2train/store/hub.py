@@ -77,9 +77,7 @@ def _pinned(url: str, _: str | None) -> str:
     except RevisionNotFoundError as error:
         raise UserError(f"{url}: the repository has no such revision; check what follows the @") from error
     except (RepositoryNotFoundError, FileNotFoundError) as error:
-        raise UserError(
-            f"{url}: the hub has no such repository, or it is private; check it, or set HF_TOKEN"
-        ) from error
+        raise UserError(f"{url}: the hub has no such repository, or it is private; check it or set HF_TOKEN") from error
     except (ValueError, NotImplementedError) as error:
         raise UserError(f"{url} is no address of the hub; write hf://datasets/ORG/NAME/PATH") from error
     except Exception as error:  # of the HTTP client, whichever the library uses

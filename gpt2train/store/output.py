@@ -233,9 +233,7 @@ class Output:
         """Raise a UserError if no step has documents, or a removal of pages was interrupted."""
         check_no_removal(self.root)
         if not any(step.outputs for step in self.steps):
-            raise UserError(
-                f"{self.root.url} has no finished step with documents; give the output folder of a data flow"
-            )
+            raise UserError(f"{self.root.url} has no finished step with documents; give the output of a data flow")
 
     def _before(self, step: FinishedStep) -> set[str]:
         origins = self._origins.of(step.manifest).values()

@@ -120,9 +120,7 @@ def read_blocklists(paths: Sequence[str]) -> Blocklists:
                     else:
                         domains += [(domain, category) for domain in domains_of(entry)]
             if entry and not are_urls and len(domains) == before:
-                raise UserError(
-                    f"{name} holds no domain; one per line is expected, such as example.org, not {entry[:60]!r}"
-                )
+                raise UserError(f"{name} holds no domain; expected one per line, as example.org, not {entry[:60]!r}")
     urls = {url.removeprefix("www."): category for url, category in urls.items()}
     return Blocklists(pack(domains), urls, frozenset(re.split(r"[/?:]", url, maxsplit=1)[0] for url in urls))
 

@@ -86,9 +86,7 @@ def _splits(fs: AbstractFileSystem, root: str, config: Mapping[str, Any]) -> dic
     """Return the files of each split of a configuration."""
     base = f"{root}/{str(config.get('data_dir') or '').strip('/')}".rstrip("/")
     if ".." in base.split("/"):
-        raise UserError(
-            f"{root}: its card names a folder elsewhere ({config['data_dir']}); give the paths of the files"
-        )
+        raise UserError(f"{root}: its card names a folder elsewhere ({config['data_dir']}); give the paths of files")
     given = config.get("data_files")
     if given is None:
         paths = {path: path.removeprefix(f"{base}/") for path in fs.find(base) if _is_data(path, base, "**")}

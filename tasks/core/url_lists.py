@@ -70,9 +70,7 @@ def _check_kind(location: str, head: bytes) -> None:
     if kind in DOCUMENTS or head.startswith((b"{", b"<", b"[{")):
         raise UserError(f"{location} holds documents, not a list of URLs; give it with --documents")
     if b"\0" in head:
-        raise UserError(
-            f"{location} is not text; a list of URLs has one per line, or is a Parquet file with a column 'url'"
-        )
+        raise UserError(f"{location} is not text; a list of URLs has one per line, or is Parquet with a column 'url'")
     if head.startswith(LISTED):
         raise UserError(f"{location} lists archives of Common Crawl, not pages; fetch those and give them with --warcs")
 

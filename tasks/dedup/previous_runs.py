@@ -26,9 +26,7 @@ def open_previous(settings: DedupSettings, version: int) -> list[tuple[Folder, M
         check_no_removal(Folder(folder.url.rpartition("/")[0]))
         manifest = read_manifest(folder)
         if manifest is None or manifest.step != "dedup":
-            raise UserError(
-                f"{place} holds no finished deduplication ({MANIFEST}); give the dedup/ folder of an output"
-            )
+            raise UserError(f"{place} holds no finished deduplication ({MANIFEST}); give the dedup/ of an output")
         if manifest.version != version:
             raise UserError(f"{place} was made by another version of the deduplication; run that output again first")
         for name in SKETCH:

@@ -86,7 +86,5 @@ def count_rules(text: str) -> int:
         else:
             continue
         if agents > MAX_AGENTS or applied > MAX_APPLIED:
-            raise FetchRejectedError(
-                "robots_unavailable", "robots.txt has too many rules for too many agents to be compared"
-            )
+            raise FetchRejectedError("robots_unavailable", "robots.txt has too many rules for too many agents")
     return rules

@@ -58,9 +58,7 @@ def _check_archive(location: str) -> None:
         hint = "give lists of URLs with --urls, text with --documents"
         if head.startswith(LISTED):
             hint = "it lists archives of Common Crawl: fetch those, or give their addresses"
-        raise UserError(
-            f"{location} is not a WARC: it begins with {head[:12]!r}, WARC/1.0 or WARC/1.1 expected; {hint}"
-        )
+        raise UserError(f"{location} is not a WARC: it begins with {head[:12]!r}, WARC/1.0 or 1.1 expected; {hint}")
 
 
 def warcs(

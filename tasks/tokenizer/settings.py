@@ -39,15 +39,13 @@ class TokenizerSettings(Settings):
             raise ValueError("name = 'folder' needs folder, with the files of your tokenizer")
         if self.name == "train" and self.folder:
             raise ValueError(
-                "folder is given, but name = 'train' trains a tokenizer; to use its files set name = 'folder'"
+                "folder is given, but name = 'train' trains a tokenizer; for its files set name = 'folder'"
             )
         if self.name != "train" and self.algorithm != "byte_bpe":
             raise ValueError(f"algorithm is of a trained tokenizer, but name = '{self.name}' trains none; leave it out")
         if self.sentinels and (self.name == "folder" or self.algorithm != "byte_bpe"):
             kind = "your own" if self.name == "folder" else f"algorithm {self.algorithm}"
-            raise ValueError(
-                f"sentinels can be added to gpt2 and to byte_bpe, not to a tokenizer of {kind}; leave it out"
-            )
+            raise ValueError(f"sentinels can be added to gpt2 and to byte_bpe, not to {kind}; leave it out")
         if self.name == "train" and self.sentinels and self.vocab_size < BYTE_TOKENS + 2 + self.sentinels:
             raise ValueError(
                 f"vocab_size {self.vocab_size} is too small for {BYTE_TOKENS} bytes and {self.sentinels} sentinels; "

@@ -144,9 +144,7 @@ def check_ready_tokens(tokens: ReadyTokens, settings: TrainSettings) -> None:
         UserError: The split leaves too few tokens for one sample, or there is a mixture.
     """
     if settings.mixture.corpora:
-        raise UserError(
-            "train.mixture is for tokens of the data flow; give these corpora in --tokens, with their weights"
-        )
+        raise UserError("train.mixture is for tokens of the data flow; give these corpora and weights in --tokens")
     weights = None if tokens.split is None else split_weights(tokens.split)
     for corpus in tokens.corpora:
         Samples(corpus.prefix, settings.sample_length, tokens.vocab, None, split=weights)

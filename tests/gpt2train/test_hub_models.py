@@ -98,7 +98,7 @@ print(sorted(own_files(TokenizerSettings(name="folder", folder=sys.argv[1]))[0])
 def test_what_is_no_model_of_the_hub_is_one_line(hub: Hub, tmp_path: Path) -> None:
     hub.put("datasets/some/data", {"x.json": b"{}"})
     for address, said in (
-        ("hf://no/such", "the hub has no such repository, or it is private; check it, or set HF_TOKEN"),
+        ("hf://no/such", "the hub has no such repository, or it is private; check it or set HF_TOKEN"),
         ("no/such", "there is no folder no/such, and hf://no/such: the hub has no such repository"),
         ("hf://datasets/some/data", "is no model of the hub; write hf://ORG/NAME, or hf://ORG/NAME@REVISION"),
     ):

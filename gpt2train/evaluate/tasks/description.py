@@ -133,9 +133,7 @@ def read_description(name: str, commands: Sequence[str] = ()) -> tuple[str, Task
     suite, _, part = name.partition("/")
     ready = ready_files()
     if suite not in ready:
-        raise UserError(
-            f"there is no task {name!r}; {nearest(name, [*commands, *ready])}, or give the path of a {SUFFIX} file"
-        )
+        raise UserError(f"there is no task {name!r}; {nearest(name, [*commands, *ready])}, or give a {SUFFIX} file")
     found = parse_description(tomllib.loads(ready[suite].read_text(encoding="utf-8")), f"{suite}{SUFFIX}")
     if not part:
         return suite, found

@@ -113,9 +113,7 @@ def _find(task: Task, name: str, folder: Path) -> list[Path]:
                 path for path in _matches(pattern, folder) if path.is_file() and not path.name.startswith(".")
             )
         except (ValueError, NotImplementedError) as error:  # an absolute or empty pattern
-            raise UserError(
-                f"task {name}: data: {pattern!r} is no name below a folder ({error}); correct it"
-            ) from error
+            raise UserError(f"task {name}: data: {pattern!r} is no name in a folder ({error}); correct it") from error
         if len(found) > 1 and "*" not in Path(pattern).name:
             raise UserError(f"task {name}: {found[0]} and {found[1]} both fit {pattern}; give --data the folder of one")
         if found:

@@ -98,9 +98,7 @@ def register_filter(name: str, text_filter: TextFilter) -> None:
     if getattr(text_filter.settings(), "enabled", None) is not False:
         raise UserError(f"text filter {name} is not off by default; give its settings `enabled: bool = False`")
     if filters.cache_info().currsize:
-        raise UserError(
-            f"text filter {name} comes after the settings of the cleaning were made; its module must not import them"
-        )
+        raise UserError(f"text filter {name} comes after the settings of the cleaning; its module must not import them")
     _FILTERS.register(name, text_filter)
 
 

@@ -53,9 +53,7 @@ def _spans(file: IO[bytes], place: str) -> Iterator[Span]:
     try:
         yield from record_spans(file)
     except (ValueError, EOFError, zlib.error) as error:
-        raise RunError(
-            f"{place} is damaged ({error}); remove it and run the flow again before pages are removed"
-        ) from error
+        raise RunError(f"{place} is damaged ({error}); remove it and run the flow before pages are removed") from error
 
 
 def _copy(source: IO[bytes], target: IO[bytes], start: int, end: int) -> None:

@@ -91,9 +91,7 @@ def _remove(root: Folder, removal: Removal, as_json: bool) -> None:
         proof = {"files": seen.files, "bytes": seen.bytes, "traces": 0}
         print(json.dumps(_values(removal) | {"scan": proof}, ensure_ascii=False, indent=1))
         return
-    print(
-        f"{count_of(seen.files, 'file')} searched, {format_bytes(seen.bytes)}: no text and no URL of the pages is left"
-    )
+    print(f"{count_of(seen.files, 'file')} searched, {format_bytes(seen.bytes)}: no text or URL of the pages is left")
     if removal.removed:
         fetched = {"pages", "commoncrawl", "discover"}.intersection(removal.removed)
         said = f"; {', '.join(sorted(fetched))}, which was interrupted, begins anew" if fetched else ""

@@ -99,9 +99,7 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
         runs = tuple(reading for reading in runs if reading.steps or reading.inherited)
     if not (found.steps or seen.traces or runs or _is_listed(root, targets)):
         shown = ", ".join(targets[:3]) + (f" and {len(targets) - 3} more" if len(targets) > 3 else "")
-        raise UserError(
-            f"{root.url} has no page of {shown}; give URLs as in its urls/ or documents/, domains, or a file of them"
-        )
+        raise UserError(f"{root.url} has no page of {shown}; give URLs as in urls/ or documents/, domains, or a file")
     update = {"traces": traces, "mirrors": tuple(seen.mirrors), "files": seen.files, "bytes": seen.bytes, "runs": runs}
     if not found.steps and not seen.traces:  # listed before: nothing is left
         update |= {"rewritten": (), "removed": ()}

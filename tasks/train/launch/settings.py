@@ -15,9 +15,7 @@ def _check(settings: CommonLaunchSettings) -> CommonLaunchSettings:
     launcher, hosts, nodes = launchers()[settings.launcher], settings.hosts, settings.nodes
     if launcher.on_hosts != bool(hosts):
         takes_hosts = " or ".join(repr(name) for name, item in launchers().items() if item.on_hosts)
-        raise ValueError(
-            f"launch.launcher = {takes_hosts} and launch.hosts, the machines to start on, require each other"
-        )
+        raise ValueError(f"launch.launcher = {takes_hosts} and launch.hosts, the machines to start on, need each other")
     if len(set(hosts)) < len(hosts):
         raise ValueError("launch.hosts names a machine twice; launch.processes is the number for each machine")
     if wrong := [host for host in hosts if not host or host.startswith("-") or set(host) & set(" '\"\\$")]:

@@ -109,9 +109,7 @@ def check_ssh(settings: CommonLaunchSettings, output: str) -> None:
     """
     shell = shlex.split(settings.group(SshSettings).command)[0]
     if shutil.which(shell) is None:
-        raise UserError(
-            f"launch.ssh.command starts with {shell}, which is not on this machine; install it, or set another"
-        )
+        raise UserError(f"launch.ssh.command starts with {shell}, which is not here; install it, or set another")
 
 
 def _connections(job: Job) -> Connections:

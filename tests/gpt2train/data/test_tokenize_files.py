@@ -403,7 +403,7 @@ def test_rows_without_text_are_named(bpe: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ("body", "a.parquet has no column 'text'; it has 'body'; name it with --json-key"),
+        ("body", "a.parquet has no column 'text'; it has 'body'; name it by --json-key"),
         ("text", "column 'text' of {folder}/a.parquet holds int64, strings expected; name another by --json-key"),
         ("", "a.parquet, line 1: cannot read on: not a valid Parquet file after row 0"),
     ],

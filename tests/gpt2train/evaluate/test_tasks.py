@@ -364,6 +364,6 @@ def test_labels_without_variation_are_noted() -> None:
 @pytest.mark.parametrize("name", ["/items.jsonl", "", ".", "./"])
 def test_a_malformed_name_of_data(name: str, tmp_path: Path) -> None:
     task = task_of(data=[name])
-    with pytest.raises(UserError, match=r"task t: data: .* is no name below a folder .*; correct it"):
+    with pytest.raises(UserError, match=r"task t: data: .* is no name in a folder .*; correct it"):
         find_data(task, "t", tmp_path)
     assert not has_data(task, tmp_path)

@@ -297,7 +297,7 @@ def test_domains_of_other_lists_are_read(line: str) -> None:
 
 def test_a_list_without_domains_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("# title\n/ads/banner$image\n")
-    with pytest.raises(UserError, match=r"a\.txt holds no domain; one per line is expected, such as example\.org"):
+    with pytest.raises(UserError, match=r"a\.txt holds no domain; expected one per line, as example\.org"):
         read_blocklists([str(tmp_path / "a.txt")])
     (tmp_path / "a.txt").write_text("# nothing yet\n")
     assert len(read_blocklists([str(tmp_path / "a.txt")]).domains) == 0

@@ -130,7 +130,7 @@ def test_too_little_to_train_on_and_a_mixture_are_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"the split leaves 1 document of .*/t to train, 1 token,"):
         check_ready_tokens(found, settings)
     mixed = build(TrainSettings, {"mixture": {"corpora": [{"prefix": "a"}]}})
-    with pytest.raises(UserError, match=r"give these corpora in --tokens, with their weights"):
+    with pytest.raises(UserError, match=r"give these corpora and weights in --tokens"):
         check_ready_tokens(found, mixed)
 
 

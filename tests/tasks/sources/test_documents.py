@@ -69,7 +69,7 @@ def test_a_file_with_a_wrong_suffix_is_refused(tmp_path: Path, kind: str) -> Non
 
 def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["a"], "n": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"no column 'text'; it has 'body', 'n'; name it with --json-key"):
+    with pytest.raises(UserError, match=r"no column 'text'; it has 'body', 'n'; name it by --json-key"):
         find_documents([str(tmp_path)], "text", 2**20)
     with pytest.raises(UserError, match=r"column 'n' of .* holds int64, strings expected"):
         find_documents([str(tmp_path)], "n", 2**20)
@@ -320,7 +320,7 @@ def test_a_busy_or_broken_hub_is_asked_again_and_a_private_one_needs_a_token(hub
     assert len(found["texts"]) == 60
     hub.busy = 0
     [found] = ask(hub, tmp_path, ("two", f"hf://{NAME}/*.jsonl"), HF_TOKEN="")
-    assert f"{NAME}/*.jsonl: the hub has no such repository, or it is private; check it, or set" in found["error"]
+    assert f"{NAME}/*.jsonl: the hub has no such repository, or it is private; check it or set" in found["error"]
 
 
 @pytest.mark.parametrize(

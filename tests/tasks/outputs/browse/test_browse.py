@@ -205,7 +205,7 @@ def test_hostile_text_is_data_and_only_who_has_the_token_sees_it(client: Client)
 
 
 def test_what_is_unknown_is_said_to_be_unknown(output: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no finished step with documents; give the output folder of a data flow"):
+    with pytest.raises(UserError, match="has no finished step with documents; give the output of a data flow"):
         LocalPageServer(browse_routes(Folder(tmp_path)))
     for name in ("clean", "dedup"):
         (tmp_path / name).symlink_to(output / name)

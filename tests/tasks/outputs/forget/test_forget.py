@@ -201,7 +201,7 @@ def test_the_command_line(out: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.endswith("nothing was changed; --yes removes the pages\n")
     assert run_command(app, [*command, "--yes"]) == 0
     shown = capsys.readouterr().out
-    assert "no text and no URL of the pages is left" in shown
+    assert "no text or URL of the pages is left" in shown
     assert "your own files with the pages, left alone: c.jsonl, list.txt" in shown
     assert run_command(app, ["forget", "http://a.test/99", "--out", str(out)]) == 2
     assert capsys.readouterr().err.startswith(f"error: {out} has no page of http://a.test/99;")
@@ -229,7 +229,7 @@ def test_pages_are_forgotten_one_after_the_other(out: Path, capsys: pytest.Captu
     verify_output(str(out), batches=0)
     capsys.readouterr()
     forget(("http://a.test/1",), output=str(out), yes=True)  # nothing is left of it
-    assert "no text and no URL" in capsys.readouterr().out
+    assert "no text or URL" in capsys.readouterr().out
     assert need(out, "pages").outcome.kept > 0
 
 

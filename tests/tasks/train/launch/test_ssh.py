@@ -64,8 +64,8 @@ def answer(text: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"launcher": "ssh"}, "require each other"),
-        ({"hosts": ["a"]}, "require each other"),
+        ({"launcher": "ssh"}, "need each other"),
+        ({"hosts": ["a"]}, "need each other"),
         ({"launcher": "ssh", "hosts": ["a", "a"]}, "names a machine twice"),
         ({"launcher": "ssh", "hosts": ["-oProxyCommand=x"]}, "is not a host name"),
         ({"launcher": "ssh", "hosts": ["a", "b"], "nodes": 3}, "launch.nodes is 3, but launch.hosts has 2"),
@@ -79,7 +79,7 @@ def test_invalid_hosts_are_refused(settings: dict[str, Any], message: str) -> No
 
 def test_a_missing_remote_shell_is_refused_before_anything_starts() -> None:
     how = build(LaunchSettings, {"launcher": "ssh", "hosts": ["a"], "ssh": {"command": "no-such-shell {host}"}})
-    with pytest.raises(UserError, match="starts with no-such-shell, which is not on this machine"):
+    with pytest.raises(UserError, match="starts with no-such-shell, which is not here"):
         check_launcher(how, "out")
 
 
