@@ -15,20 +15,14 @@ from tasks.ready_tokens.tokens import ReadyTokens
 
 @dataclass(frozen=True)
 class ScoreInputs:
-    """Inputs of the merge and of the scores, besides the training.
-
-    Attributes:
-        data: output that holds the tokenizer and the documents; the tokenizer of data in an object store is that beside
-            the local copy of the tokens.
-        tokenizer: manifest of the tokenizer; None: the run folder has a copy of it.
-        documents: manifest of the shuffled documents; None: no perplexity of held-out documents.
-        lambada: path of the evaluation set; None: no cloze score.
-    """
+    """Inputs of the merge and of the scores, besides the training."""
 
     data: Folder
-    tokenizer: Manifest | None
-    documents: Manifest | None
-    lambada: str | None
+    """Output that holds the tokenizer and the documents; the tokenizer of data in an object store is that beside the
+    local copy of the tokens."""
+    tokenizer: Manifest | None  # manifest of the tokenizer; None: the run folder has a copy of it
+    documents: Manifest | None  # manifest of the shuffled documents; None: no perplexity of held-out documents
+    lambada: str | None  # path of the evaluation set; None: no cloze score
 
 
 def merge_and_score(

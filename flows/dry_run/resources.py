@@ -19,38 +19,23 @@ from tasks.train.launch.launchers import runs_here
 
 @dataclass(frozen=True)
 class TrainingEstimate:
-    """Estimate of a training before it starts. GPUs are queried once, when it is created.
+    """Estimate of a training before it starts. GPUs are queried once, when it is created."""
 
-    Attributes:
-        fit: resources of the training.
-        trained: whether the training on the data of this run is already finished and needs nothing more.
-        needed: estimated bytes that it still has to write; negative if it replaces larger checkpoints.
-        lacks: resources that this machine lacks for it. Machines of a scheduler are not checked.
-        no_tokens: message that there are no tokens to train on; None if there are, or if the run makes them.
-    """
-
-    fit: ResourceEstimate
-    trained: bool
-    needed: int
-    lacks: tuple[str, ...]
-    no_tokens: str | None
+    fit: ResourceEstimate  # resources of the training
+    trained: bool  # whether the training on the data of this run is already finished and needs nothing more
+    needed: int  # estimated bytes that it still has to write; negative if it replaces larger checkpoints
+    lacks: tuple[str, ...]  # resources that this machine lacks for it. Machines of a scheduler are not checked.
+    no_tokens: str | None  # message that there are no tokens to train on; None if there are, or if the run makes them
 
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """Estimate of a run before it starts.
+    """Estimate of a run before it starts."""
 
-    Attributes:
-        training: estimate of the training; None if the flow has none.
-        needed: estimated bytes that the run still has to write.
-        free: free bytes of the output; None if unknown.
-        lacks: resources that this machine lacks.
-    """
-
-    training: TrainingEstimate | None
-    needed: int
-    free: int | None
-    lacks: tuple[str, ...]
+    training: TrainingEstimate | None  # estimate of the training; None if the flow has none
+    needed: int  # estimated bytes that the run still has to write
+    free: int | None  # free bytes of the output; None if unknown
+    lacks: tuple[str, ...]  # resources that this machine lacks
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -14,17 +14,11 @@ TOP = "top"
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Token ids that inputs and targets have besides the text.
+    """Token ids that inputs and targets have besides the text."""
 
-    Attributes:
-        sentinels: tokens that stand for spans, in their order.
-        start: token with which the decoder begins; also fills what is not read.
-        end: token that ends input and target.
-    """
-
-    sentinels: tuple[int, ...]
-    start: int
-    end: int
+    sentinels: tuple[int, ...]  # tokens that stand for spans, in their order
+    start: int  # token with which the decoder begins; also fills what is not read
+    end: int  # token that ends input and target
 
 
 def sentinel_names(tokenizer: Tokenizer) -> list[str]:

@@ -23,19 +23,12 @@ MAX_LISTED = 1 << 16  # occurrences of a span in a block among which the first o
 
 @dataclass(frozen=True)
 class Span:
-    """Part of a text that occurs verbatim in the tokens and is contained in no longer one.
+    """Part of a text that occurs verbatim in the tokens and is contained in no longer one."""
 
-    Attributes:
-        start: first token, counted from the start of the text.
-        end: end of the span (exclusive).
-        counts: occurrences in each of the searched datasets.
-        positions: first token of some occurrences in each dataset, ascending.
-    """
-
-    start: int
-    end: int
-    counts: tuple[int, ...]
-    positions: tuple[tuple[int, ...], ...]
+    start: int  # first token, counted from the start of the text
+    end: int  # end of the span (exclusive)
+    counts: tuple[int, ...]  # occurrences in each of the searched datasets
+    positions: tuple[tuple[int, ...], ...]  # first token of some occurrences in each dataset, ascending
 
     @property
     def count(self) -> int:

@@ -26,17 +26,11 @@ FLAG = "--decontaminate.against"
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """File of passages.
+    """File of passages."""
 
-    Attributes:
-        name: name of the set in the list of cuts.
-        file: location and content hash.
-        key: column, or key of each JSON line, of the passage.
-    """
-
-    name: str
-    file: InputFile
-    key: str = "text"
+    name: str  # name of the set in the list of cuts
+    file: InputFile  # location and content hash
+    key: str = "text"  # column, or key of each JSON line, of the passage
 
 
 def find_sets(named: Sequence[tuple[str, str]], against: Sequence[str], key: str) -> list[EvaluationSet]:

@@ -18,15 +18,10 @@ LogLineSink = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One training job.
+    """One training job."""
 
-    Attributes:
-        config: Path of the run's `config.toml`, in the run folder; the same on every machine of the job.
-        settings: Settings of the launcher.
-    """
-
-    config: str
-    settings: CommonLaunchSettings
+    config: str  # Path of the run's `config.toml`, in the run folder; the same on every machine of the job
+    settings: CommonLaunchSettings  # Settings of the launcher
 
     @property
     def run(self) -> Path:

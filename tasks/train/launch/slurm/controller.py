@@ -23,23 +23,14 @@ FORGOTTEN = "FORGOTTEN"  # not Slurm's: the controller purges jobs after some mi
 
 @dataclass(frozen=True)
 class State:
-    """State of a Slurm job.
+    """State of a Slurm job."""
 
-    Attributes:
-        name: PENDING, RUNNING, COMPLETED …, or FORGOTTEN.
-        reason: Slurm's reason code for a job that waits or ended.
-        code: Exit code of the script, or minus the signal that ended it.
-        restarts: Number of times that Slurm requeued the job.
-        nodes: Nodes on which it runs.
-        command: Path of its script.
-    """
-
-    name: str
-    reason: str = ""
-    code: int = 0
-    restarts: int = 0
-    nodes: str = ""
-    command: str = ""
+    name: str  # PENDING, RUNNING, COMPLETED …, or FORGOTTEN
+    reason: str = ""  # Slurm's reason code for a job that waits or ended
+    code: int = 0  # Exit code of the script, or minus the signal that ended it
+    restarts: int = 0  # Number of times that Slurm requeued the job
+    nodes: str = ""  # Nodes on which it runs
+    command: str = ""  # Path of its script
 
     @property
     def ended(self) -> bool:
