@@ -39,14 +39,10 @@ CHUNK = 256  # texts encoded at a time
 class Estimate:
     """What the pilot says before the comparison starts."""
 
-    deviation: float
-    """Standard deviation of the paired differences over seeds, the largest of all sets."""
-    needed: int | None
-    """Seeds for the requested difference; None above 100."""
-    detectable: float
-    """Difference in bits per byte that the chosen seeds find."""
-    minutes: float
-    """Expected time of the chosen seeds."""
+    deviation: float  # standard deviation of the paired differences over seeds, the largest of all sets
+    needed: int | None  # seeds for the requested difference; None above 100
+    detectable: float  # difference in bits per byte that the chosen seeds find
+    minutes: float  # expected time of the chosen seeds
 
 
 class Comparison:

@@ -47,12 +47,9 @@ class Corpus:
 
     name: str
     copies: dict[str, int]
-    dropped: int = 0
-    """Documents left out because a held-out file shares text with them."""
-    skipped: int = 0
-    """Rows without a text."""
-    over_limit: int = 0
-    """Documents left out because the corpus has more than `MAX_BYTES`, copies included."""
+    dropped: int = 0  # documents left out because a held-out file shares text with them
+    skipped: int = 0  # rows without a text
+    over_limit: int = 0  # documents left out because the corpus has more than `MAX_BYTES`, copies included
     groups: dict[str, str] = field(default_factory=dict)
     """Text -> the text that stands for its near-duplicates; a text that is not a key stands for itself."""
 

@@ -26,8 +26,7 @@ class Proxy:
     inner: int
     context: int
     samples: int
-    tokens: int
-    """Training tokens of a seed by default."""
+    tokens: int  # training tokens of a seed by default
     lr: float
 
 
@@ -45,15 +44,11 @@ class Job:
     proxy: str
     steps: int
     seed: int
-    train: Path
-    """Prefix of its tokens."""
+    train: Path  # prefix of its tokens
     tasks: tuple[str, ...]
-    data: Path
-    """Folder with the data of the tasks."""
-    limit: int
-    """Items of each task."""
-    folder: Path
-    """Folder of the comparison, with the held-out documents and the tokenizer."""
+    data: Path  # folder with the data of the tasks
+    limit: int  # items of each task
+    folder: Path  # folder of the comparison, with the held-out documents and the tokenizer
 
     @property
     def result(self) -> Path:

@@ -23,16 +23,11 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
 class Difference:
     """Bits per byte of A less those of B on one set; positive where B is better."""
 
-    mean: float
-    """Mean over the seeds."""
-    half_width: float
-    """Half the width of the interval."""
-    seed_deviation: float
-    """Standard deviation over the seeds."""
-    heldout_error: float
-    """Standard error from the sample of held-out documents."""
-    values: tuple[float, ...]
-    """Difference of each seed."""
+    mean: float  # mean over the seeds
+    half_width: float  # half the width of the interval
+    seed_deviation: float  # standard deviation over the seeds
+    heldout_error: float  # standard error from the sample of held-out documents
+    values: tuple[float, ...]  # difference of each seed
 
     @property
     def better(self) -> str | None:

@@ -31,16 +31,12 @@ class Added(NamedTuple):
     """Token that a file adds."""
 
     content: str
-    id: int | None
-    """Id that the file states; None for the next one."""
+    id: int | None  # id that the file states; None for the next one
     file: str
-    special: bool = True
-    """It is never found in a text."""
-    lstrip: bool = False
-    """It takes the spaces before it."""
+    special: bool = True  # it is never found in a text
+    lstrip: bool = False  # it takes the spaces before it
     rstrip: bool = False
-    single_word: bool = False
-    """It is found only where a word begins and ends."""
+    single_word: bool = False  # it is found only where a word begins and ends
     normalized: bool = False
 
     def stated(self) -> dict[str, Any]:

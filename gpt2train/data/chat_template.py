@@ -42,8 +42,7 @@ class ChatTemplate:
     """Template of a model, and the tokens that it names."""
 
     text: str
-    tokens: Mapping[str, str]
-    """Tokens by their names: `bos_token`, `eos_token`, …"""
+    tokens: Mapping[str, str]  # tokens by their names: `bos_token`, `eos_token`, …
 
 
 def template_text(folder: Path) -> str | None:

@@ -61,14 +61,11 @@ PYTHON_REMEDY = (
 class Row(NamedTuple):
     """One document as it is stored."""
 
-    place: str
-    """File, and member of an archive after `!`."""
-    number: int
-    """Line in JSON lines, row in Parquet or text between separators, from 1; 0 for a file that is one text."""
+    place: str  # file, and member of an archive after `!`
+    number: int  # line in JSON lines, row in Parquet or text between separators, from 1; 0 for a file that is one text
     kind: Literal["json", "text", "cell", "too_large", "null", "not_text", "broken_file"]
     """The last four have no text. After a broken file's row its file has no more rows."""
-    content: bytes
-    """Text or JSON object; the fault of a broken file."""
+    content: bytes  # text or JSON object; the fault of a broken file
 
 
 class Rejected(NamedTuple):

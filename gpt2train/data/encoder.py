@@ -25,10 +25,8 @@ MAX_PIECE = 1 << 18  # characters; a longer text is split, since the library nee
 class Texts:
     """UTF-8 texts in the layout of an Arrow string column."""
 
-    data: np.ndarray
-    """uint8 [bytes], concatenated bytes of all texts."""
-    offsets: np.ndarray
-    """int64 [texts + 1], start of each text, and end of the last one."""
+    data: np.ndarray  # uint8 [bytes], concatenated bytes of all texts
+    offsets: np.ndarray  # int64 [texts + 1], start of each text, and end of the last one
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -48,10 +46,8 @@ class Texts:
 class Encoded(NamedTuple):
     """Token ids of texts, concatenated."""
 
-    ids: np.ndarray
-    """[tokens], any integer dtype."""
-    lengths: np.ndarray
-    """int64 [texts], number of tokens of each text."""
+    ids: np.ndarray  # [tokens], any integer dtype
+    lengths: np.ndarray  # int64 [texts], number of tokens of each text
 
 
 class Encoder(Protocol):

@@ -24,13 +24,10 @@ MAX_SHOWN = 12  # columns that an error names
 class Cell(NamedTuple):
     """Row of the column; `text` is its bytes, not copied and not checked to be UTF-8, or None for a null."""
 
-    number: int
-    """Row, from 1."""
+    number: int  # row, from 1
     text: pa.Buffer | None
-    others: dict[str, Any]
-    """Strings and numbers of the other columns; None for other types and invalid UTF-8."""
-    fits: bool = True
-    """False if this and the following rows take too much memory to unpack; it is the last one."""
+    others: dict[str, Any]  # strings and numbers of the other columns; None for other types and invalid UTF-8
+    fits: bool = True  # False if this and the following rows take too much memory to unpack; it is the last one
 
 
 def read_cells(

@@ -31,12 +31,9 @@ class Layout(NamedTuple):
     """Layout of a raw file."""
 
     dtype: np.dtype[Any]
-    offset: int
-    """Bytes before the tokens."""
-    begins: bool
-    """A document begins with the end-of-text id; else it ends with it."""
-    end: int
-    """End-of-text id by default."""
+    offset: int  # bytes before the tokens
+    begins: bool  # a document begins with the end-of-text id; else it ends with it
+    end: int  # end-of-text id by default
 
 
 NANOGPT = Layout(np.dtype("<u2"), 0, False, 50256)

@@ -22,10 +22,8 @@ SAMPLE_TEXTS, SAMPLE_CHARACTERS = 8, 2000  # of each block, encoded by both engi
 class EncodedBlock(NamedTuple):
     """Tokens of the documents of a block."""
 
-    ids: np.ndarray
-    """[tokens], of the dtype of the token file."""
-    lengths: np.ndarray
-    """int32 [documents]."""
+    ids: np.ndarray  # [tokens], of the dtype of the token file
+    lengths: np.ndarray  # int32 [documents]
     rejected: list[Rejected]
     notes: dict[str, int]
     """Documents of `blank` texts, white space alone, and of `.txt` files that contain `END_OF_TEXT`."""

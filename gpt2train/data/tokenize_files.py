@@ -44,15 +44,12 @@ LIBRARIES = ("tokenizers", "sentencepiece", "gigatoken")
 class Progress:
     """Tokens that are on disk."""
 
-    identity: str
-    """Hash of everything that the tokens depend on."""
+    identity: str  # hash of everything that the tokens depend on
     blocks: int = 0
     documents: int = 0
     tokens: int = 0
-    rejected_bytes: int = 0
-    """Size of the file of rejected documents."""
-    reasons: dict[str, int] = field(default_factory=dict)
-    """Rejected documents by reason."""
+    rejected_bytes: int = 0  # size of the file of rejected documents
+    reasons: dict[str, int] = field(default_factory=dict)  # rejected documents by reason
     notes: dict[str, int] = field(default_factory=dict)
     """Documents with tokens that may not be what was meant: see `EncodedBlock.notes`."""
 

@@ -39,16 +39,11 @@ Scored = dict[str, Any]
 class CurveMeasure:
     """Evaluation that is applied to every checkpoint."""
 
-    kind: str
-    """Name of the evaluation."""
-    about: Mapping[str, Any]
-    """Name and hash of the data file, and the options that change the numbers."""
-    score: Callable[[Scorer], Scored]
-    """Function from a model to its result."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of the plug-ins that the numbers depend on."""
-    identity: str = ""
-    """Hash of a description that the numbers depend on."""
+    kind: str  # name of the evaluation
+    about: Mapping[str, Any]  # name and hash of the data file, and the options that change the numbers
+    score: Callable[[Scorer], Scored]  # function from a model to its result
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of the plug-ins that the numbers depend on
+    identity: str = ""  # hash of a description that the numbers depend on
 
 
 def curve_measure(name: str, file: Path, raw: bytes, options: Settings | None = None) -> CurveMeasure:

@@ -30,12 +30,10 @@ SCORES = "scores"  # next to a run's `checkpoints/`; `eval/` belongs to the flow
 class EvalSource:
     """Model to evaluate, before its weights are read."""
 
-    folder: Path
-    """Model folder, or checkpoint of a run."""
+    folder: Path  # model folder, or checkpoint of a run
     is_checkpoint: bool
     tokenizer: Tokenizer
-    scores: Path
-    """Default folder of its scores."""
+    scores: Path  # default folder of its scores
 
 
 def read_input(path: Path) -> bytes:

@@ -29,10 +29,8 @@ class Document:
     id: str
     url: str
     text: str
-    reason: str | None
-    """Reason code; None for a kept document."""
-    detail: str
-    """Found and expected values of the rule."""
+    reason: str | None  # reason code; None for a kept document
+    detail: str  # found and expected values of the rule
 
 
 def sample_documents(output: Path, seed: int = 0) -> tuple[list[Document], list[Document]]:

@@ -26,10 +26,8 @@ QUOTES = str.maketrans("‘’“”", "''\"\"")  # the cleaning replaces them i
 class Features(NamedTuple):
     """Sparse vector of length 1 (in the Euclidean norm), or of no entries."""
 
-    buckets: np.ndarray
-    """int64 [entries], ascending."""
-    values: np.ndarray
-    """float64 [entries]."""
+    buckets: np.ndarray  # int64 [entries], ascending
+    values: np.ndarray  # float64 [entries]
 
 
 def features_of(text: str) -> Features:

@@ -21,13 +21,10 @@ REMEDY = "give a file that gpt2train data label or train-quality wrote"
 class QualityModel:
     """Linear model of the probability that a text is good."""
 
-    weights: np.ndarray
-    """float16 [BUCKETS]."""
+    weights: np.ndarray  # float16 [BUCKETS]
     bias: float
-    threshold: float
-    """Probability from which on a text is kept."""
-    about: dict[str, Any]
-    """Votes, area under the curve, precision and recall at the threshold."""
+    threshold: float  # probability from which on a text is kept
+    about: dict[str, Any]  # votes, area under the curve, precision and recall at the threshold
 
     def score(self, text: str) -> float:
         """Probability that a text is good, rounded to 4 digits, so that it is the same on every machine."""

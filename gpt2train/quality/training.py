@@ -29,10 +29,8 @@ class CurvePoint:
     """Effect of one threshold on the texts with votes."""
 
     threshold: float
-    precision: float
-    """Share of good texts among those kept."""
-    recall: float
-    """Share of the good texts that are kept."""
+    precision: float  # share of good texts among those kept
+    recall: float  # share of the good texts that are kept
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,9 @@ class Evaluation:
 
     good: int
     bad: int
-    auc: float
-    """Area under the ROC curve: probability that a good text has a higher score than a bad one."""
-    auc_error: float
-    """Its standard error (Hanley and McNeil 1982)."""
-    curve: tuple[CurvePoint, ...]
-    """One point per different score, ascending."""
+    auc: float  # area under the ROC curve: probability that a good text has a higher score than a bad one
+    auc_error: float  # its standard error (Hanley and McNeil 1982)
+    curve: tuple[CurvePoint, ...]  # one point per different score, ascending
 
 
 def train(votes: Sequence[Vote]) -> tuple[QualityModel, Evaluation]:

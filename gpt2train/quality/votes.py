@@ -29,10 +29,8 @@ class Vote:
 
     id: str
     url: str
-    reason: str | None
-    """Reason code for which the document was rejected; None for a kept one."""
-    vote: Verdict | None
-    """None withdraws an earlier vote."""
+    reason: str | None  # reason code for which the document was rejected; None for a kept one
+    vote: Verdict | None  # None withdraws an earlier vote
     text: str
 
 

@@ -36,10 +36,8 @@ class Example:
     """Row of an evaluation set that shares a span with the tokens."""
 
     row: int
-    tokens: int
-    """Length of the longest span."""
-    count: int
-    """Occurrences of that span."""
+    tokens: int  # length of the longest span
+    count: int  # occurrences of that span
     text: str
     url: str | None
 
@@ -50,16 +48,13 @@ class Contamination:
 
     name: str
     rows: int
-    short: int
-    """Rows without a text of `min_tokens` tokens, which cannot share a span."""
+    short: int  # rows without a text of `min_tokens` tokens, which cannot share a span
     contaminated: int
     tokens: int
-    covered: int
-    """Tokens in shared spans."""
+    covered: int  # tokens in shared spans
     longest: int
     min_tokens: int
-    examples: tuple[Example, ...]
-    """Rows with the longest spans."""
+    examples: tuple[Example, ...]  # rows with the longest spans
 
 
 def measure(tracer: TextTracer, path: Path, key: str | None = None, min_tokens: int = MIN_TOKENS) -> Contamination:

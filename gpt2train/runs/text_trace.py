@@ -57,11 +57,9 @@ class TracedSpan:
     start: int
     end: int
     text: str
-    characters: tuple[int, int] | None
-    """Start and end in the text; None if the tokenizer changes texts."""
+    characters: tuple[int, int] | None  # start and end in the text; None if the tokenizer changes texts
     count: int
-    counts: tuple[int, ...]
-    """Occurrences in each corpus."""
+    counts: tuple[int, ...]  # occurrences in each corpus
     places: tuple[TracedPlace, ...]
 
 
@@ -71,8 +69,7 @@ class TextTrace:
 
     tokens: int
     min_tokens: int
-    covered: int
-    """Tokens of the text in at least one span."""
+    covered: int  # tokens of the text in at least one span
     corpora: tuple[str, ...]
     indexed_tokens: int
     spans: tuple[TracedSpan, ...]

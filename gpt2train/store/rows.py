@@ -26,12 +26,9 @@ class Place(NamedTuple):
     """Row of a file."""
 
     file: str
-    group: int
-    """Row group."""
-    row: int
-    """Row within the row group."""
-    number: int
-    """Row within the file."""
+    group: int  # row group
+    row: int  # row within the row group
+    number: int  # row within the file
 
 
 def opened(folder: Folder, name: str) -> pq.ParquetFile:

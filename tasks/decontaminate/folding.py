@@ -49,8 +49,7 @@ class Letters(NamedTuple):
 
     kinds: npt.NDArray[np.uint32]
     """[code points] 0, IGNORED, LETTER + the folded code point, or SEVERAL with an offset and a count in `forms`."""
-    forms: npt.NDArray[np.uint32]
-    """LETTER + code point of each letter of the folded forms with several letters."""
+    forms: npt.NDArray[np.uint32]  # LETTER + code point of each letter of the folded forms with several letters
 
 
 @functools.cache

@@ -28,12 +28,9 @@ SLOTS_PER_NGRAM = 16  # in the table of booleans: at most one window in 16 is lo
 class Match(NamedTuple):
     """Occurrence of an n-gram of the index in a text."""
 
-    start: int
-    """Index of its first word in the text."""
-    length: int
-    """Number of words."""
-    gram: int
-    """Number of the n-gram in the index."""
+    start: int  # index of its first word in the text
+    length: int  # number of words
+    gram: int  # number of the n-gram in the index
 
 
 class NgramIndex:

@@ -166,10 +166,8 @@ class CutSpan(NamedTuple):
     round: int
     start: int
     end: int
-    gram: int
-    """Number of the first n-gram in the span."""
-    matches: int
-    """Number of n-grams in the span."""
+    gram: int  # number of the first n-gram in the span
+    matches: int  # number of n-grams in the span
 
 
 def remove(

@@ -43,12 +43,9 @@ class Part(NamedTuple):
     """Run of the visible text of a page."""
 
     text: str
-    kind: str
-    """Kind of a block, as in `blocks.Block`; "" for text that makes no block."""
-    rule: str
-    """Rule that dropped it; "" for text that is kept."""
-    element: str
-    """Element that the rule applies to, where it is one."""
+    kind: str  # kind of a block, as in `blocks.Block`; "" for text that makes no block
+    rule: str  # rule that dropped it; "" for text that is kept
+    element: str  # element that the rule applies to, where it is one
 
 
 def page_account(page: Page, tables: bool = True) -> tuple[str, str, list[Part]] | None:

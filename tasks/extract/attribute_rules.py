@@ -55,36 +55,21 @@ MAX_KEY = 300  # characters of attributes; longer ones are classified, but not c
 class Verdict(NamedTuple):
     """Classification of an element by its tag and attributes."""
 
-    drop: bool = False
-    """Boilerplate whatever it holds."""
-    marked: bool = False
-    """Boilerplate by its class; not dropped if it holds most of the page."""
-    unseen: bool = False
-    """Sign of editing or text that no reader sees, by its class; no words of a sentence or of code."""
-    may_be_text: bool = False
-    """Boilerplate by its class, unless it holds code or whole sentences alone."""
-    hidden: bool = False
-    """Not displayed at first, or a part with another role than text."""
-    closed: bool = False
-    """Hidden by its state alone, so that a control may open it."""
-    consent: bool = False
-    """Request for consent, dropped however long it is."""
-    dialog: bool = False
-    """Boilerplate that a page shows over another one."""
-    comments: bool = False
-    """Section of reader comments."""
-    toc: bool = False
-    """Table of contents."""
-    level: int = -1
-    """Rank as container of the main content, 0 the strongest; -1: no container of it."""
-    main: bool = False
-    """Main part of the page, as the page states it."""
-    formula: bool = False
-    """Holds all forms of one formula."""
-    post: bool = False
-    """Holds the text of one post of a forum."""
-    recipe: float = 0
-    """Largest share of links in a part of a recipe, by its name; 0 for no such part."""
+    drop: bool = False  # boilerplate whatever it holds
+    marked: bool = False  # boilerplate by its class; not dropped if it holds most of the page
+    unseen: bool = False  # sign of editing or text that no reader sees, by its class; no words of a sentence or of code
+    may_be_text: bool = False  # boilerplate by its class, unless it holds code or whole sentences alone
+    hidden: bool = False  # not displayed at first, or a part with another role than text
+    closed: bool = False  # hidden by its state alone, so that a control may open it
+    consent: bool = False  # request for consent, dropped however long it is
+    dialog: bool = False  # boilerplate that a page shows over another one
+    comments: bool = False  # section of reader comments
+    toc: bool = False  # table of contents
+    level: int = -1  # rank as container of the main content, 0 the strongest; -1: no container of it
+    main: bool = False  # main part of the page, as the page states it
+    formula: bool = False  # holds all forms of one formula
+    post: bool = False  # holds the text of one post of a forum
+    recipe: float = 0  # largest share of links in a part of a recipe, by its name; 0 for no such part
 
 
 NEUTRAL = Verdict()
@@ -101,8 +86,7 @@ class Named(NamedTuple):
     words: str
     boilerplate: bool
     unseen: bool
-    hides: bool
-    """Not displayed at first, as the attribute `hidden` says it."""
+    hides: bool  # not displayed at first, as the attribute `hidden` says it
     comments: bool
     toc: bool
 

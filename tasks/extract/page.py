@@ -34,8 +34,7 @@ class TextEngine(NamedTuple):
 
     parse: Callable[[str, bytes | None], HtmlElement | None]
     """Parse a page, given as a string and, if it is UTF-8, as bytes; None if there is nothing in it."""
-    text: Callable[[HtmlElement, ExtractOptions], str | None]
-    """Main text of a parsed page, which may be changed."""
+    text: Callable[[HtmlElement, ExtractOptions], str | None]  # main text of a parsed page, which may be changed
     empty_caches: Callable[[], None]
 
 

@@ -64,13 +64,9 @@ class ExtractResult(NamedTuple):
 
     text: str = ""
     title: str | None = None
-    date: str | None = None
-    """ISO date of publication."""
-    language: str | None = None
-    """Language stated by the page (ISO 639); it may be wrong."""
-    reason: str | None = None
-    """Reason code of the rejection; None: the page has a main text."""
-    detail: str = ""
-    """Details of the rejection for a reader."""
+    date: str | None = None  # ISO date of publication
+    language: str | None = None  # language stated by the page (ISO 639); it may be wrong
+    reason: str | None = None  # reason code of the rejection; None: the page has a main text
+    detail: str = ""  # details of the rejection for a reader
     by_fetch_day: bool = False
     """The day of the fetch, the latest possible date of the page, has shaped the date or its lack."""

@@ -84,10 +84,8 @@ class Marks(NamedTuple):
     """Input of the rules beside the text; read before the extraction, which changes the tree."""
 
     title: str
-    headings: tuple[str, ...]
-    """The first two headings."""
-    sources: tuple[str, ...]
-    """Addresses of scripts and frames."""
+    headings: tuple[str, ...]  # the first two headings
+    sources: tuple[str, ...]  # addresses of scripts and frames
 
 
 def page_marks(tree: HtmlElement, title: str | None) -> Marks:

@@ -22,10 +22,8 @@ Numbers = npt.NDArray[np.int64]
 class Grams(NamedTuple):
     """N-grams of words of a document."""
 
-    positions: Numbers
-    """[n-grams] index of the first word of each."""
-    keys: Numbers
-    """[n-grams, 2] hash of each."""
+    positions: Numbers  # [n-grams] index of the first word of each
+    keys: Numbers  # [n-grams, 2] hash of each
 
 
 def anchors_of(texts: pa.ChunkedArray, min_words: int) -> list[tuple[Numbers, Numbers]]:

@@ -27,11 +27,9 @@ SIDECAR = pa.schema([("start", pa.int64()), ("end", pa.int64()), ("doc_id", pa.s
 class Slice(NamedTuple):
     """Rows of one encoded part that belong to one token file."""
 
-    part: str
-    """File name without extension."""
+    part: str  # file name without extension
     first_row: int
-    rows: int | None
-    """None: all following rows."""
+    rows: int | None  # None: all following rows
     first_token: int
     tokens: int
 
@@ -40,12 +38,9 @@ class Piece(NamedTuple):
     """Plan of one token file: its position in the split, and its slices of parts."""
 
     split: str
-    number: int
-    """Index of the file in its split."""
-    of: int
-    """Number of files of the split."""
-    start: int
-    """Number of tokens of the split before this file."""
+    number: int  # index of the file in its split
+    of: int  # number of files of the split
+    start: int  # number of tokens of the split before this file
     slices: tuple[Slice, ...]
 
 

@@ -38,14 +38,10 @@ class RowError(ValueError):
 class Item:
     """Question of a task."""
 
-    contexts: tuple[str, ...]
-    """Texts before the continuation; one, but for a schema."""
-    targets: tuple[str, ...]
-    """Continuations; one, but for multiple choice."""
-    answer: int = 0
-    """Index of the right choice."""
-    group: str = ""
-    """Part of the data."""
+    contexts: tuple[str, ...]  # texts before the continuation; one, but for a schema
+    targets: tuple[str, ...]  # continuations; one, but for multiple choice
+    answer: int = 0  # index of the right choice
+    group: str = ""  # part of the data
 
     @property
     def choices(self) -> int:

@@ -36,13 +36,10 @@ class Part:
 class Work:
     """Task or suite that was asked for, with its data."""
 
-    name: str
-    """Name for tables and result files."""
+    name: str  # name for tables and result files
     description: Task | Suite
-    parts: list[Part]
-    """Tasks that are scored; one, but for a suite."""
-    missing: tuple[str, ...] = ()
-    """Tasks of a suite without data."""
+    parts: list[Part]  # tasks that are scored; one, but for a suite
+    missing: tuple[str, ...] = ()  # tasks of a suite without data
 
     @property
     def file(self) -> str:

@@ -18,16 +18,12 @@ Results = Mapping[str, Mapping[str, Any]]
 class TaskRow(NamedTuple):
     """Line of the table, as text."""
 
-    task: str
-    """Name of the task or suite."""
+    task: str  # name of the task or suite
     metric: str
     items: str
-    score: str
-    """Value and interval."""
-    random: str
-    """Accuracy of guessing; empty for other metrics."""
-    published: str
-    """Published scores of other models."""
+    score: str  # value and interval
+    random: str  # accuracy of guessing; empty for other metrics
+    published: str  # published scores of other models
 
 
 def is_of_tasks(result: Mapping[str, Any]) -> bool:

@@ -11,8 +11,7 @@ class Plan:
     """Scoring requests of an item, one for each choice or window; None for a choice that has no token of its own."""
 
     requests: tuple[ScoringRequest | None, ...]
-    truncated: bool = False
-    """True if the prompt is longer than the model's context."""
+    truncated: bool = False  # True if the prompt is longer than the model's context
 
 
 @dataclass(frozen=True)

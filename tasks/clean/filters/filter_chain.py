@@ -49,12 +49,9 @@ else:
 class Filtered(NamedTuple):
     """Result of the filters for a text."""
 
-    text: str
-    """Text as changed by the filters."""
-    found: Rejection | None
-    """Rejection of the text; None: it is kept."""
-    facts: dict[str, int]
-    """Counts of the filters that replaced the text, by name; empty for a rejected one."""
+    text: str  # text as changed by the filters
+    found: Rejection | None  # rejection of the text; None: it is kept
+    facts: dict[str, int]  # counts of the filters that replaced the text, by name; empty for a rejected one
 
 
 def apply(

@@ -35,8 +35,7 @@ class Classifier(NamedTuple):
 
     tokenizer: Any
     network: Any
-    limit: int
-    """Number of tokens that it reads; the rest of a text has no influence."""
+    limit: int  # number of tokens that it reads; the rest of a text has no influence
 
 
 def fineweb_edu_score(text: str, settings: FineWebEduSettings, model: LocalModel) -> Rejection | None:

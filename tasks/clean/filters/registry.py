@@ -19,15 +19,13 @@ class Replacement(NamedTuple):
     """Another text in place of the one that a filter got."""
 
     text: str
-    facts: Mapping[str, int] = {}
-    """Counts that the manifest of the step adds up over the kept documents, by name."""
+    facts: Mapping[str, int] = {}  # counts that the manifest of the step adds up over the kept documents, by name
 
 
 class FilterFile(NamedTuple):
     """File that a filter needs. Its content is part of the fingerprint of the cleaning, its name is not."""
 
-    field: str
-    """Setting of the filter that has the path or URL."""
+    field: str  # setting of the filter that has the path or URL
     check: Callable[[bytes, str], object]
     """Called with the content and the name before the cleaning begins; raises UserError for another kind of file."""
 
@@ -35,22 +33,18 @@ class FilterFile(NamedTuple):
 class LocalModel(NamedTuple):
     """Model on the local disk that is too large to be sent to the workers: they open it by its path."""
 
-    path: str
-    """Absolute path of the file or folder."""
-    sha256: str
-    """Hash of the content, so that a worker opens a file again whose content has changed."""
+    path: str  # absolute path of the file or folder
+    sha256: str  # hash of the content, so that a worker opens a file again whose content has changed
 
 
 class FilterModel(NamedTuple):
     """Model that a filter opens by its path. The fingerprint of the cleaning has its content, not its path."""
 
-    field: str
-    """Setting of the filter that has the path."""
+    field: str  # setting of the filter that has the path
     check: Callable[[LocalModel, Any], object]
     """Called with the model and the filter's settings before the cleaning begins; raises UserError for another kind of
     file."""
-    suffixes: tuple[str, ...] = ()
-    """Suffixes of the files of a model that is a folder; empty for one that is a file."""
+    suffixes: tuple[str, ...] = ()  # suffixes of the files of a model that is a folder; empty for one that is a file
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ S = TypeVar("S")
 class Rejection(NamedTuple):
     """Reason for which a text is dropped."""
 
-    reason: str
-    """Reason code of the rule."""
-    detail: str
-    """Found and expected values; never the text itself."""
+    reason: str  # reason code of the rule
+    detail: str  # found and expected values; never the text itself
 
 
 def too_many(reason: str, share: float, maximum: float) -> Rejection | None:
