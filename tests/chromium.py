@@ -44,7 +44,6 @@ def chromium(folder: Path, size: str = "1400,900", **logs: str) -> Iterator[Any]
 
 
 def until(condition: Callable[[], object], what: str = "", seconds: float = 20) -> None:
-    """Wait until a condition holds; AssertionError with `what` after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, what

@@ -44,12 +44,10 @@ class Hub(ThreadingHTTPServer):
         self.server_close()
 
     def put(self, repository: str, files: dict[str, bytes], branch: str = "main") -> str:
-        """Add a revision; its commit."""
         self.repositories.setdefault(repository, []).append((branch, files))
         return commit(repository, len(self.repositories[repository]) - 1)
 
     def files(self, repository: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        """Commit and files of a revision; None if there is none."""
         found = self.repositories.get(repository, [])
         for number in reversed(range(len(found))):
             branch, files = found[number]
@@ -72,7 +70,6 @@ def commit(repository: str, number: int) -> str:
 
 
 def entry(path: str, content: bytes) -> dict[str, Any]:
-    """Entry of a file in a tree."""
     found: dict[str, Any] = {"type": "file", "path": path, "size": len(content)}
     found["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     if len(content) >= LARGE:

@@ -70,7 +70,6 @@ class Sampler:
 
     @property
     def outside(self) -> dict[tuple[str, int], str]:
-        """Sockets that other machines can reach."""
         return {address: command for address, command in self.found.items() if not is_loopback(address[0])}
 
 

@@ -45,7 +45,6 @@ def store_server(kind: str) -> Iterator[dict[str, str]]:
 
 
 def environment(kind: str, port: int) -> dict[str, str]:
-    """Environment variables that a client needs."""
     address = f"http://127.0.0.1:{port}"
     if kind == "gcs":
         return {"STORAGE_EMULATOR_HOST": address, "FSSPEC_GCS_TOKEN": "anon", "FSSPEC_GCS_PROJECT": "test"}

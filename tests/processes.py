@@ -18,7 +18,6 @@ CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait until a condition holds; fail with its name if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
@@ -26,7 +25,6 @@ def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """True if a process no longer runs. A zombie counts as ended: its parent may never reap it."""
     try:
         return not process.is_running() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
@@ -34,7 +32,6 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def wait_until_ended(processes: Iterable[psutil.Process], seconds: float = MAX_END_SECONDS) -> None:
-    """Wait for the end of these processes; fail with those that are left."""
     left = list(processes)
     deadline = time.monotonic() + seconds
     while left := [process for process in left if not has_ended(process)]:
@@ -51,7 +48,6 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
 
 
 def parent_of(process: psutil.Process) -> int:
-    """The id of the parent of a process; 0 if it has ended."""
     try:
         return process.ppid()
     except psutil.Error:
@@ -59,7 +55,6 @@ def parent_of(process: psutil.Process) -> int:
 
 
 def command_of(process: psutil.Process) -> str:
-    """The command line of a process; empty if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

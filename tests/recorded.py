@@ -80,7 +80,6 @@ class _Recorder(DryRunner):
 
 
 def steps(name: str) -> Iterator[tuple[str, str]]:
-    """Yield an item for each step of a run that has not started."""
     run = pipeline.planned(resolve(pipeline.model, flags=RUNS[name] | NO_TEMPLATE))
     runner = _Recorder()
     run.recipe(runner)
@@ -110,7 +109,6 @@ def inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def settings() -> Iterator[tuple[str, str]]:
-    """Yield an item for each setting, or group of settings, of each flow."""
     for name, flow in FLOWS.items():
         schema = flow.model.model_json_schema()
         definitions = schema.pop("$defs", {})
@@ -128,8 +126,6 @@ def help_page(app: App, *words: str) -> str:
 
 
 def help_pages() -> Iterator[tuple[str, str]]:
-    """Yield an item for each command and flow."""
-
     def pages(app: App, *path: str) -> Iterator[tuple[str, str]]:
         yield f"help of {' '.join(['gpt2train', *path])}", help_page(gpt2train_app, *path, "--help")
         for name in app:
@@ -145,7 +141,6 @@ def help_pages() -> Iterator[tuple[str, str]]:
 
 
 def prepare(folder: Path) -> None:
-    """Write the sources of the runs."""
     (folder / "urls.txt").write_text("http://b.example/1\n")
     (folder / "text.txt").write_text("却说玄德在店中，忽听得门外有人说话。\n", encoding="utf-8")
     (folder / "page.html").write_text("<html><body><p>One paragraph of some words.</p></body></html>")
@@ -163,7 +158,6 @@ def items(runs: Iterable[str]) -> dict[str, str]:
 
 
 def items_with_plugins() -> dict[str, str]:
-    """Return the steps of the runs with plug-ins, planned by a process that has them."""
     with tempfile.TemporaryDirectory() as folder:
         for page in ("add-a-filter.md", "add-a-data-step.md"):
             install(page, Path(folder))
@@ -176,14 +170,12 @@ def items_with_plugins() -> dict[str, str]:
 
 
 def differences(found: Mapping[str, str]) -> list[str]:
-    """Return a line for each item that differs from the record."""
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
     names = [name for name in {**recorded, **found} if recorded.get(name) != found.get(name)]
     return [f"{name}: {recorded.get(name, 'none')} -> {found.get(name, 'none')}" for name in names]
 
 
 def main() -> None:
-    """Compare, or write the record."""
     if "--with-plugins" in sys.argv:
         print(json.dumps(items(WITH_PLUGINS)))
         return

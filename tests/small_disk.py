@@ -25,14 +25,12 @@ def small_disk(folder: Path, size: str) -> Iterator[bool]:
 
 
 def fill(disk: Path, left: int = 0) -> None:
-    """Fill a disk, except for some bytes."""
     with (disk / FILLER).open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while (take := _free(disk) - left) > 0:
             file.write(bytes(min(take, 1 << 16)))
 
 
 def free(disk: Path) -> None:
-    """Free the filled space."""
     (disk / FILLER).unlink()
 
 

@@ -19,7 +19,6 @@ FILE = ROOT / "deployments" / "Containerfile"
 
 
 def copied() -> list[str]:
-    """Paths that the file copies from the repository."""
     lines = re.findall(r"^COPY (?!--)(.+)$", FILE.read_text(), re.MULTILINE)
     return [name for line in lines for name in line.split()[:-1]]
 
@@ -39,7 +38,6 @@ def test_the_build_context_contains_exactly_the_copied_files() -> None:
 
 
 def variables() -> dict[str, str]:
-    """Environment variables that the image sets."""
     block = FILE.read_text().rpartition("\nENV ")[2].partition("\nUSER ")[0]
     return dict(re.findall(r"\b([A-Z_]+)=(\S+)", block))
 

@@ -88,13 +88,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Variables of this process without those that show Python another folder."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | more
 
 
 def runner(place: Path, default: Path) -> Run:
-    """`python -m MODULE ARGUMENTS` of an environment."""
-
     def run(module: str, *arguments: str, folder: Path = default) -> subprocess.CompletedProcess[str]:
         command = [str(place / "bin/python"), "-m", module, *arguments]
         return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)

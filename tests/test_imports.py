@@ -21,7 +21,6 @@ MAX_TEST_EDGES = 2_133  # imports of a module of the package by a file of tests;
 
 
 def modules(layer: str) -> dict[str, Path]:
-    """Dotted name and file of every module."""
     files = sorted((ROOT / layer).rglob("*.py"))
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 

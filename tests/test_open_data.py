@@ -8,7 +8,6 @@ MAX_BYTES = 3_000_000
 
 
 def listed() -> dict[str, str]:
-    """Path and SHA-256 of each file, from SHA256SUMS."""
     lines = (FOLDER / "SHA256SUMS").read_text().splitlines()
     return {name.removeprefix("./"): digest for digest, name in map(str.split, lines)}
 

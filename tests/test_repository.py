@@ -40,13 +40,11 @@ def page_name(page: Path) -> str:
 
 
 def prose(page: Path) -> str:
-    """Text of a page without fenced blocks."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
     found: dict[str, int] = {}
     names = []
     for heading in re.findall(r"^#{1,6}\s+(.+?)\s*#*$", prose(page), re.M):

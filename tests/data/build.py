@@ -33,13 +33,11 @@ PAGES = {"apache2-doc": (30, 20_000), "postgresql-doc-15": (40, 30_000)}  # pack
 
 
 def novel(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The first 100,000 characters of five novels."""
     chosen = row["id"].removeprefix("novel/") in NOVELS
     return {"id": row["id"], "text": row["text"][:100_000]} if chosen else None
 
 
 def speech(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The first 3,000 characters of each speech."""
     return {"id": row["id"], "text": row["text"][:3000]}
 
 
@@ -64,14 +62,12 @@ def pages(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
 
 
 def write(name: str, content: bytes) -> None:
-    """Write one file of this folder."""
     path = HERE / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
 
 
 def main(whole: Path) -> None:
-    """Build all files."""
     best = 9 | lzma.PRESET_EXTREME
     for name in COMPRESSED:
         write(f"{name}.xz", lzma.compress((whole / name).read_bytes(), preset=best))

@@ -63,7 +63,6 @@ def tasks_of(page: str) -> list[tuple[str, str]]:
 
 
 def small_line(line: str, options: str) -> str:
-    """A command with other values of these options."""
     for flag in re.findall(r"--[\w.-]+", options):
         line = re.sub(rf"\s{re.escape(flag)}(?:[= ](?!--)(?:\"[^\"]*\"|\S+))?(?=\s|$)", "", line)
     return f"{line} {options}".strip()
@@ -173,7 +172,6 @@ def _run_flow(name: str, words: list[str]) -> str:
 
 @contextlib.contextmanager
 def served(line: str) -> Iterator[None]:
-    """Run a server until the block ends, as in another terminal."""
     log = Path("server.log").absolute()
     with log.open("w") as output:
         command = [sys.executable, "-m", *_words(line)]
@@ -190,7 +188,6 @@ def served(line: str) -> Iterator[None]:
 
 
 def copy_to(source: Path, target: Path) -> None:
-    """Copy a file or a folder to a place whose folder may not exist yet."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target)

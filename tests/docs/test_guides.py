@@ -30,13 +30,11 @@ VOCABULARY = "--tokenizer.vocab-size 400"
 
 @pytest.fixture(scope="module")
 def texts(open_data: Path) -> list[str]:
-    """Speeches, each cut to a page."""
     with gzip.open(open_data / "text/speeches_dev.jsonl.gz", "rt", encoding="utf-8") as file:
         return [json.loads(line)["text"][:3_000] for line in file]
 
 
 def with_notes(folder: Path, texts: list[str]) -> Path:
-    """The work folder of a reader, with `notes/`."""
     (folder / "notes").mkdir()
     for number, text in enumerate(texts):
         (folder / f"notes/{number}.txt").write_text(text, encoding="utf-8")
@@ -59,7 +57,6 @@ def trained(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def block_of(page: str, language: str) -> str:
-    """The blocks of a language on a guide's page."""
     text = (DOCS / "guides" / page).read_text(encoding="utf-8")
     return "".join(re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M))
 

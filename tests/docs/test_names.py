@@ -58,7 +58,6 @@ def options_of(flow: Any) -> frozenset[str]:
 
 
 def pages() -> dict[str, str]:
-    """Text of the pages, with the sections that are generated when the site is built."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DOCS / "hooks"))
         import names_reference  # type: ignore[import-not-found]

@@ -66,7 +66,6 @@ def options(program: Any, command: str, tables: bool = False) -> set[str]:
 
 
 def flags(text: str) -> set[str]:
-    """The flags of a reference page's settings."""
     return set(re.findall(r"^`(--[\w.-]+)` · ", text, re.M))
 
 

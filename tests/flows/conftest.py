@@ -36,8 +36,6 @@ class Finished:
 
 @dataclass
 class Server:
-    """A Prefect server that lives longer than a command."""
-
     environment: dict[str, str]  # by which a command finds it
     home: Path
 
@@ -64,7 +62,6 @@ def mini(site: DemoSite, tmp_path_factory: pytest.TempPathFactory) -> Mini:
 
 @pytest.fixture(scope="session")
 def finished(mini: Mini) -> Finished:
-    """The pipeline, run once in an empty folder."""
     output = mini.folder / "out"
     with sampled(os.getpid(), seconds=0.5) as sockets:
         done = mini.run("pipeline", "--output", str(output))
@@ -75,7 +72,6 @@ def finished(mini: Mini) -> Finished:
 
 @pytest.fixture
 def output(finished: Finished, tmp_path: Path) -> Path:
-    """A copy of the finished output, which may be changed."""
     target = tmp_path / "out"
     shutil.copytree(finished.output, target, ignore=shutil.ignore_patterns("checkpoints", "logs", "tensorboard"))
     for name in ("config.toml", "run.json"):

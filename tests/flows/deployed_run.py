@@ -43,21 +43,18 @@ class Deployed:
     log: Path  # of the worker
 
     def start(self) -> str:
-        """Start a run; its id."""
         made: dict[str, Any] = self.server.ask(
             "POST", f"deployments/{self.deployment}/create_flow_run", state={"type": "SCHEDULED"}
         )
         return str(made["id"])
 
     def start_and_wait_for_steps(self) -> str:
-        """Start a run, and wait until it has done some steps more than those before it."""
         before = (self.steps() or [0])[-1]
         run = self.start()
         self.wait_for_step(before + 20)
         return run
 
     def state(self, run: str) -> dict[str, Any]:
-        """A run's state: `type`, `name`, `message`."""
         found: dict[str, Any] = self.server.ask("GET", f"flow_runs/{run}")["state"]
         return found
 
@@ -74,11 +71,9 @@ class Deployed:
         return self.state(run)
 
     def set_state(self, run: str, kind: str, name: str) -> None:
-        """Set the state of a run, as the buttons of the UI do."""
         self.server.ask("POST", f"flow_runs/{run}/set_state", state={"type": kind, "name": name}, force=False)
 
     def suspend(self, run: str) -> None:
-        """Suspend a run, as the button of the UI does."""
         until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
         details = {"pause_timeout": until.isoformat(), "pause_reschedule": True}
         state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
@@ -86,12 +81,10 @@ class Deployed:
         assert answer["status"] == "ACCEPT", answer
 
     def resume(self, run: str) -> None:
-        """Resume a suspended run, as the button of the UI does."""
         answer = self.server.ask("POST", f"flow_runs/{run}/resume")
         assert answer["status"] == "ACCEPT", answer
 
     def task_runs(self, run: str) -> list[dict[str, Any]]:
-        """The task runs of a run."""
         found: list[dict[str, Any]] = self.server.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run]}})
         return found
 
@@ -107,22 +100,18 @@ class Deployed:
 
     @property
     def folder(self) -> Path:
-        """The run folder of the one training."""
         (folder,) = (self.output / "runs").iterdir()
         return folder
 
     def steps(self) -> list[int]:
-        """The steps in the metrics; empty before there is a run."""
         found = list(self.output.glob("runs/*/metrics.jsonl"))
         return [row["step"] for row in read_metrics(found[0].parent)] if found else []
 
     def saved(self) -> int:
-        """The step of the last checkpoint; 0 when there is none."""
         found = list(self.output.glob("runs/*/checkpoints/latest"))
         return int(found[0].read_text().split("-")[1]) if found else 0
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until the training has reached a step."""
         wait_for(lambda: (self.steps() or [0])[-1] >= step, SECONDS, f"step {step}; {self.log}")
 
 

@@ -84,7 +84,6 @@ class Mini:
 
     @property
     def home(self) -> Path:
-        """Folder of Prefect's database."""
         return self.folder / "prefect"
 
     def another(self, folder: Path) -> "Mini":
@@ -94,16 +93,13 @@ class Mini:
         return other
 
     def command(self, flow: str, *flags: str) -> list[str]:
-        """The command line of a flow with the mini settings."""
         return [sys.executable, "-m", f"flows.{flow}", "--config", str(self.folder / "mini.toml"), *flags]
 
     def environ(self, **more: str) -> dict[str, str]:
-        """The environment of a command."""
         home = {"PREFECT_HOME": str(self.home), MARK: self.mark}
         return {**os.environ, **home, **self.environment, **more}
 
     def run(self, flow: str, *flags: str, timeout: float = 600, **more: str) -> "subprocess.CompletedProcess[str]":
-        """Run a flow to its end."""
         return subprocess.run(
             self.command(flow, *flags), env=self.environ(**more), capture_output=True, text=True, timeout=timeout
         )
@@ -115,16 +111,13 @@ class Mini:
             return subprocess.Popen(self.command(flow, *flags), env=self.environ(**more), text=True, **pipes)
 
     def children(self) -> list[psutil.Process]:
-        """Every living process that a command of this environment started, at any depth."""
         found = psutil.process_iter()
         return [one for one in found if environment_of(one).get(MARK) == self.mark and not has_ended(one)]
 
     def ranks(self) -> list[psutil.Process]:
-        """The children that are ranks of a training job."""
         return [process for process in self.children() if "RANK" in environment_of(process)]
 
     def kill(self, command: "subprocess.Popen[str]") -> None:
-        """Kill -9 a command alone; all processes that it started must end by themselves."""
         theirs = self.children()
         command.kill()
         command.wait()
@@ -149,7 +142,6 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def lines_of(output: str) -> Iterator[tuple[str, str]]:
-    """Step and the rest of its line, of a command's output."""
     for line in output.splitlines():
         name, _, rest = line.partition(" ")
         yield name, rest

@@ -34,7 +34,6 @@ class NetworkAudit:
     folder: Path
 
     def environment(self) -> dict[str, str]:
-        """Environment that makes processes record their network accesses."""
         hook = self.folder / "hook"
         hook.mkdir(parents=True, exist_ok=True)
         (hook / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -47,12 +46,10 @@ class NetworkAudit:
         return sorted({(int(number), what, host) for number, what, host in map(str.split, lines)})
 
     def outside(self) -> list[tuple[int, str, str]]:
-        """Accesses to hosts other than this one."""
         return [note for note in self.notes() if not is_this_machine(note[2])]
 
 
 def is_this_machine(host: str) -> bool:
-    """True if a name or an address belongs to this machine."""
     if host in ("localhost", socket.gethostname(), socket.getfqdn()):
         return True
     try:

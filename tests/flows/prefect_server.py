@@ -24,8 +24,6 @@ BUSY_TRIES = 20
 
 @dataclass
 class PrefectServer:
-    """A running server."""
-
     address: str  # of its API
     environment: dict[str, str]  # by which commands and workers find it
     home: Path  # folder of its database and log

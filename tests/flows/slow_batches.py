@@ -15,7 +15,6 @@ BATCHES = 40
 
 
 def naps(root: Folder, seconds: float, runner: Runner) -> Manifest:
-    """A step of many naps, each a file."""
     step = Step(root, "naps", version=1, parameters={}, inputs={})
     if done := runner.finished(step):
         return done
@@ -31,6 +30,5 @@ def nap(folder: Folder, name: str, seconds: float) -> Outcome:
 
 @flow(name="slow-batches")
 def slow_batches(settings: dict[str, Any], seconds: float) -> str:
-    """Nap in two processes."""
     with run_context(OutputSettings(**settings)) as runner:
         return runner.run_step(naps, Folder(settings["output"]), seconds).folder

@@ -24,7 +24,6 @@ from tests.processes import wait_until_ended
 
 
 def check_line(error: str, *said: str) -> None:
-    """Check that the output is exactly one line with these parts."""
     assert error.startswith("error: ") and error.count("\n") == 1, error
     for part in said:
         assert part in error
@@ -119,7 +118,6 @@ def test_a_second_run_on_one_output_is_refused(finished: Finished, server: Serve
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of files that are not what they should be."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "urls.txt").write_text("http://a.example/page\n")
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"http://a.example/page\n" * 1000)[:-9])

@@ -43,7 +43,6 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 def dataprep(*arguments: str, plugin: Path | None, **environment: str) -> str:
-    """Run the command with or without the plug-in, and return its output."""
     path = os.pathsep.join(filter(None, [str(plugin or ""), os.environ.get("PYTHONPATH", ""), str(ROOT)]))
     command = [sys.executable, "-m", "flows.dataprep", *arguments]
     environment = {**os.environ, **environment, "PYTHONPATH": path}
@@ -53,7 +52,6 @@ def dataprep(*arguments: str, plugin: Path | None, **environment: str) -> str:
 
 
 def steps_of(plan: str) -> dict[str, str]:
-    """State of each step of a dry run."""
     lines = plan.partition("sources")[0].removeprefix("steps").splitlines()
     return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 

@@ -34,12 +34,10 @@ COMMAND = re.compile(
 
 
 def name_of(page: Path) -> str:
-    """Path of a page within the repository."""
     return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
@@ -68,7 +66,6 @@ def flags_of(line: str) -> tuple[list[str], list[str]]:
 
 
 def options(program: App) -> frozenset[str]:
-    """Every option of a command; none of a group of commands."""
     if program.default_command is None:
         return frozenset()
     return frozenset(name for argument in program.assemble_argument_collection() for name in argument.names)
@@ -86,7 +83,6 @@ def is_known(flag: str, known: frozenset[str]) -> bool:
 
 
 def unknown_options(line: str) -> Iterator[str]:
-    """The options of a shell line that its command does not have."""
     found = list(COMMAND.finditer(line))[-1]
     words, flags = flags_of(line)
     module, name = found["module"], found["name"]

@@ -71,7 +71,6 @@ def planned(made: Path, output: Path, kind: str, **flags: Any) -> PlannedRun[Fin
 
 
 def tuned(run: PlannedRun[FinetuneFlowSettings]) -> list[Manifest]:
-    """The manifests of the flow's steps, run without Prefect."""
     run.check()
     with Inline(workers=1) as runner:
         return run.recipe(runner)

@@ -54,7 +54,6 @@ def check_failed_in_one_line(deployed: Deployed, run: str, worker: psutil.Proces
 
 
 def retry(deployed: Deployed, run: str) -> None:
-    """Retry a run, as the UI does."""
     deployed.set_state(run, "SCHEDULED", "AwaitingRetry")
     # The run must have left its old final state, or that would pass for the new one.
     wait_for(lambda: deployed.state(run)["type"] not in ("FAILED", "SCHEDULED"), SECONDS, "the retry")

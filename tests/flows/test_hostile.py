@@ -64,7 +64,6 @@ def own_memory(process: psutil.Process) -> int:
 
 
 def write_settings(mini: Mini, port: int, source: str) -> None:
-    """Write the URL list, the evaluation set and the settings of an adversarial run."""
     passages = "".join(f'{{"text": "the harbour number {n} was never seen by the harbour"}}\n' for n in range(3))
     (mini.folder / "lambada.jsonl").write_text(passages)
     (mini.folder / "mini.toml").write_text(
@@ -106,7 +105,6 @@ def isolated(tmp_path: Path) -> Iterator[Mini]:
 
 
 def run(mini: Mini, output: Path) -> "tuple[subprocess.CompletedProcess[str], float]":
-    """Run the data flow; also the most private memory that it and its children took, in MB."""
     peaks, ended = [0], threading.Event()
 
     def watch() -> None:

@@ -170,7 +170,6 @@ print(json.dumps(made))
 
 
 def numbered(row: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A row with a number in the place of each `{}`."""
     return {key: value.format(number) if isinstance(value, str) else value for key, value in row.items()}
 
 

@@ -94,7 +94,6 @@ def test_the_cards_have_the_numbers_of_the_manifests(output: Path) -> None:
 
 
 def cards_of(output: Path) -> tuple[str, str]:
-    """Card and summary of an output, written anew."""
     write_passport(Folder(output))
     card, summary = ((output / "passport" / name).read_text() for name in ("README.md", "eu-summary.md"))
     return card, summary

@@ -24,7 +24,6 @@ from tests.processes import has_ended, wait_for
 
 
 def cached(stderr: str) -> list[str]:
-    """Steps that a command reports as cached."""
     return [name for name, rest in lines_of(stderr) if name in STEPS and re.search(r"\bcached\b", rest)]
 
 

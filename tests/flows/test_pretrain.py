@@ -63,7 +63,6 @@ def planned(output: Path, **flags: Any) -> PlannedRun[PretrainFlowSettings]:
 
 
 def trained(run: PlannedRun[PretrainFlowSettings]) -> list[Manifest]:
-    """The manifests of the flow's steps, run without Prefect."""
     run.check()
     with Inline(workers=1) as runner:
         return run.recipe(runner)

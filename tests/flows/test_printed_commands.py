@@ -62,7 +62,6 @@ def test_every_printed_command_parses_and_quotes_what_it_inserts() -> None:
 
 
 def settings_of(words: list[str]) -> PretrainFlowSettings:
-    """Settings of a command of the pretraining flow."""
     assert words[:3] == ["python", "-m", "flows.pretrain"]
     _, bound, _ = APPS["pretrain"].parse_args(words[3:], exit_on_error=False, print_error=False)
     flags = dump(bound.arguments["settings"], "python", given=True)

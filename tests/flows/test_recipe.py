@@ -35,8 +35,6 @@ STORY = (
 
 
 class Recording(Inline):
-    """Records the names of the steps that run."""
-
     def __init__(self) -> None:
         super().__init__(1)
         self.names: list[str] = []

@@ -64,7 +64,6 @@ TINY = {
 
 
 def settings_for(kind: str, folder: Path) -> PipelineSettings:
-    """Settings of a pipeline on one of the corpora, which is written below `folder`."""
     write, clean = CORPORA[kind]
     (folder / "in").mkdir()
     write(folder / "in")

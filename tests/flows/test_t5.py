@@ -39,7 +39,6 @@ SMALL: dict[str, Any] = {
 
 
 def commands() -> list[str]:
-    """Commands of the page."""
     return re.findall(r"^    (\S.*)$", PAGE.read_text(encoding="utf-8"), re.M)
 
 

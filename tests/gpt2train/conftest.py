@@ -13,13 +13,11 @@ from tests.gpt2train.jobs import write_tokens
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of small token files."""
     return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[DistContext]:
-    """A process group of this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield join("cpu")

@@ -25,7 +25,6 @@ STEPS = 20
 
 
 def write_tokens(folder: Path) -> Path:
-    """Write token files that can be learned: each token follows from the one before, with noise."""
     rng = np.random.Generator(np.random.Philox(5))
     for name, documents in (("train", 60), ("valid", 6)):
         with IndexedWriter(folder / name, "<u2") as writer:
@@ -68,7 +67,6 @@ def write(config: RunConfig) -> str:
 
 
 def start(*torchrun: str, processes: int = 2) -> subprocess.Popen[str]:
-    """Start a torchrun job on this machine."""
     command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--"]
     command += ["--standalone", "--nproc-per-node", str(processes), *torchrun]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -86,7 +84,6 @@ def start_alone(config: str, printed: Path | None = None) -> subprocess.Popen[st
 
 
 def finish(process: subprocess.Popen[str], seconds: float = SECONDS) -> tuple[int, str, str]:
-    """Exit code, standard output and error of a job that ends by itself."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -98,7 +95,6 @@ def finish(process: subprocess.Popen[str], seconds: float = SECONDS) -> tuple[in
 def wait_for(
     ready: Callable[[], Any], process: subprocess.Popen[str], pause: float = 0.02, seconds: float = SECONDS
 ) -> Any:
-    """Wait until a condition holds, as long as the job runs."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := ready():
@@ -109,22 +105,18 @@ def wait_for(
 
 
 def all_ended(processes: list[psutil.Process]) -> bool:
-    """True if all of these end within ten seconds."""
     return not psutil.wait_procs(processes, timeout=10)[1]
 
 
 def curve(run: Path | str, key: str = "loss") -> list[float]:
-    """A column of a run's metrics."""
     return [row[key] for row in read_metrics(run)]
 
 
 def weights(run: Path | str) -> dict[str, torch.Tensor]:
-    """The weights of a run's newest checkpoint."""
     return load_weights(newest_checkpoint(run))
 
 
 def wait_until(ready: Callable[[], Any], pause: float = 0.005) -> None:
-    """Wait until a condition holds."""
     end = time.monotonic() + SECONDS
     while not ready():
         assert time.monotonic() < end, "the condition did not hold in time"

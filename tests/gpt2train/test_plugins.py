@@ -12,7 +12,6 @@ from gpt2train.plugins import Registry
 
 
 def install(folder: Path, name: str, source: str) -> None:
-    """Write a distribution with one module, as `pip install --target` leaves it."""
     (folder / f"{name}.py").write_text(source)
     info = folder / f"{name}-1.5.dist-info"
     info.mkdir()

@@ -31,7 +31,6 @@ SHAPE = Shape(vocab=ROWS, layers=1, heads=2, hidden=16, context=64)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model whose rows beyond the tokenizer are the likeliest."""
     made = initialise(GPT2(SHAPE), 3)
     with torch.no_grad():
         made.ln_f.bias[0] = 5
@@ -45,7 +44,6 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def too_large(model: Path) -> Iterator[Path]:
-    """The same model, with a tokenizer of more tokens than it has rows."""
     letters = LETTERS | {f"{chr(0x100)}{number}": len(LETTERS) + number for number in range(50)}
     save_tokenizer(model, letters, [])
     yield model

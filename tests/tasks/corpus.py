@@ -38,7 +38,6 @@ def row(text: str, url: str = "", document_id: str = "", split: str | None = "tr
 
 
 def documents_of(root: Folder, rows: list[dict[str, Any]], per_shard: int = 1000) -> Manifest:
-    """A finished step `clean` that holds these rows."""
     return shards_of(root, [rows[i : i + per_shard] for i in range(0, len(rows), per_shard)] or [[]])
 
 
@@ -50,7 +49,6 @@ def shards_of(
     folder: str | None = None,
     **parameters: Any,
 ) -> Manifest:
-    """A finished step with a file for each list of rows."""
     step = Step(root, name, version=1, parameters=parameters, inputs={}, folder=folder)
     step.begin()
     outcomes = [commit_rows(step.folder, f"part-{n:05d}.parquet", rows, [], schema) for n, rows in enumerate(shards)]
@@ -70,7 +68,6 @@ def cleaned(root: Folder, *shards: Sequence[tuple[str, str]], min_tokens: int = 
 
 
 def extracted(root: Folder, *shards: list[dict[str, Any]], **parameters: Any) -> Manifest:
-    """The same as the extraction leaves it."""
     return shards_of(root, shards, "extract", DOCUMENT, "documents", **parameters)
 
 
@@ -83,7 +80,6 @@ def rejected_of(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def content_of(root: Folder, manifest: Manifest) -> dict[str, str]:
-    """Name and hash of every file that a manifest names."""
     return {record.name: record.sha256 for record in manifest.outcome.files}
 
 

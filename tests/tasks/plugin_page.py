@@ -17,7 +17,6 @@ def files_of(page: str) -> dict[str, str]:
 
 
 def install(page: str, folder: Path, version: str | None = None) -> None:
-    """Write the modules and the metadata of a page's distribution, as `pip install --target` leaves them."""
     files = files_of(page)
     project = tomllib.loads(files["pyproject.toml"])["project"]
     for name, text in files.items():

@@ -9,7 +9,6 @@ from tasks.download.warc import EMPTY, Page, encode_record
 
 
 def make_page(body: bytes = b"<html><p>hello world</p></html>", **changes: Any) -> Page:
-    """A page of this body, whose other fields can be changed."""
     fields = {
         **{"url": "http://a.example/", "final_url": "http://b.example/?q=ä", "content_type": "text/html"},
         **{"charset": "utf-8", "fetched_at": "2026-01-02T03:04:05Z", "source": "list.txt"},

@@ -21,8 +21,6 @@ FLOW_RUN = uuid.uuid4()
 
 
 class Client(SyncPrefectClient):
-    """Client that records its requests and answers them itself."""
-
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:9/api")
         self.sent: list[tuple[str, str, Any]] = []

@@ -135,7 +135,6 @@ def running_dask(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
 
 
 def listening(processes: list[psutil.Process]) -> set[str]:
-    """Addresses at which processes accept TCP connections."""
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):

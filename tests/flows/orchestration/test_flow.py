@@ -44,7 +44,6 @@ ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
 
 
 def nodes(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object of a JSON schema."""
     if isinstance(schema, dict):
         yield schema
     for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
@@ -53,7 +52,6 @@ def nodes(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    """Parameter schema that `prefect deploy` stores for the pretrain flow."""
     return prefect_schema(pretrain).model_dump_for_openapi()
 
 

@@ -34,7 +34,6 @@ def training(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFac
 
 
 def flow_of(deployed: Deployed, worker: psutil.Process) -> psutil.Process:
-    """The process of the flow run."""
     (flow,) = [child for child in worker.children() if "prefect" in command_of(child)]
     return flow
 

@@ -84,7 +84,6 @@ def test_the_artifact_of_a_long_training_stays_small(
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[logging.Logger, dict[str, Any]]]:
-    """A logger whose warnings go to a publisher, and the content that it gets."""
     shown: dict[str, Any] = {}
     publisher = ArtifactPublisher()
     monkeypatch.setattr(publisher, "publish", lambda key, make, words, **how: shown.update({key: (make(), words)}))
@@ -196,7 +195,6 @@ SECONDS = 180.0
 
 
 def ask(server: Server, what: str, run: str, **more: Any) -> list[dict[str, Any]]:
-    """Artifacts, logs or task runs of a flow run."""
     by = {"logs": {"logs": {"flow_run_id": {"any_": [run]}}}}.get(what, {"flow_runs": {"id": {"any_": [run]}}})
     found: list[dict[str, Any]] = server.ask("POST", f"{what}/filter", **{**by, **more})
     return found

@@ -143,7 +143,6 @@ def page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
 
 
 def flags_of(model: type[BaseModel], prefix: str = "--") -> set[str]:
-    """Every flag of a settings model."""
     found: set[str] = set()
     for name, field in model.model_fields.items():
         flag, parts = prefix + name.replace("_", "-"), get_args(field.annotation)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def file_limit(size: int) -> Iterator[None]:
-    """Let this process write no file of more bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

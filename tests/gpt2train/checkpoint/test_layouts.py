@@ -62,7 +62,6 @@ def saved(run_folder: Path) -> str:
 
 
 def resumed_run(tokens: Path, folder: Path, before: Path, layout: str, **changes: Any) -> RunConfig:
-    """A run that starts with the full state of another one at half its steps."""
     checkpoints = {"interval": STEPS, "init_from": saved(before), "restore": "full"}
     return run(tokens, folder, layout, checkpoints=checkpoints, **changes)
 
@@ -92,7 +91,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def runs_of(pairs: list[tuple[str, str]], tokens: Path, folder: Path) -> list[RunConfig]:
-    """The runs of some pairs: first all that save, then all that resume."""
     before = [run(tokens, folder / name, name) for name in dict.fromkeys(name for name, _ in pairs)]
     after = [resumed_run(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in pairs]
     return before + after

@@ -40,7 +40,6 @@ SAVING = {"interval": 3, "keep": 9}
 
 @pytest.fixture(scope="module")
 def saved_run(tokens: Path, tmp_path_factory: pytest.TempPathFactory, alone: DistContext) -> RunConfig:
-    """A run of ten steps with checkpoints at 3, 6, 9 and 10."""
     config = make(tokens, tmp_path_factory.mktemp("finished") / "run", steps=10, checkpoints=SAVING)
     train(config, alone)
     return config

@@ -30,13 +30,11 @@ WORDS = "the a film was good bad long short story actor plot scene music end tim
 
 
 def reviews(count: int, seed: int) -> list[str]:
-    """Random texts of 60 words."""
     rng = random.Random(seed)
     return [" ".join(rng.choices(WORDS.split(), k=60)) for _ in range(count)]
 
 
 def write(path: Path, texts: list[str]) -> Path:
-    """Write JSON lines."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
@@ -203,7 +201,6 @@ def test_other_data_of_a_task_are_another_comparison(tmp_path: Path) -> None:
 
 
 def small_comparison(folder: Path) -> list[str]:
-    """Command that compares two small corpora, with its results in `out`."""
     files = [str(write(folder / f"{name}.jsonl", reviews(1200, at))) for at, name in enumerate("ab")]
     options = ["--proxy", "micro", "--seeds", "2", "--tokens", "16384", "--jobs", "2", "--output", str(folder / "out")]
     return [sys.executable, "-m", "gpt2train", "compare-data", *files, *options]

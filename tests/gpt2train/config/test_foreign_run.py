@@ -155,7 +155,6 @@ def test_sizes_of_oneflow(preset_name: str, changes: str) -> None:
 
 
 def block(page: str, begin: str) -> str:
-    """The quoted original of a page that begins with a text."""
     text = (PAGES / page).read_text(encoding="utf-8")
     return text[text.index(begin) :].partition("```")[0]
 

@@ -28,7 +28,6 @@ GQA: dict[str, Any] = {"kv_heads": 2}
 
 
 def passages(data: Path, count: int = 60) -> list[str]:
-    """Passages of the declaration of human rights, each in another language."""
     with gzip.open(data / "lang/udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
         texts = [json.loads(line)["text"][:300] for line in file]
     return texts[:: len(texts) // count][:count]
@@ -65,7 +64,6 @@ def write_model(folder: Path, tokenizer: Path, family: str, options: dict[str, A
 
 
 def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metadata and tensors of a file."""
     gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
     reader = gguf.GGUFReader(file)
     return {key: field.contents() for key, field in reader.fields.items()}, {t.name: t for t in reader.tensors}

@@ -30,8 +30,6 @@ class Parameters(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """`llama_batch`."""
-
     _fields_ = (
         ("count", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n", "s", "o")),

@@ -16,7 +16,6 @@ Model = dict[str, Tensor]
 
 
 def make_model(vocab: int, layers: int, heads: int, hidden: int, context: int, seed: int = 0) -> Model:
-    """A GPT-2 under Hugging Face's names, all of it random."""
     g = torch.Generator().manual_seed(seed)
     model = {
         "wte.weight": torch.randn(vocab, hidden, generator=g),

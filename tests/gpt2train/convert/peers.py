@@ -10,7 +10,6 @@ from gpt2train.convert.huggingface import read_model
 
 
 def stirred(peer: Any, noise: float = 0.1) -> Any:
-    """The model with all parameters away from their initial values."""
     with torch.no_grad():
         for parameter in peer.parameters():
             parameter.add_(torch.randn_like(parameter) * noise)
@@ -18,7 +17,6 @@ def stirred(peer: Any, noise: float = 0.1) -> Any:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Change fields of `config.json`; None removes one."""
     file = folder / "config.json"
     config = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))

@@ -27,7 +27,6 @@ SHAPE = Shape(130, 4, 4, 16, 8)
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model in `hf` and its tokenizer in `bpe`, which is the working directory."""
     write_tokenizer(tmp_path / "bpe", SHAPE.vocab)
     write_model(tmp_path / "hf", weights_of(make_ours(SHAPE)), SHAPE, tmp_path / "bpe")
     monkeypatch.chdir(tmp_path)
@@ -35,7 +34,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code, and standard output, or standard error after an error."""
     code = run_command(app, ["convert", *arguments])
     captured = capsys.readouterr()
     return code, captured.err if code else captured.out

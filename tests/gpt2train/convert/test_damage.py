@@ -62,7 +62,6 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def damaged_json(data: bytes, rng: random.Random) -> bytes:
-    """JSON with one value changed or left out."""
     tree = json.loads(data)
     *path, last = rng.choice([place for place in places(tree) if place])
     inner = tree

@@ -28,7 +28,6 @@ SHAPE = Shape(vocab=130, layers=1, heads=2, hidden=16, context=8)
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model in `hf`, its tokenizer in `bpe` and a model without one in `bare`."""
     write_tokenizer(tmp_path / "bpe", SHAPE.vocab)
     for name in ("hf", "bare"):
         write_model(tmp_path / name, weights_of(make_model(SHAPE)), SHAPE, tmp_path / "bpe")
@@ -40,7 +39,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code, and standard output, or standard error after an error."""
     code = run_command(app, ["export", *arguments])
     captured = capsys.readouterr()
     return code, captured.err if code else captured.out
@@ -121,7 +119,6 @@ def test_halves_of_a_head_become_pairs() -> None:
 
 
 def saved(folder: Path, change: dict[str, Any]) -> Path:
-    """A byte-level tokenizer with changes of its file."""
     folder.mkdir()
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "<|endoftext|>": 1}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

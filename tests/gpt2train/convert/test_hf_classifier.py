@@ -34,7 +34,6 @@ PAD = VOCAB - 1
 
 
 def peer_of(kind: str, folder: Path, labels: int) -> Any:
-    """A random classifier of transformers, written to a folder."""
     name, fields = KINDS[kind]
     torch.manual_seed(1)
     config = getattr(transformers, f"{name}Config")(**fields, num_labels=labels, pad_token_id=PAD)

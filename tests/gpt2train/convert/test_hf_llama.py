@@ -50,7 +50,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def save_peer(kind: str, folder: Path, **more: Any) -> Any:
-    """Write a random model of transformers, and return it."""
     name, fields = KINDS[kind]
     torch.manual_seed(1)
     config = getattr(transformers, f"{name}Config")(**SIZES | fields)

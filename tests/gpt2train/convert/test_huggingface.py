@@ -208,7 +208,6 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def read(config: dict[str, Any]) -> Shape | str:
-    """The shape, or the reason for which it is refused."""
     try:
         return layout_of_config(config, Path("config.json")).shape(config, Path("config.json"))
     except UserError as error:

@@ -38,7 +38,6 @@ SHAPE = Shape(130, 4, 4, 16, 8)
 
 
 def source(shape: Shape, updates: int = 7) -> tuple[LazyWeights, OptimizerState]:
-    """A random model and optimizer."""
     model = make_model(shape.vocab, shape.layers, shape.heads, shape.hidden, shape.context)
     tensors = {}
     torch.manual_seed(1)

@@ -45,7 +45,6 @@ Merged = tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], set[bytes], bytes]
 def merged(
     layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, folder: Path, model: dict[str, Any] = MODEL
 ) -> Merged:
-    """Train and merge on these layouts."""
     transformers = pytest.importorskip("transformers")
     tokenizer = write_tokenizer(folder / "tokenizer", VOCAB)
     short: dict[str, Any] = {"batch": {"micro_batch": 1, "global_batch": 8}, "schedule": {"warmup": 1}, "steps": 2}

@@ -32,7 +32,6 @@ def front_matter(card: str) -> dict[str, Any]:
 
 
 def write_manifest(root: Path, folder: str, step: str, inputs: dict[str, str], rows: int, **parameters: Any) -> str:
-    """The manifest of a data step, and its identity."""
     files = [root / "tokens/train" / name for name in ("tokens.bin", "tokens.idx")]
     made = Folder(root / "tokens")
     outputs = tuple(made.record(f"train/{file.name}") for file in files if step == "tokenize")
@@ -45,7 +44,6 @@ def write_manifest(root: Path, folder: str, step: str, inputs: dict[str, str], r
 
 @pytest.fixture
 def root(trained_run: TrainedRun, tmp_path: Path) -> Path:
-    """A copy of a trained run, which may be changed."""
     target = tmp_path / "out"
     shutil.copytree(trained_run.root, target)
     config = target / "runs/small/config.toml"

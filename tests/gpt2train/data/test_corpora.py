@@ -28,7 +28,6 @@ CORPUS = st.lists(st.integers(0, 20), min_size=4, max_size=15).filter(lambda len
 
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """All tensors of a batch by name."""
     return {"tokens": batch.tokens, "targets": batch.targets, **batch.extra}
 
 

@@ -23,8 +23,6 @@ def write_tokens(prefix: Path, documents: list[list[int]], dtype: str = "<u2") -
 
 
 def scan(documents: list[list[int]], text: list[int], least: int, end: int) -> list[tuple[int, int, int]]:
-    """Maximal spans and their counts by comparing everything with everything."""
-
     def same(document: list[int], place: int, start: int) -> int:
         pairs = zip(text[start:], document[place:], strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] != end, pairs))

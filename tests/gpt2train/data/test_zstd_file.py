@@ -19,8 +19,6 @@ def zstd(data: bytes) -> bytes:
 
 
 class Pipe(io.BytesIO):
-    """Stream that cannot go back."""
-
     def seek(self, position: int, whence: int = 0) -> int:
         raise io.UnsupportedOperation("seek")
 

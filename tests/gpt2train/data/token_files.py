@@ -11,7 +11,6 @@ from tests.gpt2train.indexed_writer import IndexedWriter
 
 
 def write_documents(prefix: Path, documents: Iterable[Sequence[int]], dtype: str = "<u2") -> Path:
-    """Write a pair of files and return its prefix."""
     with IndexedWriter(prefix, dtype) as writer:
         for document in documents:
             writer.add(document)
@@ -19,6 +18,5 @@ def write_documents(prefix: Path, documents: Iterable[Sequence[int]], dtype: str
 
 
 def sequences(dataset: Any) -> list[list[int]]:
-    """All sequences of an open token file, one by one."""
     bounds = [0, *np.cumsum(dataset.lengths).tolist()]
     return [dataset.tokens[start:end].tolist() for start, end in pairwise(bounds)]

@@ -11,8 +11,6 @@ Call = Callable[..., tuple[int, list[str], str]]
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """A command in this process: exit code, lines, errors."""
-
     def run(*arguments: object) -> tuple[int, list[str], str]:
         code = run_command(app, ["evaluate", *map(str, arguments)])
         out, err = capsys.readouterr()

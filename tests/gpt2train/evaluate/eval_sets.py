@@ -40,7 +40,6 @@ MAX_CHARACTERS = 600  # the harness takes no continuation that is longer than th
 
 
 def rows_of(file: Path) -> Iterator[Row]:
-    """The rows of a file of JSON lines."""
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)

@@ -31,7 +31,6 @@ ITEMS = [
 
 
 def code(language: str) -> str:
-    """The one block of a language on the page."""
     [found] = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.S | re.M)
     return str(found)
 
@@ -49,7 +48,6 @@ def install(folder: Path, version: str = "") -> None:
 
 
 def call(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    """`gpt2train evaluate` with the distributions in a folder."""
     command = [sys.executable, "-m", "gpt2train", "evaluate", *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
@@ -66,7 +64,6 @@ def installed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(trained_run: TrainedRun, tmp_path: Path) -> Path:
-    """A run of one's own."""
     shutil.copytree(trained_run.root, tmp_path / "out")
     return tmp_path / "out/runs/small"
 

@@ -15,7 +15,6 @@ from tests.trained_run import TrainedRun
 
 @pytest.fixture
 def run(trained_run: TrainedRun, tmp_path: Path) -> Path:
-    """A run of one's own with two checkpoints."""
     shutil.copytree(trained_run.root, tmp_path / "out")
     checkpoints = tmp_path / "out/runs/small/checkpoints"
     first = checkpoints / "step-00000001"

@@ -32,7 +32,6 @@ def prompts(kind: str, row: dict[str, Any], delimiter: str, shown: str) -> list[
 
 
 def example(kind: str, row: dict[str, Any], delimiter: str) -> str:
-    """A row with its answer."""
     if kind == "multiple_choice":
         return f"{row['query']}{delimiter}{row['choices'][row['gold']]}\n\n"
     if kind == "schema":
@@ -41,7 +40,6 @@ def example(kind: str, row: dict[str, Any], delimiter: str) -> str:
 
 
 def same_at_start(sequences: list[list[int]]) -> int:
-    """Length of the common prefix."""
     length = 0
     while all(length < len(ids) and ids[length] == sequences[0][length] for ids in sequences):
         length += 1

@@ -20,7 +20,6 @@ Findings = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Results of each case on three processes."""
     output = tmp_path_factory.mktemp("share") / "found.json"
     cases = [*(f"share_cases.equal {count}" for count in COUNTS), "share_cases.wrong"]
     run_ranks(RANKS, str(output), *cases, processes=3)

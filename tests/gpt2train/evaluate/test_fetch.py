@@ -21,8 +21,6 @@ ROWS = "".join(
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers by path, and the paths that were asked for."""
-
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {"/items.jsonl": ROWS}
@@ -30,12 +28,9 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers with a file of the server, without an end, or with a redirect."""
-
     server: Server
 
     def do_GET(self) -> None:
-        """Answer one request."""
         self.server.asked.append(self.path)
         if self.path == "/endless":
             self.send_response(200)
@@ -81,7 +76,6 @@ def describe(folder: Path, server: Server, path: str = "/items.jsonl", *lines: s
 
 
 def fetched(name: str, folder: Path) -> tuple[Work, list[str]]:
-    """Read a task with its data fetched, and the lines about fetched files."""
     lines: list[str] = []
     return read_work(name, folder, fetched=lines.append), lines
 

@@ -37,7 +37,6 @@ EXHAUSTIVE = [pytest.param(name, marks=pytest.mark.exhaustive) for name in LAYOU
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> dict[str, Any]:
-    """Settings of a task of two choices, of a perplexity and of a suite, with their data."""
     data = tmp_path / "data"
     data.mkdir()
     letters = "".join(chr(0x100 + number) for number in range(32)) * 5  # those with a token
@@ -75,13 +74,11 @@ def run(tokens: Path, output: Path, tasks: dict[str, Any], **changes: Any) -> Ru
 
 
 def task_rows(config: RunConfig) -> list[dict[str, float]]:
-    """Columns of tasks in the metrics, by validation."""
     rows = [row for row in read_metrics(config.output) if "valid_loss" in row]
     return [{name: value for name, value in row.items() if name.startswith("valid_task_")} for row in rows]
 
 
 def evaluated(config: RunConfig) -> dict[str, float]:
-    """The same columns by `gpt2train evaluate` on the newest checkpoint."""
     tasks = config.validation.tasks
     found: dict[str, float] = {}
     folder = Path(config.output)

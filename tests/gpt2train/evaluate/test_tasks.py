@@ -36,21 +36,18 @@ CHOICES = {"kind": "multiple_choice", "data": ["items.jsonl"]}
 
 
 def task_of(**fields: Any) -> Task:
-    """A task of these fields."""
     task = parse_description(CHOICES | fields, "t.toml")
     assert isinstance(task, Task)
     return task
 
 
 def items_of(task: Task, *rows: Any) -> list[Item]:
-    """Items of rows."""
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     return read_items(task, "t", [DataFile("items.jsonl", lines)])
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory, open_data: Path) -> Any:
-    """Tokenizer folder, model and model folder."""
     folder = tmp_path_factory.mktemp("small")
     bpe, model = noisy_model(open_data, folder, 64)
     return bpe, model, write(model, folder / "model", bpe)
@@ -279,7 +276,6 @@ def test_bootstrap_intervals() -> None:
 
 
 def packed(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytes:
-    """A ZIP archive of these files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in members.items():
@@ -320,7 +316,6 @@ def test_malformed_archives(content: bytes, message: str, monkeypatch: pytest.Mo
 
 
 def read_rows_of(task: Task, rows: list[dict[str, Any]], labels: bytes | None = None) -> list[Item]:
-    """Items of rows, with the content of a file of labels."""
     raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
     return read_items(task, "x", [DataFile("folder/dev.jsonl", raw, labels)])
 

@@ -17,7 +17,6 @@ from tests.trained_run import TrainedRun
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Data of two tasks and of a suite."""
     data = tmp_path / "data"
     (data / "deep").mkdir(parents=True)
     rows = [

@@ -59,7 +59,6 @@ def harness_samples(model: Path, names: list[str], yaml: dict[str, str], folder:
 
 
 def own_scores(model: Path, task: str, data: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Our result on a task, and its scored items."""
     work = read_work(task, data)
     result, samples = score_work(Scorer(read_model(model), load_tokenizer(model)), work)
     return result, samples[work.name]

@@ -25,7 +25,6 @@ LAUNCHED = {"launch.processes", "launch.nodes", "launch.hosts"}
 
 
 def settings_of(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """Dotted names of all fields."""
     found = set()
     for name, field in model.model_fields.items():
         found.add(prefix + name)

@@ -110,7 +110,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def findings_of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Results of each case on two tensor-parallel processes."""
     names = [f"{name} '{folder}' 2 1" for name in ("equal", "scored", "lambada", "over")]
     return run(folder, tmp_path_factory, 2, names)
 

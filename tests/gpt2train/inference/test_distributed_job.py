@@ -68,7 +68,6 @@ class Server:
             return error.code, error.read()
 
     def finish(self) -> tuple[int, str]:
-        """Exit code and standard error, when no process is left."""
         _, err = self.job.communicate(timeout=SECONDS)
         wait_until_ended(self.ranks.values())
         return self.job.returncode, err
@@ -94,7 +93,6 @@ def texts(answer: dict[str, Any]) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[tuple[int, str]]]:
-    """Answers of a single process to the two requests."""
     batcher = Batcher(LocalDecoder(read_model(folder), 8))
     batcher.start()
     client = TestClient(make_app(Service(batcher, load_tokenizer(folder), ServeSettings(), "model")))

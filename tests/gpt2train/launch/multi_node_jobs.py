@@ -12,14 +12,12 @@ RANKS = Path(__file__).parent.parent / "parity" / "train_runs.py"
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def start_machines(arguments: list[list[str]], *job: str) -> list[subprocess.Popen[str]]:
-    """Start one launcher per machine, each with its own arguments for torchrun."""
     command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--"]
     return [start_process([*command, *own, *job]) for own in arguments]
 

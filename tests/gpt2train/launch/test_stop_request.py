@@ -26,8 +26,6 @@ from tests.processes import CONTAINER, read_terminal, wait_for, wait_until_ended
 
 
 class AskedAt(StopRequest):
-    """Stop request that holds from its n-th check on."""
-
     def __init__(self, look: int) -> None:
         self.look = look
 
@@ -141,8 +139,6 @@ PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returnco
 
 
 class Job:
-    """A launcher with one rank, under a parent of its own."""
-
     def __init__(self, folder: Path, save_seconds: float, grace: float | None) -> None:
         folder.mkdir()
         self.folder = folder
@@ -159,7 +155,6 @@ class Job:
         return [*command, str(self.folder / "rank.py"), str(self.folder), str(save_seconds)]
 
     def processes(self) -> list[psutil.Process]:
-        """The launcher and its rank, once the rank runs."""
         wait_for(lambda: self.has("ready") and (self.folder / "ready").read_text(), 200, "the rank")
         rank = psutil.Process(int((self.folder / "ready").read_text()))
         return [psutil.Process(rank.ppid()), rank]

@@ -93,7 +93,6 @@ def call(*command: object) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture(scope="module")
 def reference(tokens: Path, installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
     config = run_of(tokens, tmp_path_factory.mktemp("one") / "run", {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{installed}")
@@ -104,7 +103,6 @@ def reference(tokens: Path, installed: Path, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def model(reference: Path, installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The merged model folder."""
     folder = tmp_path_factory.mktemp("merged")
     write_tokenizer(folder / "tokenizer", VOCAB)
     with pytest.MonkeyPatch.context() as patch:

@@ -34,28 +34,20 @@ class Variant(GPT2):
 
 
 class ListOptions(Settings):
-    """Options with a list."""
-
     widths: tuple[int, ...] = (1, 2)
 
 
 class NoneOptions(Settings):
-    """Options with None."""
-
     inner: int | None = None
 
 
 class WithBuffer(GPT2):
-    """GPT-2 with a causal mask as in nanoGPT."""
-
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__(shape, dropout)
         self.register_buffer("mask", torch.ones(shape.context, shape.context).tril(), persistent=False)
 
 
 class Plain(nn.Module):
-    """Model without the base class."""
-
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
 

@@ -49,7 +49,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def greedy(folder: Path, prompt: str, count: int) -> list[int]:
-    """Ids of the most likely continuation, by whole forward passes."""
     model, ids = read_model(folder), encode_ordinary(load_tokenizer(folder), [prompt])[0]
     for _ in range(count):
         with torch.no_grad():

@@ -27,7 +27,6 @@ def engine_of(layout: dict[str, Any]) -> Engine:
 
 
 def value(name: str, size: tuple[int, ...]) -> Tensor:
-    """A gradient that is the same on every layout."""
     return torch.randn(size, generator=torch.Generator().manual_seed(len(name) + sum(map(ord, name))))
 
 

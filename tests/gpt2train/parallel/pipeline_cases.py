@@ -48,7 +48,6 @@ def sample(number: int) -> Tensor:
 
 
 def batch(numbers: Sequence[int], documents: bool = False) -> Batch:
-    """Samples as one micro-batch; one in three targets does not count. With `documents`, each sample holds two."""
     tokens = torch.stack([sample(number) for number in numbers])
     targets = tokens[:, 1:].clone()
     targets[:, ::3] = -100

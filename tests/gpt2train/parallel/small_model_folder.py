@@ -15,7 +15,6 @@ SHAPE = Shape(vocab=280, layers=4, heads=4, hidden=32, context=128)
 
 
 def write_folder(root: Path, shape: Shape = SHAPE) -> Path:
-    """Write a model, with weights large enough that continuations differ."""
     tokenizer = write_tokenizer(root / "tokenizer", shape.vocab)
     model = initialise(build_model(shape), 3)
     generator = torch.Generator().manual_seed(3)

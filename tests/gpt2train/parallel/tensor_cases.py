@@ -35,7 +35,6 @@ def noisy(shape: Shape = SHAPE, dropout: float = 0.0) -> CausalLM:
 
 
 def batch(seed: int, rows: int = 4) -> tuple[Tensor, Tensor]:
-    """Tokens and targets, one of which is ignored."""
     generator = torch.Generator().manual_seed(seed)
     samples = torch.randint(0, SHAPE.vocab, (rows, SHAPE.context + 1), generator=generator)
     targets = samples[:, 1:].clone()
@@ -44,7 +43,6 @@ def batch(seed: int, rows: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def mesh_of(tp: int, replicate: int = 1) -> DeviceMesh:
-    """A mesh over the four processes, as the engine makes it."""
     sizes = (1, replicate, dist.get_world_size() // tp // replicate, tp)
     return init_device_mesh("cpu", sizes, mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR))
 

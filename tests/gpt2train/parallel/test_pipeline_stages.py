@@ -111,7 +111,6 @@ def plain() -> dict[str, Any]:
 
 
 def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest difference of an element, relative to the largest element."""
     assert set(ours) == set(theirs)
     largest = max(float(tensor.abs().max()) for tensor in theirs.values())
     return max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) / largest

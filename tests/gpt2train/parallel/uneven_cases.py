@@ -35,7 +35,6 @@ def shape_of(family: str, heads: int, kv_heads: int = 0) -> Shape:
 
 
 def batch(shape: Shape, rows: int = ROWS) -> dict[str, Tensor]:
-    """Tokens and targets, one of which is ignored."""
     generator = torch.Generator().manual_seed(1)
     length = DECODER_CONTEXT if shape.family == "t5" else CONTEXT
     found = {name: torch.randint(0, 299, (rows, CONTEXT), generator=generator) for name in ("tokens", "targets")}

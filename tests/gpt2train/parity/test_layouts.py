@@ -183,7 +183,6 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
 
 
 def run(tokens: Path, output: Path, kind: str, parallel: Layout, precision: str = "fp32", **changes: Any) -> RunConfig:
-    """Settings of a small run; every layout adds micro-batches up."""
     family = {"family": "llama"} if kind.startswith("llama") else {}
     base: dict[str, Any] = {"batch": {"micro_batch": 1, "global_batch": 8}, "parallel": parallel}
     given = layer(base, MODELS[kind], PRECISIONS[precision], changes)

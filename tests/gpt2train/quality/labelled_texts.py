@@ -42,7 +42,6 @@ def votes_on(texts: list[tuple[str, bool]], mistakes: int = 0) -> list[Vote]:
 
 
 def cleaned(root: Path, texts: list[str]) -> Path:
-    """Output folder of a cleaning with the rules of FineWeb."""
     folder = Folder(root)
     step = Step(folder, "extract", version=1, parameters={}, inputs={}, folder="documents")
     rows = [{"id": f"{n:04d}", "url": f"http://a.example/{n}", "text": text} for n, text in enumerate(texts)]

@@ -22,8 +22,6 @@ from tests.gpt2train.quality.labelled_texts import cleaned, planted
 
 
 class Client:
-    """Client of a labelling server."""
-
     def __init__(self, server: LocalPageServer) -> None:
         parts = urlsplit(server.url)
         self.port, self.path, self.server = parts.port, parts.path, server

@@ -210,7 +210,6 @@ def test_the_command_does_not_import_torch(out: Path) -> None:
 
 
 def cut_back(run: Path, step: int) -> None:
-    """Remove the rows after the last checkpoint, as the engine does."""
     rows = [line for line in (run / "metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] <= step]
     (run / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
 

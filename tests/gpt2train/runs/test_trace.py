@@ -39,7 +39,6 @@ ROWS = [
 
 @pytest.fixture(scope="module", params=[1 << 30, 100], ids=["one file", "many files"])
 def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens, the documents that they were made of, and pages."""
     place = tmp_path_factory.mktemp("traced")
     folder = Folder(place)
     with Inline(workers=1) as runner:
@@ -108,7 +107,6 @@ def test_the_reported_rows_and_offsets_hold_the_document(root: Path) -> None:
 
 
 def write_settings(root: Path, run: Path) -> None:
-    """Write the settings of a run on the tokens."""
     settings = TrainSettings.model_validate({"model": {"context": CONTEXT}, "seed": 7})
     prefix = f"{root}/tokens/train/tokens"
     config = run_config(settings, train=prefix, valid=None, vocab=300, tokenizer_hash=None, output=str(run))

@@ -180,8 +180,6 @@ async def test_a_beam_search_shares_the_batch_with_other_requests() -> None:
 
 
 class Faulty(Doubler):
-    """A search that fails at its second token."""
-
     def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
         if self.steps == 8:
             raise ArithmeticError("no number")
@@ -189,8 +187,6 @@ class Faulty(Doubler):
 
 
 class Unspeakable:
-    """A tokenizer whose every token fails to become text."""
-
     decoder = None
 
     def id_to_token(self, token: int) -> str:

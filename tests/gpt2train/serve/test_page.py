@@ -67,12 +67,10 @@ class Page:
                                               ".map((one) => one.textContent).join('')"))  # fmt: skip
 
     def complaints(self) -> list[Any]:
-        """Warnings and errors of the browser's console, except the response 401 that asks for a key."""
         lines = self.driver.get_log("browser")
         return [line for line in lines if line["level"] not in ("INFO", "DEBUG") and " 401 " not in line["message"]]
 
     def ask(self, path: str, body: object = None) -> str:
-        """Answer of the server to a request without the page."""
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
         request = urllib.request.Request(self.address + path, body and json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request) as response:

@@ -217,7 +217,6 @@ def random_model(draw: random.Random) -> dict[str, Any]:
 
 
 def random_layout(draw: random.Random) -> tuple[dict[str, Any], int]:
-    """Settings of a layout, and its number of data-parallel processes."""
     pp, data = draw.choice([1, 1, 2, 3, 4]), draw.choice([1, 2, 3, 4])
     parallel: dict[str, Any] = {
         "tp": draw.choice([1, 2, 2, 4, 4, 8]),

@@ -17,7 +17,6 @@ OTHER_USER = 12345  # a user id
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The machine's folder for temporary files."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     folder.chmod(0o1777)

@@ -173,7 +173,6 @@ def test_every_sample_is_read_once_an_epoch_and_answers_alone_are_in_the_loss(da
 
 
 def _plain(document: list[list[int]]) -> tuple[list[int], list[int]]:
-    """Tokens and targets of one document, token by token."""
     pairs = [(token, number % 2 == 1) for number, part in enumerate(document) for token in part]
     tokens = [token for token, _ in pairs[:-1]]
     targets = [token if answer else -100 for token, answer in pairs[1:]]
@@ -278,7 +277,6 @@ def opened(config: RunConfig, part: str = "train") -> SpanData:
 
 
 def write_tokenizer(folder: Path, sentinels: int = SENTINELS) -> Path:
-    """A tokenizer of letters for the small tokens, with an end, padding and sentinels."""
     folder.mkdir(parents=True)
     names = [chr(0x100 + number) for number in range(WHOLE - 2 - sentinels)]
     names += [END_OF_TEXT, "<pad>", *(f"<extra_id_{number}>" for number in reversed(range(sentinels)))]

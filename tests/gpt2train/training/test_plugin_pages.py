@@ -28,7 +28,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
 
 
 def write(folder: Path, parallel: dict[str, Any], **changes: Any) -> str:
-    """Write the settings of the page for a short run; the path of the file, beside the run folder."""
     settings = tomllib.loads(files_of(PAGE)["sums.toml"])
     settings |= {"output": str(folder), "steps": 20, "device": "cpu", "parallel": parallel}
     settings |= {"logging": {"tensorboard": False}, "validation": {"interval": 10, "samples": 30}}

@@ -47,7 +47,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def run(tokens: Path, output: Path, **changes: Any) -> RunConfig:
-    """A short run with a tokenizer in its folder; it validates twice."""
     if not output.exists():
         output.mkdir()
         write_tokenizer(output / "tokenizer", VOCAB)

@@ -89,7 +89,6 @@ SAVING: dict[str, Any] = {"checkpoints": {"interval": 2, "keep": 99}, "schedule"
 
 
 def write_data(folder: Path) -> None:
-    """Sound tokens, and what can be wrong about token files."""
     write_tokens(folder)
     for name, documents in (("short", [[1, 2, 3]]), ("other", [list(range(0, 5000, 7)) * 4])):
         with IndexedWriter(folder / name, "<u2") as writer:

@@ -262,7 +262,6 @@ TEXTS = [
 
 
 def addressed(root: Folder, shards: Sequence[Sequence[tuple[str, str]]]) -> Manifest:
-    """Documents as URL and text; other columns follow from the URL."""
     rows = [
         [
             {"id": hashlib.md5(f"{url} {text}".encode()).hexdigest(), "url": url, "text": text, "title": url[::-1]}
@@ -275,7 +274,6 @@ def addressed(root: Folder, shards: Sequence[Sequence[tuple[str, str]]]) -> Mani
 
 @pytest.fixture
 def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """URLs of the documents that are cleaned, not reused."""
     urls: list[str] = []
     original = module.clean_rows
 
@@ -288,7 +286,6 @@ def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def files_of_run(root: Folder, shards: Sequence[Sequence[tuple[str, str]]], settings: Any = None) -> dict[str, bytes]:
-    """Clean, and return all files; of the manifest, what does not depend on the folder's history is all of it."""
     clean(root, addressed(root, shards), build(CleanSettings, SETTINGS if settings is None else settings), Inline(1))
     folder = root / "clean"
     return {name: folder.read_bytes(name) for name in folder.files()}

@@ -322,7 +322,6 @@ def test_any_text_is_ranked_as_by_fasttext(text: str) -> None:
 
 
 def real_texts(data: Path, every: int = 2) -> list[str]:
-    """Passages in many languages, and English of four kinds."""
     texts = [row["text"] for row in read_jsonl(data / "lang" / "udhr_lang_dev.jsonl.gz")][::every]
     texts += texts_of(data / "text" / "speeches_dev.jsonl.gz", 100)
     texts += texts_of(data / "neardup" / "minhash_articles_100.jsonl", 100)

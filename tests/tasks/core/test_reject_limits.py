@@ -78,7 +78,6 @@ def corpus(root: Folder) -> Manifest:
 
 
 def run(root: Folder, documents: Manifest, **limits: Any) -> tuple[Manifest, list[str]]:
-    """Clean a corpus; also the batches that were done."""
     done: list[str] = []
 
     class Noting(Inline):

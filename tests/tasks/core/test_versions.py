@@ -168,7 +168,6 @@ def test_every_step_and_every_module_is_checked() -> None:
 
 
 def upgrade(patch: pytest.MonkeyPatch, package: str, version: str = "99.0") -> None:
-    """Let the installed version of one package be another."""
     true = importlib.metadata.version
     patch.setattr(importlib.metadata, "version", lambda name: version if name == package else true(name))
 

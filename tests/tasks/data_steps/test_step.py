@@ -17,8 +17,6 @@ from tests.tasks.corpus import Inline, documents_of, rejected_of, row, rows_of
 
 
 class CutSettings(Settings):
-    """Word from which on texts are cut."""
-
     word: str = "STOP"
     """The word."""
 
@@ -61,8 +59,6 @@ def test_another_result_than_a_text_or_a_rejection_is_named(tmp_path: Path) -> N
 
 
 class NoDefaultSettings(Settings):
-    """A field without a default."""
-
     word: str
 
 

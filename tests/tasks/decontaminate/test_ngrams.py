@@ -47,7 +47,6 @@ def plain_matches(texts: Sequence[str], text: str, longest: int, shortest: int) 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    """Compile before any test is timed."""
     NgramIndex(["one two"], 2, 2)
 
 

@@ -58,7 +58,6 @@ def run_again(
     refresh: bool = False,
     **changes: Any,
 ) -> Manifest:
-    """Download the list that stands in the output once more."""
     urls, settings = need_manifest(root / "urls"), make_settings(**changes)
     how = {"retry_failed": retry_failed, "refresh": refresh}
     return download(root, urls, settings, runner or Inline(1), {"*.test": address}, **how)

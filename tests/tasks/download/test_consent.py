@@ -237,7 +237,6 @@ def tag(text: bytes) -> Any:
 
 @pytest.fixture
 def signalling(site: Site) -> Site:
-    """A site with every signal, each on a host or page of its own."""
     site.robots["gptbot.test"] = (200, "User-agent: GPTBot\nDisallow: /closed\n")
     site.robots["cloudflare.test"] = (200, "User-agent: *\nContent-Signal: search=yes,ai-train=no\nAllow: /\n")
     site.robots["rsl.test"] = (200, "License: https://rsl.test/rsl.xml\n")

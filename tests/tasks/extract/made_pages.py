@@ -12,7 +12,6 @@ def text_of(html: str, tables: bool = True) -> str:
 
 
 def article(inside: str) -> str:
-    """An article with a site's usual surroundings."""
     return (
         "<html><body><header class='site-header'>The Daily Site <a href='/'>Home</a></header>"
         "<nav><a href='/a'>News</a></nav>"

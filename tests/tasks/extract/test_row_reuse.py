@@ -32,7 +32,6 @@ def runner() -> Iterator[Runner]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """URLs of the pages that are extracted, not reused."""
     urls: list[str] = []
     groups = module._groups
 

@@ -19,7 +19,6 @@ from tests.tasks.corpus import Inline
 
 
 def write(folder: Path, name: str = "t", documents: int = 2456, tokenizer: bool = True) -> str:
-    """Documents of one to nine tokens, with their tokenizer beside them."""
     folder.mkdir(parents=True, exist_ok=True)
     with IndexedWriter(folder / name, "<u2") as writer:
         for number in range(documents):

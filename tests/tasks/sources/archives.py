@@ -43,7 +43,6 @@ def url(number: int) -> str:
 
 
 def members(records: Iterable[bytes]) -> bytes:
-    """Records as gzip members, as in Common Crawl."""
     return b"".join(gzip.compress(one, mtime=0) for one in records)
 
 
@@ -53,7 +52,6 @@ def chunked(body: bytes, size: int = 1000) -> bytes:
 
 
 def zeros(count: int, wrapper: int = 16 + zlib.MAX_WBITS, before: bytes = b"") -> bytes:
-    """Compressed zeros of this length, made in little memory."""
     packer = zlib.compressobj(1, zlib.DEFLATED, wrapper)
     block = bytes(2**20)
     pieces = [packer.compress(before)] + [packer.compress(block) for _ in range(count // len(block))]

@@ -24,7 +24,6 @@ def read(root: Path, *places: Path, key: str = "text", runner: Runner | None = N
 
 
 def write(path: Path, *lines: Any) -> Path:
-    """Write JSON lines; bytes are written unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     path.write_bytes(b"".join(line + b"\n" for line in encoded))

@@ -117,7 +117,6 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def saved(folder: Path, labels: int = 1, **config: Any) -> Path:
-    """A BERT with one layer and pieces of single letters, as transformers saves it."""
     transformers = pytest.importorskip("transformers")
     import torch
 

@@ -72,7 +72,6 @@ def test_only_addresses_change(text: str) -> None:
 
 
 def private(**wanted: object) -> PiiSettings:
-    """Settings with masks of the extra `privacy`."""
     for module in ("detect_secrets", "phonenumbers", "stdnum"):
         pytest.importorskip(module, reason="needs the extra privacy")
     return build(PiiSettings, wanted)

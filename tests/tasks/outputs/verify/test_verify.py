@@ -62,7 +62,6 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verified(capsys: pytest.CaptureFixture[str], out: Path | str, **options: Any) -> dict[str, dict[str, Any]]:
-    """Findings by step; the exit code agrees with them."""
     capsys.readouterr()
     try:
         verify_output(str(out), json_=True, workers=1, **options)

@@ -68,8 +68,6 @@ PartitionName=urgent Nodes=n1,n2 MaxTime=60 PriorityTier=10
 
 @dataclass
 class Slurm:
-    """A running Slurm; `SLURM_CONF` in the environment leads to it."""
-
     folder: Path
     machines: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 

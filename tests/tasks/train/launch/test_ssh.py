@@ -153,7 +153,6 @@ class TwoHosts:
     launch: LaunchSettings
 
     def start(self, config: RunConfig) -> "subprocess.Popen[bytes]":
-        """Start a job; its lines go to `job.log`."""
         settings = self.folder / "launch.json"
         settings.write_text(self.launch.model_dump_json())
         module = ["-m", "tests.tasks.train.launch.start_job"]
