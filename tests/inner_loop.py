@@ -44,7 +44,7 @@ gpt2train/data/test_encoder.py: test_any_text_has_equal_ids
     test_difficult_texts_have_equal_ids_with_the_published_vocabulary test_real_texts_have_equal_ids
 gpt2train/data/test_index_cache.py: test_a_kill_during_the_write_is_harmless
     test_concurrent_processes_leave_one_valid_file
-gpt2train/data/test_legacy_formats.py: test_the_command_converts_a_legacy_dataset
+gpt2train/data/test_indexed.py: test_the_command_converts_a_legacy_dataset
 gpt2train/data/test_tokenize_files.py: test_bytes_do_not_depend_on_workers test_no_worker_outlives_a_killed_command
     test_the_commands_of_the_page_run
 gpt2train/data/test_tokenizer.py: test_published_files_give_the_ids_of_transformers

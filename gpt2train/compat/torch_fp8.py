@@ -1,7 +1,7 @@
 """Private parts of torch for products of 8-bit floating-point matrices.
 
 `torch.nn.functional.scaled_mm` is public, but torch 2.11 has no implementation of it for a CPU, and no count of its
-FLOPs. tests/gpt2train/compat/test_torch_fp8.py holds both against the product in float32. The range of torch is
+FLOPs. tests/gpt2train/compat/test_torch.py holds both against the product in float32. The range of torch is
 `gpt2train.compat.torch.TORCH`.
 """
 

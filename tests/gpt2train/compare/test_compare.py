@@ -1,4 +1,4 @@
-"""`gpt2train compare-data`: intervals, seeds, documents, bad input, and a small comparison that is killed once."""
+"""`gpt2train compare-data`: intervals, seeds, near-duplicates, settings of the data flow as arms, bad input, kills."""
 
 import json
 import random
@@ -10,11 +10,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from gpt2train.compare import documents
 from gpt2train.compare.comparison import Comparison, Request, gold_sizes, write_pair
-from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, read_corpus
+from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, group_corpora, read_corpus
+from gpt2train.compare.flow_arms import prepare_arms
+from gpt2train.compare.near_duplicates import near_duplicate_groups
 from gpt2train.compare.statistics import (
     ERROR_RATE,
     Difference,
@@ -226,3 +230,129 @@ def test_a_killed_comparison_resumes(tmp_path: Path) -> None:
     assert set(result["sets"]) == {"held-out A", "held-out B"} and result["tokens_per_seed"] == 16384
     page = (tmp_path / "out/page.html").read_text(encoding="utf-8")
     assert result["verdict"] in page and "http" not in page and "<script" not in page
+
+
+def edited(text: str, number: int) -> str:
+    """A copy with another word at the start and in the middle."""
+    words = text.split()
+    return " ".join([f"new{number}", *words[1:30], f"other{number}", *words[31:]])
+
+
+def test_edited_copies_share_a_group_and_other_texts_do_not() -> None:
+    """Each group is named by its first text, and the order of the texts decides nothing else."""
+    texts = reviews(40, 0)
+    copies = [edited(text, number) for number, text in enumerate(texts[:20])]
+    found = near_duplicate_groups([*texts, *copies])
+    assert found == [*range(40), *range(20)]
+    order = list(range(60))
+    random.Random(1).shuffle(order)
+    shuffled = near_duplicate_groups([[*texts, *copies][index] for index in order])
+    places = {index: place for place, index in enumerate(order)}
+    assert all(shuffled[places[n]] == shuffled[places[40 + n]] for n in range(20))
+    assert len(set(shuffled)) == 40
+
+
+def test_texts_without_spaces_are_compared_by_characters() -> None:
+    """Chinese characters in random order, and a copy with two others."""
+    rng = random.Random(0)
+    texts = ["".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(120)) for _ in range(10)]
+    copies = [f"{text[:50]}一{text[51:]}二" for text in texts]
+    assert near_duplicate_groups([*texts, *copies]) == [*range(10), *range(10)]
+
+
+def test_lines_of_a_text_without_spaces_are_no_words() -> None:
+    """Poems: short lines, in each of which a copy has another character."""
+    rng = random.Random(0)
+    poems = [["".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(15)) for _ in range(20)] for _ in range(10)]
+    copies = ["\n".join([f"一{line[1:]}" if at % 3 == 0 else line for at, line in enumerate(poem)]) for poem in poems]
+    assert near_duplicate_groups([*map("\n".join, poems), *copies]) == [*range(10), *range(10)]
+
+
+@given(st.lists(st.text(min_size=1, max_size=60), max_size=12))
+def test_any_texts_have_groups_named_by_their_first_text(texts: list[str]) -> None:
+    found = near_duplicate_groups(texts)
+    assert len(found) == len(texts)
+    assert all(name <= index and found[name] == name for index, name in enumerate(found))
+    assert all(found[i] == found[texts.index(text)] for i, text in enumerate(texts))
+
+
+def test_near_duplicates_have_one_seed_and_leave_with_a_held_out_text() -> None:
+    """Both corpora together: an edited copy in B of a text of A that is held out is not trained on."""
+    texts = reviews(60, 0)
+    near = {text: edited(text, number) for number, text in enumerate(texts[:30])}
+    first, second = Corpus("A", dict.fromkeys(texts, 1)), Corpus("B", dict.fromkeys([*texts, *near.values()], 1))
+    group_corpora([first, second])
+    assert (first.near_duplicates, second.near_duplicates) == (0, 30)
+    parts = [second.of_seed(seed, 3) for seed in range(3)]
+    assert all((text in part) == (copy in part) for text, copy in near.items() for part in parts)
+    for part in parts:
+        places = {text: place for place, text in enumerate(part)}
+        assert all(abs(places[text] - places[copy]) == 1 for text, copy in near.items() if text in places)
+    assert all(set(first.of_seed(seed, 3)) <= set(parts[seed]) for seed in range(3))
+    drawn = draw_heldout(second, first)
+    held = {second.group(text) for text in drawn}
+    assert len(held) == len(drawn) == 3
+    assert held.isdisjoint(second.group(text) for corpus in (first, second) for text in corpus.copies)
+
+
+def test_a_corpus_is_its_own_arm_and_takes_no_settings(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", reviews(5, 0))
+    assert prepare_arms((file, tmp_path), ((), ()), tmp_path / "out", print) == (file, tmp_path)
+    with pytest.raises(UserError, match=r"--b-set dedup\.threshold=0\.5: .* is no settings file"):
+        prepare_arms((file, file), ((), ("dedup.threshold=0.5",)), tmp_path / "out", print)
+    with pytest.raises(UserError, match=r"there is no settings file .*absent\.toml"):
+        prepare_arms((tmp_path / "absent.toml", file), ((), ()), tmp_path / "out", print)
+    (tmp_path / "base.toml").write_text('documents = ["a.jsonl"]\n')
+    with pytest.raises(UserError, match="--a-set dedup: give KEY=VALUE"):
+        prepare_arms((tmp_path / "base.toml", file), (("dedup",), ()), tmp_path / "out", print)
+
+
+@pytest.mark.exhaustive
+def test_flows_share_their_equal_steps_and_are_not_repeated(tmp_path: Path) -> None:
+    """The second arm has the documents of the first one's cleaning, and its own deduplication."""
+    texts = [f"{text}. {text.title()} again, said number {number}." for number, text in enumerate(reviews(80, 0))]
+    documents = write(tmp_path / "texts.jsonl", texts)
+    settings = tmp_path / "base.toml"
+    settings.write_text(
+        f'documents = ["{documents}"]\nlambada = "{write(tmp_path / "lambada.jsonl", texts[:3])}"\nworkers = 1\n'
+        '[tokenizer]\nname = "train"\nvocab_size = 300\n[clean]\nmin_tokens = 8\n'
+    )
+    lines: list[str] = []
+    changes = ((), ("shuffle.seed=7",))
+    first, second = prepare_arms((settings, settings), changes, tmp_path / "out", lines.append)
+    assert [line.startswith("data flow of ") for line in lines] == [True, True] and "shuffle.seed=7" in lines[1]
+
+    def manifest(folder: Path, step: str) -> tuple[str, int]:
+        file = folder / step / "_manifest.json"
+        return json.loads(file.read_bytes())["fingerprint"], file.stat().st_mtime_ns
+
+    assert manifest(first, "dedup") == manifest(second, "dedup")
+    assert manifest(first, "shuffled")[0] != manifest(second, "shuffled")[0]
+    assert set(read_corpus(first, "text", "A").copies) == set(read_corpus(second, "text", "B").copies)
+    before = [manifest(folder, "tokens") for folder in (first, second)]
+    assert prepare_arms((settings, settings), changes, tmp_path / "out", lines.append) == (first, second)
+    assert [manifest(folder, "tokens") for folder in (first, second)] == before
+    with pytest.raises(UserError, match=r"data flow of .*shuffle\.sed") as caught:
+        prepare_arms((settings, settings), ((), ("shuffle.sed=7",)), tmp_path / "out", print)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_leaves_no_data_flow(tmp_path: Path) -> None:
+    """Each process of the flow ends, also one that does not notice by itself that nobody reads its lines."""
+    documents = write(tmp_path / "texts.jsonl", [f"{text} said number {i}" for i, text in enumerate(reviews(3000, 0))])
+    settings = tmp_path / "base.toml"
+    settings.write_text(
+        f'documents = ["{documents}"]\nlambada = "{write(tmp_path / "lambada.jsonl", reviews(3, 0))}"\nworkers = 2\n'
+        '[tokenizer]\nname = "train"\nvocab_size = 300\n'
+    )
+    command = [sys.executable, "-m", "gpt2train", "compare-data", str(settings), str(settings)]
+    command += ["--b-set", "shuffle.seed=7", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.glob("out/flow-a/*/_batches")) and process.poll() is None:
+        time.sleep(0.02)
+    flow = psutil.Process(process.pid).children(recursive=True)
+    flow[0].suspend()
+    process.kill()
+    process.wait()
+    assert flow and not psutil.wait_procs(flow, timeout=20)[1]
