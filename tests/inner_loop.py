@@ -18,7 +18,7 @@ LISTED = """
 benchmarks: test_gpu.py
 docs/test_mkdocs_hooks.py: test_a_figure_needs_no_script
 flows: test_bad_input.py test_data_step.py test_demo.py test_deployments.py test_docs.py test_full_disk.py
-    test_hostile.py test_lineage.py test_pipeline.py test_secrets.py test_server.py test_small_corpora.py
+    test_hostile.py test_lineage.py test_pipeline.py test_server.py test_small_corpora.py
 flows/dry_run: test_plan.py
 flows/orchestration: test_cluster_runner.py test_recover.py test_server_access.py
 flows/orchestration/test_cancellation.py: test_a_flow_shuts_down_cleanly_when_its_worker_is_killed
@@ -26,42 +26,46 @@ flows/test_pretrain.py: test_a_raw_file_has_the_documents_of_its_pair
     test_missing_sentinels_are_refused_before_anything_starts test_the_plan_shows_files_split_and_missing_validation
     test_wrong_tokens_are_refused_in_one_line
 flows/test_recipe.py: test_a_dry_run_shows_the_steps_of_the_run
-flows/test_sources.py: test_mistakes_are_found_before_anything_starts
+flows/test_settings.py: test_mistakes_are_found_before_anything_starts
 flows/ui: test_flags.py
 flows/ui/test_artifacts.py: test_a_server_that_does_not_answer_stops_nothing
     test_the_artifact_of_a_long_training_stays_small
 gpt2train: test_cli.py test_train.py
 gpt2train/checkpoint: test_layouts.py test_resume.py test_writer.py
 gpt2train/compat: test_torch_compile.py test_torch_elastic.py
-gpt2train/convert: test_chat_template.py test_merge.py test_model_card.py test_serving_programs.py
+gpt2train/convert: test_merge.py test_model_card.py test_serving_programs.py
 gpt2train/convert/test_export.py: test_llama_cpp_continues_as_the_model_does
+gpt2train/convert/test_generation_config.py: test_a_folder_has_the_default_template_of_its_tuning
+    test_a_folder_keeps_its_template_and_its_tokens test_llama_cpp_answers_by_the_template_and_ends_the_turn
+    test_llama_cpp_gets_the_template_and_the_end_of_a_turn test_pieces_of_sentencepiece_are_those_of_transformers
 gpt2train/convert/test_huggingface.py: test_a_model_folder_is_written_atomically
 gpt2train/data: test_chat.py test_tokenizer_kinds.py
 gpt2train/data/test_document_split.py: test_a_resumed_run_is_bit_equal_and_another_split_is_refused
     test_too_few_documents_for_validation_are_logged
-gpt2train/data/test_encoder.py: test_any_text_has_equal_ids
-    test_difficult_texts_have_equal_ids_with_a_trained_vocabulary
-    test_difficult_texts_have_equal_ids_with_the_published_vocabulary test_real_texts_have_equal_ids
 gpt2train/data/test_index_cache.py: test_a_kill_during_the_write_is_harmless
     test_concurrent_processes_leave_one_valid_file
 gpt2train/data/test_indexed.py: test_the_command_converts_a_legacy_dataset
 gpt2train/data/test_tokenize_files.py: test_bytes_do_not_depend_on_workers test_no_worker_outlives_a_killed_command
     test_the_commands_of_the_page_run
-gpt2train/data/test_tokenizer.py: test_published_files_give_the_ids_of_transformers
-    test_text_round_trips_and_never_gives_the_special_id
+gpt2train/data/test_tokenizer.py: test_any_text_has_equal_ids
+    test_difficult_texts_have_equal_ids_with_a_trained_vocabulary
+    test_difficult_texts_have_equal_ids_with_the_published_vocabulary test_published_files_give_the_ids_of_transformers
+    test_real_texts_have_equal_ids test_text_round_trips_and_never_gives_the_special_id
 gpt2train/evaluate: test_add_an_evaluation.py test_distributed_scoring.py test_tasks_lm_eval.py
-gpt2train/evaluate/test_command.py: test_a_curve_scores_no_checkpoint_twice
-gpt2train/evaluate/test_lambada.py: test_scores_equal_the_reference_implementation
+gpt2train/evaluate/test_command.py: test_a_curve_scores_no_checkpoint_twice test_a_task_in_the_curve_of_a_run
+    test_command
 gpt2train/evaluate/test_perplexity.py: test_document_perplexity_equals_the_reference_implementation
-    test_perplexity_above_that_of_token_counts_is_explained test_wikitext_equals_the_reference_implementation
+    test_perplexity_above_that_of_token_counts_is_explained test_scores_equal_the_reference_implementation
+    test_wikitext_equals_the_reference_implementation
 gpt2train/evaluate/test_tasks.py: test_trees_hold_every_request_once
-gpt2train/evaluate/test_tasks_command.py: test_a_task_in_the_curve_of_a_run test_command
-gpt2train/inference: test_chat_command.py test_distributed_job.py
+gpt2train/inference: test_distributed_job.py
 gpt2train/inference/test_beam_search.py: test_beams_and_scores_equal_transformers
+gpt2train/inference/test_command.py: test_a_message_that_does_not_fit_is_refused_and_the_conversation_goes_on
+    test_mistakes_are_one_line test_the_history_is_sent
 gpt2train/inference/test_decoders.py: test_equal_to_the_plain_model_as_rows_come_and_go
     test_two_tensor_parallel_processes_answer_as_one
 gpt2train/inference/test_generate.py: test_a_batch_gives_what_each_prompt_gives_alone test_equal_to_transformers
-gpt2train/launch: test_listening_sockets.py test_multi_node.py test_stop_request.py
+gpt2train/launch: test_multi_node.py test_stop_request.py
 gpt2train/model/test_linear.py: test_a_compiled_model_has_the_gradients_of_the_plain_one
 gpt2train/monitoring: test_trackers.py
 gpt2train/parallel: test_offload.py test_tensor_parallel.py
@@ -70,10 +74,10 @@ gpt2train/quality: test_label.py
 gpt2train/runs: test_page.py
 gpt2train/runs/test_runs.py: test_a_killed_writer_leaves_a_readable_record
 gpt2train/runs/test_trace.py: test_every_sample_leads_to_its_documents
-gpt2train/serve: test_chat.py test_client.py test_connections.py test_http.py test_page.py test_schema.py
+gpt2train/serve: test_chat.py test_connections.py test_http.py test_page.py
 gpt2train/serve/test_api.py: test_any_value_in_any_field_is_answered test_millions_of_ids_are_refused_in_time
 gpt2train/store/test_progress.py: test_a_terminal_shows_rate_and_time_left test_the_bar_of_a_block_of_work
-gpt2train/test_errors.py: test_queries_are_removed
+gpt2train/test_settings.py: test_queries_are_removed
 gpt2train/training: test_callbacks.py test_plugin_pages.py test_precision.py test_wrong_settings.py
 gpt2train/training/test_optimizers.py: test_layouts_have_the_updates_of_one_process_and_send_each_matrix_once
     test_steps_do_not_leak_memory
@@ -84,12 +88,12 @@ tasks/blacklist/test_blacklist.py: test_order_is_kept_and_shards_are_full test_t
     test_the_real_list_gets_its_reference_decisions
 tasks/clean/filters/test_plugin.py: test_help_and_errors_name_its_settings
     test_the_filter_of_the_page_cleans_in_worker_processes
-tasks/clean/test_clean.py: test_a_fast_library_that_disagrees_is_not_used test_token_counts_of_real_texts_are_exact
+tasks/clean/test_clean.py: test_a_fast_library_that_disagrees_is_not_used test_real_mojibake_is_repaired
+    test_token_counts_of_real_texts_are_exact
 tasks/clean/test_language.py: test_any_text_is_ranked_as_by_fasttext test_both_detectors_agree_on_most_texts
     test_real_documents_are_decided_and_cut_as_by_fasttext test_real_texts_are_ranked_as_by_fasttext
     test_the_language_does_not_depend_on_process_or_earlier_texts
     test_the_model_is_the_one_that_was_measured_and_another_one_is_refused
-tasks/clean/test_repair.py: test_real_mojibake_is_repaired
 tasks/cloze/test_step.py: test_passages_have_lambadas_format_and_come_from_the_test_split
 tasks/core: test_gpu_queue.py test_object_stores.py test_runner.py test_versions.py
 tasks/core/test_step.py: test_a_second_run_is_cached_and_a_changed_parameter_runs_again
@@ -111,9 +115,8 @@ tasks/download/test_politeness.py: test_a_host_that_asks_to_wait_gets_no_request
     test_two_processes_share_the_delay_of_a_host
 tasks/evaluate: test_merge_and_evaluate.py
 tasks/extract: test_row_reuse.py test_step.py
-tasks/extract/test_complexity.py: test_adversarial_pages_take_little_cpu_time
-tasks/extract/test_prefilter.py: test_nothing_that_cleaning_keeps_is_dropped_on_a_sample
-    test_the_bound_on_tokens_is_never_too_low
+tasks/extract/test_prefilter.py: test_adversarial_pages_take_little_cpu_time
+    test_nothing_that_cleaning_keeps_is_dropped_on_a_sample test_the_bound_on_tokens_is_never_too_low
 tasks/extract/test_soft_404.py: test_real_content_is_not_flagged_on_a_sample
 tasks/report: test_report.py
 tasks/sources/test_texts.py: test_a_large_page_of_a_parquet_file_takes_little_memory

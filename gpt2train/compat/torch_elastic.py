@@ -86,7 +86,7 @@ def open_rank_stores_by(handler: RendezvousHandler, function: Callable[[str, int
     """Make a dynamic rendezvous open the stores of the ranks by a function from address and port.
 
     torch's own opens them on all interfaces. Breaks when the method is renamed: the stores would be open to others
-    (tests/gpt2train/launch/test_listening_sockets.py).
+    (tests/gpt2train/launch/test_multi_node.py).
     """
     assert hasattr(handler, "_create_tcp_store_server")
     handler._create_tcp_store_server = function

@@ -1,15 +1,20 @@
-"""Comparison of the modern recipe with GPT-2: equal schedules, and learning rates that are chosen in the same way."""
+"""Comparisons of losses: the modern recipe, products in 8 bits, paraphrases."""
 
 import itertools
 import json
 import math
+import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from benchmarks import corpora, fp8
 from benchmarks.modern import HORIZONS, SEEDS, SIZES, Arm, Bench, crossing
+from benchmarks.paraphrases import ALIKE, DIFFERENT, Editor, overlap, rule_accuracy
 
 SIZE = SIZES["nano"]
 
@@ -85,3 +90,56 @@ def test_a_crossing_is_on_the_line_through_the_nearest_points() -> None:
     assert crossing(points, 4.0) == pytest.approx(0.2)
     assert crossing(points, 4.5) == pytest.approx(0.1 * 2**0.5)
     assert crossing(points, 3.75) == pytest.approx(0.2 * 2**0.5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_comparison_trains_each_arm_once(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(corpora, "DATA", real_data)
+    monkeypatch.setattr(sys, "argv", ["fp8", "--output", str(tmp_path), "--steps", "2", "--seeds", "1"])
+    shown = []
+    for _ in range(2):  # the second time nothing is trained
+        fp8.main()
+        dist.destroy_process_group()
+        shown.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("seed 1, ")])
+    assert shown[0] == shown[1] and len(shown[0]) == len(fp8.ARMS)
+    assert shown[0][1].endswith("+0.0000 +0.0000") and not shown[0][2].endswith("+0.0000 +0.0000")
+
+
+WORDS = [f"word{number}" for number in range(200)]
+DOCUMENTS = [[" ".join(random.Random(n * 9 + m).sample(WORDS, 12)) for m in range(4)] for n in range(40)]
+
+
+def editor(seed: int = 1) -> Editor:
+    return Editor((sentence for document in DOCUMENTS for sentence in document), seed)
+
+
+def test_a_seed_gives_the_same_edits() -> None:
+    one, again, other = (editor(seed).with_copies(DOCUMENTS[0]) for seed in (1, 1, 2))
+    assert one == again != other
+    assert [line for line in one.split("\n") if line in DOCUMENTS[0]][:1] == DOCUMENTS[0][:1]
+
+
+def test_the_strength_of_an_edit_is_the_share_of_lost_words() -> None:
+    chosen, sentence = editor(), " ".join(WORDS[:32])
+    lost = [len(set(sentence.split()) - set(chosen.edited(sentence, 0.3).split())) / 32 for _ in range(200)]
+    assert 0.27 < sum(lost) / len(lost) < 0.33
+    assert sorted(chosen.edited(sentence, 0.0).split()) == sorted(sentence.split())
+
+
+def test_pairs_are_labelled_by_their_overlap() -> None:
+    pairs = editor().overlaps(DOCUMENTS, 60)
+    assert len(pairs) == 60 and sum(same for same, _, _ in pairs) == 30
+    assert all(overlap(a, b) >= ALIKE if same else overlap(a, b) < DIFFERENT for same, a, b in pairs)
+    copies = editor().copies(DOCUMENTS, 100)
+    scores = [overlap(a, b) for same, a, b in copies if same]
+    assert 0.6 < sum(scores) / len(scores) < 0.9
+    assert all([a, b] in [d[i : i + 2] for d in DOCUMENTS for i in range(3)] for same, a, b in copies if not same)
+
+
+def test_the_rule_takes_its_threshold_from_the_training_rows() -> None:
+    rows = [(1, "a b c d", "a b c e"), (0, "a b c d", "a f g h")]
+    assert rule_accuracy(rows, rows) == 1.0
+    assert rule_accuracy(rows, [(0, "a b c d", "a b c d")]) == 0.0

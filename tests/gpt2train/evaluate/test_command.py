@@ -1,4 +1,4 @@
-"""`gpt2train evaluate`: checkpoints unmerged, several models side by side, a curve over a run."""
+"""`gpt2train evaluate`: passages, tasks and suites, a curve of a run, mistakes."""
 
 import json
 import shutil
@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from gpt2train.convert.merge import merge
+from gpt2train.errors import UserError
 from gpt2train.evaluate import curve
+from gpt2train.evaluate.registry import EVALUATIONS
+from gpt2train.evaluate.tasks import description, scores
+from gpt2train.evaluate.tasks.description import ready_files
 from tests.gpt2train.evaluate.conftest import Call
+from tests.gpt2train.evaluate.small_models import noisy_model, write
 from tests.trained_run import TrainedRun
 
 
@@ -130,3 +135,162 @@ def test_mistakes_are_one_error_line(call: Call, run: Path, passages: Path, argu
     assert err.startswith("error: ") and err.count("\n") == 1
     assert message in err
     assert passages.read_bytes() == before
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    data = tmp_path / "data"
+    (data / "deep").mkdir(parents=True)
+    rows = [
+        {"query": f"{n} is", "choices": ["a number", "a horse of"], "gold": n % 2, "part": "ab"[n % 2]}
+        for n in range(8)
+    ]
+    (data / "deep/items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (data / "texts.jsonl").write_text('{"text": "A text of some words."}\n{"text": "Another one."}')
+    (tmp_path / "choice.toml").write_text(
+        'kind = "multiple_choice"\ndata = ["**/items.jsonl"]\ngroup = "part"\n[published]\n'
+        '"Another model" = { accuracy = 0.75 }\n'
+    )
+    (tmp_path / "lambada.toml").write_text('kind = "perplexity"\ndata = ["texts.jsonl"]\n')
+    for file in (data / "many.jsonl", data / "deep/many.jsonl"):
+        file.touch()
+    (tmp_path / "twice.toml").write_text('kind = "multiple_choice"\ndata = ["**/many.jsonl"]\n')
+    (tmp_path / "both.toml").write_text(
+        'kind = "suite"\n[defaults]\nrule = "core"\nkind = "multiple_choice"\n[tasks.one]\ndata = ["**/items.jsonl"]\n'
+        '[tasks.two]\ndata = ["**/items.jsonl"]\nshots = 2\nrandom = 0.4\n[tasks.three]\ndata = ["absent.jsonl"]\n'
+    )
+    return tmp_path
+
+
+def test_command(call: Call, folder: Path, open_data: Path) -> None:
+    code, out, _ = call()  # without a task the help is shown
+    assert code == 0 and any("lambada" in line for line in out)
+    bpe, weights = noisy_model(open_data, folder, 64)
+    model = folder / "linked"
+    model.symlink_to(write(weights, folder / "model", bpe))
+    tasks = [folder / "choice.toml", "documents", folder / "both.toml"]
+    flags = ["--model", model, "--data", folder / "data", "--partial", "--log-samples"]
+    (folder / "data/deep/items.jsonl").rename(folder / "data/deep/items.jsonl.kept")
+    assert call(*tasks, *flags)[0] == 2
+    (folder / "data/deep/items.jsonl.kept").rename(folder / "data/deep/items.jsonl")
+    code, out, err = call(*tasks, *flags)
+    assert (code, err) == (0, "")
+    rows = {tuple(line.split()[:2]): line for line in out}
+    assert out[0].split()[:3] == ["task", "metric", "items"]
+    assert rows["choice", "accuracy"].endswith("Another model 0.7500") and " 0.5000 " in rows["choice", "accuracy"]
+    assert ("choice", "accuracy_norm") in rows and ("documents", "bits_per_byte") in rows
+    assert ("both/one", "accuracy") in rows and ("both/two", "accuracy") in rows
+    assert any(line.startswith("note: both: mean of 2 tasks, without three") for line in out)
+    results = folder / "model/eval"
+    found = json.loads((results / "both.json").read_text())
+    one, two = found["tasks"]["both/one"], found["tasks"]["both/two"]
+    assert two["centred"] == pytest.approx((two["accuracy"] - 0.4) / 0.6, abs=1e-5)
+    assert found["centred"] == pytest.approx((one["centred"] + two["centred"]) / 2, abs=1e-5)
+    choice = json.loads((results / "choice.json").read_text())
+    assert [choice["groups"][name]["items"] for name in "ab"] == [4, 4]
+    low, high = choice["accuracy_interval"]
+    assert low <= choice["accuracy"] <= high
+    samples = [json.loads(line) for line in (results / "choice.samples.jsonl").read_text().splitlines()]
+    assert [sample["item"] for sample in samples] == list(range(8))
+    assert sum(sample["correct"] for sample in samples) / 8 == choice["accuracy"]
+    before = (results / "choice.json").read_bytes()
+    assert call(folder / "choice.toml", *flags)[0] == 0
+    assert (results / "choice.json").read_bytes() == before
+    output = folder / "all.json"
+    code, out, _ = call(*tasks[:2], *flags[:4], "--output", output, "--limit", 1)
+    assert (code, out[-1]) == (0, f"scores: {output}")
+    assert [row["task"] for row in json.loads(output.read_text())["results"]] == ["choice", "documents"]
+    assert any("choice: scored on 1 item of each task, not on all" in line for line in out)
+    assert (results / "choice.json").read_bytes() == before
+
+
+def test_a_task_in_the_curve_of_a_run(call: Call, folder: Path, trained_run: TrainedRun, tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    shutil.copytree(trained_run.root, root)
+    flags = ["--evals.documents", folder / "data/texts.jsonl", "--tokenizer", root / "tokenizer"]
+    code, out, err = call("curve", root / "runs/small", *flags)
+    assert (code, err) == (0, "")
+    assert "documents bits_per_byte" in out[0]
+    [point] = json.loads((root / "runs/small/scores/curve.json").read_text())["points"]
+    assert point["documents"]["items"] == 2 and point["documents"]["bits_per_byte"] > 1
+    with pytest.raises(UserError, match="there is no evaluation 'core'"):
+        EVALUATIONS["core"]
+
+
+@pytest.mark.exhaustive
+def test_suites_and_descriptions_in_the_curve_of_a_run(
+    call: Call, folder: Path, trained_run: TrainedRun, tmp_path: Path
+) -> None:
+    """The last checkpoint has the table of tasks; an edited description, other data or another limit score again."""
+    root = tmp_path / "out"
+    shutil.copytree(trained_run.root, root)
+    scores = root / "runs/small/scores"
+    choice, both = folder / "choice.toml", folder / "both.toml"
+    flags = ["--task-data", folder / "data", "--partial", "--tokenizer", root / "tokenizer"]
+
+    def reused(*tasks: object) -> int:
+        code, out, err = call("curve", root / "runs/small", "--tasks", *tasks, *flags)
+        assert (code, err) == (0, "")
+        lines[:] = out
+        return int(json.loads((scores / "curve.json").read_text())["reused"])
+
+    lines: list[str] = []
+    assert reused(choice, both) == 0
+    assert "choice accuracy" in lines[0] and "both centred" in lines[0] and "both/one" not in lines[0]
+    [point] = json.loads((scores / "curve.json").read_text())["points"]
+    assert set(point["both"]["tasks"]) == {"both/one", "both/two"}
+    rows = {tuple(line.split()[:2]): line for line in lines}
+    low, high = point["choice"]["accuracy_interval"]
+    assert f" {point['choice']['accuracy']:.4f} [{low:.4f}, {high:.4f}] " in rows["choice", "accuracy"]
+    assert rows["choice", "accuracy"].endswith("0.5000  Another model 0.7500")
+    assert ("both/one", "accuracy") in rows and ("both", "centred") in rows
+    assert any(line.startswith("note: both: mean of 2 tasks") for line in lines)
+    assert reused(choice, both) == 2
+    [cached] = scores.glob("step-*/choice-*.json")
+    before = cached.read_bytes()
+    cached.write_bytes(before[:40])  # damaged: scored again, and replaced
+    assert reused(choice, both) == 1 and cached.read_bytes() == before
+    choice.write_text(choice.read_text().replace("[published]", 'delimiter = "  "\n[published]'))
+    assert reused(choice, both) == 1
+    flags += ["--limit", 3]
+    assert reused(choice, both) == 0 and any("scored on 3 items" in line for line in lines)
+    assert call("curve", root / "runs/small", "--tasks", choice)[2].count("give --task-data") == 1
+
+
+def test_an_edited_description_of_the_package_scores_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The identity of an evaluation is that of its description."""
+    before = EVALUATIONS["hellaswag"].identity
+    assert before and before != EVALUATIONS["piqa"].identity and not EVALUATIONS["lambada"].identity
+    ready = ready_files()
+    text = ready["hellaswag"].read_text(encoding="utf-8")
+    (folder / "hellaswag.toml").write_text("shots = 1\n" + text)
+    changed = {**ready, "hellaswag": folder / "hellaswag.toml"}
+    for module in (scores, description):
+        monkeypatch.setattr(module, "ready_files", lambda: changed)
+    assert EVALUATIONS["hellaswag"].identity != before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["helaswag", "--model", "m", "--data", "d"], "there is no task 'helaswag'; did you mean 'hellaswag'"),
+        (["core/bolq", "--model", "m", "--data", "d"], "did you mean 'core/boolq'"),
+        (["hellaswag", "--data", "d"], "evaluate hellaswag: give --model"),
+        (["hellaswag", "--model", "m"], "evaluate hellaswag: give --data"),
+        (["hellaswag", "--model", "m", "--data", "{data}"], "has no **/hellaswag_val.jsonl; put the data there (from "),
+        (["hellaswag", "--model", "m", "--data", "{data}/absent"], "there is no such file or folder"),
+        (["{data}/absent.toml", "--model", "m", "--data", "{data}"], "cannot read the settings file"),
+        (["{folder}/both.toml", "--model", "m", "--data", "{data}"], "score the other tasks with --partial"),
+        (["{folder}/both.toml", "--model", "m", "--data", "{data}/texts.jsonl"], "needs the folder of the data files"),
+        (["{folder}/both.toml", "--model", "m", "--data", "{data}", "--partial", "--limit", "2"], "--limit 2; give"),
+        (["{folder}/lambada.toml", "--model", "m", "--data", "{data}"], "task 'lambada': curve, "),
+        (["documents", "documents", "--model", "m", "--data", "{data}"], "given twice"),
+        (["{folder}/twice.toml", "--model", "m", "--data", "{data}"], "both fit **/many.jsonl; give --data the "),
+        (["documents", "--model", "m", "--data", "{data}/deep/items.jsonl"], "'text' is undefined"),
+    ],
+)
+def test_mistakes_about_tasks_are_one_error_line(call: Call, folder: Path, arguments: list[str], message: str) -> None:
+    code, _, err = call(*(argument.format(folder=folder, data=folder / "data") for argument in arguments))
+    assert code == 2
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert message in err

@@ -11,7 +11,7 @@ from gpt2train.errors import UserError
 from gpt2train.store.removal import FORGOTTEN, PENDING
 from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.gpt2train.serve.local_server import Running, running
-from tests.gpt2train.serve.test_schema import check
+from tests.gpt2train.serve.test_chat import check
 from tests.tasks.corpus import row
 
 pytest.importorskip("pydivsufsort", reason="needs the extra trace")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lxml.etree import SubElement, tostring
-from lxml.html import Element, HtmlElement, document_fromstring, fragment_fromstring
+from lxml.html import HtmlElement, document_fromstring, fragment_fromstring
 
 from tasks.extract.attribute_names import MARK_LINKS
 from tasks.extract.main_content import PARSER
@@ -198,27 +198,31 @@ def enclosed(tag: str, attributes: dict[str, str], part: str = "p") -> Change:
     return change
 
 
-def within_body(tag: str, attributes: dict[str, str]) -> Change:
-    """Enclose the whole page in an element; in the one cell of a table for `table`."""
+def with_inner(tag: str, attributes: dict[str, str], *around: str, every: int = 1) -> Change:
+    """Put all that is in an element, as in the body, into a new one in it."""
 
     def change(tree: HtmlElement, chance: random.Random) -> None:
-        body = tree.find("body")
-        outer = inner = Element(tag, attributes)
-        if tag == "table":
-            inner = SubElement(SubElement(outer, "tr"), "td")
-        inner.text, body.text = body.text, None
-        inner.extend(list(body))
-        body.append(outer)
+        for element in list(tree.iter(*around))[::every]:
+            inner = element.makeelement(tag, attributes)
+            inner.text, element.text = element.text, None
+            inner.extend(list(element))
+            element.append(inner)
 
     return change
 
 
-def items_in_divs(tree: HtmlElement, chance: random.Random) -> None:
-    for item in list(tree.iter("li"))[::2]:
-        inner = Element("div")
-        inner.text, item.text = item.text, None
-        inner.extend(list(item))
-        item.append(inner)
+def in_table(tree: HtmlElement, chance: random.Random) -> None:
+    with_inner("td", {}, "body")(tree, chance)
+    body = tree.find("body")
+    SubElement(SubElement(body, "table", width="100%"), "tr").append(body[0])
+
+
+def rewritten(write: Callable[[str, random.Random], str]) -> Change:
+    def change(tree: HtmlElement, chance: random.Random) -> None:
+        for element in texts(tree):
+            element.text = write(element.text, chance)
+
+    return change
 
 
 def renamed(old: str, new: str) -> Change:
@@ -235,41 +239,6 @@ def reversed_attributes(tree: HtmlElement, chance: random.Random) -> None:
         element.attrib.clear()
         for name, value in reversed(pairs):
             element.set(name, value)
-
-
-def in_one_more_div(tree: HtmlElement, chance: random.Random) -> None:
-    body = tree.find("body")
-    outer = body.makeelement("div", {"data-app": "1"})
-    outer.text, body.text = body.text, None
-    outer.extend(list(body))
-    body.append(outer)
-
-
-def other_language(tree: HtmlElement, chance: random.Random) -> None:
-    tree.set("lang", "cy")
-
-
-def headings_as_buttons(tree: HtmlElement, chance: random.Random) -> None:
-    for element in list(tree.iter("h2", "h3", "h4")):
-        inner = element.makeelement("button", {"type": "button", "class": "accordion-button collapsed"})
-        inner.text, element.text = element.text, None
-        inner.extend(list(element))
-        element.append(inner)
-
-
-def soft_hyphens(tree: HtmlElement, chance: random.Random) -> None:
-    for element in texts(tree):
-        element.text = re.sub(r"(?<=[a-z]{3})(?=[a-z]{3})", "\u00ad", element.text, count=3)
-
-
-def hard_spaces(tree: HtmlElement, chance: random.Random) -> None:
-    for element in texts(tree):
-        element.text = element.text.replace(" ", "\u00a0")
-
-
-def new_lines(tree: HtmlElement, chance: random.Random) -> None:
-    for element in texts(tree):
-        element.text = re.sub(r" ", lambda _: chance.choice([" ", "\n", "\t ", "   "]), element.text)
 
 
 def word_breaks(tree: HtmlElement, chance: random.Random) -> None:
@@ -294,12 +263,14 @@ def data_attributes(tree: HtmlElement, chance: random.Random) -> None:
 TREES: dict[str, Change] = {
     "serialised": lambda tree, chance: None,
     "reversed attributes": reversed_attributes,
-    "one more div": in_one_more_div,
-    "another language": other_language,
-    "headings as buttons": headings_as_buttons,
-    "soft hyphens": soft_hyphens,
-    "hard spaces": hard_spaces,
-    "new lines": new_lines,
+    "one more div": with_inner("div", {"data-app": "1"}, "body"),
+    "another language": lambda tree, _: tree.set("lang", "cy"),
+    "headings as buttons": with_inner(
+        "button", {"type": "button", "class": "accordion-button collapsed"}, "h2", "h3", "h4"
+    ),
+    "soft hyphens": rewritten(lambda text, _: re.sub(r"(?<=[a-z]{3})(?=[a-z]{3})", "\u00ad", text, count=3)),
+    "hard spaces": rewritten(lambda text, _: text.replace(" ", "\u00a0")),
+    "new lines": rewritten(lambda text, chance: re.sub(r" ", lambda _: chance.choice([" ", "\n", "\t ", "   "]), text)),
     "word breaks": word_breaks,
     "neutral classes": neutral_classes,
     "data attributes": data_attributes,
@@ -327,13 +298,13 @@ TREES: dict[str, Change] = {
     "paragraph in custom element": enclosed("x-paragraph", {}),
     "paragraph in a form of its own": enclosed("form", {"action": "/x"}),
     "paragraph in post of WordPress": enclosed("div", {"class": "post hentry category-newsletter tag-social"}),
-    "page in form": within_body("form", {"action": "/page.aspx", "method": "post"}),
-    "page in table": within_body("table", {"width": "100%"}),
+    "page in form": with_inner("form", {"action": "/page.aspx", "method": "post"}, "body"),
+    "page in table": in_table,
     **{
-        f"page in {name}": within_body("div", {"class": name})
+        f"page in {name}": with_inner("div", {"class": name}, "body")
         for name in ("comments-open", "comments", "nav-open", "newsletter-template", "content-sidebar-wrap", "toc")
     },
-    "items in divs": items_in_divs,
+    "items in divs": with_inner("div", {}, "li", every=2),
     "word not read aloud": words_not_read_aloud,
     "b for strong": renamed("strong", "b"),
     "i for em": renamed("em", "i"),
@@ -351,46 +322,6 @@ TREES: dict[str, Change] = {
 }
 
 
-def numeric_entities(page: str, chance: random.Random) -> str:
-    return page.encode("ascii", "xmlcharrefreplace").decode()
-
-
-def upper_case_tags(page: str, chance: random.Random) -> str:
-    return re.sub(r"</?[a-z][a-z0-9]*(?=[\s>])", lambda tag: tag[0].upper(), page)
-
-
-def comments(page: str, chance: random.Random) -> str:
-    return re.sub(r"</(p|div|li|ul|h2)>", r"</\1><!-- end of advert <p> -->", page)
-
-
-def comments_within(page: str, chance: random.Random) -> str:
-    return re.sub(r"(?<=<p>\w)", "<!-- react-text: 12 -->", page)
-
-
-def without_end_tags(page: str, chance: random.Random) -> str:
-    return re.sub(r"</(?:li|dd|dt|tr|td)>(?=\s*<(?:li|dd|dt|tr|td|/ul|/ol|/dl|/tr|/table|/tbody)\b)", "", page)
-
-
-def without_doctype(page: str, chance: random.Random) -> str:
-    return re.sub(r"(?i)^\s*<!doctype[^>]*>", "", page)
-
-
-def as_xhtml(page: str, chance: random.Random) -> str:
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + page.replace("<br>", "<br />").replace("<hr>", "<hr />")
-
-
-def with_byte_order_mark(page: str, chance: random.Random) -> str:
-    return "\ufeff" + page
-
-
-def crlf(page: str, chance: random.Random) -> str:
-    return page.replace("\n", "\r\n")
-
-
-def letters_as_entities(page: str, chance: random.Random) -> str:
-    return re.sub(r"(?<=<p>)([A-Z])(?=[a-z])", lambda letter: f"&#x{ord(letter[1]):x};", page)
-
-
 def unclosed_div(tag: str) -> Callable[[str, random.Random], str]:
     """Put a button, navigation or header with a `div` that is not closed before the page."""
     return lambda page, chance: re.sub(
@@ -405,16 +336,22 @@ def sent_late(page: str, chance: random.Random) -> str:
 
 
 SOURCES: dict[str, Callable[[str, random.Random], str]] = {
-    "numeric entities": numeric_entities,
-    "upper-case tags": upper_case_tags,
-    "comments": comments,
-    "comments within": comments_within,
-    "optional end tags": without_end_tags,
-    "no doctype": without_doctype,
-    "XHTML": as_xhtml,
-    "byte order mark": with_byte_order_mark,
-    "CRLF": crlf,
-    "letters as entities": letters_as_entities,
+    "numeric entities": lambda page, _: page.encode("ascii", "xmlcharrefreplace").decode(),
+    "upper-case tags": lambda page, _: re.sub(r"</?[a-z][a-z0-9]*(?=[\s>])", lambda tag: tag[0].upper(), page),
+    "comments": lambda page, _: re.sub(r"</(p|div|li|ul|h2)>", r"</\1><!-- end of advert <p> -->", page),
+    "comments within": lambda page, _: re.sub(r"(?<=<p>\w)", "<!-- react-text: 12 -->", page),
+    "optional end tags": lambda page, _: re.sub(
+        r"</(?:li|dd|dt|tr|td)>(?=\s*<(?:li|dd|dt|tr|td|/ul|/ol|/dl|/tr|/table|/tbody)\b)", "", page
+    ),
+    "no doctype": lambda page, _: re.sub(r"(?i)^\s*<!doctype[^>]*>", "", page),
+    "XHTML": lambda page, _: (
+        '<?xml version="1.0" encoding="utf-8"?>\n' + page.replace("<br>", "<br />").replace("<hr>", "<hr />")
+    ),
+    "byte order mark": lambda page, _: "\ufeff" + page,
+    "CRLF": lambda page, _: page.replace("\n", "\r\n"),
+    "letters as entities": lambda page, _: re.sub(
+        r"(?<=<p>)([A-Z])(?=[a-z])", lambda letter: f"&#x{ord(letter[1]):x};", page
+    ),
     "sent late": sent_late,
     **{f"unclosed div in {tag}": unclosed_div(tag) for tag in ("button", "nav", "header", "aside", "footer")},
 }
