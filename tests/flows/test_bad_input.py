@@ -159,7 +159,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"decontaminate": {"against": ["{}/gone.jsonl"]}}, ["gone.jsonl", "No such file"]),
         ({"decontaminate": {"against": ["{}/words.jsonl"]}}, ["words.jsonl", "row 1 (KeyError)"]),
         ({"config": "{}/type.toml"}, ["workers", "two"]),
-        ({"config": "{}/binary.toml"}, ["binary.toml", "not valid TOML"]),
+        ({"config": "{}/binary.toml"}, ["binary.toml", "it is UTF-16"]),
         ({"config": "{}/empty"}, ["empty", "directory"]),
         ({"config": "{}/none.toml"}, ["none.toml", "check the path"]),
         ({"output": ""}, ["output", "at least 1 character"]),
