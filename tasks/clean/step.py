@@ -61,7 +61,7 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=12,
+        version=13,
         parameters=settings.model_dump(mode="json", exclude={"filters": not_in_fingerprint(settings.filters)}),
         inputs=inputs,
         packages=(
