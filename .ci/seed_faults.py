@@ -17,6 +17,7 @@ import ast
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=20, help="tests to run for each fault")
     parser.add_argument("--coverage", type=Path, default=ROOT / ".coverage", help="data file with tests as contexts")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the worktree would stay
     covered = covered_faults(options.coverage)
     chosen = chosen_faults(covered, options)
     found = 0
