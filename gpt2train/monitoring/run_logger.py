@@ -251,7 +251,7 @@ def epoch_line(rows: Sequence[Mapping[str, Any]]) -> str | None:
     losses = [row["loss"] for row in steps if row.get("loss") is not None]
     if len(steps) < 2 or not losses:
         return None
-    valid = next((f", valid {row['valid_loss']:.4f}" for row in steps if "valid_loss" in row), "")
+    valid = next((f", valid {row['valid_loss']:.4f}" for row in steps if row.get("valid_loss") is not None), "")
     mean = sum(losses) / len(losses)
     return f"epoch {ended} | steps {steps[0]['step']} to {steps[-1]['step']} | mean loss {mean:.4f}{valid}"
 

@@ -46,6 +46,8 @@ def test_an_epoch_of_several_steps_gets_a_line_when_it_ends() -> None:
     assert lines[:3] == [None] * 3
     validated = [*rows[:4], rows[4] | {"valid_loss": 3.0, "loss": None}]
     assert epoch_line(validated) == "epoch 2 | steps 4 to 5 | mean loss 4.0000, valid 3.0000"
+    rows[3]["valid_loss"] = None  # was not finite
+    assert epoch_line([*rows[:4], validated[4]]) == epoch_line(validated)
     assert epoch_line([{"step": 1, "loss": 1.0, "epoch": 1.0}, {"step": 2, "loss": 1.0, "epoch": 2.0}]) is None
 
 
