@@ -136,8 +136,8 @@ class CheckpointManager:
         Args:
             tensors: state of this process.
             state: train state.
-            measured: columns of the validation of these weights, of which `valid_*` are saved; empty if they were not
-                validated.
+            measured: columns of the validation of these weights, of which the finite `valid_*` are saved; empty if they
+                were not validated.
 
         Returns:
             None, or the reason why nothing is saved: a tensor that is not finite, on any process.
@@ -149,8 +149,8 @@ class CheckpointManager:
         self.wait()
         if problem := non_finite_tensor(tensors):
             return problem
-        config, valid_loss = self.config, measured.get("valid_loss", math.nan)
-        scores = {name: value for name, value in measured.items() if name.startswith("valid_") and name != "valid_loss"}
+        config = self.config
+        scores = {name: value for name, value in measured.items() if name.startswith("valid_") and math.isfinite(value)}
         manifest = CheckpointManifest(
             format=FORMAT,
             position=state.model_copy(update={"consecutive_skipped": 0}),
@@ -158,7 +158,7 @@ class CheckpointManager:
             tokenizer_hash=config.tokenizer_hash,
             data=self.corpora,
             validation=self._validation,
-            valid_loss=valid_loss if math.isfinite(valid_loss) else None,
+            valid_loss=scores.pop("valid_loss", None),
             valid_metrics={name.removeprefix("valid_"): value for name, value in scores.items()},
             torch=torch.__version__,
             files={},

@@ -53,8 +53,8 @@ class Measured:
         found = {column: self.columns[column] for column in stop_at if column in self.columns}
         if not stop_at or found.keys() != stop_at.keys():
             return None
-        falling = {column: column.endswith(FALLING) for column in found}
-        if any(value > stop_at[name] if falling[name] else value < stop_at[name] for name, value in found.items()):
+        # NaN reaches nothing: each of its comparisons is false
+        if not all(v <= stop_at[name] if name.endswith(FALLING) else v >= stop_at[name] for name, v in found.items()):
             return None
         return "reached " + ", ".join(f"{column} {value:.4g}" for column, value in found.items())
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import CONFIG_FILE, RampUp, RunConfig, TrainSettings, read_run_config, resolve_epochs
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.convert.hf_config import read_shape
@@ -29,6 +30,7 @@ from gpt2train.runs.reading_order import ReadingOrder
 from gpt2train.settings import build
 from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
+from gpt2train.training.engine import Engine
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
 from gpt2train.training.train_state import START, StepStats, TrainState
 from gpt2train.training.validation import Measured
@@ -172,6 +174,19 @@ def test_scores_are_reached_from_below_and_losses_from_above() -> None:
     for name, value in (("valid_loss", 2.4), ("valid_task_core_centred", 0.26), ("valid_task_blimp_accuracy", 0.0)):
         assert found.reached({"valid_loss": 3.0, name: value}) is None
     assert found.reached({}) is None
+    for bound in (-1.0, 3.0):
+        assert Measured({"valid_loss": math.nan}).reached({"valid_loss": bound}) is None
+
+
+def test_a_validation_that_is_not_finite_neither_ends_a_run_nor_is_saved(
+    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validation = {"interval": 2, "samples": 5, "stop_at": {"valid_loss": 9.0}}
+    config = run(tokens, tmp_path / "run", validation=validation)
+    monkeypatch.setattr(Engine, "evaluate", lambda engine, batches: [math.nan] * engine.sums)
+    assert train(config, alone).step == STEPS and read_metrics(config.output)[-1]["valid_loss"] is None
+    manifest = read_manifest(newest_checkpoint(config.output))
+    assert manifest.valid_loss is None and not manifest.valid_metrics
 
 
 def test_a_column_that_no_validation_has_is_named_once(
