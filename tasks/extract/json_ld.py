@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ from lxml.html import HtmlElement
 
 MAX_SCRIPT = 2**20  # characters of one script; the largest of 3,679 real pages has 30,000
 MAX_DEPTH = 20  # of nested values
+# Marks of templates of XHTML and of old browsers around the value, which search engines pass over.
+WRAPPER = re.compile(r"[\s\ufeff]*(?://|/\*)?\s*(?:<!(?:\[CDATA\[|--)\s*(?:\*/)?)?\s*")
+DECODER = json.JSONDecoder(strict=False)
 BREAKS = ("p", "br", "div", "li", "h1", "h2", "h3", "h4", "h5", "h6", "tr", "blockquote")
 
 
@@ -31,8 +35,9 @@ def _scripts(tree: HtmlElement) -> Iterator[Any]:
         text = script.text or ""
         if (script.get("type") or "").strip().lower() != "application/ld+json" or len(text) > MAX_SCRIPT:
             continue
+        text = text if '"' in text else html.unescape(text)  # all of it was escaped for HTML
         try:
-            yield json.loads(text, strict=False)
+            yield DECODER.raw_decode(text, WRAPPER.match(text).end())[0]  # type: ignore[union-attr]
         except (ValueError, RecursionError):
             continue
 

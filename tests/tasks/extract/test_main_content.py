@@ -1,9 +1,10 @@
 """The engine `structure`: what it keeps and drops of a page, hostile pages, and its fit to the gold pages."""
 
+import html
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,20 @@ def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:
     paid = body.replace('"articleBody"', '"isAccessibleForFree": "False", "articleBody"')
     assert text_of(page.format(paid, "Subscribe.")) == "Subscribe."
     assert text_of(page.format("[" * 100_000, "Please")) == "Please"
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        *("//<![CDATA[\n{}\n//]]>", "/* <![CDATA[ */ {} /* ]]> */", "<![CDATA[{}]]>", "<!-- {} -->", "<!--\n{}\n//-->"),
+        *("{};", "\ufeff{}", "\n// <!--\n[[], {}]", "{}\n{{}}"),
+    ],
+)
+@pytest.mark.parametrize("escape", [str, html.escape])
+def test_an_article_in_json_ld_is_read_in_what_templates_wrap_it_in(wrapped: str, escape: Callable[[str], str]) -> None:
+    body = escape(json.dumps({"articleBody": WORDS * 4}))
+    page = "<html><head><script type='application/ld+json'>{}</script></head><body><div id='app'></div></body></html>"
+    assert text_of(page.format(wrapped.format(body))) == (WORDS * 4).strip()
 
 
 @pytest.mark.parametrize("codes", [range(1, 32), (0xFFFE, 0xFFFF)])
