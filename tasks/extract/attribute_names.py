@@ -24,6 +24,7 @@ CONTAINERS = frozenset(
 
 # In these patterns, `\b` of a class is the start or end of a word between separators: see `words`.
 HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
+OWN_LINES = re.compile(r"display\s*:\s*(?:block|flex|grid|list-item|table|table-row)(?![\w-])", re.IGNORECASE)
 BOILERPLATE = r"""
       breadcrumb|bread\ crumb|sidebar|side\ bar|cookie|newsletter|outbrain|taboola|criteo|sociable
     | disclaimer|subscri(?:be|ption)|signup|sign\ up|login|byline|timestamp|pagination

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from lxml.html import HtmlElement
 
+from tasks.extract.attribute_names import OWN_LINES
 from tasks.extract.attribute_rules import AttributeRules
 from tasks.extract.blocks import HIDDEN, MARKED, TAG
 from tasks.extract.formulas import script_marks
@@ -58,7 +59,7 @@ def _read(element: HtmlElement, parts: list[str], rules: AttributeRules, leave_o
                 _read(child, parts, rules, leave_out)
                 parts += filter(None, marks[1:])
                 is_line = child.tag == "tr" or (
-                    child.tag in LINES
+                    (child.tag in LINES or OWN_LINES.search(child.get("style") or ""))
                     and not (child.tail or "").startswith(("\n", "\r\n"))
                     and not (len(parts) == start and element.tag == "td")  # an empty place for a number
                 )

@@ -10,7 +10,7 @@ from functools import cached_property
 from lxml.html import HtmlElement
 
 from gpt2train.data.text_units import without_invisible
-from tasks.extract.attribute_names import CONTAINERS, DROPPED_TAGS
+from tasks.extract.attribute_names import CONTAINERS, DROPPED_TAGS, OWN_LINES
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
     BLOCK_TAGS,
@@ -230,9 +230,13 @@ class Walk:
                 self._pieces += filter(None, [after])
             else:
                 is_link = tag == "a" and is_link_to_page(element)
+                # A space, not a new block: a doubt notes the pieces of one block.
+                space = [" "] if OWN_LINES.search(element.get("style") or "") else []
+                self._pieces += space
                 self._in_links += is_link
                 self.read(element, kind)
                 self._in_links -= is_link
+                self._pieces += space
         elif verdict.formula:
             self._pieces.append(wrapped_text(element))
         elif verdict.drop:

@@ -92,6 +92,17 @@ def test_words_that_are_shown_are_read_once_though_programs_do_not_read_them_alo
         assert between(f"<p>{shown}</p>") == expected
 
 
+@pytest.mark.parametrize("style", ["display:block", "color: red; DISPLAY : grid;", "display:flex!important"])
+def test_words_that_are_displayed_on_lines_of_their_own_are_not_joined(style: str) -> None:
+    for tag in ("span", "b", "a href='/b'", "code", "my-line"):
+        line = f"<{tag} style='{style}'>{{}}</{tag.partition(' ')[0]}>"
+        lines = f"{line.format('Go')}{line.format('on')}"
+        assert between(f"<p>Stay: {lines}here, fox.</p>") == "Stay: Go on here, fox."
+        assert between(f"<pre>{line.format('if x:')}{line.format('  y()')}</pre>") == "if x:\n  y()"
+        inline = lines.replace(style, "display:inline-block")
+        assert between(f"<p>Stay: {inline}here, fox.</p>") == "Stay: Goonhere, fox."
+
+
 @pytest.mark.parametrize("name", ["hljs-meta", "token author", "cm-tags", "pl-ads", "hll print"])
 def test_code_keeps_the_words_of_any_class(name: str) -> None:
     code = f"<pre><code><span class='{name}'>#include</span> &lt;a&gt;\n<i class='linenos'>2</i>\tx = 1</code></pre>"
