@@ -95,11 +95,7 @@ class GPT2Layout(HFLayout):
         }
 
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
-        """Read the shape from the fields of `config.json`.
-
-        Raises:
-            UserError: a field is missing or wrong, or has a value that the model does not implement.
-        """
+        """Read the shape as `HFLayout` does; a value that the model does not implement is a `UserError` too."""
         if config.get("model_type") == OWN:
             return super().shape(config, file)
         for key, value in FIXED.items():

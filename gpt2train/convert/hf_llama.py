@@ -176,11 +176,7 @@ class LlamaLayout(HFLayout):
         return (rows * (rows.square().mean(-1, keepdim=True) + chosen.norm_eps).rsqrt()).to(found.dtype)
 
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
-        """Read the shape from the fields of `config.json`.
-
-        Raises:
-            UserError: a field is missing or wrong, or has a value that the model does not implement.
-        """
+        """Read the shape as `HFLayout` does; a value that the model does not implement is a `UserError` too."""
         model_type = config["model_type"]
         if model_type == OWN:
             return super().shape(config, file)

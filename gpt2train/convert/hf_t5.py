@@ -70,11 +70,7 @@ class T5Layout(HFLayout):
         return {"decoder_start_token_id": padding if start < 0 else start, "pad_token_id": padding}
 
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
-        """Read the shape from the fields of `config.json`.
-
-        Raises:
-            UserError: a field is missing or wrong, or has a value that the model does not implement.
-        """
+        """Read the shape as `HFLayout` does; a value that the model does not implement is a `UserError` too."""
         activation = config.get("feed_forward_proj", "relu")
         if activation not in ("relu", "gated-gelu"):
             stated = f"feed_forward_proj is {str(activation)[:40]!r}"

@@ -91,11 +91,7 @@ class SpanData(Dataset):
         return sum(self._length - self._prefix(int(index)) + 1 for index in indices)
 
     def check(self, part: int = 0, parts: int = 1) -> None:
-        """Check every token of one of `parts` equal parts of each corpus.
-
-        Raises:
-            UserError: a token is outside the vocabulary, or is a sentinel.
-        """
+        """Check one of `parts` equal parts of each corpus; UserError for a token that is a sentinel or unknown."""
         self.packed.check(part, parts)
         for corpus in self.packed.corpora:
             self._check_sentinels(corpus, part, parts)

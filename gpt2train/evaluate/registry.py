@@ -16,21 +16,13 @@ class EvaluationRegistry(Registry[Evaluation]):
     """Evaluations by name; a name is a command, and the name of a result file."""
 
     def register(self, name: str, entry: Evaluation) -> Evaluation:
-        """Add an evaluation and return it.
-
-        Raises:
-            UserError: the name is taken, reserved or malformed.
-        """
+        """Add an evaluation and return it; UserError if the name is taken, reserved or malformed."""
         if name in RESERVED:
             raise UserError(f"evaluation {name!r}: {', '.join(RESERVED)} have another meaning; rename it")
         return super().register(name, entry)
 
     def __getitem__(self, name: str) -> Evaluation:
-        """Return an evaluation, or the task of the package that has this name.
-
-        Raises:
-            UserError: there is none of this name.
-        """
+        """Return an evaluation, or the task of the package that has this name; UserError if there is none."""
         from gpt2train.evaluate.tasks.scores import ready_evaluation  # here, since it reads files
 
         task = None if name in self._entries else ready_evaluation(name)

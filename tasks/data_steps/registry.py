@@ -53,11 +53,7 @@ class DataStepRegistry(Registry[DataStep]):
     """Data steps by name; a step runs in worker processes, with the settings of its group."""
 
     def register(self, name: str, entry: DataStep) -> DataStep:
-        """Add a step and return it.
-
-        Raises:
-            UserError: the name is taken or malformed, or the step cannot be run as it is described.
-        """
+        """Add a step and return it; UserError if its name is taken or malformed, or it cannot be run as described."""
         place = f"data step {name}"
         if entry.name != name:
             raise UserError(f"{place}: its DataStep has the name {entry.name!r}; give both the same")
