@@ -64,6 +64,11 @@ class Outcome(Record):
         )
 
 
+def output_names(outcomes: Iterable[Outcome]) -> list[str]:
+    """Names of the files for the next step, in order."""
+    return [record.name for outcome in outcomes for record in outcome.outputs]
+
+
 class Manifest(Record):
     """Record of a finished step: its inputs, parameters and outputs."""
 

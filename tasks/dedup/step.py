@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from gpt2train.errors import UserError
 from gpt2train.store.folder import FileRecord, Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Manifest, Outcome, output_names
 from tasks.core.engine_check import check_engine
 from tasks.core.runner import Runner
 from tasks.core.shards import EXCERPT, REJECTED, read_table, write_table
@@ -107,7 +107,7 @@ def _run(
     ]
     kept = runner.batches(step, "part", range(len(shards)), keep_shard, source, shards, dropped_files)
     rejected = [record.name for outcome in kept for record in outcome.rejected]
-    counted = runner.batches(step, "sources", [""], count_sources, _names(kept), rejected)
+    counted = runner.batches(step, "sources", [""], count_sources, output_names(kept), rejected)
     return step.commit(
         Outcome.total([checked, *map(_for_audit, sketched), *compared, *kept, *map(_for_audit, counted)])
     )
@@ -126,11 +126,11 @@ def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSetti
     """Run the stages from sketches to clusters; the first `own` groups are of this crawl."""
     parts = 1 << (sum(group.rows for group in groups) // MAX_KEYS).bit_length()
     copied = runner.batches(step, "exact", range(parts), find_exact, parts, groups)
-    copies = _names(copied)
+    copies = output_names(copied)
     cells = list(itertools.product(range(settings.num_bands), range(parts)))
     banded = runner.batches(step, "band", cells, find_candidates, parts, groups, copies, settings)
     every = range(len(groups))
-    collected = runner.batches(step, "collect", every, collect_group, groups, _names(banded), settings)
+    collected = runner.batches(step, "collect", every, collect_group, groups, output_names(banded), settings)
     unique = [outcome.outputs[0].name for outcome in collected]
     sets = [outcome.outputs[1].name for outcome in collected]
     verified = runner.batches(step, "verify", range(own), verify_group, groups, unique, sets, settings)
@@ -142,7 +142,7 @@ def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSetti
     clustered = runner.batches(step, "clusters", edges, find_clusters, settings.policy, groups)
     removed = [outcome.outputs[-1].name for outcome in clustered]
     shared = runner.batches(step, "kept_sets", every, share_kept, groups, removed, settings)
-    measured = runner.batches(step, "lost", range(own), measure_lost, groups, removed, _names(shared), settings)
+    measured = runner.batches(step, "lost", range(own), measure_lost, groups, removed, output_names(shared), settings)
     # Exact, candidate, unique and set files are intermediate: the manifest does not name them, so they are removed.
     return [
         *(outcome.model_copy(update={"outputs": ()}) for outcome in facts_only),
@@ -156,12 +156,12 @@ def _edge_files(
     step: Step, groups: Sequence[Group], copied: Sequence[Outcome], verified: Sequence[Outcome], runner: Runner
 ) -> list[Part]:
     """Files with the edges of each part of the duplicates; those of the earlier stages if there is one part."""
-    exact, pairs = _names(copied), _names(verified)
+    exact, pairs = output_names(copied), output_names(verified)
     parts = edge_parts(sum(record.rows or 0 for outcome in (*copied, *verified) for record in outcome.outputs))
     if parts == 1:
         return [Part(0, tuple(exact), tuple(pairs))]
     [divided] = runner.batches(step, "edges", [parts], partition_edges, groups, exact, pairs)
-    names = _names([divided])
+    names = output_names([divided])
     return [Part(number, (names[number],), (names[parts + number],)) for number in range(parts)]
 
 
@@ -218,10 +218,6 @@ def _detail(row: dict[str, object]) -> str:
         return f"same text as {row['kept_url']} (Jaccard 1.000)"
     similarity = "in one cluster, not compared" if row["jaccard"] is None else f"Jaccard {row['jaccard']:.3f}"
     return f"much like {row['kept_url']} ({similarity})"
-
-
-def _names(outcomes: Sequence[Outcome]) -> list[str]:
-    return [record.name for outcome in outcomes for record in outcome.outputs]
 
 
 def _for_audit(outcome: Outcome) -> Outcome:

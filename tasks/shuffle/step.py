@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.store.folder import Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Manifest, Outcome, output_names
 from tasks.core.runner import Runner
 from tasks.core.shards import ROW_GROUP, in_groups, read_table, write_table
 from tasks.core.step import Step
@@ -43,7 +43,7 @@ def shuffle(root: Folder, documents: Manifest, settings: ShuffleSettings, runner
     ]
     cells = count_cells(sum(r.rows or 0 for r in records), sum(r.bytes for r in records), settings)
     scattered = runner.batches(step, "scatter", groups, scatter_shards, root / documents.folder, settings.seed, cells)
-    names = [record.name for outcome in scattered for record in outcome.outputs]
+    names = output_names(scattered)
     return step.commit(Outcome.total(runner.batches(step, "part", range(cells), sort_cell, names)))
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.store.folder import FileRecord, Folder
-from gpt2train.store.manifest import Manifest, Outcome
+from gpt2train.store.manifest import Manifest, Outcome, output_names
 from tasks.clean.token_counts import count_tokens
 from tasks.core.runner import Runner
 from tasks.core.shards import (
@@ -74,14 +74,14 @@ def substrings(
     groups = [tuple((shard, records[shard].name) for shard in cut) for cut in cuts]
     source, words = root / documents.folder, settings.min_words
     anchors = runner.batches(step, "anchors", groups, find_anchors, source, words)
-    ranges, files = _ranges(anchors), _names(anchors)
+    ranges, files = _ranges(anchors), output_names(anchors)
     found = runner.batches(step, "repeated", range(ranges), find_repeated, ranges, files)
     common = tuple(record for outcome in found for record in outcome.outputs)
     grams = runner.batches(step, "grams", groups, hash_grams, source, common, words)
-    ranges, files = _ranges(grams), _names(grams)
+    ranges, files = _ranges(grams), output_names(grams)
     marked = runner.batches(step, "first", range(ranges), mark_repeated, ranges, files)
     shards = [(shard, record.name) for shard, record in enumerate(records)]
-    options = (source, _names(marked), words, min_tokens, tokenizer and tokenizer_file(root, tokenizer))
+    options = (source, output_names(marked), words, min_tokens, tokenizer and tokenizer_file(root, tokenizer))
     # The other files are intermediate: the manifest does not name them, so they are removed.
     return step.commit(Outcome.total(runner.batches(step, "part", shards, cut_part, *options)))
 
@@ -208,10 +208,6 @@ def _range(folder: Folder, name: str, part: int, ranges: int) -> pa.Table:
     size = 2**64 // ranges
     low = part * size - 2**63
     return read_table(folder, name, filters=[("hash", ">=", low), ("hash", "<=", low + size - 1)])
-
-
-def _names(outcomes: Sequence[Outcome]) -> list[str]:
-    return [record.name for outcome in outcomes for record in outcome.outputs]
 
 
 @functools.lru_cache(maxsize=2)
