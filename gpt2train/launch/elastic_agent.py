@@ -88,13 +88,13 @@ def _run(args: Namespace, stopping: Callable[[], bool]) -> None:
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
-    if config.max_nodes > 1:
-        _end_by_a_signal_in_a_wait(stopping)
     fixed = config.rdzv_backend == "static" and config.max_nodes > 1  # the command line gives each node's rank
     if fixed and args.node_rank >= config.max_nodes:
         raise UserError(f"--node-rank is {args.node_rank}, but --nnodes is {args.nnodes}; the first machine has rank 0")
     address, _, port = config.rdzv_endpoint.rpartition(":")
     with contextlib.ExitStack() as stack:
+        if config.max_nodes > 1:
+            stack.enter_context(_ended_by_a_signal_in_a_wait(stopping))
         with _argument_errors():
             handler = stack.enter_context(rendezvous(parameters))
         spec = WorkerSpec(
@@ -123,7 +123,8 @@ def _argument_errors() -> Iterator[None]:
         raise UserError(f"torchrun refuses its arguments: {reason}; correct what stands after --") from error
 
 
-def _end_by_a_signal_in_a_wait(stopping: Callable[[], bool]) -> None:
+@contextlib.contextmanager
+def _ended_by_a_signal_in_a_wait(stopping: Callable[[], bool]) -> Iterator[None]:
     """End a launcher without ranks soon after a signal, also while it waits in torch for other machines.
 
     There no handler of Python runs until the wait is over, minutes later; the interpreter's own handler writes to a
@@ -131,15 +132,21 @@ def _end_by_a_signal_in_a_wait(stopping: Callable[[], bool]) -> None:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def watch() -> None:
         while os.read(reader, 1):
             time.sleep(SIGNAL_DEBOUNCE_SECONDS)  # in which the handler runs, unless the launcher waits
             if not stopping() and not psutil.Process().children():
                 os._exit(STOPPED)
+        os.close(reader)
 
     threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)  # ends the thread
 
 
 def _complete(args: Namespace, variables: Mapping[str, str]) -> Namespace:
