@@ -5,6 +5,7 @@ from collections.abc import AsyncIterable
 
 # Registered content codings. Servers send other words too (`none`, `UTF-8`), which browsers ignore.
 CODINGS = {"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress", "dcb", "dcz", "exi", "aes128gcm"}
+MEMBER = b"\x1f\x8b"  # first bytes of a gzip member
 CHUNK = 4096  # bytes decompressed at a time: zlib copies the rest of its input at the end of each gzip member
 MAX_MEMBERS = 4096  # gzip members of one body; servers that flush often send some dozens
 RATIO_FLOOR = 2**20  # bytes below which the ratio is not checked: a small page of spaces compresses 1,000-fold
@@ -30,7 +31,7 @@ class Decoder:
         if self.encoding not in ("identity", "gzip", "x-gzip", "deflate"):
             raise FetchRejectedError("content_encoding", f"{encoding[:40]!r}, gzip, deflate or none expected")
         self._inflate = None if self.encoding == "identity" else zlib.decompressobj(self._bits(b"\x78"))
-        self._started = False
+        self._started = self._ended = False
         self._members = 1
 
     def feed(self, data: bytes, limit: int) -> bytes:
@@ -41,6 +42,8 @@ class Decoder:
         """
         if self._inflate is None:
             return data[: limit + 1]
+        if self._ended:
+            return b""
         if not self._started and data:
             self._inflate, self._started = zlib.decompressobj(self._bits(data)), True
         out = bytearray()
@@ -53,7 +56,10 @@ class Decoder:
                     chunk = chunk.lstrip(b"\0")
                     if not chunk:
                         continue
-                    self._next_member(chunk)
+                    if self.encoding == "deflate" or not MEMBER.startswith(chunk[: len(MEMBER)]):
+                        self._ended = True  # what plug-ins append to finished data is ignored, as browsers do
+                        break
+                    self._next_member()
                 out += self._inflate.decompress(chunk, limit + 1 - len(out))
                 at -= len(self._inflate.unused_data)
         except zlib.error as error:
@@ -67,11 +73,11 @@ class Decoder:
         """True if the end of the compressed data was reached."""
         return self._inflate is None or not self._started or self._inflate.eof
 
-    def _next_member(self, head: bytes) -> None:
+    def _next_member(self) -> None:
         self._members += 1
         if self._members > MAX_MEMBERS:
             raise FetchRejectedError("content_encoding", f"more than {MAX_MEMBERS:,} gzip members in one body")
-        self._inflate = zlib.decompressobj(self._bits(head))
+        self._inflate = zlib.decompressobj(self._bits(MEMBER))
 
     def _bits(self, head: bytes) -> int:
         """Return `wbits` for zlib; half of the servers send deflate without its zlib wrapper."""

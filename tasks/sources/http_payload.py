@@ -6,6 +6,7 @@ import io
 import re
 
 import brotli
+import pyarrow as pa
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 
 from tasks.download.mime import HTML_TYPES, UNKNOWN_TYPES, checked_language, parse_content_type, type_of, wrong_type
@@ -105,9 +106,9 @@ def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> byte
     if encoding in ("gzip", "x-gzip") and not body.startswith(b"\x1f\x8b"):
         encoding = "identity"
     try:
-        found, whole = _unbrotli(body, limit) if encoding == "br" else _inflate(body, encoding, limit)
+        found, whole = _decode(body, encoding, limit)
     except FetchRejectedError:
-        if encoding not in ("br", "deflate") or not looks_decoded(body):
+        if not looks_decoded(body):
             raise
         found, whole = body[: limit + 1], True
     if not whole and len(found) <= limit:
@@ -122,14 +123,24 @@ def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> byte
     return found
 
 
-def _inflate(body: bytes, encoding: str, limit: int) -> tuple[bytes, bool]:
+def _decode(body: bytes, encoding: str, limit: int) -> tuple[bytes, bool]:
     """Return up to `limit` + 1 decoded bytes, and True if the end of the compressed data was reached."""
+    if encoding == "br":
+        return _unbrotli(body, limit)
+    if encoding == "zstd":
+        return _unzstd(body, limit), True
     decoder = Decoder(encoding)
     return decoder.feed(body, limit), decoder.whole
 
 
+def _unzstd(body: bytes, limit: int) -> bytes:
+    try:
+        return pa.input_stream(pa.BufferReader(body), compression="zstd").read(limit + 1)
+    except OSError as error:
+        raise FetchRejectedError("content_encoding", "not the zstd data it is said to be, or cut") from error
+
+
 def _unbrotli(body: bytes, limit: int) -> tuple[bytes, bool]:
-    """Return the same for brotli data."""
     decoder = brotli.Decompressor()
     found = bytearray()
     try:

@@ -143,6 +143,7 @@ HANDLERS: dict[str, Callable[[Handler], None]] = {
     "/announced": lambda h: h.head(Content_Length=str(10**12)),
     "/gzip": lambda h: h.answer(gzip.compress(PAGE), Content_Encoding="gzip"),
     "/gzip-members": lambda h: h.answer(gzip.compress(PAGE[:9]) + gzip.compress(PAGE[9:]), Content_Encoding="x-gzip"),
+    "/gzip-tail": lambda h: h.answer(gzip.compress(PAGE) + b"<!-- cached -->", Content_Encoding="gzip"),
     "/deflate": lambda h: h.answer(zlib.compress(PAGE), Content_Encoding="deflate"),
     "/raw-deflate": lambda h: h.answer(raw_deflate(PAGE), Content_Encoding="deflate"),
     "/bomb": lambda h: h.answer(gzip.compress(b" " * 50_000_000), Content_Encoding="gzip"),

@@ -20,7 +20,7 @@ from tests.tasks.web_server import PAGE, Handler, Site, ok, raw, running_site
 @pytest.mark.parametrize(
     ("reason", "retryable", "status", "paths"),
     [
-        ("", False, 200, "page heals hop1 gzip gzip-members deflate raw-deflate xhtml no-type"),
+        ("", False, 200, "page heals hop1 gzip gzip-members gzip-tail deflate raw-deflate xhtml no-type"),
         ("not_found", False, 404, "gone"),
         ("http_error", False, 403, "forbidden"),
         ("http_error", True, 500, "broken"),

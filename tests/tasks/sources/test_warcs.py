@@ -31,6 +31,7 @@ from tests.tasks.sources.archives import (
     record,
     response,
     url,
+    zstd,
 )
 
 
@@ -112,7 +113,7 @@ def test_signals_of_headers_and_tags_are_honoured_if_enabled(tmp_path: Path) -> 
     ]
     path = archive(tmp_path, members(records))
     before = index(tmp_path / "out", path)
-    assert (before.outcome.kept, before.version) == (7, 6)
+    assert (before.outcome.kept, before.version) == (7, 7)
     consent = ArchiveConsent(agent="gpt2train", honour=("noai", "tdm_reservation", "content_signal"))
     manifest = index(tmp_path / "out", path, consent=consent)
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(5), url(7)]
@@ -195,10 +196,16 @@ BODIES = {
     "gzip in members": (gzip.compress(BODY[:50]) + gzip.compress(BODY[50:]), ["Content-Encoding: x-gzip"]),
     "gzip in chunks": (chunked(gzip.compress(BODY), 33), ["Transfer-Encoding: chunked", "Content-Encoding: GZIP"]),
     "unpacked already": (BODY, ["Content-Encoding: gzip"]),
+    "gzip with a tail": (gzip.compress(BODY) + b"<!-- cached -->", ["Content-Encoding: gzip"]),
+    "gzip with zeros and a tail": (gzip.compress(BODY) + bytes(9) + b"\r\n", ["Content-Encoding: gzip"]),
     "deflate": (zlib.compress(BODY), ["Content-Encoding: deflate"]),
+    "deflate with a tail": (zlib.compress(BODY) + b"\r\n<!-- cached -->", ["Content-Encoding: deflate"]),
     "bare deflate": (zlib.compress(BODY, wbits=-15), ["Content-Encoding: deflate"]),
     "brotli": (brotli.compress(BODY), ["Content-Encoding: br"]),
     "no brotli any more": (BODY, ["Content-Encoding: br"]),
+    "zstd": (zstd(BODY), ["Content-Encoding: zstd"]),
+    "no zstd any more": (BODY, ["Content-Encoding: zstd"]),
+    "neither of two any more": (BODY, ["Content-Encoding: br, gzip"]),
     "identity": (BODY, ["Content-Encoding: identity"]),
     "no coding": (BODY, ["Content-Encoding: UTF-8"]),
     "no coding, gzip": (gzip.compress(BODY), ["Content-Encoding: none, gzip"]),
