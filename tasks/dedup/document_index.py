@@ -10,6 +10,7 @@ lower id. The result does not depend on the distribution of the documents over s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 
 from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.shards import in_groups, read_table
+from tasks.dedup.settings import DedupSettings
 
 Numbers = npt.NDArray[np.int64]
 
@@ -50,6 +52,13 @@ class Group:
     def high(self) -> int:
         """First document number after the group."""
         return (self.start + len(self.shards)) << 32
+
+
+class Corpus(NamedTuple):
+    """All documents that are compared, and the settings by which they are."""
+
+    groups: Sequence[Group]  # those of this crawl first
+    settings: DedupSettings
 
 
 def make_groups(documents: Folder, records: Sequence[FileRecord]) -> list[Group]:

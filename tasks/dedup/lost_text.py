@@ -12,9 +12,9 @@ import pyarrow as pa
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import write_numbers
-from tasks.dedup.document_index import Group, group_of, look_up, read_range
+from tasks.dedup.document_index import Corpus, Group, group_of, look_up, read_range
 from tasks.dedup.lsh import distinct_pairs
-from tasks.dedup.settings import WORD_NGRAM, DedupSettings, word_shingles
+from tasks.dedup.settings import WORD_NGRAM, word_shingles
 from tasks.dedup.shingle_exchange import met_sets, shingled, write_sets
 
 LOST = pa.schema(
@@ -26,13 +26,12 @@ LOST = pa.schema(
 )
 
 
-def share_kept(
-    folder: Folder, name: str, index: int, groups: Sequence[Group], removed: Sequence[str], settings: DedupSettings
-) -> Outcome:
+def share_kept(folder: Folder, name: str, index: int, corpus: Corpus, removed: Sequence[str]) -> Outcome:
     """Write the 3-grams of the kept documents of one group for the groups of the documents dropped for them.
 
     Reads `removed`, with the schema `EXACT`; writes `kept_sets/part-NNNNN.parquet`.
     """
+    groups, settings = corpus
     group = groups[index]
     table = _read_removed(folder, removed, "kept", group)
     kept, owners = table["kept"].to_numpy(), group_of(groups, table["dropped"].to_numpy())
@@ -42,17 +41,12 @@ def share_kept(
 
 
 def measure_lost(
-    folder: Folder,
-    name: str,
-    index: int,
-    groups: Sequence[Group],
-    removed: Sequence[str],
-    kept_sets: Sequence[str],
-    settings: DedupSettings,
+    folder: Folder, name: str, index: int, corpus: Corpus, removed: Sequence[str], kept_sets: Sequence[str]
 ) -> Outcome:
     """Count the lost characters of the dropped near duplicates of one group into `lost/part-NNNNN.parquet`."""
     from tasks.dedup import kernels
 
+    groups, settings = corpus
     group = groups[index]
     table = _read_removed(folder, removed, "dropped", group)
     dropped, kept = table["dropped"].to_numpy(), table["kept"].to_numpy()

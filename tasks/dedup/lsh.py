@@ -9,10 +9,9 @@ from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table, write_numbers
 from tasks.dedup import datasketch_engine
-from tasks.dedup.document_index import Group, Numbers, first_previous, isin_sorted, look_up, ranks, read_sketch
+from tasks.dedup.document_index import Corpus, Group, Numbers, first_previous, isin_sorted, look_up, ranks, read_sketch
 from tasks.dedup.exact import in_part, run_starts
 from tasks.dedup.minhash import band_name
-from tasks.dedup.settings import DedupSettings
 
 CANDIDATE = pa.schema([("first", pa.int64()), ("second", pa.int64())])
 MAX_PAIRS = 1 << 20  # per bucket
@@ -22,20 +21,14 @@ Pairs = np.ndarray
 
 
 def find_candidates(
-    folder: Folder,
-    name: str,
-    item: tuple[int, int],
-    parts: int,
-    groups: Sequence[Group],
-    exact: Sequence[str],
-    settings: DedupSettings,
+    folder: Folder, name: str, item: tuple[int, int], corpus: Corpus, parts: int, exact: Sequence[str]
 ) -> Outcome:
     """Pair the documents with equal hashes of one band, for one range of hashes.
 
     Writes `candidates/band-NN-NNNNN.parquet`: each pair in both directions, in ascending order, so that the partners of
     a document are consecutive rows. Pairs of two documents of previous crawls are omitted.
     """
-    band, part = item
+    (band, part), (groups, settings) = item, corpus
     found = zip(*(_band(folder, group, band, part, parts) for group in groups), strict=True)
     numbers, keys = map(np.concatenate, found)
     dropped = np.sort(

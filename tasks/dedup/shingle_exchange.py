@@ -16,7 +16,7 @@ from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import write_numbers
 from tasks.dedup import datasketch_engine, shingles
-from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, isin_sorted, read_range
+from tasks.dedup.document_index import ROW_MASK, Corpus, Group, Numbers, group_of, isin_sorted, read_range
 from tasks.dedup.lsh import CANDIDATE, Pairs, distinct_pairs
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Sets
@@ -33,18 +33,13 @@ class NumberedSets(NamedTuple):
 
 
 def collect_group(
-    folder: Folder,
-    name: str,
-    index: int,
-    groups: Sequence[Group],
-    candidates: Sequence[str],
-    settings: DedupSettings,
-    prefix: str = "",
+    folder: Folder, name: str, index: int, corpus: Corpus, candidates: Sequence[str], prefix: str = ""
 ) -> Outcome:
     """Write the distinct pairs of one group and the shingle sets of its documents.
 
     Writes `<prefix>unique/part-NNNNN.parquet` and `<prefix>sets/part-NNNNN.parquet`.
     """
+    groups, settings = corpus
     group = groups[index]
     pairs = np.empty((0, 2), dtype=np.int64)
     for part in candidates:  # one after the other: similar documents share most bands

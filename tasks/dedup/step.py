@@ -4,7 +4,7 @@ import functools
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from tasks.core.step import Step
 from tasks.dedup.bands import with_bands
 from tasks.dedup.clusters import CLUSTER, Part, find_clusters
 from tasks.dedup.components import edge_parts, partition_edges
-from tasks.dedup.document_index import ROW_MASK, Group, make_groups, read_dropped
+from tasks.dedup.document_index import ROW_MASK, Corpus, make_groups, read_dropped
 from tasks.dedup.exact import find_exact
 from tasks.dedup.lost_sources import check_sources, count_sources
 from tasks.dedup.lost_text import measure_lost, share_kept
@@ -35,6 +35,7 @@ log = logging.getLogger("gpt2train")
 
 VERSION = 4
 CHECK_BYTES = 1 << 17  # of text; the comparison takes one to two seconds
+RunStage = Callable[..., list[Outcome]]  # `Runner.batches` of the step
 MAX_KEYS = 1 << 24  # hashes that are sorted in memory at a time: about 600 MB with their documents
 
 
@@ -101,7 +102,7 @@ def _run(
     for number, (folder, manifest) in enumerate(previous):
         groups += previous_groups(folder, manifest, number, start)
         start += len(manifest.outputs)
-    compared = _compare(step, groups, own, settings, runner) if own else []
+    compared = _compare(functools.partial(runner.batches, step), Corpus(groups, settings), own) if own else []
     dropped_files = [
         record.name for outcome in compared for record in outcome.audit if record.name.startswith("dropped/")
     ]
@@ -122,27 +123,28 @@ def check_previous(settings: DedupSettings) -> None:
     open_previous(with_bands(like_previous(settings)), VERSION)
 
 
-def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSettings, runner: Runner) -> list[Outcome]:
+def _compare(run: RunStage, corpus: Corpus, own: int) -> list[Outcome]:
     """Run the stages from sketches to clusters; the first `own` groups are of this crawl."""
+    groups, settings = corpus
     parts = 1 << (sum(group.rows for group in groups) // MAX_KEYS).bit_length()
-    copied = runner.batches(step, "exact", range(parts), find_exact, parts, groups)
+    copied = run("exact", range(parts), find_exact, parts, groups)
     copies = output_names(copied)
     cells = list(itertools.product(range(settings.num_bands), range(parts)))
-    banded = runner.batches(step, "band", cells, find_candidates, parts, groups, copies, settings)
+    banded = run("band", cells, find_candidates, corpus, parts, copies)
     every = range(len(groups))
-    collected = runner.batches(step, "collect", every, collect_group, groups, output_names(banded), settings)
+    collected = run("collect", every, collect_group, corpus, output_names(banded))
     unique = [outcome.outputs[0].name for outcome in collected]
     sets = [outcome.outputs[1].name for outcome in collected]
-    verified = runner.batches(step, "verify", range(own), verify_group, groups, unique, sets, settings)
+    verified = run("verify", range(own), verify_group, corpus, unique, sets)
     facts_only = [*banded]
     if settings.policy == "containment":
         facts_only += verified
-        verified = _check_containment(step, groups, own, verified, settings, runner)
-    edges = _edge_files(step, groups, copied, verified, runner)
-    clustered = runner.batches(step, "clusters", edges, find_clusters, settings.policy, groups)
+        verified = _check_containment(run, corpus, own, verified)
+    edges = _edge_files(run, corpus, copied, verified)
+    clustered = run("clusters", edges, find_clusters, settings.policy, groups)
     removed = [outcome.outputs[-1].name for outcome in clustered]
-    shared = runner.batches(step, "kept_sets", every, share_kept, groups, removed, settings)
-    measured = runner.batches(step, "lost", range(own), measure_lost, groups, removed, output_names(shared), settings)
+    shared = run("kept_sets", every, share_kept, corpus, removed)
+    measured = run("lost", range(own), measure_lost, corpus, removed, output_names(shared))
     # Exact, candidate, unique and set files are intermediate: the manifest does not name them, so they are removed.
     return [
         *(outcome.model_copy(update={"outputs": ()}) for outcome in facts_only),
@@ -152,31 +154,25 @@ def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSetti
     ]
 
 
-def _edge_files(
-    step: Step, groups: Sequence[Group], copied: Sequence[Outcome], verified: Sequence[Outcome], runner: Runner
-) -> list[Part]:
+def _edge_files(run: RunStage, corpus: Corpus, copied: Sequence[Outcome], verified: Sequence[Outcome]) -> list[Part]:
     """Files with the edges of each part of the duplicates; those of the earlier stages if there is one part."""
     exact, pairs = output_names(copied), output_names(verified)
     parts = edge_parts(sum(record.rows or 0 for outcome in (*copied, *verified) for record in outcome.outputs))
     if parts == 1:
         return [Part(0, tuple(exact), tuple(pairs))]
-    [divided] = runner.batches(step, "edges", [parts], partition_edges, groups, exact, pairs)
+    [divided] = run("edges", [parts], partition_edges, corpus.groups, exact, pairs)
     names = output_names([divided])
     return [Part(number, (names[number],), (names[parts + number],)) for number in range(parts)]
 
 
-def _check_containment(
-    step: Step, groups: Sequence[Group], own: int, verified: Sequence[Outcome], settings: DedupSettings, runner: Runner
-) -> list[Outcome]:
+def _check_containment(run: RunStage, corpus: Corpus, own: int, verified: Sequence[Outcome]) -> list[Outcome]:
     """Run the stages of the policy `containment`, from the similar pairs to the accepted ones."""
     similar = [outcome.outputs[0].name for outcome in verified]
     accepted = [outcome.outputs[1].name for outcome in verified]
-    words = word_shingles(settings)
-    collected = runner.batches(
-        step, "collect_words", range(len(groups)), collect_group, groups, accepted, words, "word_"
-    )
+    words, every = corpus._replace(settings=word_shingles(corpus.settings)), range(len(corpus.groups))
+    collected = run("collect_words", every, collect_group, words, accepted, "word_")
     sets = [outcome.outputs[1].name for outcome in collected]
-    return runner.batches(step, "contain", range(own), check_containment, groups, similar, sets, settings)
+    return run("contain", range(own), check_containment, corpus, similar, sets)
 
 
 def keep_shard(

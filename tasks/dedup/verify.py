@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table, write_numbers, write_table
-from tasks.dedup.document_index import Group, Numbers, look_up, ranks
+from tasks.dedup.document_index import Corpus, Group, Numbers, look_up, ranks
 from tasks.dedup.lsh import CANDIDATE, distinct_pairs
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import in_batches, met_sets, read_sets
@@ -44,19 +44,14 @@ class Overlap(NamedTuple):
 
 
 def verify_group(
-    folder: Folder,
-    name: str,
-    index: int,
-    groups: Sequence[Group],
-    unique: Sequence[str],
-    sets: Sequence[str],
-    settings: DedupSettings,
+    folder: Folder, name: str, index: int, corpus: Corpus, unique: Sequence[str], sets: Sequence[str]
 ) -> Outcome:
     """Verify the pairs of one group into `pairs/part-NNNNN.parquet`.
 
     With the policy `containment`, into `similar/part-NNNNN.parquet`, for `check_containment`; and into
     `accepted/part-NNNNN.parquet`, with the schema of the candidates, the pairs that reach the threshold.
     """
+    groups, settings = corpus
     table = read_table(folder, unique[index])
     first, second = table["first"].to_numpy(), table["second"].to_numpy()
     similarity = similarities(overlap_of(folder, index, groups, sets, first, second), settings)
@@ -77,13 +72,7 @@ def verify_group(
 
 
 def check_containment(
-    folder: Folder,
-    name: str,
-    index: int,
-    groups: Sequence[Group],
-    similar: Sequence[str],
-    sets: Sequence[str],
-    settings: DedupSettings,
+    folder: Folder, name: str, index: int, corpus: Corpus, similar: Sequence[str], sets: Sequence[str]
 ) -> Outcome:
     """Accept the similar pairs whose better-ranked document holds the other one, into `pairs/part-NNNNN.parquet`.
 
@@ -93,11 +82,11 @@ def check_containment(
     first, second = table["first"].to_numpy(), table["second"].to_numpy()
     rows = np.flatnonzero(table["accepted"].to_numpy())
     low, high = np.minimum(first, second)[rows], np.maximum(first, second)[rows]
-    overlap = overlap_of(folder, index, groups, sets, low, high)
+    overlap = overlap_of(folder, index, corpus.groups, sets, low, high)
     sizes = np.where(second[rows] == high, overlap.second, overlap.first)  # the second of the pair ranks worse
     containment = np.full(len(first), np.nan)
     containment[rows] = overlap.common / np.maximum(sizes, 1)
-    accepted = containment >= settings.containment
+    accepted = containment >= corpus.settings.containment
     table = table.set_column(table.column_names.index("accepted"), "accepted", pa.array(accepted))
     table = table.append_column("containment", pa.array(containment, mask=np.isnan(containment)))
     record = write_table(folder, f"pairs/part-{index:05d}.parquet", table.cast(CONTAINED_PAIR))
