@@ -215,11 +215,14 @@ def test_a_run_that_learns_no_more_is_stopped(tokens: Path, tmp_path: Path, monk
     path = Path(write(config.model_copy(update={"schedule": config.schedule.model_copy(update={"min_lr": 0.0})})))
     chosen = tomllib.loads(files_of(PAGE)["settings.toml"])["train"]["callbacks"]
     path.write_text(f"callbacks = {json.dumps(chosen)}\n{path.read_text()}")
-    code, _, err = finish(start("-m", "gpt2train.train", "--config", str(path), processes=2))
-    assert code == 0, err
+    for steps in ("steps=4", "steps=30"):  # the second resumes, and counts on
+        job = start("-m", "gpt2train.train", "--config", str(path), "--set", steps, processes=2)
+        code, _, err = finish(job)
+        assert code == 0, err
     losses = [row["valid_loss"] for row in read_metrics(config.output) if "valid_loss" in row]
+    assert len(losses) == next(n for n in range(4, 15) if min(losses[: n - 3]) <= min(losses[n - 3 : n]))
     steps = len(read_metrics(config.output))
-    assert len(losses) >= 4 and steps == 2 * len(losses) + 1 < 30
+    assert steps == 2 * len(losses) + 1 < 30
     assert newest_checkpoint(config.output).name == f"step-{steps:08}"
     best = json.loads((Path(config.output) / "early-stop.json").read_text())
     assert best == {"best": min(losses), "steps": steps}
