@@ -47,9 +47,11 @@ def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
             if key == "options" and a and b:  # the first that differs; one that is off is left out
                 there, now = dict(a), dict(b)
                 option = next(one for one in {**now, **there} if there.get(one) != now.get(one))
-                name, a, b = f"{name}.{option}", there.get(option, "off"), now.get(option, "off")
+                a, b = ({True: "on"}.get(one, one) for one in (there.get(option, "off"), now.get(option, "off")))
+                name = f"{name}.{option}"
             name = "model.max_positions" if key == "context" and config.model.max_positions else name
-            raise UserError(f"{path} has another {name} ({a} there, {b} now); {REMEDY}")
+            remedy = REMEDY if key == "vocab" else f"set it as there, or {REMEDY}"
+            raise UserError(f"{path} has another {name} ({a} there, {b} now); {remedy}")
     expected = config.tokenizer_hash
     if opened.tokenizer is not None and expected not in (None, tokenizer_hash(opened.tokenizer)):
         raise UserError(f"{path} has another tokenizer than the training data; {REMEDY}")
