@@ -73,9 +73,9 @@ async def read_files(
         if entries is not None and entries.kind == "index":
             queue.extend(_listed(file, entries, found, settings))
         elif entries is not None:
-            base, scope = entries.base or file.url, file.scope if method == "sitemap" else "/"
+            scope = file.scope if method == "sitemap" else "/"
             for text, modified in entries.entries:
-                found.add(text, method, base, file.depth, scope, modified)
+                found.add(text, method, entries.base, file.depth, scope, modified)
             if (following := _next_page(file, entries, found)) is not None:
                 queue.append(following)
 
@@ -94,8 +94,7 @@ async def _read_file(session: Session, file: SiteFile, found: FoundUrls, kinds: 
     except FetchRejectedError as error:
         found.reject(str(file.url), file.found_in, error.reason, error.detail)
         return None
-    if entries.kind == "feed":
-        entries.base = URL(page.final_url)
+    entries.base = URL(page.final_url)
     if entries.left_out:
         detail = f"{entries.left_out:,} entries after the first {MAX_ENTRIES:,}"
         found.reject(str(file.url), file.found_in, "too_many_entries", detail)
@@ -106,17 +105,17 @@ def _next_page(file: SiteFile, entries: Entries, found: FoundUrls) -> SiteFile |
     """Return the next page of a feed, with older items; None after a page without items, and on another host."""
     if not entries.next_page or not entries.entries:
         return None
-    base = entries.base or file.url
     try:
-        url = _join_in_host(base, entries.next_page)
+        url = _join_in_host(file, entries.base, entries.next_page)
     except FetchRejectedError as error:
-        found.reject(entries.next_page, base, error.reason, error.detail)
+        found.reject(entries.next_page, entries.base, error.reason, error.detail)
         return None
-    return SiteFile(url, base, file.depth, file.is_proven)
+    return SiteFile(url, entries.base, file.depth, file.is_proven)
 
 
-def _join_in_host(base: URL, text: str) -> URL:
-    if (url := join(base, text)).raw_host != base.raw_host:
+def _join_in_host(file: SiteFile, base: URL, text: str) -> URL:
+    """Resolve the address of a further file, on the host that was asked or on that to which it redirects."""
+    if (url := join(base, text)).raw_host not in (base.raw_host, file.url.raw_host):
         raise FetchRejectedError("other_host", f"{url.raw_host}, {base.raw_host} expected")
     return url
 
@@ -126,7 +125,7 @@ def _listed(file: SiteFile, entries: Entries, found: FoundUrls, settings: Discov
     listed = []
     for text, _ in entries.entries[: settings.max_sitemaps + 1]:
         try:
-            url = _join_in_host(file.url, text)
+            url = _join_in_host(file, entries.base, text)
             if not url.raw_path.startswith(file.scope):
                 raise FetchRejectedError("outside_scope", f"an index below {file.scope} may not name it")
             if file.depth >= settings.sitemap_depth:

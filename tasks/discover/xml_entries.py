@@ -54,7 +54,7 @@ class Entries:
     # URL as stated, and time of its last change as stated or empty.
     entries: list[tuple[str, str]] = field(default_factory=list)
     left_out: int = 0  # number of further entries, beyond the maximum
-    base: URL | None = None  # address to which the URLs are relative, if it is not that by which the file was named
+    base: URL = field(default_factory=URL)  # address to which the URLs are relative: that from which the file came
     next_page: str = ""  # address of a feed's next page, with older items, as stated or empty
 
 
@@ -122,7 +122,7 @@ def _utf8(body: bytes) -> bytes:
         text = body.decode(codec, "replace")
         head, end, rest = text.partition("?>")
         return (rest if end and head.lstrip("\ufeff").startswith("<?xml") else text).encode("utf-8", "replace")
-    return body.removeprefix(b"\xef\xbb\xbf")
+    return body.lstrip(b"\xef\xbb\xbf \t\r\n")  # scripts that are saved with a mark each send several
 
 
 def _without_odd_encoding(body: bytes) -> bytes:
@@ -214,8 +214,9 @@ class _Target:
             self._url = self._date = self._guid = ""
         is_page = "html" in attributes.get("type", "html").lower()
         is_link = name == "link" and attributes.get("rel", "alternate") == "alternate" and is_page
-        if is_link and self._path[-2:-1] == ["entry"] and not self._url:
-            self._url = self._resolved(attributes.get("href", "")[:MAX_TEXT])
+        in_item = self._path[-2:-1] in (["entry"], ["item"])  # some RSS states links as Atom does
+        if is_link and in_item and not self._url and (target := attributes.get("href")):
+            self._url = self._resolved(target[:MAX_TEXT])
         self._is_permalink = name == "guid" and attributes.get("isPermaLink", "true").lower() == "true"
 
     def data(self, text: str) -> None:

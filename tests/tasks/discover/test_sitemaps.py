@@ -74,6 +74,18 @@ def test_scopes_of_files_that_robots_txt_does_not_name(site: Site, tmp_path: Pat
     assert urls(tmp_path / "b", run(tmp_path / "b", site, [A])) == [f"{A}/blog/1", f"{A}/other"]
 
 
+def test_an_index_that_is_found_by_a_redirect(site: Site, tmp_path: Path) -> None:
+    """Most sites send `a.test` to `www.a.test`, whose sitemaps the index names."""
+    www = "http://www.a.test"
+    site.handlers["/sitemap.xml"] = lambda h: h.redirect(f"{www}/maps/index.xml")
+    serve(site, "/maps/index.xml", index([f"{www}/maps/1.xml", "2.xml", "http://b.test/3.xml"]))
+    serve(site, "/maps/1.xml", urlset([f"{www}/maps/one", "two"]))
+    serve(site, "/maps/2.xml", urlset([f"{www}/maps/three"]))
+    manifest = run(tmp_path, site, [A], methods=["sitemaps"])
+    assert urls(tmp_path, manifest) == [f"{www}/maps/one", f"{www}/maps/two", f"{www}/maps/three"]
+    assert rejected(tmp_path, manifest) == [("http://b.test/3.xml", "other_host")]
+
+
 def test_depth_and_numbers_are_bounded(site: Site, tmp_path: Path) -> None:
     for depth in range(6):
         serve(site, f"/{depth}.xml", index([f"{A}/{depth + 1}.xml", f"{A}/leaf{depth}.xml"]))
@@ -138,7 +150,8 @@ def test_a_fault_changes_no_other_url() -> None:
 @pytest.mark.parametrize("declared", ["UTF-16", "utf-16le", "ISO-10646-UCS-2", "UTF-7", "x-unknown"])
 def test_a_wrong_declaration_of_the_encoding_is_passed_over(declared: str) -> None:
     body = f"<?xml version='1.0' encoding='{declared}'?><urlset><url><loc>{A}/ä</loc></url></urlset>".encode()
-    assert read_entries(body, 100).entries == [(f"{A}/ä", "")]
+    for marks in (b"", b"\xef\xbb\xbf" * 3, b"\r\n\xef\xbb\xbf"):
+        assert read_entries(marks + body, 100).entries == [(f"{A}/ä", "")]
     latin = body.replace(declared.encode(), b"ISO-8859-1").decode().encode("latin-1")
     assert read_entries(latin, 100).entries == [(f"{A}/ä", "")]
 
@@ -173,9 +186,10 @@ def test_an_item_is_named_by_its_page_and_not_by_its_picture() -> None:
         f"<item><guid>{A}/1</guid></item><item><guid isPermaLink='false'>{A}/2</guid></item>"
         f"<item><guid>17</guid></item><item><guid isPermaLink='true'>{A}/3</guid><link>/4</link></item>"
         "<item><link>/5</link><image><url>/5.png</url></image></item>"
+        "<item><link href='/6'/></item><item><link rel='self' href='/rss'/><link>/7</link></item>"
     )
     found = read_entries(f"<rss><channel>{items}</channel></rss>".encode(), 100)
-    assert [url for url, _ in found.entries] == [f"{A}/1", "/4", "/5"]
+    assert [url for url, _ in found.entries] == [f"{A}/1", "/4", "/5", "/6", "/7"]
 
 
 @settings(max_examples=30, deadline=None)
