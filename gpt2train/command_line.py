@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from gpt2train.compat.cyclopts import refuse_fractions
 from gpt2train.errors import RunError, UserError, is_failure, redact, redacted_traceback
+from gpt2train.settings import is_group
 from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 
 STDOUT = 1  # file descriptor
@@ -107,18 +108,24 @@ def explain_flags(error: CycloptsError) -> str:
     if isinstance(cause, ValidationError):
         first = cause.errors()[0]
         flag = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
+        if first["type"] == "model_type" and error.app is not None:
+            return is_group(flag, [one[0] for one in _options(error.app) if one[0].startswith(f"{flag}.")])
         message = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # a check of several flags: the message names them
             return message
         return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
     if isinstance(error, UnknownOptionError | MissingArgumentError) and error.app is not None:
-        leaves = (one for one in error.app.assemble_argument_collection() if not one.children)
-        options = {name for argument in leaves for name in argument.names}
+        options = {name for names in _options(error.app) for name in names}
         if unknown := _unknown_option(error, options):
             from gpt2train.foreign.table import unknown_option  # a table that only a mistake needs
 
             return unknown_option(unknown, options)
     return str(error)
+
+
+def _options(app: App) -> list[tuple[str, ...]]:
+    """Names of each option of a command."""
+    return [one.names for one in app.assemble_argument_collection() if not one.children]
 
 
 def _unknown_option(error: UnknownOptionError | MissingArgumentError, options: Collection[str]) -> str | None:

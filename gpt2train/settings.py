@@ -6,7 +6,7 @@ same model defines the Python API, the TOML presets, the command-line flags and 
 
 import difflib
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -179,6 +179,8 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
 
             near = hint(path[-1]) or (near if near.startswith("did") else group_hint(path[0]) or near)
         return f"{source}: unknown setting {name!r}; {near}"
+    if first["type"] == "model_type" and name:
+        return f"{source}: {is_group(name, [f'{name}.{field}' for field in _fields_at(model, path)])}"
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
@@ -186,6 +188,11 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
     if not source and not name:
         return f"{message}{more}"
     return f"{source}: {name + ': ' if name else ''}{message[:1].lower()}{message[1:]}{given}{more}"
+
+
+def is_group(name: str, members: Sequence[str]) -> str:
+    """Message for a group of settings that was given a value of its own."""
+    return f"{name} is a group of settings; set one of them: {', '.join(members[:6])}{', …' if members[6:] else ''}"
 
 
 def _clearest(errors: list[Any]) -> tuple[Any, int]:

@@ -176,6 +176,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"clean": {"language": {"keep": ["zh-cn"]}}}, ["keep", "zh-cn"]),
         ({"clean": {"split": {"valid": 0.7, "test": 0.6}}}, ["0.7", "0.6", "below 1"]),
         ({"limits": {"clena": 0.5}}, ["limits.clena", "'limits.clean'"]),
+        ({"clean": "gopher"}, ["clean is a group of settings; set one of them: clean.min_tokens, "]),
+        ({"clean": {"filters": {"pii": True}}}, ["clean.filters.pii is a group", "clean.filters.pii.emails"]),
         ({"limits": {"clean": 1.5}}, ["limits.clean", "less than or equal to 1"]),
     ],
 )
