@@ -108,24 +108,30 @@ def explain_flags(error: CycloptsError) -> str:
     if isinstance(cause, ValidationError):
         first = cause.errors()[0]
         flag = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
-        if first["type"] == "model_type" and error.app is not None:
-            return is_group(flag, [one[0] for one in _options(error.app) if one[0].startswith(f"{flag}.")])
+        if first["type"] == "model_type":
+            return is_group(flag, _members(error, flag))
         message = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # a check of several flags: the message names them
             return message
         return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
     if isinstance(error, UnknownOptionError | MissingArgumentError) and error.app is not None:
-        options = {name for names in _options(error.app) for name in names}
+        options = {name for names in _options(error) for name in names}
         if unknown := _unknown_option(error, options):
+            if members := _members(error, unknown):
+                return is_group(unknown, members)
             from gpt2train.foreign.table import unknown_option  # a table that only a mistake needs
 
             return unknown_option(unknown, options)
     return str(error)
 
 
-def _options(app: App) -> list[tuple[str, ...]]:
-    """Names of each option of a command."""
-    return [one.names for one in app.assemble_argument_collection() if not one.children]
+def _options(error: CycloptsError) -> list[tuple[str, ...]]:
+    """Names of each option of the command."""
+    return [one.names for one in error.app.assemble_argument_collection() if not one.children] if error.app else []
+
+
+def _members(error: CycloptsError, group: str) -> list[str]:
+    return [names[0] for names in _options(error) if names[0].startswith(f"{group}.")]
 
 
 def _unknown_option(error: UnknownOptionError | MissingArgumentError, options: Collection[str]) -> str | None:

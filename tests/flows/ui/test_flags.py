@@ -88,6 +88,7 @@ def test_an_option_on_a_preset_changes_nothing_else(chosen: str, flag: str, valu
         ("--data x --tokens y", "error: --tokens and --data both name the tokens"),
         ("--train.parallel.zero 4", "error: --train.parallel.zero: input should be 0, 1, 2 or 3 (got 4)"),
         ("--train.steps many", "error: --train.steps: input should be a valid integer"),
+        ("--train.model", "--train.model is a group of settings"),
         ("--train.model gpt2", "--train.model is a group of settings; set one of them: --train.model.family, "),
         ("--train.lr 1", "unknown option --train.lr; did you mean --train.optimizer.lr?"),
         ("--train.seq-length 1", "Megatron-LM's --seq-length is --train.model.context here"),
