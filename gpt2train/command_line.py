@@ -108,8 +108,8 @@ def explain_flags(error: CycloptsError) -> str:
     if isinstance(cause, ValidationError):
         first = cause.errors()[0]
         flag = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
-        if first["type"] == "model_type":
-            return is_group(flag, _members(error, flag))
+        if first["type"] == "model_type" and (members := _members(error, flag)):
+            return is_group(flag, members)
         message = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # a check of several flags: the message names them
             return message

@@ -179,8 +179,8 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
 
             near = hint(path[-1]) or (near if near.startswith("did") else group_hint(path[0]) or near)
         return f"{source}: unknown setting {name!r}; {near}"
-    if first["type"] == "model_type" and name:
-        return f"{source}: {is_group(name, [f'{name}.{field}' for field in _fields_at(model, path)])}"
+    if first["type"] == "model_type" and (fields := _fields_at(model, path)):
+        return f"{source}: {is_group(name, [f'{name}.{field}' for field in fields])}"
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""

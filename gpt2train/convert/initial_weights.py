@@ -47,7 +47,7 @@ def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
             if key == "options" and a and b:  # the first that differs; one that is off is left out
                 there, now = dict(a), dict(b)
                 option = next(one for one in {**now, **there} if there.get(one) != now.get(one))
-                a, b = ({True: "on"}.get(one, one) for one in (there.get(option, "off"), now.get(option, "off")))
+                a, b = ("on" if one is True else one for one in (there.get(option, "off"), now.get(option, "off")))
                 name = f"{name}.{option}"
             name = "model.max_positions" if key == "context" and config.model.max_positions else name
             remedy = REMEDY if key == "vocab" else f"set it as there, or {REMEDY}"

@@ -153,7 +153,7 @@ def expand(inputs: list[Path]) -> list[Path]:
 
 
 def is_hidden(path: str | Path) -> bool:
-    """Whether a path below a given folder is no data by its name, or by that of a folder on the way."""
+    """Return True if a path below a given folder is no data by its name, or by that of a folder on the way."""
     return any(part.startswith(HIDDEN) for part in PurePosixPath(path).parts)
 
 

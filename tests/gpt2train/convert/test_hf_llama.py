@@ -242,6 +242,7 @@ def test_a_training_starts_from_a_folder(kind: str, tokens: Path, tmp_path: Path
     assert losses[0] == pytest.approx(expected, rel=1e-5) and losses[2] < losses[0]
     for change, message in (
         ({"rope_theta": 1e4}, r"another model\.options\.rope_theta \(100000\.0 there, 10000\.0 now\)"),
+        ({"kv_heads": 1}, r"another model\.options\.kv_heads \(2 there, 1 now\)"),
         ({"embedding_norm": True}, r"another model\.options\.embedding_norm \(off there, on now\); set it as"),
     ):
         other = make(tokens, tmp_path / "other", model=model | {"options": options | change}, **start)
