@@ -3,6 +3,7 @@
 Each is held by tests/gpt2train/compat/test_torch_elastic.py, on the releases of `gpt2train.compat.torch.TORCH`.
 """
 
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +48,11 @@ class ObservedAgent(LocalElasticAgent):
 
 def parse_torchrun(arguments: list[str]) -> Namespace:
     """Parse the arguments of torchrun. Breaks when an option that we fill in is renamed."""
-    return run.parse_args(arguments)
+    parser = run.get_args_parser()
+    # torch 2.11 has 29500, as if it were given: Slurm's variables would not count, and each machine train alone.
+    if "PET_MASTER_PORT" not in os.environ:
+        parser.set_defaults(master_port=None)
+    return parser.parse_args(arguments)
 
 
 def processes_per_node(args: Namespace) -> int:
