@@ -18,6 +18,7 @@ MAX_OUTER = 3  # elements between a question and its button
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
 QUESTION_MARKS = ("?", "？", "؟")
+QUOTES = ('"', "'", "“", "„", "”", "‘", "‚", "’", "«", "»", "‹", "›", "「", "『")
 CONTROL_SIGNS = frozenset(["aria-expanded", "aria-controls"])
 MAX_LINK = 2000  # characters of a link, with a teaser in it
 MIN_PAGE = 400  # characters of a navigation or a footer that may hold the text of the page
@@ -183,6 +184,13 @@ def is_attribution(element: HtmlElement) -> bool:
     return element.tag == "cite" and any(
         outer.tag == "blockquote" for outer in itertools.islice(element.iterancestors(), MAX_OUTER)
     )
+
+
+def quotation_marks(element: HtmlElement, before: str) -> tuple[str, str]:
+    """Signs before and after a `q`, which a browser puts there unless the page has its own."""
+    text = "".join(element.itertext()).strip()
+    is_quoted = not text or before.endswith(QUOTES) or text.startswith(QUOTES)
+    return ("", "") if is_quoted else ('"', '"')
 
 
 def kind_of(tag: str, outer: str) -> str:

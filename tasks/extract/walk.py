@@ -66,6 +66,7 @@ from tasks.extract.elements import (
     leads_elsewhere,
     may_be_page,
     own_site,
+    quotation_marks,
     shown_parts,
     shown_text,
 )
@@ -223,8 +224,9 @@ class Walk:
         if verdict.post or (tag == "code" and element.find("br") is not None):
             self._container(element, tag, verdict, kind)
         elif verdict is NEUTRAL or not (verdict.drop or verdict.marked or verdict.hidden or verdict.formula):
-            if tag in SCRIPTS:
-                before, after = script_marks(element, "".join(self._pieces[-2:]))
+            if tag in SCRIPTS or tag == "q":
+                marks = quotation_marks if tag == "q" else script_marks
+                before, after = marks(element, "".join(self._pieces[-2:]))
                 self._pieces += filter(None, [before])
                 self.read(element, kind)
                 self._pieces += filter(None, [after])

@@ -408,6 +408,19 @@ def test_numbers_are_not_changed_by_superscripts(markup: str, expected: str) -> 
         assert between(f"<pre>{markup} are found.</pre>") == f"{expected} are found."
 
 
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("He said <q>so</q>.", 'He said "so".'),
+        ("<q>A <q class='inner'>b</q> c</q>, all", '"A "b" c", all'),
+        ("a “<q>word</q>” or <q>«mot»</q>", "a “word” or «mot»"),
+        ("none <q> </q>here", "none here"),
+    ],
+)
+def test_quotations_have_the_marks_that_a_browser_shows(markup: str, expected: str) -> None:
+    assert between(f"<p>{markup}</p>") == expected
+
+
 @pytest.mark.parametrize("tag", ["noscript", "template shadowrootmode='open'", "template shadowroot=open"])
 def test_text_without_a_script_is_read_if_there_is_no_other(tag: str) -> None:
     name = tag.split()[0]
