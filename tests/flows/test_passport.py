@@ -1,6 +1,7 @@
 """The passport that the pipeline leaves, held against manifests and formats; and its publication."""
 
 import contextlib
+import dataclasses
 import http.server
 import json
 import os
@@ -22,7 +23,7 @@ from gpt2train.convert.markdown import plain
 from gpt2train.errors import RunError
 from gpt2train.store.folder import Folder
 from tasks.outputs.passport.blend import blend_facts
-from tasks.outputs.passport.facts import corpus_facts, training_facts
+from tasks.outputs.passport.facts import Signal, corpus_facts, training_facts
 from tasks.outputs.passport.lineage import send
 from tasks.outputs.passport.publish import contents_of
 from tasks.outputs.passport.write import corpora_of_run, leave_passport, write_passport
@@ -181,7 +182,10 @@ def test_a_run_on_two_corpora_is_described_by_both(output: Path, tmp_path: Path)
     assert "| corpora, by their share of what was read | 70.0%, 30.0% |" in summary and "by their share" not in before
     documents, tokens_of_both = 2 * alone.documents["train"], 2 * (alone.tokens or {})["train"]
     assert f" ({tokens_of_both:,} tokens, {documents:,} texts)" in summary
-    assert blend_facts([alone, alone]).documents["train"] == documents
+    noted, unknown = (dataclasses.replace(alone, signals=one) for one in ((Signal("signal", "noai", 3, 2, 1),), None))
+    blend = blend_facts([noted, noted])
+    assert blend.documents["train"] == documents and blend.signals == (Signal("signal", "noai", 6, 4, 2),)
+    assert blend_facts([noted, unknown]).signals is None
     names = {one["name"].split("/")[0] for event in events_of(run) for one in event["outputs"]}
     assert names == {"out", "other"}
     trained = next(e for e in events_of(run) if e["job"]["name"].endswith("train") and e["eventType"] == "COMPLETE")

@@ -56,6 +56,8 @@ def test_an_unreachable_server_is_named_with_the_remedy(monkeypatch: pytest.Monk
     profiles.write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "{unused}"\n')
     assert configured_server() == unused
     refuse(f"no Prefect server answers at {unused}")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    assert configured_server() == "http://127.0.0.1:1/api"
 
 
 # Libraries of Prefect's server that have had a release with which it does not work.
