@@ -4,15 +4,13 @@ Archives are read as streams and nothing is unpacked to the disk. A compressed m
 `openwebtext.tar.xz`, whose members are compressed archives of `.txt` files, is read as it is published.
 """
 
-import bz2
-import gzip
 import io
 import json
 import lzma
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from tarfile import (  # type: ignore[attr-defined]
     EmptyHeaderError,
@@ -25,7 +23,7 @@ from typing import IO, Any, Literal, NamedTuple, Self
 
 import orjson
 
-from gpt2train.data.zstd_file import ZstdFile
+from gpt2train.data.packed_file import FaultLast, compression, unpack
 from gpt2train.errors import UTF16, UTF16_REMEDY, DamagedFileError, UserError
 
 BLOCK = 1 << 20  # bytes read at a time
@@ -35,7 +33,6 @@ HIDDEN = (".", "__", "_temporary")  # starts of files and folders that are no da
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
 PARQUET_MAGIC = b"PAR1"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")
-PACKINGS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 UNKNOWN = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
@@ -327,63 +324,11 @@ def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Ite
                 yield from _rows(content, where, separator, depth + 1)
 
 
-def compression(head: bytes) -> str:
-    """Return the suffix of the compression that a stream begins with; empty if it is none that is read."""
-    return next((suffix for magic, suffix in PACKINGS.items() if head.startswith(magic)), "")
-
-
-def unpack(stream: IO[bytes], suffix: str) -> Any:
-    """Decompress a stream as a suffix says: .gz, .bz2, .xz, .zst; with another, return it as it is."""
-    match suffix:
-        case ".gz":
-            return gzip.GzipFile(fileobj=stream)
-        case ".bz2":
-            return bz2.BZ2File(stream)
-        case ".xz":
-            return lzma.LZMAFile(stream)
-        case ".zst":
-            return ZstdFile(stream)
-    return stream
-
-
 def _peek(file: IO[bytes]) -> tuple[bytes, IO[bytes]]:
     """First bytes of a stream, and the whole stream."""
     # A file itself stays seekable, which costs no bytes before a fault of zstd.
     stream = file if type(file) is io.BufferedReader else io.BufferedReader(FaultLast(file), BLOCK)
     return stream.peek()[:HEAD], stream
-
-
-class FaultLast(io.RawIOBase):
-    """Stream whose bytes before a fault are all read before its error is raised.
-
-    A buffered stream loses the bytes that a failing read had already.
-    """
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        # `read1` stops before a fault, `read` loses the bytes before it.
-        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
-        self._fault: Exception | None = None
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; before a fault and at the end, a part of it."""
-        count = 0
-        while count < len(buffer) and self._fault is None:
-            try:
-                data = self._read(len(buffer) - count)
-            except Exception as error:  # noqa: BLE001 (it is raised below)
-                self._fault = error
-                break
-            if not data:
-                break
-            buffer[count : count + len(data)] = data
-            count += len(data)
-        if self._fault and not count:
-            raise self._fault
-        return count
 
 
 def parse(line: bytes) -> Any:

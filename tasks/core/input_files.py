@@ -22,8 +22,8 @@ from typing import IO, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.data.documents import FaultLast, is_hidden, unpack
-from gpt2train.data.zstd_file import WindowError
+from gpt2train.data.documents import is_hidden
+from gpt2train.data.packed_file import FaultLast, WindowError, unpack
 from gpt2train.errors import DamagedFileError, TransientError, UserError, is_io_failure, redact
 from gpt2train.store.folder import Folder
 from gpt2train.store.hub import allow, pinned, repository_of

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.data.documents import FaultLast, compression, unpack
 from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
+from gpt2train.data.packed_file import FaultLast, compression, unpack
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import MANIFEST
 from tasks.core.forgotten import URL_COLUMNS

@@ -30,8 +30,8 @@ from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from tests.gpt2train.data.test_indexed import plain_pair
+from tests.gpt2train.data.test_packed_file import zstd
 from tests.gpt2train.data.test_tokenizer import small_tables
-from tests.gpt2train.data.test_zstd_file import zstd
 from tests.gpt2train.data.token_files import sequences
 
 # The sample of OneFlow's tutorial, as it stands there.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.zstd_file import ZstdFile
+from gpt2train.data.packed_file import ZstdFile
 
 SKIPPABLE = b"\x5e\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
 NOISE = random.Random(1).randbytes(400_000)

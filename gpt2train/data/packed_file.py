@@ -1,16 +1,73 @@
-"""Decompressed bytes of zstd, all of them up to the byte at which a stream is damaged or truncated.
+"""Decompressed bytes of packed files, all of them up to the byte at which a stream is damaged or truncated.
 
-pyarrow fails at such a stream too, but a read that fails returns nothing, not even the bytes before the fault.
+pyarrow fails at such a stream of zstd too, but a read that fails returns nothing, not even the bytes before the fault.
 """
 
+import bz2
 import contextlib
+import gzip
 import io
+import lzma
+from collections.abc import Callable
 from typing import IO, Any
 
 from gpt2train.errors import is_io_failure
 
+PACKINGS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 TOO_LARGE = "too much memory"  # in pyarrow's error for a frame with a window beyond zstd's own limit, 2^27 bytes
 SKIP = 1 << 20  # bytes per read on the way back to the position
+
+
+def compression(head: bytes) -> str:
+    """Return the suffix of the compression that a stream begins with; empty if it is none that is read."""
+    return next((suffix for magic, suffix in PACKINGS.items() if head.startswith(magic)), "")
+
+
+def unpack(stream: IO[bytes], suffix: str) -> Any:
+    """Decompress a stream as a suffix says: .gz, .bz2, .xz, .zst; with another, return it as it is."""
+    match suffix:
+        case ".gz":
+            return gzip.GzipFile(fileobj=stream)
+        case ".bz2":
+            return bz2.BZ2File(stream)
+        case ".xz":
+            return lzma.LZMAFile(stream)
+        case ".zst":
+            return ZstdFile(stream)
+    return stream
+
+
+class FaultLast(io.RawIOBase):
+    """Stream whose bytes before a fault are all read before its error is raised.
+
+    A buffered stream loses the bytes that a failing read had already.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        # `read1` stops before a fault, `read` loses the bytes before it.
+        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+        self._fault: Exception | None = None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; before a fault and at the end, a part of it."""
+        count = 0
+        while count < len(buffer) and self._fault is None:
+            try:
+                data = self._read(len(buffer) - count)
+            except Exception as error:  # noqa: BLE001 (it is raised below)
+                self._fault = error
+                break
+            if not data:
+                break
+            buffer[count : count + len(data)] = data
+            count += len(data)
+        if self._fault and not count:
+            raise self._fault
+        return count
 
 
 class WindowError(OSError):
