@@ -29,9 +29,9 @@ def unpack(stream: IO[bytes], suffix: str) -> Any:
         case ".gz":
             return gzip.GzipFile(fileobj=stream)
         case ".bz2":
-            return bz2.BZ2File(stream)
+            return io.BufferedReader(StreamsFile(stream, bz2.BZ2Decompressor))
         case ".xz":
-            return lzma.LZMAFile(stream)
+            return io.BufferedReader(StreamsFile(stream, lzma.LZMADecompressor))
         case ".zst":
             return ZstdFile(stream)
     return stream
@@ -68,6 +68,46 @@ class FaultLast(io.RawIOBase):
         if self._fault and not count:
             raise self._fault
         return count
+
+
+class StreamsFile(io.RawIOBase):
+    """Decompressed bytes of the streams of bz2 or xz in a file, with padding of NULs between and after them.
+
+    The standard library's files end without a word at padding (python/cpython#88300) and at a damaged later stream.
+
+    Args:
+        file: compressed bytes.
+        decompressor: class of a stream's decompressor.
+
+    Raises:
+        EOFError, OSError, lzma.LZMAError: on reading: a stream is truncated or damaged, or what follows one is none.
+    """
+
+    def __init__(self, file: IO[bytes], decompressor: Callable[[], Any]) -> None:
+        self._file, self._decompressor = file, decompressor
+        self._stream, self._rest = decompressor(), b""  # the current stream, and bytes that were read after it
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; what one decompression gives."""
+        data = b""
+        while not data:
+            if self._stream.eof:
+                self._rest = self._stream.unused_data.lstrip(b"\0")
+                while not self._rest:
+                    if not (block := self._file.read(io.DEFAULT_BUFFER_SIZE)):
+                        return 0
+                    self._rest = block.lstrip(b"\0")
+                self._stream = self._decompressor()
+            packed, self._rest = self._rest, b""
+            if self._stream.needs_input and not packed and not (packed := self._file.read(io.DEFAULT_BUFFER_SIZE)):
+                raise EOFError("it ends within a stream")
+            data = self._stream.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class WindowError(OSError):

@@ -1,14 +1,17 @@
-"""Zstd streams, whole and truncated."""
+"""Packed files of several streams, whole, damaged and truncated."""
 
+import bz2
 import io
+import lzma
 import random
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.packed_file import ZstdFile
+from gpt2train.data.packed_file import FaultLast, ZstdFile, unpack
 
 SKIPPABLE = b"\x5e\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
 NOISE = random.Random(1).randbytes(400_000)
@@ -66,3 +69,21 @@ def test_all_bytes_before_a_fault_are_read(step: int) -> None:
                     found += more
         assert NOISE.startswith(found) or broken.endswith(bytes(100))
         assert len(found) > min(len(broken), len(NOISE)) - 200
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".bz2", bz2.compress), (".xz", lzma.compress)])
+def test_no_stream_is_lost(suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    """Padding between streams and after them; a later stream that is damaged or truncated; what is no stream."""
+    one, two, pad = pack(b"one"), pack(b"two"), bytes(8)
+
+    def read(content: bytes) -> bytes:
+        return io.BufferedReader(FaultLast(unpack(io.BytesIO(content), suffix))).read()
+
+    assert read(one + two) == read(one + pad + two + pad) == read(one + bytes(1 << 20) + two) == b"onetwo"
+    for broken in (b"?" + two[1:], two[:4] + b"?" + two[5:], two[:-5], two[:3], b"no stream"):
+        for rest in (broken, broken + one):
+            stream = io.BufferedReader(FaultLast(unpack(io.BytesIO(one + rest), suffix)))
+            assert stream.read1().startswith(b"one"), broken
+            with pytest.raises((OSError, EOFError, lzma.LZMAError)):
+                while stream.read1():
+                    pass
