@@ -36,7 +36,7 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")
 UNKNOWN = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
-    b"Rar!": "rar",
+    b"Rar!\x1a\x07": "rar",
     b"\x04\x22\x4d\x18": "lz4",
     b"\x1f\x9d": "compress",
 }

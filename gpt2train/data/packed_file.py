@@ -8,19 +8,27 @@ import contextlib
 import gzip
 import io
 import lzma
+import re
 from collections.abc import Callable
 from typing import IO, Any
 
 from gpt2train.errors import is_io_failure
 
-PACKINGS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+# First bytes by suffix. Those of bz2 are longer than its magic, with which a text can begin; of zstd, a frame that is
+# skipped may come first, as pzstd writes it.
+PACKINGS = {
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".bz2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
+    ".xz": re.compile(rb"\xfd7zXZ\x00"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+}
 TOO_LARGE = "too much memory"  # in pyarrow's error for a frame with a window beyond zstd's own limit, 2^27 bytes
 SKIP = 1 << 20  # bytes per read on the way back to the position
 
 
 def compression(head: bytes) -> str:
     """Return the suffix of the compression that a stream begins with; empty if it is none that is read."""
-    return next((suffix for magic, suffix in PACKINGS.items() if head.startswith(magic)), "")
+    return next((suffix for suffix, first in PACKINGS.items() if first.match(head)), "")
 
 
 def unpack(stream: IO[bytes], suffix: str) -> Any:

@@ -30,7 +30,7 @@ from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from tests.gpt2train.data.test_indexed import plain_pair
-from tests.gpt2train.data.test_packed_file import zstd
+from tests.gpt2train.data.test_packed_file import SKIPPABLE, zstd
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.gpt2train.data.token_files import sequences
 
@@ -101,7 +101,7 @@ def owt(texts: list[bytes]) -> bytes:
     [
         ("a.json.xz", lzma.compress),
         ("no suffix", gzip.compress),
-        ("two frames.zst", lambda data: zstd(data[:30]) + zstd(data[30:])),
+        ("two frames.zst", lambda data: SKIPPABLE + zstd(data[:30]) + zstd(data[30:])),
         ("a.tar", lambda data: tar_of({"deep/a.jsonl": data})),
         ("a.tar.gz", lambda data: tar_of({"a.jsonl.gz": gzip.compress(data)}, "w:gz")),
     ],
@@ -304,6 +304,13 @@ def test_a_text_of_utf_16_is_read(bpe: Path, tmp_path: Path) -> None:
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.txt", tmp_path / "b.jsonl", "--workers", 1) == 0
     assert texts_of(bpe, tmp_path / "t") == ["über", "x"]
     assert [row["reason"] for row in rejected(tmp_path / "t")] == ["not_json"]
+
+
+def test_a_text_may_begin_as_packed_files_do(bpe: Path, tmp_path: Path) -> None:
+    texts = {"a.txt": b"BZhang wrote this", "b.txt": b"Rar! cried the lion"}
+    (tmp_path / "a.tar").write_bytes(tar_of(texts))
+    assert tokenize(bpe, tmp_path / "t", tmp_path / "a.tar", "--workers", 1) == 0
+    assert texts_of(bpe, tmp_path / "t") == [text.decode() for text in texts.values()]
 
 
 def test_texts_are_separated(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
