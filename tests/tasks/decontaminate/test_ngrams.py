@@ -210,6 +210,13 @@ def test_json_lines_are_read(tmp_path: Path, name: str) -> None:
     assert rows(tmp_path, name, data) == [("s", 1, "x y"), ("s", 3, "z")]
 
 
+def test_letters_that_are_written_apart_are_found(tmp_path: Path) -> None:
+    """As files of a Mac may have them; the cleaning joins those of the documents."""
+    apart = unicodedata.normalize("NFD", "한국어 말하다")
+    [(_, _, text)] = rows(tmp_path, "s.txt", apart.encode())
+    assert NgramIndex([text], 2, 2).matches("그 한국어 말하다")
+
+
 def test_plain_text_is_split_into_lines_and_paragraphs(tmp_path: Path) -> None:
     data = "\ufeffone\r\ntwo\n \nthree\n\nfour\nfive".encode()
     expected = [(1, "one"), (2, "two"), (1, "one\ntwo"), (4, "three"), (6, "four"), (7, "five"), (6, "four\nfive")]
