@@ -5,10 +5,12 @@ sentences or lines. Tibetan has no spaces between words either, but a mark (tshe
 such characters has the units that `str.split` returns, as in Korean and Vietnamese, which have spaces.
 
 The compiled kernels of the deduplication and the decontamination split texts by the same characters, and Tibetan at its
-marks and vowel signs.
+marks.
 """
 
+import functools
 import re
+import unicodedata
 from collections.abc import Sequence
 
 # Letters and digits in these blocks (their first and last code points) are units of their own. A character of the
@@ -48,13 +50,19 @@ SYLLABIC = ((0x0F00, 0x0FFF),)  # Tibetan
 
 def letters_in(blocks: Sequence[tuple[int, int]]) -> re.Pattern[str]:
     """Pattern of one letter or digit in some blocks."""
-    return re.compile(rf"(?=\w)[{''.join(f'{chr(first)}-{chr(last)}' for first, last in blocks)}]")
+    return re.compile(rf"(?=\w)[{_ranges(blocks)}]")
+
+
+def _ranges(blocks: Sequence[tuple[int, int]]) -> str:
+    """Blocks inside the brackets of a regular expression."""
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in blocks)
 
 
 UNSPACED = letters_in(BLOCKS)
+SIGN_BLOCKS = (range(0x300, 0x34F), range(0x350, 0xD800))  # of modern scripts; without variation selectors
 SYLLABLE_LETTER = letters_in(SYLLABIC)
 _INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]+")  # soft hyphen, zero-width space, word joiner, byte order mark
-_SEPARATED = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in (*ALPHABETIC, *SYLLABIC))}]")
+_SEPARATED = re.compile(f"[{_ranges((*ALPHABETIC, *SYLLABIC))}]")
 _TIBETAN_MARK = (
     "[\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e\u0f3f\u0f71-\u0f84\u0f86\u0f87\u0f8d-\u0fbc\u0fc6]"  # within a syllable
 )
@@ -65,6 +73,18 @@ _UNIT = re.compile(
     rf"|[^\w\s]*{SYLLABLE_LETTER.pattern}(?:{SYLLABLE_LETTER.pattern}|{_TIBETAN_MARK})*[^\w\s]*"
     rf"|(?:(?!{_UNSPACED_OR_SYLLABLE.pattern})\S)+"
 )
+
+
+@functools.cache
+def spaced_word() -> str:
+    r"""Regular expression of a word of a script with spaces between words: letters, digits and the signs within words.
+
+    Python's `\w` lacks vowel signs, points and accents (Mc, Mn): by it a word of Hindi is two, one of Tamil four.
+    """
+    unspaced = {code for first, last in BLOCKS for code in range(first, last + 1)}
+    codes = (code for block in SIGN_BLOCKS for code in block if code not in unspaced)
+    signs = "".join(chr(code) for code in codes if unicodedata.category(chr(code)) in ("Mc", "Mn"))
+    return rf"(?:[0-9A-Z_a-z]++|[^\W{_ranges(BLOCKS)}]++|[{signs}]++)++"
 
 
 def has_unspaced(text: str) -> bool:

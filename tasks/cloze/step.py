@@ -51,7 +51,7 @@ def cloze(root: Folder, clean: Manifest, settings: ClozeSettings, runner: Runner
     """
     inputs = {"clean": clean}
     packages = ("unicodedata",)
-    step = Step(root, "cloze", version=4, parameters=settings, inputs=inputs, folder="evalset", packages=packages)
+    step = Step(root, "cloze", version=5, parameters=settings, inputs=inputs, folder="evalset", packages=packages)
     if done := runner.finished(step):
         return done
     source, parts = root / clean.folder, [record.name for record in clean.outputs]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt2train.data.text_units import IDEOGRAPHIC, letters_in
+from gpt2train.data.text_units import IDEOGRAPHIC, UNSPACED, letters_in, spaced_word
 
 CODE_POINTS = 0x110000
 IGNORED, LETTER = 1, 2  # kinds of a character: 0 separates words, IGNORED is skipped, LETTER and above are letters
@@ -42,6 +42,7 @@ UNCHANGED = re.compile(  # Han, Yi, Hangul, Tangut: compared unchanged
 # Words of their own. Not Thai and the like: 13 of their letters are a common phrase. Vowel signs, which are no letters,
 # divide their texts into runs, 13 of which have 70 letters in Thai; 13 English words have 63.
 IDEOGRAPH = letters_in(IDEOGRAPHIC)
+WORD = re.compile(rf"{UNSPACED.pattern}|{spaced_word()}")
 
 
 class Letters(NamedTuple):
@@ -62,8 +63,8 @@ def letters() -> Letters:
         codes = [ord(letter) for letter in found[0] if letter.isalnum()]
         kinds[codes] = np.array(codes, dtype=np.uint32) + LETTER
     rest = UNCHANGED.sub("", every)
-    for letter in re.findall(r"\w", rest):
-        form = folded.__wrapped__(letter)
+    for letter in "".join(WORD.findall(rest)):
+        form = unicodedata.normalize("NFD", folded.__wrapped__(letter))  # a vowel sign may be written as two
         if len(form) == 1:
             kinds[ord(letter)] = ord(form) + LETTER
         elif form:
@@ -95,4 +96,4 @@ def folded(text: str) -> str:
     capitals = unicodedata.normalize("NFKD", seen).translate(CAPITALS)
     plain = unicodedata.normalize("NFKD", capitals.casefold()).casefold()
     bare = "".join(letter for letter in plain if not unicodedata.combining(letter))
-    return "".join(re.findall(r"\w", unicodedata.normalize("NFC", bare).translate(LOOKALIKES)))
+    return "".join(WORD.findall(unicodedata.normalize("NFC", bare).translate(LOOKALIKES)))

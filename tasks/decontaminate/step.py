@@ -87,7 +87,7 @@ def decontaminate(
     step = Step(
         root,
         "decontaminate",
-        version=5,
+        version=6,
         parameters={**settings.model_dump(mode="json", exclude={"against", "key"}), "exempt": EXEMPT},
         inputs=inputs,
         folder="decontaminated",

@@ -109,8 +109,8 @@ def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: A
 def units_of(data: Any, begin: Any, end: Any, words: Any, limit: Any, kinds: Any, out: Any) -> Any:
     r"""Hash the words or characters of one text, which begins and ends at these bytes; return their number.
 
-    A word is a run of `\w`, or a single letter of a script without spaces between words. At most `limit` characters are
-    read. `kinds` are those of `Tables`; `out`, uint64, gets the hash of each unit.
+    A word is a run of letters, digits and vowel signs, or a single letter of a script without spaces between words. At
+    most `limit` characters are read. `kinds` are those of `Tables`; `out`, uint64, gets the hash of each unit.
     """
     count, position, characters = 0, begin, 0
     if not words:

@@ -4,13 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gpt2train.data.text_units import UNSPACED
+from gpt2train.data.text_units import UNSPACED, spaced_word
 from tasks.dedup.unicode_tables import normalise
 
 MASK64, MASK32 = 2**64 - 1, 2**32 - 1
 MULTIPLIER = 0x9E3779B97F4A7C15
-# A run of `\w`, or a single letter of a script without spaces between words.
-WORD = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
+WORD = re.compile(rf"{UNSPACED.pattern}|{spaced_word()}")
 
 
 def folded(text: str) -> str:

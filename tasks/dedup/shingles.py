@@ -1,8 +1,8 @@
-r"""Content hashes and sets of shingle hashes of columns of texts.
+"""Content hashes and sets of shingle hashes of columns of texts.
 
-Words are `\w+` of the folded text, and each letter of a script without spaces between words (Chinese, Thai) is a word
-of its own; characters are the code points of the text. Each has a 64-bit hash. The hash of a shingle is a polynomial of
-the hashes of its units, finished with MurmurHash3's fmix64.
+Words are runs of letters, digits and vowel signs of the folded text, and each letter of a script without spaces
+between words (Chinese, Thai) is a word of its own; characters are the code points of the text. Each has a 64-bit hash.
+The hash of a shingle is a polynomial of the hashes of its units, finished with MurmurHash3's fmix64.
 """
 
 import hashlib

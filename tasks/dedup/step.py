@@ -33,7 +33,7 @@ from tasks.dedup.verify import check_containment, verify_group
 
 log = logging.getLogger("gpt2train")
 
-VERSION = 4
+VERSION = 5
 CHECK_BYTES = 1 << 17  # of text; the comparison takes one to two seconds
 RunStage = Callable[..., list[Outcome]]  # `Runner.batches` of the step
 MAX_KEYS = 1 << 24  # hashes that are sorted in memory at a time: about 600 MB with their documents

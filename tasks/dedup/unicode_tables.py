@@ -14,13 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt2train.data.text_units import BLOCKS
+from gpt2train.data.text_units import BLOCKS, spaced_word
 
-WORD, SPACE, KNOWN = 1, 2, 4  # flags: `\w`; white space of str.split; the table has its folded form
-SINGLE = 8  # flag: `\w` of a script without spaces between words, a word of its own
+WORD, SPACE, KNOWN = 1, 2, 4  # flags: part of a word; white space of str.split; the table has its folded form
+SINGLE = 8  # flag: letter of a script without spaces between words, a word of its own
 INVISIBLE = 16  # flag: `normalise` drops it
 CODE_POINTS = 0x110000
 TABLED = (range(0x3100), range(0xFE00, 0xFF00), range(0x1F000, 0x1FB00))  # FE0F follows emoji, FEFF begins files
+SIGNS = 0xD800  # signs within words that are no `\w` are below
 SCANNED = 0x20000  # no code point from here on decomposes into two
 JAMO = (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))  # compose algorithmically with the code point before them
 
@@ -60,7 +61,7 @@ def build_tables() -> Tables:
     """Build the tables for the Unicode version of this Python: 30 ms once per process, 1.7 MB."""
     kinds = np.zeros(CODE_POINTS, dtype=np.uint8)
     letters = "".join(map(chr, chain(range(0xD800), range(0xE000, CODE_POINTS))))
-    for found in re.finditer(r"\w+", letters):
+    for found in chain(re.finditer(r"\w+", letters), re.finditer(spaced_word(), letters[:SIGNS])):
         kinds[ord(found[0][0]) : ord(found[0][-1]) + 1] |= WORD
     kinds[0xD800:0xE000] = 0
     for begin, end in BLOCKS:

@@ -36,7 +36,7 @@ from tasks.dedup.document_index import isin_sorted
 from tasks.substrings.grams import anchors_of, cut_spans, grams_near, repeated, without
 from tasks.substrings.settings import SubstringSettings
 
-VERSION = 1
+VERSION = 2
 GROUP_ROWS, GROUP_BYTES, MAX_GROUPS = 1 << 14, 64 << 20, 512
 BATCH_TEXTS = 256
 MAX_HASHES = 1 << 24  # that are compared in memory at a time

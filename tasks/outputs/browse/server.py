@@ -5,7 +5,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from gpt2train.data.text_units import UNSPACED
+from gpt2train.data.text_units import UNSPACED, spaced_word
 from gpt2train.errors import UserError
 from gpt2train.serve.local_page import Routes
 from gpt2train.store.folder import Folder
@@ -19,7 +19,7 @@ from tasks.outputs.browse.way import text_of, way_of
 
 MAX_WORDS = 6000  # of each text; with more, the comparison takes seconds
 # White space, a sign, a letter of a script without spaces between words, or a word.
-WORD = re.compile(rf"\s+|[^\s\w]|{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
+WORD = re.compile(rf"\s+|{UNSPACED.pattern}|{spaced_word()}|\S")
 PAGE = f"{__package__}.page"
 Values = dict[str, Any]
 

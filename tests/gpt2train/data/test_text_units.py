@@ -14,6 +14,7 @@ from gpt2train.data.text_units import (
     UNSPACED,
     has_unspaced,
     is_mostly_unspaced,
+    spaced_word,
     units_of,
     without_invisible,
 )
@@ -75,6 +76,15 @@ def test_spaces_between_unspaced_letters_change_nothing(text: str) -> None:
 )
 def test_units_of_scripts(text: str, units: list[str]) -> None:
     assert units_of(text) == units
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["हिन्दी भाषा", "தமிழ் மொழி", "മലയാളം", "שָׁלוֹם עֲלֵיכֶם", "ދިވެހި", "e\u0301te\u0301 x_1", "བོད སྐད"],
+)
+def test_signs_belong_to_the_word_of_their_letter(text: str) -> None:
+    assert re.findall(spaced_word(), text) == text.split()
+    assert not re.findall(spaced_word(), "今天 ภาษา ខ្មែរ ❤️")
 
 
 @pytest.mark.parametrize(
