@@ -61,6 +61,7 @@ def _ranges(blocks: Sequence[tuple[int, int]]) -> str:
 UNSPACED = letters_in(BLOCKS)
 SIGN_BLOCKS = (range(0x300, 0x34F), range(0x350, 0xD800))  # of modern scripts; without variation selectors
 SYLLABLE_LETTER = letters_in(SYLLABIC)
+_TOKEN = re.compile(r"\S+")
 _INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]+")  # soft hyphen, zero-width space, word joiner, byte order mark
 _SEPARATED = re.compile(f"[{_ranges((*ALPHABETIC, *SYLLABIC))}]")
 _TIBETAN_MARK = (
@@ -107,6 +108,11 @@ def units_of(text: str) -> list[str]:
     if not has_unspaced(text):
         return text.split()
     return [unit for word in text.split() for unit in ([word] if word.isascii() else _UNIT.findall(word))]
+
+
+def unit_spans(text: str) -> list[tuple[int, int]]:
+    """Start and end of each unit of `units_of` in a text."""
+    return [found.span() for found in (_UNIT if has_unspaced(text) else _TOKEN).finditer(text)]
 
 
 def without_invisible(text: str) -> str:

@@ -29,6 +29,7 @@ from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.splits import Split
 from tasks.clean.token_counts import count_tokens
+from tasks.core.document import pieces_between
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, read_table, rejected_row, write_rows
 from tasks.core.step import Step
@@ -185,8 +186,7 @@ def remove(
             break
         cuts = plan_cuts(text, matches, settings.margin, number)
         made.extend(cuts)
-        edges = [0, *(edge for cut in cuts for edge in (cut.start, cut.end)), len(text)]
-        pieces = [text[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        pieces = pieces_between(text, [(cut.start, cut.end) for cut in cuts])
         text = SEPARATOR.join(piece for piece in pieces if piece and len(piece) >= settings.min_piece)
     return text, made
 

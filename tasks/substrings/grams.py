@@ -6,12 +6,16 @@ Of each window of n-grams of half the length the one with the smallest hash is a
 """
 
 import hashlib
+import unicodedata
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpt2train.data.text_units import unit_spans
+from tasks.core.document import pieces_between
 from tasks.dedup.reference import WORD
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import shingle_sequences
@@ -73,7 +77,10 @@ def repeated(keys: Numbers, numbers: Numbers, positions: Numbers) -> npt.NDArray
 
 
 def cut_spans(text: str, positions: Numbers, min_words: int) -> list[tuple[int, int]]:
-    """Spans of characters of the n-grams that begin at these words, in ascending order; overlapping ones are merged."""
+    """Spans of characters of the n-grams that begin at these words, in ascending order; overlapping ones are merged.
+
+    A cut ends neither inside what white space separates, as `can't` or `3.15`, nor between a letter and its signs.
+    """
     spans = word_spans(text)
     cuts: list[tuple[int, int]] = []
     reached = 0  # first word after the last cut
@@ -84,11 +91,26 @@ def cut_spans(text: str, positions: Numbers, min_words: int) -> list[tuple[int, 
         else:
             cuts.append((start, end))
         reached = position + min_words
-    return cuts
+    units = unit_spans(text)
+    starts = [start for start, _ in units]
+    return [
+        _at_units(text, cut, units[bisect_right(starts, cut[0]) - 1], units[bisect_left(starts, cut[1]) - 1])
+        for cut in cuts
+    ]
+
+
+def _at_units(text: str, cut: tuple[int, int], first: tuple[int, int], last: tuple[int, int]) -> tuple[int, int]:
+    """Cut without the parts of its first and last unit, but with their punctuation; as it is if nothing is left."""
+    start = first[1] if _has_letters(text[first[0] : cut[0]]) else first[0]
+    end = last[0] if _has_letters(text[cut[1] : last[1]]) else last[1]
+    return (start, end) if start < end else cut
+
+
+def _has_letters(text: str) -> bool:
+    """Return True if a text has a letter, a digit or a sign of a letter."""
+    return any(unicodedata.category(character)[0] in "LMN" for character in text)
 
 
 def without(text: str, cuts: list[tuple[int, int]]) -> str:
     """The rest of a text, joined by blank lines; pieces without a word are dropped."""
-    edges = [0, *(edge for cut in cuts for edge in cut), len(text)]
-    pieces = [text[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    return "\n\n".join(piece for piece in pieces if WORD.search(piece))
+    return "\n\n".join(piece for piece in pieces_between(text, cuts) if WORD.search(piece))

@@ -145,6 +145,11 @@ def test_cut_positions_refer_to_the_original_text() -> None:
     assert cut_once(f"First. {spread} Last.", PASSAGE) == "First.\n\nLast."
 
 
+def test_the_rest_of_a_document_keeps_its_indentation() -> None:
+    text = f"    if x:\n{PASSAGE}\n        y = 1\n{PASSAGE} \n\n    z = 2"
+    assert cut_once(text, PASSAGE) == "    if x:\n\n        y = 1\n\n    z = 2"
+
+
 def test_short_documents_and_the_last_words_of_one_are_checked() -> None:
     words = PASSAGE.split()
     for count in (8, 12, 13):

@@ -45,9 +45,21 @@ def expected(texts: list[str], min_words: int) -> list[str]:
             seen.add(gram)
         # Characters that no word touches between two cuts that meet are cut as well.
         marked = "".join("\0" if at in cut else letter for at, letter in enumerate(one))
-        pieces = [piece.strip() for piece in re.split("\0+", marked)]
+        runs = [whole(one, *run.span()) for run in re.finditer("\0+", marked)]
+        ends = [0, *(end for run in runs for end in run), len(one)]
+        pieces = [one[start:end].strip() for start, end in zip(ends[::2], ends[1::2], strict=True)]
         found.append("\n\n".join(piece for piece in pieces if WORD.search(piece)) if cut else one)
     return found
+
+
+def whole(text: str, start: int, end: int) -> tuple[int, int]:
+    """A run with the punctuation around it, and without the parts of words at its ends."""
+    for token in re.finditer(r"\S+", text):
+        if token.start() < start < token.end():
+            start = token.end() if re.search(r"\w", text[token.start() : start]) else token.start()
+        if token.start() < end < token.end():
+            end = token.start() if re.search(r"\w", text[end : token.end()]) else token.end()
+    return start, end
 
 
 def test_a_planted_run_stays_once(tmp_path: Path) -> None:
@@ -62,14 +74,16 @@ def test_a_planted_run_stays_once(tmp_path: Path) -> None:
     ]
     root, manifest = run(tmp_path, rows, min_tokens=5)
     left = {found["id"]: found["text"] for found in rows_of(root, manifest)}
-    assert left["fifty"] == "Own words.\n\n, and the end."
+    assert left["fifty"] == "Own words.\n\nand the end."
     assert left["twice"] == text((300, 360), (200, 205))
     unchanged = {found["id"]: found["text"] for found in rows}
     assert all(left[name] == unchanged[name] for name in ("first", "forty-nine", "case"))
     reasons = {found["id"]: found["reason"] for found in rejected_of(root, manifest)}
     assert reasons == {"nothing": "only_repeated", "short": "too_short"}
     cuts = list(read_rows(root / "substrings", "cuts/part-00000.parquet"))
-    assert [(cut["id"], unchanged[cut["id"]][cut["start"] : cut["end"]]) for cut in cuts] == [("fifty", text((20, 70)))]
+    assert [(cut["id"], unchanged[cut["id"]][cut["start"] : cut["end"]]) for cut in cuts] == [
+        ("fifty", f"{text((20, 70))},")
+    ]
     facts = manifest.outcome.facts
     assert (facts["documents_changed"], facts["spans_removed"]) == (2, 4)
     assert run(tmp_path / "empty", [])[1].outcome.kept == 0
@@ -104,6 +118,23 @@ def test_shards_groups_and_ranges_change_nothing(
 
 def test_cuts_that_meet_are_merged() -> None:
     one = "a b c d, e f g h. i"
-    assert cut_spans(one, np.array([0, 4]), 4) == [(0, 16)] and without(one, [(0, 16)]) == ". i"
-    assert cut_spans(one, np.array([0, 5]), 3) == [(0, 5), (11, 16)]
-    assert without(one, [(0, 5), (11, 16)]) == "d, e\n\n. i"
+    assert cut_spans(one, np.array([0, 4]), 4) == [(0, 17)] and without(one, [(0, 17)]) == "i"
+    assert cut_spans(one, np.array([0, 5]), 3) == [(0, 5), (11, 17)]
+    assert without(one, [(0, 5), (11, 17)]) == "d, e\n\ni"
+
+
+@pytest.mark.parametrize(
+    ("document", "left"),
+    [
+        ("I can't a b c d. 3.15 more", "I can't\n\n3.15 more"),
+        ("x 10^t a b c d.15 more", "x 10^t\n\nd.15 more"),
+        ("ข่ t a b c กี่ง", "ข่\n\nกี่ง"),
+        ("if x:\n    y = 't a b c d'\n    z = 1", "if x:\n    y =\n\n    z = 1"),
+        ("a(t.a.b.c.d)e", "a(\n\n)e"),
+    ],
+)
+def test_a_cut_leaves_no_part_of_a_word(document: str, left: str) -> None:
+    run_of_words = re.search(r"t\W*a\W*b\W*c\W*[dก]", document)
+    assert run_of_words is not None
+    first = len(WORD.findall(document[: run_of_words.start()]))
+    assert without(document, cut_spans(document, np.array([first]), 5)) == left
