@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.boilerplate.settings import BoilerplateSettings
+from tasks.core.document import trim
 from tasks.core.runner import Runner
 from tasks.core.shards import (
     DOCUMENT,
@@ -37,7 +38,7 @@ from tasks.core.url_lists import host_of
 
 BLANK_LINES = re.compile(r"\n{3,}")
 LETTER_CHARACTERS = 100  # of a line, in which letters are counted
-VERSION = 1
+VERSION = 2
 GROUP_ROWS, GROUP_BYTES, MAX_GROUPS = 1 << 14, 64 << 20, 512
 MAX_LINES = 1 << 24  # counts that are added up in memory at a time: 400 MB
 BITS = 63  # of a hash
@@ -205,4 +206,4 @@ def candidates(text: str, host: str, min_letters: int) -> Iterator[tuple[int, st
 def without_lines(text: str, indices: Collection[int]) -> str:
     """Text without the lines with these indices; the blank lines around them are joined."""
     left = [line for index, line in enumerate(text.split("\n")) if index not in indices]
-    return BLANK_LINES.sub("\n\n", "\n".join(left)).strip()
+    return trim(BLANK_LINES.sub("\n\n", "\n".join(left)))

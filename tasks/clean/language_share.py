@@ -20,6 +20,7 @@ from tasks.clean.language import (
     sample_text,
     windows,
 )
+from tasks.core.document import trim
 
 MIN_SAMPLES, MAX_SAMPLES = 4, 8  # samples of a text that is tested for being in one language
 SAMPLE_CHARACTERS = 100
@@ -169,7 +170,7 @@ def cut_foreign(text: str, settings: LanguageSettings) -> tuple[str, int]:
             parts.append(pieces[start].text)
         start = end
     left = "".join(parts)
-    return left.strip(), len(text) - len(left)
+    return trim(left), len(text) - len(left)
 
 
 def _end_of_foreign(pieces: list[Piece], start: int, settings: LanguageSettings) -> int:

@@ -17,7 +17,7 @@ import ftfy
 from ftfy import TextFixerConfig, chardata
 
 from gpt2train.data.text_units import is_mostly_unspaced
-from tasks.core.document import strip_unstorable
+from tasks.core.document import strip_unstorable, trim
 
 # All but printable ASCII, tab, line end, form feed, and characters that alone are never mojibake for ftfy: no-break
 # space, en and em dash, four curly quotes, bullet, ellipsis.
@@ -37,6 +37,14 @@ REPLACED_BUT_WIDTH = _replaced(chardata.LIGATURES, chardata.CONTROL_CHARS)
 # The middle of ASCII text. The patterns of ftfy's heuristic have up to 6 characters, at least one of them not ASCII.
 AWAY = re.compile(r"(?<=[\0-\x7f]{8})[\0-\x7f]+(?=[\0-\x7f]{8})")
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
+# Ends of words in capitals that ftfy takes for mojibake, and are none: it makes MAÇû of «MAÇÃ», LIBERTɹ of LIBERTÉ¹.
+# The mark after them closes a quotation of the line, or is the number of a note.
+QUOTED = "|".join(
+    rf"{opening}[^{opening}{closing}\n]*[A-Z][\u00c0-\u00de]?[\u00c2-\u00df](?={closing}(?!\w))"
+    for opening, closing in ("«»", "»«", "“”", "„“", "‘’", "‚‘", "‹›", "›‹")
+)
+CAPITALS = re.compile(rf"{QUOTED}|[A-Z]{{2}}[\u00c8-\u00df](?=[¹²³](?!\w))")
+JOINER = "\u2060"  # ftfy leaves it in its place
 
 
 def repair(text: str, *, straight_quotes: bool = True, entities: bool = True) -> str:
@@ -44,11 +52,15 @@ def repair(text: str, *, straight_quotes: bool = True, entities: bool = True) ->
 
     `entities`: replace `&lt;` and the like, which are wanted in a text that an HTML parser has read already.
     """
+    text = text.replace("\v", "\n")  # a line end of word processors, which ftfy drops
+    is_shielded = not text.isascii() and JOINER not in text
+    text = CAPITALS.sub(rf"\g<0>{JOINER}", text) if is_shielded else text
     if is_mostly_unspaced(text):
         fixed = fix_text(text, straight_quotes=False, keep_width=True, entities=entities)
     else:
         fixed = fix_text(text, straight_quotes=straight_quotes, entities=entities)
-    return "\n".join([line.rstrip(" \t\u00a0") for line in strip_unstorable(fixed).split("\n")]).strip()
+    fixed = fixed.replace(JOINER, "") if is_shielded else fixed
+    return trim("\n".join([line.rstrip(" \t\u00a0") for line in strip_unstorable(fixed).split("\n")]))
 
 
 def fix_text(text: str, *, straight_quotes: bool = True, keep_width: bool = False, entities: bool = True) -> str:

@@ -61,7 +61,7 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=13,
+        version=14,
         parameters=settings.model_dump(mode="json", exclude={"filters": not_in_fingerprint(settings.filters)}),
         inputs=inputs,
         packages=(

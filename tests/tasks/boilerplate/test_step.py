@@ -97,3 +97,4 @@ def test_other_lines_are_unchanged(parts: list[str]) -> None:
     kept = [line for index, line in enumerate(lines) if index not in dropped]
     assert Counter("".join("\n".join(kept).split())) == Counter("".join(left.split()))
     assert "\n\n\n" not in left
+    assert left.split("\n")[0].rstrip() in ("", *(line.rstrip() for line in kept))  # with its indentation

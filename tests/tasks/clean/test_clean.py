@@ -446,6 +446,26 @@ def test_repaired_text_is_storable_and_stable(text: str) -> None:
     assert all(line == line.rstrip(" \t\xa0") for line in fixed.split("\n"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    if x:\n\treturn 10^6\n\n\n    y = 1",
+        "　　第一段。\n　　第二段。",
+        "A palavra do dia é «MAÇÃ».",
+        "O título é “IRMÃ” em maiúsculas, “HÂLÂ” e „ALBÓ“.",
+        "LA LIBERTÉ¹ ET L’ÉGALITÉ².",
+        "a\u2060b «Ã»",
+    ],
+)
+def test_a_text_without_faults_is_kept(text: str) -> None:
+    assert repair(text, straight_quotes=False) == text
+
+
+def test_lines_of_word_processors_stay_apart() -> None:
+    assert repair("one\vtwo\x0c\nthree") == "one\ntwo\x0c\nthree"
+    assert repair("\n \t\n  one\n") == "  one"
+
+
 def test_a_text_counts_as_repaired_if_mojibake_was_fixed() -> None:
     for text, repaired in {"cafÃ©": True, **dict.fromkeys(("café", "plain", "“curly”", "ﬁne"), False)}.items():
         assert is_repaired(text, repair(text)) == repaired, text
