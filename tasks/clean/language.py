@@ -22,6 +22,8 @@ LANGDETECT_CODES = (
     "ru sk sl so sq sv sw ta te th tl tr uk ur vi zh"
 )
 LANGDETECT_LANGUAGES = frozenset(LANGDETECT_CODES.split())
+# Codes of fastText's model for languages that others name more exactly, or by countries.
+OTHER_CODES = {"nb": "no", "fil": "tl", "cmn": "zh", "cn": "zh", "jp": "ja", "kr": "ko", "cz": "cs", "gr": "el"}
 
 
 class LanguageSettings(Settings):
@@ -64,6 +66,9 @@ class LanguageSettings(Settings):
                 raise ValueError(f"{code!r} in keep is not an ISO 639 code; write en, de, zh (not zh-cn)")
             if self.detector == "langdetect" and code != "any" and code not in LANGDETECT_LANGUAGES:
                 raise ValueError(f"langdetect does not know {code!r}; use detector = 'fast'")
+            if code != "any" and code not in LANGDETECT_LANGUAGES and code not in language_model().labels:
+                other = OTHER_CODES.get(code, "any")
+                raise ValueError(f"fastText's model does not know {code!r} in keep; write {other}")
         for name, share in (("drop_max_prob", self.drop_max_prob), ("drop_max_prob_final", self.drop_max_prob_final)):
             if share > self.keep_min_prob:
                 most = f"keep_min_prob {self.keep_min_prob:g}"

@@ -172,7 +172,7 @@ def check_text(text: str, tokens: int, settings: CleanSettings) -> tuple[TextLan
         return language, None
     expected = f"expected {' or '.join(keep)}"
     if not language.language:
-        return language, Rejection("no_language", f"found no letters, {expected}")
+        return language, Rejection("no_language", f"found no words, {expected}")
     part = f", {language.share:.0%} {' or '.join(keep)}" if language.share else ""
     return language, Rejection("wrong_language", f"found {language.language}{part}, {expected}")
 

@@ -80,7 +80,7 @@ def test_each_reject_reason_is_given(tmp_path: Path, runner: Runner) -> None:
     assert [(row["reason"], row["detail"]) for row in rejected] == [
         ("wrong_language", "found de, expected en"),
         ("too_short", "2 tokens, at least 128 expected"),
-        ("no_language", "found no letters, expected en"),
+        ("no_language", "found no words, expected en"),
     ]
     assert manifest.outcome.facts["repaired"] == 1
     assert manifest.outcome.facts["tokens"] == sum(row["tokens"] for row in kept)

@@ -118,6 +118,8 @@ def test_english_with_much_code_is_kept() -> None:
     ("given", "message"),
     [
         ({"keep": ["zh-cn"]}, r"'zh-cn' in keep is not an ISO 639 code; write en, de, zh \(not zh-cn\)"),
+        ({"keep": ["en", "nb"]}, "fastText's model does not know 'nb' in keep; write no"),
+        ({"keep": ["eng"]}, "fastText's model does not know 'eng' in keep; write any"),
         ({"keep": ["gd"], "detector": "langdetect"}, "langdetect does not know 'gd'; use detector = 'fast'"),
         ({"drop_max_prob": 0.7}, "drop_max_prob 0.7 is more than keep_min_prob 0.5"),
         ({"drop_max_prob_final": 0.7}, "drop_max_prob_final 0.7 is more than keep_min_prob 0.5"),
@@ -303,7 +305,7 @@ def plain_certainty(text: str, settings: LanguageSettings) -> tuple[str | None, 
 SETTINGS = (
     LanguageSettings(),
     LanguageSettings(keep=("de", "zh", "en"), drop_max_prob=0),
-    LanguageSettings(keep=("xx",), keep_min_prob=0, drop_max_prob=0, drop_max_prob_final=0),
+    LanguageSettings(keep_min_prob=0, drop_max_prob=0, drop_max_prob_final=0).model_copy(update={"keep": ("xx",)}),
 )
 # What fastText treats in its own way: ends and labels among the words, separators, words that it knows, capitals.
 WORDS = st.sampled_from(
