@@ -47,6 +47,13 @@ ALPHABETIC = (
 BLOCKS = (*IDEOGRAPHIC, *ALPHABETIC)
 SYLLABIC = ((0x0F00, 0x0FFF),)  # Tibetan
 
+# Marks that end a sentence, those of Armenian, Arabic, Urdu, the languages of India and Ethiopia among them.
+STOPS = ".!?։؟۔।॥።፧"
+UNSPACED_STOPS = "。．！？｡។៕။།"  # that stand without a space; full width and half width, Khmer, Burmese, Tibetan
+QUOTES = "\"'”’»」』"  # that close a quotation
+# A full stop inside a name (os.path) ends none.
+SENTENCE_END = rf"[{STOPS}][{QUOTES})\]]*(?=\s|\Z)|[{STOPS[3:]}{UNSPACED_STOPS}]+[{QUOTES})\]）]*"
+
 
 def letters_in(blocks: Sequence[tuple[int, int]]) -> re.Pattern[str]:
     """Pattern of one letter or digit in some blocks."""

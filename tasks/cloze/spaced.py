@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpt2train.data.text_units import STOPS
+
 TOKEN = re.compile(r"\S+")
-# Letters and combining marks of all scripts, by the blocks that have no punctuation but that of Arabic and Devanagari.
+# Letters and combining marks of all scripts, by blocks without the commas and full stops in them.
 LETTER = (
-    r"[A-Za-z\u00c0-\u060b\u060d-\u061a\u0620-\u06d3\u06d5-\u0963\u0966-\u1fff\u2c00-\u2dff\u3040-\ud7ff\uf900-\ufdff]"
+    r"[A-Za-z\u00c0-\u0588\u058a-\u060b\u060d-\u061a\u0620-\u06d3\u06d5-\u0963\u0966-\u1361\u1363-\u1366\u1368-\u1fff"
+    r"\u2c00-\u2dff\u3040-\ud7ff\uf900-\ufdff]"
 )
-STOPS = ".!?।۔؟"
 OPENERS, CLOSERS = "\"'“‘„«(", "\"'”’“»)"
 # A plain word or number with its punctuation, or a dash.
 PLAIN_WORD = re.compile(

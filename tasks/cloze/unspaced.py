@@ -9,9 +9,9 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from gpt2train.data.text_units import IDEOGRAPHIC, UNSPACED, letters_in
+from gpt2train.data.text_units import IDEOGRAPHIC, UNSPACED, UNSPACED_STOPS, letters_in
 
-STOPS = "。．！？!?｡។။"
+STOPS = f"!?{UNSPACED_STOPS}"
 BALANCED = ("“”", "‘’", "「」", "『』", "《》", "（）", "()", "[]")
 # A sentence up to its stop and closing quotes, or to the end of its line.
 SENTENCE = re.compile(rf"\S[^{STOPS}\n]*(?:[{STOPS}]+[”’」』》）\"')]*)?")

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from gpt2train.data.text_units import SENTENCE_END
 from gpt2train.errors import RunError
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
@@ -52,8 +53,7 @@ CUTS = pa.schema(
     ]
 )
 COUNTS = pa.schema([("gram", pa.int32()), ("count", pa.int64())])
-# A line end counts as a sentence end: the extraction writes one block per line. A full stop inside a name does not.
-SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|[。？！]+[\"'”’)\]」』）]*|\n")
+END = re.compile(rf"{SENTENCE_END}|\n")  # the extraction writes one block per line
 SEPARATOR = "\n\n"
 # Documents of this split are unchanged: they are the source of the run's own cloze set and are never trained on.
 EXEMPT: Split = "test"
@@ -197,7 +197,7 @@ def plan_cuts(text: str, matches: Sequence[Match], margin: int, number: int = 0)
     The matches are sorted by start.
     """
     spans = word_spans(text)
-    ends = [found.end() for found in SENTENCE_END.finditer(text)]
+    ends = [found.end() for found in END.finditer(text)]
     cuts: list[CutSpan] = []
     for match in matches:
         start = spans[match.start][0] - margin

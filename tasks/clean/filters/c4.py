@@ -8,13 +8,12 @@ import re
 
 from pydantic import Field
 
-from gpt2train.data.text_units import units_of
+from gpt2train.data.text_units import QUOTES, SENTENCE_END, STOPS, UNSPACED_STOPS, units_of
 from gpt2train.settings import Settings
 from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection
 
-ENDS = (".", "?", "!", '"', "'", "”", "’", "。", "？", "！", "」", "』")
-SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s|$)|[。？！]+[\"'”’)\]」』）]*")
+ENDS = (*STOPS, *UNSPACED_STOPS, *QUOTES)
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 
 
@@ -61,7 +60,7 @@ def c4(text: str, settings: C4Settings) -> Rejection | Replacement:
     kept = [line for line in map(str.strip, text.split("\n")) if _is_kept(line, settings)]
     if settings.citations:
         kept = [CITATION.sub("", line) for line in kept]
-    sentences = sum(max(len(SENTENCE_END.findall(line)), 1) for line in kept)
+    sentences = sum(max(len(re.findall(SENTENCE_END, line)), 1) for line in kept)
     if sentences < settings.min_sentences:
         return Rejection("c4_few_sentences", f"{sentences} sentences, at least {settings.min_sentences} expected")
     return Replacement("\n".join(kept).strip())

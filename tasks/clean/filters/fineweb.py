@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from gpt2train.data.text_units import units_of
+from gpt2train.data.text_units import QUOTES, STOPS, UNSPACED_STOPS, units_of
 from gpt2train.settings import Settings
 from tasks.clean.filters.registry import TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection, first_rejection, repeated, too_few, too_many
 
-ENDS = tuple(".!?\"'”’。！？…")
+ENDS = (*STOPS, *UNSPACED_STOPS, *QUOTES, "…")
 
 
 class FineWebSettings(Settings):

@@ -191,6 +191,8 @@ LAST_WORDS = {
     "случилось в лесу. Мальчик ответил, что он увидел в лесу большого страшного медведя.",
     "학교에서": "학교에서 우리는 선생님을 만났다. 선생님은 우리에게 책을 주셨다. 우리는 책을 읽고 집으로 돌아와서 "
     "다시 학교 이야기를 했다. 내일도 우리는 친구와 함께 선생님을 만나서 공부하고 같이 노는 곳은 바로 학교에서.",
+    "քաղաքում": "Մի անգամ մի մարդ ապրում էր մեծ քաղաքում։ Նա ամեն օր գնում էր շուկա և գնում էր հաց ու պանիր։ Երեկոյան "
+    "նա վերադառնում էր տուն և պատմում էր երեխաներին այն մասին, ինչ տեսել էր մեծ քաղաքում։",
     "曹操": "忽见一彪军马，尽打红旗，截住去路。为首闪出一将，官拜骑都尉，姓曹名操字孟德，人称曹操。\n  操有叔父，见"
     "操游荡无度，尝怒之，言于其父。其父责曹操。",
     "猫": "吾輩は猫である。名前はまだ無い。どこで生れたか頓と見当がつかぬ。隣の家にも三毛の猫がいる。吾輩はその家を"
@@ -205,8 +207,8 @@ def test_the_last_word_occurs_before(word: str) -> None:
     [passage] = passages(text, 20, 110)
     assert passage.text.endswith(word) and word in passage.text[: -len(word)]
     spaced = " " in passage.text
-    assert (" " if spaced else "").join(text[passage.start : passage.end].split()).rstrip(".。") == passage.text
-    assert spaced == (word in ("Brücke", "медведя", "학교에서"))
+    assert (" " if spaced else "").join(text[passage.start : passage.end].split()).rstrip(".。։") == passage.text
+    assert spaced == (word in ("Brücke", "медведя", "학교에서", "քաղաքում"))
     assert (last_unit(passage.text) is None) == spaced
 
 

@@ -189,6 +189,13 @@ def test_cuts_end_at_the_sentence_boundaries_of_chinese() -> None:
     assert [text[cut.start : cut.end] for cut in cuts] == ["然后这是考试的文章中的一句话，再来一句！"]
 
 
+def test_cuts_end_at_the_sentence_boundaries_of_hindi() -> None:
+    text = "पहला वाक्य यहाँ है। यह परीक्षा का एक वाक्य है जो यहाँ लिखा है। अंतिम वाक्य।"
+    index = NgramIndex(["परीक्षा का एक वाक्य है जो यहाँ लिखा है"], 8, 8)
+    [cut] = plan_cuts(text, index.matches(text), margin=0)
+    assert text[cut.start : cut.end] == " यह परीक्षा का एक वाक्य है जो यहाँ लिखा है।"
+
+
 def test_each_ideograph_is_a_word() -> None:
     for text in ("佐々木さんの話", "ｶﾅの話", "ㄅㄆㄇ", "ꆈꌠꁱ"):
         assert len(words_of(text)) == len(re.findall(r"\w", text)), text
