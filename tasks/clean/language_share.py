@@ -6,6 +6,7 @@ the letters of the pieces whose language is certain. Most documents are in one l
 100 characters that agree stand for the whole, at a tenth of the time.
 """
 
+import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -95,16 +96,25 @@ def language_of_samples(text: str, settings: LanguageSettings) -> str | None:
 def split_pieces(text: str, size: int) -> Iterator[str]:
     """Yield consecutive pieces of at least `size` and up to three times as many characters; joined, they are the text.
 
-    A piece ends with a line, or after a space if the line is longer than twice the size.
+    A piece ends with a line, or after a space if the line is longer than twice the size; without a space, not before
+    the sign of a letter.
     """
     start, length = 0, len(text)
     while length - start >= 2 * size:
         end = start + size
-        cut = text.find("\n", end, end + size) + 1 or text.find(" ", end, end + size) + 1 or end
+        cut = text.find("\n", end, end + size) + 1 or text.find(" ", end, end + size) + 1
+        while not cut and end < start + 2 * size and _continues(text, end):
+            end += 1
+        cut = cut or end
         yield text[start:cut]
         start = cut
     if start < length:
         yield text[start:]
+
+
+def _continues(text: str, at: int) -> bool:
+    """Return True if a character belongs to the one before it: a sign, a joiner or what follows one."""
+    return unicodedata.category(text[at])[0] == "M" or "\u200d" in text[at - 1 : at + 1] or text[at] == "\u200c"
 
 
 def classify_piece(text: str, settings: LanguageSettings) -> Piece:
@@ -168,6 +178,8 @@ def cut_foreign(text: str, settings: LanguageSettings) -> tuple[str, int]:
         if end - start < MIN_CUT_PIECES:
             end = start + 1
             parts.append(pieces[start].text)
+        elif parts and not parts[-1].endswith("\n"):
+            parts[-1] = parts[-1].rstrip() + "\n"
         start = end
     left = "".join(parts)
     return trim(left), len(text) - len(left)

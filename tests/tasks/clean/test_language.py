@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,15 @@ def test_foreign_parts_are_cut(open_data: Path) -> None:
     assert cut_foreign(quotation, settings) == (quotation.strip(), 0)
     for text in texts_of(open_data / "text" / "speeches_dev.jsonl.gz", 20):
         assert cut_foreign(text, settings) == (text.strip(), 0)
+
+
+def test_foreign_parts_without_spaces_are_cut_between_letters() -> None:
+    thai, settings = "กิ่งไม้ที่นี่มีสีเขียวและดูสวยงามมากเมื่อเวลาเช้า" * 20, LanguageSettings(cut_foreign=True)
+    for shift in range(6):
+        text = PROSE * 4 + "x" * shift + thai + "\n" + PROSE * 4
+        before, behind = cut_foreign(text, settings)[0].split("\n")
+        assert behind == (PROSE * 4).strip() and text.startswith(before)
+        assert unicodedata.category(text[len(before)])[0] != "M"
 
 
 @given(st.permutations([PROSE, GERMAN, "1 2 3 4 " * 30]), st.lists(st.integers(0, 20), min_size=3, max_size=3))
