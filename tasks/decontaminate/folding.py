@@ -9,6 +9,7 @@ ignored: soft hyphens, zero-width characters, combining accents, superscript dig
 | `Ｈａｒｂｏｕｒ`, `𝐡𝐚𝐫𝐛𝐨𝐮𝐫`, `HARBOUR` | harbour |
 | `har\u00adbour`, `har\u200bbour`, `harbour²` | harbour |
 | `hаrbоur` with two Cyrillic letters, `ΝΕW` with two Greek ones, `ﬁ` as one letter | harbour, new, fi |
+| `يك`, `یـک` as in Persian; `१९८४` | یک; 1984 |
 | `_harbour_`, `harbourʼs` | harbour; harbour, s |
 """
 
@@ -27,14 +28,15 @@ IGNORED, LETTER = 1, 2  # kinds of a character: 0 separates words, IGNORED is sk
 SINGLE, SEVERAL = 1 << 30, 1 << 31  # flags: the letter is a word of its own; the value is an offset in `forms`
 COUNT_BITS = 5
 
-# Letters that look like a Latin letter, in lower case (compare Unicode's confusables).
+# Letters that look like a Latin letter, in lower case (compare Unicode's confusables); Arabic ones in Persian texts.
 LOOKALIKES = str.maketrans(
-    "авекмнорстухгіјѕһԁԛԝӏѵү" + "αβεζικορτχνηυμγω" + "օոսհցօ" + "ıɑɡ" + "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ",
-    "abekmhopctyxrijshdqwlvy" + "abezikoptxvnumyw" + "onuhgo" + "iag" + "abcdefghijklmnoprstuvwyz",
+    "авекмнорстухгіјѕһԁԛԝӏѵү" + "αβεζικορτχνηυμγω" + "օոսհցօ" + "ıɑɡ" + "يىك" + "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ",
+    "abekmhopctyxrijshdqwlvy" + "abezikoptxvnumyw" + "onuhgo" + "iag" + "ییک" + "abcdefghijklmnoprstuvwyz",
 )
 # Capitals that look like another Latin letter than their lower-case forms. With this rule a Latin word with such a
 # letter is found; a Greek word that is in capitals in only one of the texts is not.
 CAPITALS = str.maketrans("ΗΝΥ", "HNY")
+TATWEEL = "\u0640"  # stretches Arabic words, and is a letter to Python
 SEPARATORS = "_\u02bb\u02bc"  # match `\w`, but are marks of emphasis and apostrophes
 UNCHANGED = re.compile(  # Han, Yi, Hangul, Tangut: compared unchanged
     "[\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua48f\uac00-\ud7a3\U00017000-\U00018cff\U00020000-\U000323af]+"
@@ -72,7 +74,7 @@ def letters() -> Letters:
             forms += [ord(part) + LETTER for part in form]
     for letter in rest:
         kind = unicodedata.category(letter)
-        if kind in ("Cf", "No", "Mn", "Mc", "Me") and is_ignored(letter):
+        if kind in ("Cf", "No", "Lm", "Mn", "Mc", "Me") and is_ignored(letter):
             kinds[ord(letter)] = IGNORED
     for letter in IDEOGRAPH.findall(every):
         if LETTER <= kinds[ord(letter)] < SINGLE:
@@ -84,7 +86,13 @@ def is_ignored(letter: str) -> bool:
     """Returns True for a character that is invisible or an addition to the one before it."""
     kind = unicodedata.category(letter)
     superscript = kind == "No" and unicodedata.decomposition(letter).startswith("<super>")
-    return kind == "Cf" or superscript or unicodedata.combining(letter) > 0 or "\ufe00" <= letter <= "\ufe0f"
+    return (
+        kind == "Cf"
+        or superscript
+        or unicodedata.combining(letter) > 0
+        or "\ufe00" <= letter <= "\ufe0f"
+        or letter == TATWEEL
+    )
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -95,5 +103,9 @@ def folded(text: str) -> str:
     seen = "".join(letter for letter in text if letter not in SEPARATORS and not is_ignored(letter))
     capitals = unicodedata.normalize("NFKD", seen).translate(CAPITALS)
     plain = unicodedata.normalize("NFKD", capitals.casefold()).casefold()
-    bare = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    bare = "".join(
+        str(unicodedata.decimal(letter)) if letter.isdecimal() else letter
+        for letter in plain
+        if not unicodedata.combining(letter)
+    )
     return "".join(WORD.findall(unicodedata.normalize("NFC", bare).translate(LOOKALIKES)))

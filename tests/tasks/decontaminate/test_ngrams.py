@@ -136,6 +136,10 @@ def test_words_equal_the_reference_implementation(text: str) -> None:
         ("Вода и Хлеб", "ВОДА И ХЛЕБ"),
         ("ΣΑΣ", "σας"),
         ("人人生而自由", "人人，生而自由。"),
+        ("یک کتاب خوب می خواهم", "يك كتاب خوب مى خواهم"),
+        ("محمد في البيت", "محـــمد في البـيت"),
+        ("1984 में 25 जून", "१९८४ में २५ जून"),
+        ("عام 1984", "عام ١٩٨٤"),
     ],
 )
 def test_texts_that_read_the_same_match(one: str, other: str) -> None:
