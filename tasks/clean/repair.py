@@ -38,12 +38,14 @@ REPLACED_BUT_WIDTH = _replaced(chardata.LIGATURES, chardata.CONTROL_CHARS)
 AWAY = re.compile(r"(?<=[\0-\x7f]{8})[\0-\x7f]+(?=[\0-\x7f]{8})")
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 # Ends of words in capitals that ftfy takes for mojibake, and are none: it makes MAÇû of «MAÇÃ», LIBERTɹ of LIBERTÉ¹.
-# The mark after them closes a quotation of the line, or is the number of a note.
+# What follows closes a quotation of the line, is the number of a note, or a no-break space.
 QUOTED = "|".join(
     rf"{opening}[^{opening}{closing}\n]*[A-Z][\u00c0-\u00de]?[\u00c2-\u00df](?={closing}(?!\w))"
     for opening, closing in ("«»", "»«", "“”", "„“", "‘’", "‚‘", "‹›", "›‹")
 )
-CAPITALS = re.compile(rf"{QUOTED}|[A-Z]{{2}}[\u00c8-\u00df](?=[¹²³](?!\w))")
+NOTED = r"[A-Z]{2}[\u00c8-\u00df](?=[¹²³](?!\w))"
+SPACED = r"[A-Z][A-Z\u00c0-\u00de][\u00c3\u00c8-\u00df](?=\u00a0)"
+CAPITALS = re.compile(f"{QUOTED}|{NOTED}|{SPACED}")
 JOINER = "\u2060"  # ftfy leaves it in its place
 
 

@@ -454,6 +454,7 @@ def test_repaired_text_is_storable_and_stable(text: str) -> None:
         "A palavra do dia é «MAÇÃ».",
         "O título é “IRMÃ” em maiúsculas, “HÂLÂ” e „ALBÓ“.",
         "LA LIBERTÉ¹ ET L’ÉGALITÉ².",
+        "ATÉ AMANHÃ\u00a0DE MANHÃ",
         "a\u2060b «Ã»",
     ],
 )
