@@ -89,7 +89,7 @@ class RunLogger:
         source: model or checkpoint that the run has just begun from, if any.
 
     Raises:
-        UserError: on all processes, if a requested tracker is not installed or refuses.
+        UserError: on all processes, if a requested tracker is not installed.
     """
 
     def __init__(

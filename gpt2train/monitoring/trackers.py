@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 from collections import deque
@@ -21,7 +22,6 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from gpt2train.config import RunConfig
-from gpt2train.errors import UserError
 from gpt2train.extras import needs_extra
 from gpt2train.settings import flatten
 from gpt2train.store.counts import count_of
@@ -33,12 +33,13 @@ TENSORBOARD = "tensorboard"
 IDENTITY = "tracking.json"
 MAX_ROWS = 10_000  # rows that wait for a tracker that does not answer; older ones are dropped
 MAX_METRICS, MAX_PARAMS = 1000, 100  # of a request to MLflow
-OPEN_SECONDS = 10.0  # a tracker that refuses a new run within this time ends it before its first step
+OPEN_SECONDS = 10.0  # for the server of Weights & Biases to open a run; then it is kept on the disk
 CLOSE_SECONDS = 60.0  # without its server Weights & Biases needs half of it until it writes to the disk
 FINISH_SECONDS = 20.0  # for Weights & Biases to upload the rest, below CLOSE_SECONDS
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
-# Codes of MLflow's errors that may pass, those of a connection too; others are a refusal, such as a missing permission.
-PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "IO_ERROR", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+# How a tracked run is answered that was deleted: codes of MLflow, text of the server of Weights & Biases.
+GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+DELETED = "previously created and deleted"
 
 
 class Row(NamedTuple):
@@ -68,7 +69,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Run in Weights & Biases; `WANDB_MODE=offline` keeps it on disk, and so does a server that does not answer.
+    """Run in Weights & Biases; `WANDB_MODE=offline` keeps it on disk, as a missing key and a silent server do.
 
     Once it is open, the library itself keeps on disk what it cannot send, and tries again.
     """
@@ -79,11 +80,16 @@ class WeightsAndBiases:
         known = _tracked_runs(config.output).get("wandb")
         name = known or secrets.token_hex(4)
         try:
-            self._run = self._init(wandb, config, id=name, resume="allow" if known else None)
-        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-            raise UserError(f"logging.wandb: Weights & Biases refused: {error}; log in, or unset it") from error
-        except wandb.errors.CommError as error:
-            self._run = self._init(wandb, config, id=name, mode="offline")
+            try:
+                self._run = self._init(wandb, config, id=name, resume="allow" if known else None)
+            except wandb.errors.CommError as error:
+                if not known or DELETED not in str(error):
+                    raise
+                _warn_of_gone("logging.wandb", known, step)
+                name, known = secrets.token_hex(4), None
+                self._run = self._init(wandb, config, id=name)
+        except wandb.errors.Error as error:  # without a key too
+            self._run = self._init(wandb, config, id=name, resume="allow" if known else None, mode="offline")
             self._warn(" ".join(str(error).split()))
         _store_id(config.output, "wandb", name)
 
@@ -94,14 +100,20 @@ class WeightsAndBiases:
         limits: dict[str, Any] = {"init_timeout": OPEN_SECONDS}
         if "finish_timeout" in wandb.Settings.model_fields:  # not in older releases, which wait without end
             limits |= {"finish_timeout": FINISH_SECONDS, "finish_timeout_raises": True}
-        return wandb.init(
-            project=config.logging.wandb,
-            dir=config.output,
-            name=Path(config.output).name,
-            config=config.model_dump(mode="json"),
-            settings=wandb.Settings(console="off", **limits),
-            **options,
-        )
+        # Without a key it would ask for one on a terminal, and the run would wait for the answer at its end.
+        stdin = sys.stdin
+        with Path(os.devnull).open() as sys.stdin:
+            try:
+                return wandb.init(
+                    project=config.logging.wandb,
+                    dir=config.output,
+                    name=Path(config.output).name,
+                    config=config.model_dump(mode="json"),
+                    settings=wandb.Settings(console="off", **limits),
+                    **options,
+                )
+            finally:
+                sys.stdin = stdin
 
     def _warn(self, reason: str) -> None:
         folder = Path(self._run.settings.sync_dir)
@@ -130,17 +142,16 @@ class MLflow:
         for name in ("urllib3", "mlflow"):  # a warning for each attempt; ours is one line
             logging.getLogger(name).setLevel(logging.ERROR)
         self._client = mlflow.MlflowClient()
-        known = _tracked_runs(config.output).get("mlflow")
+        self._id = _tracked_runs(config.output).get("mlflow", "")
         try:
-            self._id = self._resume(known) if known else self._create(config)
+            if self._id:
+                self._client.update_run(self._id, status="RUNNING")
         except mlflow.exceptions.MlflowException as error:
-            if error.error_code in PASSING:
+            if error.error_code not in GONE:
                 raise
-            raise UserError(f"logging.mlflow: MLflow refused: {error}; set MLFLOW_TRACKING_URI, or unset it") from error
-
-    def _resume(self, known: str) -> str:
-        self._client.update_run(known, status="RUNNING")
-        return known
+            _warn_of_gone("logging.mlflow", self._id, step)
+            self._id = ""
+        self._id = self._id or self._create(config)
 
     def _create(self, config: RunConfig) -> str:
         name = config.logging.mlflow
@@ -183,24 +194,10 @@ class TrackerThread:
         self._setting, self._open, self._sent = setting, open_tracker, step
         self._rows: deque[Row] = deque()
         self._changed = threading.Condition()
-        self._closing = self._failed = self._tried = self._left = False
-        self._may_refuse = step == 0  # later, a refusal is not worth a start
+        self._closing = self._failed = self._left = False
         self._dropped = 0
-        self._refusal: UserError | None = None
         self._thread = threading.Thread(target=self._run, name=setting, daemon=True)
         self._thread.start()
-
-    def check(self) -> None:
-        """Wait a moment for the tracker of a new run to open.
-
-        Raises:
-            UserError: it refuses.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._tried or not self._may_refuse, OPEN_SECONDS)
-            self._may_refuse = False
-        if self._refusal is not None:
-            raise self._refusal
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Send a row, later."""
@@ -229,13 +226,10 @@ class TrackerThread:
             last = self._closing
             try:
                 tracker = self._open(self._sent)
-                self._mark_tried()
                 self._send_all(tracker)
                 tracker.close()
                 return
             except Exception as error:  # noqa: BLE001 - of libraries and servers that the result does not need
-                if self._mark_tried(error):
-                    return
                 if not self._failed and not self._left:
                     reason = " ".join(str(error).split()).removeprefix(f"{self._setting}: ") or type(error).__name__
                     log.warning("warning: %s: %s; the run goes on, and its rows are sent later", self._setting, reason)
@@ -243,15 +237,6 @@ class TrackerThread:
                 self._failed = True
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, pause)
-
-    def _mark_tried(self, error: Exception | None = None) -> bool:
-        """Note that the tracker was opened or failed; True if it refuses a run that still waits for it."""
-        with self._changed:
-            if self._may_refuse and isinstance(error, UserError):
-                self._refusal = error
-            self._tried = True
-            self._changed.notify()
-        return self._refusal is not None
 
     def _send_all(self, tracker: Tracker) -> None:
         """Send rows as they come, until the end of the run."""
@@ -276,7 +261,7 @@ def open_trackers(config: RunConfig, step: int) -> list[TrackerThread]:
     """Open the trackers that the settings request; W&B and MLflow resume the same tracked run from a step.
 
     Raises:
-        UserError: a requested tracker is not installed, or refuses a new run.
+        UserError: a requested tracker is not installed.
     """
     settings, requested = config.logging, dict[str, Callable[[RunConfig, int], Tracker]]()
     if settings.tensorboard:
@@ -287,15 +272,7 @@ def open_trackers(config: RunConfig, step: int) -> list[TrackerThread]:
     if settings.mlflow is not None:
         _load("mlflow", "logging.mlflow")
         requested["logging.mlflow"] = MLflow
-    found = [TrackerThread(name, functools.partial(kind, config), step) for name, kind in requested.items()]
-    try:
-        for tracker in found:
-            tracker.check()
-    except UserError:
-        for tracker in found:
-            tracker.close(wait=False)
-        raise
-    return found
+    return [TrackerThread(name, functools.partial(kind, config), step) for name, kind in requested.items()]
 
 
 def _load(package: str, setting: str) -> Any:
@@ -311,6 +288,10 @@ def _tracked_runs(run: str) -> dict[str, str]:
         found = json.loads((Path(run) / IDENTITY).read_bytes())
         return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
     return {}
+
+
+def _warn_of_gone(setting: str, name: str, step: int) -> None:
+    log.warning("warning: %s: the run %s was deleted there; a new one gets the rows after step %d", setting, name, step)
 
 
 def _store_id(run: str, tracker: str, name: str) -> None:

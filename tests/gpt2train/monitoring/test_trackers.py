@@ -1,8 +1,12 @@
 """Trackers: metrics reach each selected one, a resumed run stays one run there, and a failure ends no run."""
 
+import contextlib
 import gzip
 import json
 import logging
+import os
+import pty
+import subprocess
 import sys
 import threading
 import time
@@ -78,6 +82,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Calls)
         self.away: int | None = None  # status of the answer
+        self.gone: dict[str, str] = {}  # run that was deleted -> code of the answer
         self.hang = threading.Event()
         self.hang.set()
         self.rows: dict[int, dict[str, float]] = {}
@@ -94,14 +99,16 @@ class Calls(BaseHTTPRequestHandler):
         self.server.hang.wait(20)
         call = self.path.partition("?")[0].partition("/mlflow/")[2]
         self.server.calls.append(call)
-        run = {"run": {"info": {"run_id": "r1", "experiment_id": "1"}, "data": {}}}
+        run = {"run": {"info": {"run_id": f"r{len(self.server.calls)}", "experiment_id": "1"}, "data": {}}}
         answer = {"experiments/get-by-name": {"experiment": {"experiment_id": "1"}}, "runs/create": run}.get(call, {})
-        if self.server.away is None:
+        away, code = self.server.away, "PERMISSION_DENIED" if self.server.away == 403 else "TEMPORARILY_UNAVAILABLE"
+        if gone := self.server.gone.get(body.get("run_id", "")):
+            away, code = 400, gone
+        if away is None:
             for metric in body.get("metrics", []):
                 self.server.rows.setdefault(metric["step"], {})[metric["key"]] = metric["value"]
-        code = "PERMISSION_DENIED" if self.server.away == 403 else "TEMPORARILY_UNAVAILABLE"
-        content = json.dumps(answer if self.server.away is None else {"error_code": code}).encode()
-        self.send_response(self.server.away or 200)
+        content = json.dumps(answer if away is None else {"error_code": code}).encode()
+        self.send_response(away or 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -191,16 +198,41 @@ def test_a_tracker_that_cannot_be_opened_takes_no_metrics_away(
     assert len(read_metrics(settings.output)) == 3
 
 
-def test_a_server_that_refuses_ends_a_new_run_at_once_but_none_that_goes_on(
-    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_server_that_refuses_ends_no_run(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, step: int
 ) -> None:
     server.away = 403
     settings = config(tmp_path / "run", mlflow="x")
-    with pytest.raises(UserError, match=r"logging.mlflow: MLflow refused: .*; set MLFLOW_TRACKING_URI, or unset it"):
-        open_trackers(settings, 0)
     with caplog.at_level(logging.WARNING, "gpt2train"):
-        write_rows(settings, 5, 5)
-    assert "MLflow refused" in caplog.messages[0] and caplog.messages[-1].endswith("lacks 1 row; metrics.jsonl has all")
+        write_rows(settings, step, step)
+    assert "PERMISSION_DENIED" in caplog.messages[0] and "the run goes on" in caplog.messages[0]
+    assert caplog.messages[-1].endswith("lacks 1 row; metrics.jsonl has all")
+
+
+@pytest.mark.parametrize("code", ["RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"])
+def test_a_tracked_run_that_was_deleted_is_begun_anew(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture, code: str
+) -> None:
+    """Before the training resumes at its start, and while it runs."""
+    settings = config(tmp_path / "run", mlflow="x")
+    identity = tmp_path / "run" / "tracking.json"
+    identity.write_text('{"mlflow": "deleted"}')
+    server.gone["deleted"] = code
+    with caplog.at_level(logging.WARNING, "gpt2train"):
+        writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
+        writer.write({"step": 1} | rows(1)[1])
+        wait_for(lambda: server.rows == rows(1), 20, "the first row")
+        assert caplog.messages == [
+            "warning: logging.mlflow: the run deleted was deleted there; a new one gets the rows after step 0"
+        ]
+        second = json.loads(identity.read_text())["mlflow"]
+        server.gone[second] = code
+        writer.write({"step": 2} | rows(2)[2])
+        wait_for(lambda: server.rows == rows(1, 2), 20, "the second row")
+        writer.close()
+    assert f"the run {second} was deleted there; a new one gets the rows after step 1" in caplog.text
+    assert json.loads(identity.read_text())["mlflow"] not in (second, "deleted") and len(caplog.messages) == 3
 
 
 def test_mlflow_continues_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +289,9 @@ class WandbCalls(BaseHTTPRequestHandler):
             return {}
         call = json.loads(body)
         names = call.get("variables", {})
+        if names.get("name") == "deleted":
+            reason = "run me/gpt2/deleted was previously created and deleted; try a new run id"
+            return {"errors": [{"message": reason}], "data": None}
         if "UpsertBucket" in call["query"]:
             project = {"id": "p", "name": names.get("project"), "entity": {"id": "e", "name": "me"}}
             bucket = {"id": "b", "name": names.get("name"), "displayName": "run", "config": "{}", "project": project}
@@ -322,6 +357,49 @@ def test_weights_and_biases_works_offline(tmp_path: Path, monkeypatch: pytest.Mo
 
     wait_for(whole, 60, "both jobs' values")  # W&B's own process may write a moment after `finish` returned
     assert b"odd_norm" not in stored()  # not a number, so not drawn
+
+
+@pytest.mark.slow
+def test_a_run_of_weights_and_biases_that_was_deleted_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed (extra track)")
+    server = WandbServer(None)
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    settings = config(tmp_path / "run", wandb="gpt2")
+    (tmp_path / "run" / "tracking.json").write_text('{"wandb": "deleted"}')
+    with caplog.at_level(logging.WARNING, "gpt2train"):
+        write_rows(settings, 1, 2)
+    server.server_close()
+    assert [text for text in caplog.messages if "warning" in text] == [
+        "warning: logging.wandb: the run deleted was deleted there; a new one gets the rows after step 0"
+    ]
+    assert server.rows and json.loads((tmp_path / "run" / "tracking.json").read_text())["wandb"] != "deleted"
+
+
+@pytest.mark.slow
+def test_weights_and_biases_without_a_key_asks_nobody_on_a_terminal(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed (extra track)")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    program = (
+        "import sys; from pathlib import Path; from tests.gpt2train.monitoring.test_trackers import config, write_rows;"
+        "write_rows(config(Path(sys.argv[1]), wandb='gpt2'), 1, 3)"
+    )
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "HOME": str(tmp_path)}
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of the terminal
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    assert process.wait(60) == 0, shown.decode()
+    assert b"Enter your choice" not in shown and b"wandb sync" in shown
+    assert len([*tmp_path.glob("run/wandb/offline-run-*/run-*.wandb")]) == 1
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
