@@ -57,6 +57,7 @@ class TensorBoard:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         from torch.utils.tensorboard import SummaryWriter  # takes 1 s, which only rank 0 spends
 
+        _silence_threads("tensorboard.")
         self._board = SummaryWriter(str(Path(config.output) / TENSORBOARD), purge_step=step + 1)
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -288,6 +289,18 @@ def _tracked_runs(run: str) -> dict[str, str]:
         found = json.loads((Path(run) / IDENTITY).read_bytes())
         return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
     return {}
+
+
+@functools.cache  # once, also if the tracker is opened again
+def _silence_threads(package: str) -> None:
+    """Drop the tracebacks of a library's own threads, whose errors its next call raises."""
+    report = threading.excepthook
+
+    def hook(error: threading.ExceptHookArgs) -> None:
+        if not type(error.thread).__module__.startswith(package):
+            report(error)
+
+    threading.excepthook = hook
 
 
 def _warn_of_gone(setting: str, name: str, step: int) -> None:

@@ -56,10 +56,26 @@ def test_tensorboard_gets_finite_values_only(tmp_path: Path) -> None:
     assert read_metrics(settings.output)[0]["odd_norm"] is None
 
 
+def test_a_folder_of_the_curves_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
+    """Without the traceback of TensorBoard's thread at each attempt: in a process that reports as usual."""
+    program = (
+        "import sys; from pathlib import Path; from tests.gpt2train.monitoring.test_trackers import *;"
+        "from tensorboard.compat.tensorflow_stub.io import gfile; logging.basicConfig(format='%(message)s');"
+        "gfile.io = type('io', (), {'open': lambda *_, **__: Path('/none/none').open()});"
+        "write_rows(config(Path(sys.argv[1]), tensorboard=True), 1, 3)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    first, last = made.stderr.splitlines()
+    assert made.returncode == 0 and "No such file" in first and "the run goes on" in first
+    assert last == "warning: logging.tensorboard lacks 3 rows; metrics.jsonl has all"
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_of_the_curves_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = config(tmp_path / "run", tensorboard=True)
     writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
+    wait_for(lambda: [*tmp_path.glob("run/tensorboard/*")], 60, "the file of the curves")
     (curves,) = (tmp_path / "run" / "tensorboard").iterdir()
     (tmp_path / "full").symlink_to("/dev/full")
     (tmp_path / "full").replace(curves)  # at once: the writer thread would create the file again
