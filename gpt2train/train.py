@@ -43,7 +43,7 @@ from gpt2train.monitoring.run_record import find_early_stop, record_early_stop
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, broadcast_from_rank0, first_of_ranks, join
 from gpt2train.settings import parse_assignment
-from gpt2train.store.process import CLOSING, ends_with_terminal
+from gpt2train.store.process import CLOSING, ends_with_terminal, prepare_streams
 from gpt2train.store.run_folder import checkpoint_step
 from gpt2train.training import performance
 from gpt2train.training.callbacks import CallbackList, RunView
@@ -61,6 +61,7 @@ MAX_TIMEOUT_SECONDS = 7 * 24 * 3600.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says and return the exit code."""
+    prepare_streams()
     parser = _Parser(prog="gpt2train.train", description="Train a GPT-2 on token files.")
     parser.add_argument("--config", required=True, metavar="FILE.toml", help="settings of the run (RunConfig)")
     parser.add_argument("--preset", help="settings that the file overrides: tiny, 117m, 345m, megatron-345m, …")

@@ -13,6 +13,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.evaluate.torchrun import join_group
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_process import exit_code, exit_without_teardown, follow_launcher, install_excepthook
+from gpt2train.store.process import prepare_streams
 
 # Seconds that the other ranks wait after an error, so that rank 0 can report it: the launcher stops all when one exits.
 EXIT_DELAY_SECONDS = 3.0
@@ -23,6 +24,7 @@ def main() -> None:
 
     Each rank has the whole model, on the GPU of its local rank if there are GPUs.
     """
+    prepare_streams("stderr")
     sys.argv.insert(1, "evaluate")
     try:
         env = read_process_env(os.environ)

@@ -13,12 +13,14 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.launch.exit_codes import LOST_CONTACT
 from gpt2train.launch.process_env import likely_rank, read_process_env
 from gpt2train.launch.rank_process import exit_code, exit_without_teardown, follow_launcher, install_excepthook
+from gpt2train.store.process import prepare_streams
 
 INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line on rank 0; run the model's shards on the other ranks."""
+    prepare_streams("stderr")
     follow_launcher()
     debug = "--debug" in sys.argv
     rank = likely_rank(os.environ)

@@ -12,6 +12,7 @@ import io
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows ends a process at o
 
 MULTIPLEXERS = {"TMUX", "STY"}  # environment variables of tmux and screen, whose terminals outlive a connection
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}  # disk full, or quota exceeded
+MIN_COLUMNS = 20
 CLOSING = "closing this terminal ends the run, which saves first; tmux or nohup keep it running"
 
 
@@ -127,12 +129,19 @@ def prepare_streams(*logs: str) -> None:
     """Open the standard streams that are closed, and let those of `logs`, such as `stderr`, survive a full disk.
 
     Otherwise the next file that is opened gets the descriptor of a closed stream, and with it what libraries print.
+    Output in another encoding than UTF-8 has escapes for what that lacks, and no terminal is narrower than
+    `MIN_COLUMNS`: rich lays out a help page for 0 columns forever.
     """
+    columns = shutil.get_terminal_size().columns
+    if columns < MIN_COLUMNS or os.environ.get("COLUMNS") == "0":
+        os.environ["COLUMNS"] = str(max(columns, MIN_COLUMNS))
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     for name in logs:
         old = getattr(sys, name)
         buffer = io.BufferedWriter(_DroppingStream(old.fileno(), "w", closefd=False))

@@ -125,3 +125,27 @@ def test_a_closed_stream_becomes_no_data_file(tmp_path: Path) -> None:
     command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", STREAMS, "stderr"]
     assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
     assert (tmp_path / "data").read_text() == "text"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell of Windows closes no streams")
+@pytest.mark.parametrize("module", ["train", "evaluate"])
+def test_an_entry_of_a_job_works_without_streams(module: str, tmp_path: Path) -> None:
+    wrong = {"train": ["--config", "none.toml"], "evaluate": ["lambada", "--model", "none"]}[module]
+    command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-m", f"gpt2train.{module}", *wrong]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252:strict", "utf-8:strict"])
+def test_output_has_escapes_for_what_its_encoding_lacks(encoding: str) -> None:
+    program = "from gpt2train.store.process import prepare_streams; prepare_streams(); print('\\udcff \\u4e2d')"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    assert done.stdout.split() == [b"\\udcff", "\u4e2d".encode() if encoding.startswith("utf-8") else b"\\u4e2d"]
+
+
+@pytest.mark.parametrize("columns", ["0", "1"])
+def test_a_help_page_ends_on_a_terminal_without_width(columns: str) -> None:
+    environment = {**os.environ, "COLUMNS": columns}
+    command = [sys.executable, "-m", "gpt2train", "runs", "--help"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout[:6]) == (0, b"Usage:")
