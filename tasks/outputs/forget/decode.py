@@ -49,7 +49,7 @@ def pieces(root: Folder, name: str) -> Iterator[Piece]:
         Exception: The file is damaged; any error of its reader.
     """
     with root.open(name) as file:
-        head = file.read(8)
+        head = file.read(io.DEFAULT_BUFFER_SIZE)
     if name.rpartition("/")[2] == MANIFEST:  # its parameters are settings of the user, such as a contact address
         made = json.loads(root.read_bytes(name))
         yield Piece("", (), ("\n".join(_strings({key: value for key, value in made.items() if key != "parameters"})),))
