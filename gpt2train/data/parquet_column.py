@@ -91,7 +91,9 @@ def _cells(
         schema = file.schema_arrow
         kind = _type_of(schema, key)
         if kind is None:
-            raise UserError(f"{place} has no column {key!r}; it has {list_names(schema.names)}; name it by --json-key")
+            several = schema.names.count(key) > 1
+            found, remedy = ("several columns", "rename them") if several else ("no column", "name it by --json-key")
+            raise UserError(f"{place} has {found} {key!r}; it has {list_names(schema.names)}; {remedy}")
         if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by --json-key")
         columns = [key, *(name for name in others if name != key and _type_of(schema, name) is not None)]
@@ -118,11 +120,11 @@ def list_names(names: list[str]) -> str:
 
 
 def _type_of(schema: pa.Schema, path: str) -> pa.DataType | None:
-    """Type of a column or of a field in a column of structs; None if there is none."""
-    if path in schema.names:
-        return schema.field(path).type
+    """Type of a column or of a field in a column of structs; None if there is none, or several of the name."""
+    if (index := schema.get_field_index(path)) >= 0:
+        return schema.field(index).type
     first, *rest = path.split(".")
-    kind = schema.field(first).type if rest and first in schema.names else None
+    kind = schema.field(index).type if rest and (index := schema.get_field_index(first)) >= 0 else None
     for name in rest:
         kind = kind.field(name).type if kind and pa.types.is_struct(kind) and kind.get_field_index(name) >= 0 else None
     return kind
@@ -150,9 +152,9 @@ def _texts(column: pa.Array) -> Iterable[pa.Scalar]:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Convert a cell to a string or a number; None for other types and invalid UTF-8."""
+    """Convert a cell to a string or a number; None for other types and unusable values."""
     try:
         found = value.as_py()
-    except (UnicodeDecodeError, ValueError, OverflowError):
+    except (ValueError, OverflowError, KeyError):  # no UTF-8, a date out of range, an unknown time zone
         return None
     return str(found) if hasattr(found, "isoformat") else found

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpt2train.data.documents import split_objects
 from gpt2train.data.parquet_column import ROWS
+from gpt2train.errors import UserError
 from gpt2train.store.manifest import Folder, merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
@@ -124,6 +125,20 @@ TEXT_TYPES = [
     *(pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
     *(pa.dictionary(pa.int32(), pa.string()), pa.dictionary(pa.int8(), pa.binary())),
 ]
+
+
+def test_parquet_columns_that_give_no_value_are_left_out(tmp_path: Path) -> None:
+    """Two columns of a name, and a date of an unknown time zone; with two of the texts, nothing says which is meant."""
+    names = ["text", "url", "url", "date"]
+    columns = [*[pa.array(["a", "b"])] * 3, pa.array([1, None], pa.timestamp("us", "Mars/Phobos"))]
+    pq.write_table(pa.Table.from_arrays(columns, names), tmp_path / "a.parquet")
+    rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", tmp_path / "a.parquet"))
+    assert [(row["text"], row["url"], row["date"]) for row in rows] == [
+        ("a", "a.parquet#1", None),
+        ("b", "a.parquet#2", None),
+    ]
+    with pytest.raises(UserError, match=r"a\.parquet has several columns 'url'; it has .*; rename them"):
+        read(tmp_path / "other", tmp_path / "a.parquet", key="url")
 
 
 def test_parquet_columns_of_other_types_are_read(tmp_path: Path) -> None:
