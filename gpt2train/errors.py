@@ -16,6 +16,7 @@ _QUERY = re.compile(r"(:/+[^\s?#]+)([?#])\S*?(?=['\"),;:.\]}>]*(?:\s|$))")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as Windows writes text; no UTF-8 begins with these bytes
 UTF16_REMEDY = "it is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 IN > OUT"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # begins what a clone without Git LFS has for a large file
+LFS_REMEDY = "is a pointer of Git LFS, not the file itself; fetch it: git lfs pull"
 _MIN_SECRET = 3  # characters; shorter secrets are not searched for by themselves, since they occur in any text
 
 
@@ -35,7 +36,7 @@ def check_not_utf16(content: bytes, file: object) -> None:
 def check_no_pointer(content: bytes, file: object) -> None:
     """Raise a UserError if a file is what Git LFS keeps in its place."""
     if content.startswith(LFS_POINTER):
-        raise UserError(f"{file} is a pointer of Git LFS, not the file itself; fetch it: git lfs pull")
+        raise UserError(f"{file} {LFS_REMEDY}")
 
 
 def redact(text: str, *addresses: str) -> str:

@@ -24,7 +24,15 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.data.documents import is_hidden
 from gpt2train.data.packed_file import FaultLast, WindowError, unpack
-from gpt2train.errors import DamagedFileError, TransientError, UserError, is_io_failure, redact
+from gpt2train.errors import (
+    LFS_POINTER,
+    DamagedFileError,
+    TransientError,
+    UserError,
+    check_no_pointer,
+    is_io_failure,
+    redact,
+)
 from gpt2train.store.folder import Folder
 from gpt2train.store.hub import allow, pinned, repository_of
 from gpt2train.store.object_stores import BLOCK as STORE_BLOCK
@@ -268,6 +276,8 @@ def _describe(location: str, name: str, flag: str) -> InputFile:
         fs, path = fsspec.core.url_to_fs(location)
         if isinstance(fs, LocalFileSystem):
             status = Path(path).stat()
+            with Path(path).open("rb") as file:
+                check_no_pointer(file.read(len(LFS_POINTER)), location)
             return InputFile(location, name, status.st_size, _hash_once(path, status.st_size, status.st_mtime_ns))
         info: dict[str, Any] = fs.info(path)
         size = info.get("size")

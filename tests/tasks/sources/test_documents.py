@@ -148,6 +148,17 @@ def test_a_later_file_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pyte
         read(tmp_path / "out", *files)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", *(f"a.jsonl{suffix}" for suffix in COMPRESSORS if suffix)])
+def test_a_file_of_no_bytes_and_a_pointer_are_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "in" / "b.jsonl", {"text": "x"})
+    (tmp_path / "in" / name).write_bytes(b"")
+    manifest = read(tmp_path / "out", tmp_path / "in")
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"unreadable": 1})
+    (tmp_path / "in" / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(UserError, match=rf"{name} is a pointer of Git LFS, .*: git lfs pull"):
+        read(tmp_path / "out", tmp_path / "in")
+
+
 def test_small_files_share_a_batch_and_large_ones_have_their_own(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.jsonl", {"text": "x" * size}) for n, size in enumerate([10, 10, 900, 10, 10, 10])]
     found = find_documents([str(path) for path in paths], "text", 2**20)
