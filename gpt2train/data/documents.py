@@ -4,6 +4,7 @@ Archives are read as streams and nothing is unpacked to the disk. A compressed m
 `openwebtext.tar.xz`, whose members are compressed archives of `.txt` files, is read as it is published.
 """
 
+import codecs
 import io
 import json
 import lzma
@@ -24,7 +25,7 @@ from typing import IO, Any, Literal, NamedTuple, Self
 import orjson
 
 from gpt2train.data.packed_file import FaultLast, compression, unpack
-from gpt2train.errors import UTF16, UTF16_REMEDY, DamagedFileError, UserError
+from gpt2train.errors import LFS_POINTER, LFS_REMEDY, UTF16, UTF16_REMEDY, DamagedFileError, UserError
 
 BLOCK = 1 << 20  # bytes read at a time
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
@@ -45,8 +46,8 @@ JSON_NAMES = (".json", ".jsonl", ".ndjson")
 END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
 REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
-_SEAM = re.compile(rb"\}\s*\{")
-_SPACE = re.compile(r"\s*")
+_SEAM = re.compile(rb"\}(?:\s|\xef\xbb\xbf)*\{")
+_SPACE = re.compile(r"[\s\ufeff]*")
 _DECODER = json.JSONDecoder()
 PYTHON_ROW = re.compile(rb"\s*\{\s*'")  # as Python prints a dict
 PYTHON_REMEDY = (
@@ -151,7 +152,7 @@ def expand(inputs: list[Path]) -> list[Path]:
 
 def is_hidden(path: str | Path) -> bool:
     """Return True if a path below a given folder is no data by its name, or by that of a folder on the way."""
-    return any(part.startswith(HIDDEN) for part in PurePosixPath(path).parts)
+    return any(part.startswith(HIDDEN) and part != ".." for part in PurePosixPath(path).parts)
 
 
 def scraped_text(location: str) -> str | None:
@@ -207,8 +208,13 @@ def read_rows(path: Path, key: str, separator: str = "") -> Iterator[Row]:
             raise
         if getattr(error, "errno", None):  # the disk failed, not the format
             raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}; copy the file again") from error
-        fault = error.fault if isinstance(error, DamagedFileError) else str(error) or type(error).__name__
-        yield Row(row.place, row.number + 1, "broken_file", fault.encode(errors="replace"))
+        yield _broken(row, error)
+
+
+def _broken(last: Row, error: Exception) -> Row:
+    """Row of the fault after the last row of a file or a member."""
+    fault = error.fault if isinstance(error, DamagedFileError) else str(error) or type(error).__name__
+    return Row(last.place, last.number + 1, "broken_file", fault.encode(errors="replace"))
 
 
 def _file_rows(path: Path, key: str, separator: bytes) -> Iterator[Row]:
@@ -229,11 +235,12 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
             break
         head, stream = _peek(unpack(stream, suffix))
         name = name.removesuffix(PurePosixPath(name).suffix) if name.endswith(PACKED) else name
-    if unknown := next((name for magic, name in UNKNOWN.items() if head.startswith(magic)), None):
-        raise UserError(f"{place} has an unknown compression ({unknown}); {REMEDY}")
-    if head.startswith(UTF16) and name.endswith(JSON_NAMES):
-        raise UserError(f"{place}: {UTF16_REMEDY}")
-    if head[257:262] == b"ustar":
+    first = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    if fault := _refusal(head, place, name):
+        if not depth:
+            raise UserError(fault)
+        yield Row(place, 0, "not_text", b"")
+    elif head[257:262] == b"ustar":
         yield from _members(stream, place, separator, depth)
     elif name.endswith(".txt") and separator:
         for number, text in read_lines(stream, MAX_DOCUMENT, separator):
@@ -242,14 +249,29 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
     elif name.endswith(".txt"):
         content = stream.read(MAX_DOCUMENT + 1)
         yield Row(place, 0, "text", content) if len(content) <= MAX_DOCUMENT else Row(place, 0, "too_large", b"")
-    elif not head or head.lstrip()[:1] == b"{" or (name.endswith(JSON_NAMES) and head.lstrip()[:1] != b"["):
+    elif not head or first == b"{" or (name.endswith(JSON_NAMES) and first != b"["):
         yield from _lines(stream, place)
     elif depth:
         yield Row(place, 0, "not_text", b"")
-    elif head.lstrip()[:1] == b"[":
+    elif first == b"[":
         raise UserError(f"{place} is a JSON array; write one object per line")
     else:
         raise UserError(f"{place} is of an unknown kind; {REMEDY}")
+
+
+def _refusal(head: bytes, place: str, name: str) -> str:
+    """Return the reason why a stream that begins so is not read; empty if it may be.
+
+    Raises:
+        DamagedFileError: it has no bytes, not even those by which a packed file begins.
+    """
+    if not head and name.endswith((*PACKED, ".parquet")):
+        raise DamagedFileError(f"{place} has 0 bytes", "it has 0 bytes")
+    if unknown := next((kind for magic, kind in UNKNOWN.items() if head.startswith(magic)), None):
+        return f"{place} has an unknown compression ({unknown}); {REMEDY}"
+    if head.startswith(UTF16) and name.endswith(JSON_NAMES):
+        return f"{place}: {UTF16_REMEDY}"
+    return f"{place} {LFS_REMEDY}" if head.startswith(LFS_POINTER) else ""
 
 
 def _cells(path: Path, key: str) -> Iterator[Row]:
@@ -271,7 +293,7 @@ def _lines(stream: IO[bytes], place: str) -> Iterator[Row]:
     for number, line in read_lines(stream, MAX_DOCUMENT):
         if line is None:
             yield Row(place, number, "too_large", b"")
-        elif line and not line.isspace():
+        else:
             yield from (Row(place, number, "json", part) for part in split_objects(line))
 
 
@@ -316,12 +338,20 @@ def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Ite
             if member.isdir():
                 continue
             where, name = f"{place}!{member.name}", member.name.lower()
-            known = name.endswith((".txt", *JSON_NAMES)) or (name.endswith(PACKED) and depth < MAX_DEPTH)
+            packed = name.endswith(PACKED) and depth < MAX_DEPTH
+            known = (packed or name.endswith((".txt", *JSON_NAMES))) and not is_hidden(name)
             content = archive.extractfile(member) if known and member.isfile() else None
+            row = Row(where, 0, "not_text", b"")
             if content is None:
-                yield Row(where, 0, "not_text", b"")
-            else:
-                yield from _rows(content, where, separator, depth + 1)
+                yield row
+                continue
+            try:
+                for row in _rows(content, where, separator, depth + 1):
+                    yield row
+            except DAMAGE as error:
+                if not packed or getattr(error, "errno", None):  # of the archive, or of the disk
+                    raise
+                yield _broken(row, error)
 
 
 def _peek(file: IO[bytes]) -> tuple[bytes, IO[bytes]]:
@@ -344,7 +374,13 @@ def parse(line: bytes) -> Any:
 
 
 def split_objects(line: bytes) -> list[bytes]:
-    """Split a line where files without a last newline were concatenated; what follows the last whole object is one."""
+    """Split a line where files without a last newline were concatenated; what follows the last whole object is one.
+
+    The byte order marks with which they began are left out; a blank line has no object.
+    """
+    line = line.removeprefix(codecs.BOM_UTF8)
+    if not line.strip():
+        return []
     if not _SEAM.search(line):
         return [line]
     try:

@@ -98,7 +98,7 @@ def json_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) ->
 def _json_items(stream: IO[bytes], key: str, max_bytes: int, paths: Paths) -> Iterator[tuple[bytes | None, Any, Item]]:
     """Yield the lines, JSON values and records of a stream; a line where files were concatenated has several."""
     for number, line in read_lines(stream, max_bytes):
-        parts = [None] if line is None else split_objects(line) if line.strip() else []
+        parts = [None] if line is None else split_objects(line)
         for place, part in enumerate(parts, 1):
             record, item = json_item(number, part, key, max_bytes, paths)
             yield part, record, item if place == 1 else item._replace(location=f"{item.location}.{place}")
@@ -111,8 +111,6 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int, paths: 
     location = f"row {number:,}"
     if line is None:
         return None, Item(location, reason="too_large", detail=f"a line of more than {max_bytes:,} bytes")
-    if number == 1:
-        line = line.removeprefix(codecs.BOM_UTF8)
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:

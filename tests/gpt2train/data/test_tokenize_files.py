@@ -114,6 +114,7 @@ def test_names_and_archives_do_not_change_the_tokens(
     assert texts_of(bpe, tmp_path / "t") == ["The quick brown fox", "jumps over the lazy dog"]
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 ARCHIVE = tar_of({"a.txt": b"one", "b.txt": b"two"})  # headers at 0 and 1024, the end mark from 2048 on
 
 
@@ -135,6 +136,17 @@ def test_no_member_of_an_archive_is_lost_silently(
     rows = list(read_rows(tmp_path / "a.tar", "text"))
     assert [row.kind for row in rows] == ["text"] * count + ["broken_file"] * bool(fault)
     assert fault is None or fault in rows[-1].content.decode()
+
+
+def test_a_member_that_cannot_be_read_ends_with_itself(tmp_path: Path) -> None:
+    """A damaged packed one, unknown kinds, what macOS and Git LFS leave: each is named, and the others are read."""
+    inner = lzma.compress(tar_of({"1.txt": b"one", "2.txt": b"two" * 999}))
+    bad = {"a.txt": b"PK\x03\x04", "a.json": "{}".encode("utf-16"), "./._b.txt": b"\0\5\x16\7", "c.txt": POINTER}
+    (tmp_path / "a.tar").write_bytes(tar_of({"0_data.xz": inner[:-40], "1_data.xz": b"", **bad, "../d.txt": b"end"}))
+    rows = [(row.place.partition("!")[2], row.kind) for row in read_rows(tmp_path / "a.tar", "text")]
+    texts = [("0_data.xz!1.txt", "text")] * (rows[0][1] == "text")
+    broken = [(texts[-1][0] if texts else "0_data.xz", "broken_file"), ("1_data.xz", "broken_file")]
+    assert rows == [*texts, *broken, *((name, "not_text") for name in bad), ("../d.txt", "text")]
 
 
 def test_links_in_an_archive_are_named(tmp_path: Path) -> None:
@@ -255,7 +267,7 @@ def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: p
         ("a.lz4", b"x", "unknown compression"),
         ("a.json", b"PK\x03\x04zip", "unknown compression (zip)"),
         ("a.bin", b"x", "unknown kind"),
-        ("a.json", b'[{"text": "x"}]', "a JSON array"),
+        ("a.json", b'\xef\xbb\xbf[{"text": "x"}]', "a JSON array"),
         ("a.json", SAMPLE.encode("utf-16"), "a.json: it is UTF-16, not UTF-8; convert it: iconv"),
         ("a.json.gz", gzip.compress(b"x" * 10_000)[:-12], "cannot read on: Compressed"),
         ("a.json.zst", zstd(b"x" * 10_000)[:-3], "cannot read on: "),
@@ -264,6 +276,10 @@ def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: p
         ("a.json", b'{"body": "x", "id": 1}\n', "no document has the key 'text' (keys: body, id)"),
         ("a.json", b"{broken", "no document has a text (1 not_json)"),
         ("a.json", b"", "the inputs are empty"),
+        ("a.json.gz", b"", "cannot read on: it has 0 bytes"),
+        ("a.parquet", b"", "cannot read on: it has 0 bytes"),
+        ("a.txt", POINTER, "a.txt is a pointer of Git LFS, not the file itself; fetch it: git lfs pull"),
+        ("a.parquet", POINTER, "git lfs pull"),
         (None, b"", "there is no file"),
     ],
 )
@@ -289,7 +305,7 @@ def test_the_rows_before_a_break_are_kept(
     texts = [noise.bytes(400).hex() for _ in range(300)]
     whole = pack(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
     (tmp_path / "a.json.pack").write_bytes(whole[: len(whole) * 9 // 10])
-    (tmp_path / "b.json").write_bytes(SAMPLE.encode() + b'{"text": "x"}{"text": "y"}\n')
+    (tmp_path / "b.json").write_bytes(SAMPLE.encode() + '\ufeff\n{"text": "x"}\ufeff{"text": "y"}\n'.encode())
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.json.pack", tmp_path / "b.json", "--workers", 1) == 0
     found = texts_of(bpe, tmp_path / "t")
     assert found == [*texts[: len(found) - 4], "The quick brown fox", "jumps over the lazy dog", "x", "y"]

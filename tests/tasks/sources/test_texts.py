@@ -1,6 +1,7 @@
 """Texts of the user: every kind of file, a reason with its row for every fault, and bounded memory."""
 
 import bz2
+import codecs
 import gzip
 import json
 import lzma
@@ -172,16 +173,18 @@ def test_nested_keys_are_read(tmp_path: Path) -> None:
 def test_a_line_of_concatenated_files_is_its_objects(rows: list[dict[str, str]]) -> None:
     """`cat` of files without a last newline; braces within a text are none of its seams."""
     lines = [json.dumps(row).encode() for row in rows]
-    for glue in (b"", b" "):
-        assert split_objects(glue.join(lines)) == (lines or [b""])
+    for glue in (b"", b" ", codecs.BOM_UTF8):
+        assert [part.strip() for part in split_objects(glue + glue.join(lines))] == lines
     assert split_objects(b"".join(lines) + b'{"text": "cut') == [*lines, b'{"text": "cut']
 
 
 def test_concatenated_objects_have_places_of_their_own(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.jsonl", b'{"text": "a"}{"text": "b"} {"text": 3}', {"text": "d"})
+    mark = codecs.BOM_UTF8
+    rows = [mark + b'{"text": "a"}{"text": "b"} {"text": 3}', mark, mark + b'{"text": "d"}']
+    path = write(tmp_path / "c.jsonl", *rows)
     manifest = read(tmp_path / "out", path)
     found = [(row["text"], row["url"]) for row in rows_of(Folder(tmp_path / "out"), manifest)]
-    assert found == [("a", "c.jsonl#1"), ("b", "c.jsonl#1.2"), ("d", "c.jsonl#2")]
+    assert found == [("a", "c.jsonl#1"), ("b", "c.jsonl#1.2"), ("d", "c.jsonl#3")]
     (bad,) = rejected_of(Folder(tmp_path / "out"), manifest)
     assert bad["detail"].startswith("c.jsonl, row 1.3: 'text' is int")
 
