@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt2train.data.indexed import TokenDataset, idx_path, map_array
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import LFS_POINTER, RunError, UserError, check_no_pointer
 
 SUFFIX = ".bin"
 HEADER_BYTES = 4 * 256
+NUMPY_MAGIC = b"\x93NUMPY"
 CHUNK = 1 << 24  # tokens searched at a time
 NAME = re.compile(r"(.*\.bin)(?:#(\d{1,9}))?", re.DOTALL)
 
@@ -95,7 +96,11 @@ def _layout(path: Path) -> tuple[Layout, int]:
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        head = np.frombuffer(file.read(12), dtype="<i4").tolist() if size >= HEADER_BYTES else []
+        first = file.read(len(LFS_POINTER))
+    check_no_pointer(first, path)
+    if first.startswith(NUMPY_MAGIC):
+        raise UserError(f"{path} is a file of numpy.save, whose header would be tokens; write it by array.tofile")
+    head = np.frombuffer(first[:12], dtype="<i4").tolist() if size >= HEADER_BYTES else []
     if head and any(head[0] == magic for magic, _ in LLMC):
         layout = LLMC.get((head[0], head[1]))
         if layout is None:

@@ -20,6 +20,7 @@ from gpt2train.settings import build
 from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 
 TOKENIZER = "tokenizer"  # folder beside token files, as `gpt2train data tokenize` writes it
+MAX_TWO_BYTES = 2**16  # ids that a token of two bytes can have
 GPT2_VOCAB = 50257  # of mock tokens by default
 
 
@@ -104,6 +105,12 @@ def open_ready_tokens(
     if (size := vocab or size) is None:
         remedy = "give --tokenizer DIR, or the number of its tokens, --vocab N"
         raise UserError(f"{corpora[0].prefix} has no {TOKENIZER}/ beside it; {remedy}")
+    raw = [one.prefix for one in (*corpora, *([validation] if validation else [])) if is_raw(one.prefix)]
+    for path in raw if size > MAX_TWO_BYTES else []:
+        if open_tokens(path).tokens.dtype.itemsize == 2:  # ids of four bytes would be read as two ids each
+            raise UserError(
+                f"{path} has tokens of two bytes, but the vocabulary {size:,} ids; give a pair of .bin and .idx"
+            )
     digest = None if found_tokenizer is None else tokenizer_hash(found_tokenizer)
     prefix = None if validation is None else validation.prefix
     return ReadyTokens(corpora, split, prefix, size, found_tokenizer, digest, tuple(identities), facts)

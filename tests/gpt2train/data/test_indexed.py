@@ -359,9 +359,15 @@ def test_damage_of_raw_tokens_is_named(tmp_path: Path) -> None:
     llmc(path, [[1]], version=3)
     with pytest.raises(UserError, match=r"has version 3 of llm\.c's format"):
         open_tokens(path)
-    path.write_bytes(b"abc")
-    with pytest.raises(UserError, match="no tokens of two bytes"):
-        open_tokens(path)
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123456\n"
+    for content, fault in (
+        (b"abc", "no tokens of two bytes"),
+        (pointer + b"\n" * (len(pointer) % 2), r"x\.bin is a pointer of Git LFS.*git lfs pull"),
+        (b"\x93NUMPY\x01\0" + bytes(120), r"x\.bin is a file of numpy\.save.*array\.tofile"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=fault):
+            open_tokens(path)
     with pytest.raises(UserError, match=r"z\.bin does not exist"):
         open_tokens(tmp_path / "z.bin")
     with pytest.raises(UserError, match=r"x\.idx is missing; .* have their ending in the name: \S*x\.bin"):

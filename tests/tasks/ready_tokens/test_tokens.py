@@ -89,6 +89,16 @@ def test_the_tokenizer_or_its_size_must_be_known(tmp_path: Path) -> None:
         open_ready_tokens(prefix, None, str(tmp_path / "none"), None)
 
 
+def test_raw_tokens_of_two_bytes_have_no_large_vocabulary(tmp_path: Path) -> None:
+    """Raw tokens of four bytes, as copies of nanoGPT write them for Llama 3, would be read as twice as many."""
+    (tmp_path / "x.bin").write_bytes(bytes(8))
+    assert open_ready_tokens(str(tmp_path / "x.bin"), None, None, 65536).facts["train_tokens"] == 4
+    for tokens, valid in (("x.bin", None), ("p", "x.bin")):
+        write(tmp_path, "p", documents=30, tokenizer=False)
+        with pytest.raises(UserError, match=r"x\.bin has tokens of two bytes, but .* 65,537 ids; give a pair"):
+            open_ready_tokens(str(tmp_path / tokens), None, None, 65537, valid and str(tmp_path / valid))
+
+
 def test_different_tokenizers_are_refused(tmp_path: Path) -> None:
     one, two = write(tmp_path / "one", documents=30), write(tmp_path / "two", documents=30)
     assert open_ready_tokens(f"{one},{two}", None, None, None).vocab == 262
