@@ -89,10 +89,15 @@ def spaced_word() -> str:
 
     Python's `\w` lacks vowel signs, points and accents (Mc, Mn): by it a word of Hindi is two, one of Tamil four.
     """
-    unspaced = {code for first, last in BLOCKS for code in range(first, last + 1)}
-    codes = (code for block in SIGN_BLOCKS for code in block if code not in unspaced)
-    signs = "".join(chr(code) for code in codes if unicodedata.category(chr(code)) in ("Mc", "Mn"))
-    return rf"(?:[0-9A-Z_a-z]++|[^\W{_ranges(BLOCKS)}]++|[{signs}]++)++"
+    spaced = re.sub(f"[{_ranges(BLOCKS)}]", "", signs())
+    return rf"(?:[0-9A-Z_a-z]++|[^\W{_ranges(BLOCKS)}]++|[{spaced}]++)++"
+
+
+@functools.cache
+def signs() -> str:
+    """Vowel signs, points and accents of all scripts, which are written with a letter."""
+    codes = (code for block in SIGN_BLOCKS for code in block)
+    return "".join(chr(code) for code in codes if unicodedata.category(chr(code)) in ("Mc", "Mn"))
 
 
 def has_unspaced(text: str) -> bool:

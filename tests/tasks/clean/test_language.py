@@ -240,9 +240,18 @@ def test_the_share_of_a_text_that_alternates_line_by_line(language: str, english
     assert found.language == ("en" if sum(letters[:english]) > sum(letters[english:]) else language)
 
 
-@given(st.text(max_size=200) | st.text("aÉ1 \n\ud800中", max_size=60))
-def test_letters_are_counted_as_python_does(text: str) -> None:
-    assert count_letters(text) == sum(map(str.isalpha, text))
+@given(st.text(st.characters(max_codepoint=0xD7FF), max_size=200) | st.text("aÉ1 \n\ud800中हिक่", max_size=60))
+def test_letters_are_counted_with_their_signs(text: str) -> None:
+    signs = [letter for letter in text if unicodedata.category(letter) in ("Mc", "Mn") and letter != "\u034f"]
+    assert count_letters(text) == sum(map(str.isalpha, text)) + len(signs)
+
+
+def test_the_share_counts_abugidas_as_alphabets() -> None:
+    hindi = "पुस्तकालय सर्वर के उत्तर की प्रतीक्षा करता है और समय पर उत्तर न मिलने पर हार मान लेता है। " * 2
+    for burmese in (hindi, "လူတိုင်းသည် တူညီ လွတ်လပ်သော ဂုဏ်သိက္ခာဖြင့် လည်းကောင်း၊ တူညီလွတ်လပ်သော အခွင့်အရေးများဖြင့် လည်းကောင်း၊ " * 2):
+        english = PROSE[: int(0.9 * len(burmese))]
+        found = detect("\n".join([burmese, english] * 6), LanguageSettings(keep=("hi", "my"), cut_foreign=True))
+        assert found.share > 0.5
 
 
 def test_foreign_parts_are_cut(open_data: Path) -> None:
