@@ -4,19 +4,19 @@ ftfy takes 190 µs for a review of 1,300 characters and changes almost none: it 
 Here two cheap tests run first, and text that passes them is not given to ftfy. Tests compare the result with that of
 ftfy, character by character.
 
-Punctuation of full width and curly quotes are the usual ones of Chinese and Japanese: texts mostly in scripts without
-spaces between words keep them.
+Punctuation of full width and curly quotes are the usual ones of Chinese and Japanese: texts and lines mostly in scripts
+without spaces between words keep them.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 
 import ftfy
 from ftfy import TextFixerConfig, chardata
 
-from gpt2train.data.text_units import is_mostly_unspaced
+from gpt2train.data.text_units import has_unspaced, is_mostly_unspaced
 from tasks.core.document import strip_unstorable, trim
 
 # All but printable ASCII, tab, line end, form feed, and characters that alone are never mojibake for ftfy: no-break
@@ -58,12 +58,22 @@ def repair(text: str, *, straight_quotes: bool = True, entities: bool = True) ->
     text = text.replace("\v", "\n")  # a line end of word processors, which ftfy drops
     is_shielded = not text.isascii() and JOINER not in text and ACCENTED.search(text) is not None
     text = CAPITALS.sub(rf"\g<0>{JOINER}", text) if is_shielded else text
-    if is_mostly_unspaced(text):
-        fixed = fix_text(text, straight_quotes=False, keep_width=True, entities=entities)
-    else:
-        fixed = fix_text(text, straight_quotes=straight_quotes, entities=entities)
+    fixed = ""
+    for is_unspaced, run in _runs(text):
+        quotes = straight_quotes and not is_unspaced
+        fixed += fix_text(run, straight_quotes=quotes, keep_width=is_unspaced, entities=entities)
+        entities = entities and "<" not in run  # as in `fix_text`
     fixed = fixed.replace(JOINER, "") if is_shielded else fixed
     return trim("\n".join([line.rstrip(" \t\u00a0") for line in strip_unstorable(fixed).split("\n")]))
+
+
+def _runs(text: str) -> Iterator[tuple[bool, str]]:
+    """Yield runs of lines of a text, and True for those that are mostly in scripts without spaces between words."""
+    if (is_unspaced := is_mostly_unspaced(text)) or not has_unspaced(text):
+        yield is_unspaced, text
+        return
+    for is_unspaced, lines in groupby(LINE.findall(text), is_mostly_unspaced):
+        yield is_unspaced, "".join(lines)
 
 
 def fix_text(text: str, *, straight_quotes: bool = True, keep_width: bool = False, entities: bool = True) -> str:

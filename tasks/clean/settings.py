@@ -16,8 +16,8 @@ class CleanSettings(Settings):
     GPT-2, a lower bound, and as letters in scripts without spaces between words. The end-of-text token is not counted
     (Megatron counts it, so its 128 equal 127 here)."""
     straight_quotes: bool = True
-    """Replace curly quotes by straight ones, the default of ftfy, but not in texts mostly in scripts without spaces
-    between words."""
+    """Replace curly quotes by straight ones, the default of ftfy, but not in texts and lines mostly in scripts without
+    spaces between words."""
     language: LanguageSettings = LanguageSettings()
     """Language test."""
     filters: FilterSettings = FilterSettings()

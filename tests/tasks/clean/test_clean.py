@@ -390,6 +390,19 @@ def test_chinese_and_japanese_punctuation_is_kept() -> None:
     for text in ("他说：“走吧！”，（对吗？）GPT-2的第１步。", "「ｶﾅ」と、ｷﾞﾀｰ！"):
         assert repair(text) == text
     assert repair("The ＧＰＵ “中” ﬁts！") == 'The GPU "中" fits!'
+    both = [
+        "He said “go”！ &lt;",
+        "他说：“我们走吧！”，ＯＫ。 &lt;",
+        "A lesson of Chinese, in “two” languages <1>",
+        "“好的好的”！ &lt;",
+    ]
+    kept = [
+        'He said "go"! <',
+        "他说：“我们走吧！”，ＯＫ。 <",
+        'A lesson of Chinese, in "two" languages <1>',
+        "“好的好的”！ &lt;",
+    ]
+    assert repair("\n".join(both)) == "\n".join(kept)
     assert repair("他说：走吧！\r\n“对\x00吗？” ") == "他说：走吧！\n“对吗？”"
 
 
