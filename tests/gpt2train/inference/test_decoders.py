@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.gpt2train.models import lively
 from tests.gpt2train.parallel.small_model_folder import SHAPE, write_folder
 
 SMALL = Shape(vocab=100, layers=2, heads=2, hidden=16, context=12)
+ODD = (("head_dim", 12), ("inner", 40), ("activation", "relu"), ("bias", False), ("tied", False))
 YARN = '{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 6}'
 LLAMAS: dict[str, dict[str, Option]] = {
     "llama": {},
@@ -38,9 +40,10 @@ def llama(kind: str) -> Shape:
     return complete_shape(Shape(100, 2, 4, 16, context=12, family="llama", options=tuple(LLAMAS[kind].items())))
 
 
-@pytest.fixture(scope="module", params=["gpt2", *LLAMAS])
+@pytest.fixture(scope="module", params=["gpt2", "gpt2, odd", *LLAMAS])
 def model(request: pytest.FixtureRequest) -> CausalLM:
-    return lively(SMALL if request.param == "gpt2" else llama(request.param))
+    gpt2 = {"gpt2": SMALL, "gpt2, odd": replace(SMALL, options=ODD)}
+    return lively(gpt2.get(request.param) or llama(request.param))
 
 
 def test_equal_to_the_plain_model_as_rows_come_and_go(model: CausalLM) -> None:

@@ -19,9 +19,6 @@ from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring import score, score_shared
 from gpt2train.evaluate.scoring_request import ScoringRequest
-from gpt2train.inference.beam_search import beam_search
-from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.model.causal_lm import CausalLM, build_model
 from gpt2train.model.families import is_lookup, is_tied, on_stage, parameter_count, sizes, used_beside
 from gpt2train.model.init import initialise
@@ -35,7 +32,7 @@ from gpt2train.train import train
 from gpt2train.training.adamw import is_decayed
 from gpt2train.training.muon import is_orthogonalised
 from tests.gpt2train.jobs import VOCAB, curve, make
-from tests.gpt2train.models import generate_tokens, lively
+from tests.gpt2train.models import lively
 
 # Each option has another value than by default in one of them.
 MODELS: dict[str, dict[str, Any]] = {
@@ -91,22 +88,6 @@ def test_a_width_that_tensor_parallelism_cannot_split_is_refused(tmp_path: Path)
         Layout.of(config, 2)
     with pytest.raises(UserError, match=r"--tp 2 does not divide the size 47 of blocks.0.gate.weight"):
         Layout.of_model(config.shape, 2, 1, 2)
-
-
-def check_steps(model: CausalLM, steps: int) -> None:
-    """Check that decoding steps with the cache have the logits of whole passes."""
-    decoder, texts = LocalDecoder(model, rows=2), [[5, 6, 7], [9]]
-    logits = decoder.add(texts)
-    for _ in range(steps):
-        new = logits.argmax(1).tolist()
-        texts, logits = [[*text, token] for text, token in zip(texts, new, strict=True)], decoder.step(new)
-        whole = torch.stack([decoder.logits(text)[-1] for text in texts])
-        assert torch.allclose(logits, whole, atol=1e-5), (logits - whole).abs().max()
-
-
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-def test_a_step_with_the_cache_has_the_logits_of_a_whole_pass(options: dict[str, Any]) -> None:
-    check_steps(lively(settings(options).shape(VOCAB), noise=0.1), 6)
 
 
 def test_the_norm_of_the_embedding_is_that_of_its_rows() -> None:
@@ -255,22 +236,6 @@ def test_the_logits_are_those_of_a_plain_twin(model: CausalLM) -> None:
 
 def test_sizes_with_value_embeddings_are_those_of_the_model(model: CausalLM) -> None:
     assert list(sizes(model.shape).items()) == [(name, tuple(p.shape)) for name, p in model.named_parameters()]
-
-
-def test_decoding_has_the_logits_of_a_whole_pass(model: CausalLM) -> None:
-    texts = [[5, 6, 7], [9], [1, 299, 3, 4]]
-    settings = SamplingSettings(temperature=0.0, max_new_tokens=8)
-    expected = []
-    for text in texts:
-        ids = text
-        for _ in range(8):
-            ids = [*ids, int(model(torch.tensor([ids]))[0, -1, :VOCAB].argmax())]
-        expected.append(ids[len(text) :])
-    assert generate_tokens(model, texts, None, settings, batch=3) == expected
-    assert generate_tokens(model, texts, None, settings, batch=1) == expected
-    assert len({token for row in expected for token in row}) > 3
-    beams = beam_search(LocalDecoder(model, 1), texts[0], BeamSettings(beams=1, max_new_tokens=8))
-    assert list(beams[0].tokens) == expected[0]
 
 
 def test_the_scores_of_a_tree_are_those_of_each_text_and_of_its_logits(model: CausalLM) -> None:

@@ -1,8 +1,6 @@
 """The commands on models of the family llama: convert, generate, serve and evaluate."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -87,15 +85,3 @@ def test_generated_and_served_tokens_are_the_most_likely_ones(
         found: httpx.Response = server.client.post("/v1/completions", json=body)
         assert found.status_code == 200, found.text
         assert found.json()["choices"][0]["text"] == answer["text"]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("flag", ["--tp", "--pp"])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_over_two_processes_generates_the_same(name: str, flag: str, folders: Path) -> None:
-    # In processes of their own, since with --tp or --pp the command replaces its process by the launcher.
-    generate = [sys.executable, "-m", "gpt2train", "generate", "--model", str(folders / name), "--prompt", "the tin"]
-    generate += ["--temperature", "0", "--max-new-tokens", "8", "--json"]
-    runs = ([*generate, *more] for more in ((), (flag, "2")))
-    whole, split = (subprocess.run(command, capture_output=True, text=True, timeout=300) for command in runs)
-    assert (split.returncode, split.stdout) == (0, whole.stdout) and whole.stdout, split.stderr
