@@ -13,9 +13,9 @@ from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE, soft_cap
 
 
-def lively(shape: Shape, seed: int = 3, noise: float = 0.3) -> CausalLM:
+def lively(shape: Shape, seed: int = 3, noise: float = 0.3, dropout: float = 0.0) -> CausalLM:
     """An untrained model with larger weights, whose continuations are not one token over and over."""
-    model = initialise(build_model(shape), seed)
+    model = initialise(build_model(shape, dropout), seed)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():

@@ -15,13 +15,13 @@ from gpt2train.convert.huggingface import open_model, save_model
 from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
-from gpt2train.model.causal_lm import Shape, build_model
+from gpt2train.model.causal_lm import Shape
 from gpt2train.model.families import EMBEDDING
-from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tasks.tokenizer.step import with_sentinels
 from tests.gpt2train.convert.small_tokenizer import split_as_qwen
+from tests.gpt2train.models import lively
 
 PROMPTS = ["Article 1. All human", "Он сказал: «да»", "  two spaces\n\nand 1234567 lines\t"]
 GQA: dict[str, Any] = {"kv_heads": 2}
@@ -52,13 +52,9 @@ def write_model(folder: Path, tokenizer: Path, family: str, options: dict[str, A
     sizes = {"layers": 2, "heads": 4, "hidden": 64, "context": 128} | more
     settings = ModelSettings.model_validate({"family": family, "options": options, **sizes})
     shape = settings.shape(vocab_size(load_tokenizer(tokenizer)) + 2)
-    model = initialise(build_model(shape), 3)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        if family == "t5":  # its embedding is so large that a tied head repeats the last token
-            model.get_parameter(EMBEDDING).mul_(0.1)
+    model = lively(shape, noise=0.1)
+    if family == "t5":  # its embedding is so large that a tied head repeats the last token
+        model.get_parameter(EMBEDDING).mul_(0.1)
     save_model(folder, LazyWeights(shape, in_memory(dict(model.state_dict()))), tokenizer)
     return shape
 

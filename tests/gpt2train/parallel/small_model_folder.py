@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
-from gpt2train.model.causal_lm import Shape, build_model
-from gpt2train.model.init import initialise
+from gpt2train.model.causal_lm import Shape
 from tests.gpt2train.convert.model_folders import write_model
+from tests.gpt2train.models import lively
 
 # 280 of 384 rows are the vocabulary: over four processes the last part, from row 288 on, is padding alone.
 SHAPE = Shape(vocab=280, layers=4, heads=4, hidden=32, context=128)
@@ -16,12 +15,7 @@ SHAPE = Shape(vocab=280, layers=4, heads=4, hidden=32, context=128)
 
 def write_folder(root: Path, shape: Shape = SHAPE) -> Path:
     tokenizer = write_tokenizer(root / "tokenizer", shape.vocab)
-    model = initialise(build_model(shape), 3)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    write_model(root / "model", dict(model.state_dict()), shape, tokenizer)
+    write_model(root / "model", dict(lively(shape).state_dict()), shape, tokenizer)
     return root / "model"
 
 

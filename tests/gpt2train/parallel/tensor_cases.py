@@ -10,15 +10,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from benchmarks.peers import torch_tensor_parallel
-from gpt2train.model.causal_lm import CausalLM, Shape, build_model
-from gpt2train.model.init import initialise
+from gpt2train.model.causal_lm import CausalLM, Shape
 from gpt2train.model.loss import IGNORE
 from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.parallel.tp_collectives import Region
-from tests.gpt2train.models import plain_cross_entropy
+from tests.gpt2train.models import lively, plain_cross_entropy
 
 # A vocabulary that 2 and 4 do not divide into whole parts before it is padded to 384.
 SHAPE = Shape(vocab=299, layers=2, heads=4, hidden=32, context=16)
@@ -26,12 +25,7 @@ SHAPE = Shape(vocab=299, layers=2, heads=4, hidden=32, context=16)
 
 def noisy(shape: Shape = SHAPE, dropout: float = 0.0) -> CausalLM:
     """A model whose biases and scales differ from 0 and 1, so that mix-ups are found."""
-    model = initialise(build_model(shape, dropout), 5)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
+    return lively(shape, 5, 0.1, dropout).requires_grad_().train()
 
 
 def batch(seed: int, rows: int = 4) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import torch
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
@@ -17,10 +16,10 @@ from gpt2train.data.chat_template import default_template
 from gpt2train.data.tokenizer import END_OF_TEXT, build_tokenizer, save_tokenizer
 from gpt2train.inference.decoder import Decoder, LocalDecoder
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
 from gpt2train.serve.server import Server, prepare
 from gpt2train.serve.settings import ServeSettings
+from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=257, layers=2, heads=2, hidden=32, context=128)
 LETTERS = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))} | {END_OF_TEXT: 256}
@@ -28,17 +27,13 @@ LETTERS = {letter: number for number, letter in enumerate(sorted(ByteLevel.alpha
 
 def small_model(seed: int = 3) -> GPT2:
     """A small model whose weights are large enough for varied continuations."""
-    model = initialise(GPT2(SHAPE), seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        # `<|endoftext|>` is never drawn, or one test in a hundred would end early: its logit is about -40.
-        model.ln_f.bias[0] = 20
-        model.wte.weight[:, 0] = 0
-        model.wte.weight[256] = 0
-        model.wte.weight[256, 0] = -2
-    return model.requires_grad_(False).eval()
+    model = lively(SHAPE, seed, 0.1)
+    # `<|endoftext|>` is never drawn, or one test in a hundred would end early: its logit is about -40.
+    model.ln_f.bias[0] = 20
+    model.wte.weight[:, 0] = 0
+    model.wte.weight[256] = 0
+    model.wte.weight[256, 0] = -2
+    return model
 
 
 def tokenizer() -> Tokenizer:
