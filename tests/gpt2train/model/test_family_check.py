@@ -1,4 +1,4 @@
-"""Mistakes in a model family: one line that names the first difference, when the model is created."""
+"""The contract of a model family: sizes, options, and mistakes, each in one line that names the first difference."""
 
 import dataclasses
 from typing import Any
@@ -11,11 +11,14 @@ from gpt2train import settings
 from gpt2train.config.model import ModelSettings
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
-from gpt2train.model.families import MODELS, ModelFamily, Sizes
+from gpt2train.model.families import MODELS, ModelFamily, Sizes, is_tied, parameter_count, sizes
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.gpt2_family import gpt2_sizes
 from gpt2train.model.shape import Shape
 from gpt2train.settings import Settings
+from tests.gpt2train.jobs import VOCAB
+from tests.gpt2train.model.test_llama import MODELS as LLAMAS
+from tests.gpt2train.model.test_llama import WITH_EMBEDDINGS
 
 FAMILY = ModelFamily(model=f"{__name__}:Variant", sizes=gpt2_sizes, residual=("attn.proj", "down"))
 SHAPE = Shape(vocab=300, layers=2, heads=4, hidden=32, context=16)
@@ -144,3 +147,59 @@ def test_options_that_no_file_of_settings_holds_are_refused(
     monkeypatch.setitem(MODELS._entries, "refused", dataclasses.replace(FAMILY, options=options))
     with pytest.raises(UserError, match=f"^settings: options: {message}"):
         settings.build(ModelSettings, {"family": "refused"})
+
+
+def shape_of(family: str, options: dict[str, Any], **changes: int) -> Shape:
+    sizes = {"layers": 5, "heads": 4, "hidden": 32, "context": 24, **changes}
+    return settings.build(ModelSettings, {"family": family, "options": options, **sizes}).shape(VOCAB)
+
+
+T5: dict[str, Any] = {"encoder_layers": 2, "head_dim": 5, "inner": 40}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [  # every option of GPT-2 is drawn in test_gpt2.py
+    *(("llama", options) for options in (LLAMAS | WITH_EMBEDDINGS).values()),
+    *(("t5", {**T5, "activation": kind, "tied": tied}) for kind in ("relu", "gated-gelu") for tied in (True, False)),
+]
+
+
+@pytest.mark.parametrize(("family", "options"), VARIANTS, ids=str)
+def test_sizes_are_those_of_the_model_in_its_order(family: str, options: dict[str, Any]) -> None:
+    shape = shape_of(family, options)
+    model = build_model(shape)
+    assert list(sizes(shape).items()) == [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    assert parameter_count(shape) == sum(p.numel() for p in model.parameters())
+    assert is_tied(shape) == options.get("tied", False)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "changes", "message"),
+    [
+        ("gpt2", {}, {"heads": 5}, "hidden 32 is not a multiple of heads 5"),
+        ("gpt2", {"activation": "silu"}, {}, "activation"),
+        ("gpt2", {"inner": -1}, {}, "inner"),
+        ("gpt2", {"n_inner": 1}, {}, "unknown setting 'n_inner'; did you mean 'inner'"),
+        ("llama", {"kv_heads": 3}, {}, "kv_heads 3 does not divide heads 4"),
+        ("llama", {}, {"heads": 5}, "hidden 32 is not a multiple of heads 5; change one, or set head_dim"),
+        ("llama", {"head_dim": 7}, {}, "a head has the size 7; rotary positions need an even one"),
+        ("llama", {"activation": "gelu"}, {}, "activation"),
+        ("llama", {"norm": 1}, {}, "unknown setting 'norm'"),
+        ("llama", {"value_embeddings": 3}, {}, "value_embeddings 3 is more than half of layers 5: .*; give at most 2"),
+        ("llama", {"value_embeddings": 1}, {"layers": 1}, "give at most 0"),
+        ("llama", {"value_embeddings": -1}, {}, "value_embeddings"),
+        ("t5", {}, {}, "layers 5 cannot be halved into encoder and decoder; set encoder_layers"),
+        ("t5", {"encoder_layers": 5}, {}, "encoder_layers 5 of layers 5 leaves no block to the decoder"),
+        ("t5", {**T5, "buckets": 30}, {}, "buckets 30 is not a multiple of 4"),
+        ("t5", {**T5, "max_distance": 16}, {}, "max_distance 16 must be above half of buckets 32"),
+        ("t5", {**T5, "activation": "silu"}, {}, "activation"),
+        ("t5", {**T5, "kv": 3}, {}, "unknown setting 'kv'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    family: str, options: dict[str, Any], changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        shape_of(family, options, **changes)
+
+
+def test_heads_of_their_own_size_need_not_divide_the_width() -> None:
+    for family, size in (("gpt2", 7), ("llama", 6)):
+        assert shape_of(family, {"head_dim": size}, heads=5).head_dim == size

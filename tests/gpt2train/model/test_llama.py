@@ -20,7 +20,7 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring import score, score_shared
 from gpt2train.evaluate.scoring_request import ScoringRequest
 from gpt2train.model.causal_lm import CausalLM, build_model
-from gpt2train.model.families import is_lookup, is_tied, on_stage, parameter_count, sizes, used_beside
+from gpt2train.model.families import is_lookup, on_stage, parameter_count, used_beside
 from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import empty_model
 from gpt2train.model.llama_family import options_of
@@ -49,36 +49,12 @@ def settings(options: dict[str, Any], **changes: Any) -> ModelSettings:
     return ModelSettings.model_validate(base | {"family": "llama", "options": options} | changes)
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-def test_sizes_are_those_of_the_model_in_its_order(options: dict[str, Any]) -> None:
-    shape = settings(options).shape(VOCAB)
-    model = empty_model(shape)
-    assert list(sizes(shape).items()) == [(name, tuple(p.shape)) for name, p in model.named_parameters()]
-    assert is_tied(shape) == options.get("tied", False)
-
-
 def test_options_that_follow_from_others_are_written_out() -> None:
     model = settings({}, hidden=96)
     assert model.options["kv_heads"] == 4 and model.options["head_dim"] == 24 and model.options["inner"] == 256
     assert settings({"activation": "relu2"}).options["inner"] == 128
     assert ModelSettings.model_validate(model.model_dump()) == model
     assert options_of(model.shape(VOCAB)).model_dump() == model.options
-    assert settings({"head_dim": 6}, heads=6, hidden=32).shape(VOCAB).head_dim == 6
-
-
-@pytest.mark.parametrize(
-    ("options", "changes", "message"),
-    [
-        ({"kv_heads": 3}, {}, "kv_heads 3 does not divide heads 4"),
-        ({}, {"heads": 5}, "hidden 32 is not a multiple of heads 5; change one, or set head_dim"),
-        ({"head_dim": 7}, {}, "a head has the size 7; rotary positions need an even one"),
-        ({"activation": "gelu"}, {}, "activation"),
-        ({"norm": 1}, {}, "unknown setting 'norm'"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        settings(options, **changes)
 
 
 def test_a_width_that_tensor_parallelism_cannot_split_is_refused(tmp_path: Path) -> None:
@@ -234,10 +210,6 @@ def test_the_logits_are_those_of_a_plain_twin(model: CausalLM) -> None:
     assert (twin(without, model.shape, tokens, [0] * 6) - twin(weights, model.shape, tokens, [0] * 6)).abs().max() > 0.1
 
 
-def test_sizes_with_value_embeddings_are_those_of_the_model(model: CausalLM) -> None:
-    assert list(sizes(model.shape).items()) == [(name, tuple(p.shape)) for name, p in model.named_parameters()]
-
-
 def test_the_scores_of_a_tree_are_those_of_each_text_and_of_its_logits(model: CausalLM) -> None:
     start = [5, 6, 7, 8]
     requests = [ScoringRequest((*start, *end), len(end)) for end in ((9, 10), (9, 11), (12,), (13, 14, 15))]
@@ -246,19 +218,6 @@ def test_the_scores_of_a_tree_are_those_of_each_text_and_of_its_logits(model: Ca
         logits = model(ids[:, :-1])[0, :, :VOCAB].log_softmax(-1).gather(1, ids[0, 1:, None])[-request.scored :, 0]
         assert found.log_probs == pytest.approx(logits.tolist(), abs=1e-5)
         assert found.log_probs == pytest.approx(alone.log_probs, abs=1e-5) and found.greedy == alone.greedy
-
-
-@pytest.mark.parametrize(
-    ("layers", "number", "message"),
-    [
-        (4, 3, r"value_embeddings 3 is more than half of layers 4: .*; give at most 2"),
-        (1, 1, "give at most 0"),
-        (4, -1, "value_embeddings"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_refused(layers: int, number: int, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        shape_of("one", layers=layers, options={"value_embeddings": number})
 
 
 def test_files_of_a_run_without_them_do_not_name_them(tmp_path: Any) -> None:
