@@ -31,7 +31,9 @@ EMAIL = re.compile(
     rf"(?<![{_LETTERS}0-9_%+~-])[{_LETTERS}0-9_%+~-](?:\.?[{_LETTERS}0-9_%+~'-]){{0,63}}"
     rf"@(?:[{_LETTERS}0-9]{_LABEL}?\.){{1,10}}[{_LETTERS}]{_LABEL}"
 )
-IPV4 = re.compile(r"(?<![\d.vV])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|\.\d)")
+# Not the number of a version or a section: v1.2.3.4, Version 1.2.3.4.
+_NUMBERED = "".join(rf"(?<!{word}\s)" for word in ("[Vv]ersion", "[Rr]elease", "[Ss]ection", "[Cc]hapter", "§"))
+IPV4 = re.compile(rf"(?<![\d.vV§])(?=\d{{1,3}}\.\d){_NUMBERED}(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?![\d]|\.\d)")
 # All global unicast addresses lie in 2000::/3: the first group has four digits, which no time, MAC address or name
 # of C++ or Perl has. What is before and after belongs to no number, path of names or longer row of groups.
 _HEX = "[0-9A-Fa-f]"
