@@ -31,6 +31,7 @@ BLOCK = 1 << 20  # bytes read at a time
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
 MAX_DEPTH = 3  # archives within archives, and compressions of one stream: a gzip file can contain itself
 HIDDEN = (".", "__", "_temporary")  # starts of files and folders that are no data: of Spark's unfinished attempts too
+DATASET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of `datasets`, beside the data
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
 PARQUET_MAGIC = b"PAR1"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")
@@ -152,7 +153,8 @@ def expand(inputs: list[Path]) -> list[Path]:
 
 def is_hidden(path: str | Path) -> bool:
     """Return True if a path below a given folder is no data by its name, or by that of a folder on the way."""
-    return any(part.startswith(HIDDEN) and part != ".." for part in PurePosixPath(path).parts)
+    inner = PurePosixPath(path)
+    return inner.name in DATASET_FILES or any(part.startswith(HIDDEN) and part != ".." for part in inner.parts)
 
 
 def scraped_text(location: str) -> str | None:
@@ -236,7 +238,7 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
         head, stream = _peek(unpack(stream, suffix))
         name = name.removesuffix(PurePosixPath(name).suffix) if name.endswith(PACKED) else name
     first = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-    if fault := _refusal(head, place, name):
+    if fault := _refusal(head, place, name, separator):
         if not depth:
             raise UserError(fault)
         yield Row(place, 0, "not_text", b"")
@@ -259,7 +261,7 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
         raise UserError(f"{place} is of an unknown kind; {REMEDY}")
 
 
-def _refusal(head: bytes, place: str, name: str) -> str:
+def _refusal(head: bytes, place: str, name: str, separator: bytes) -> str:
     """Return the reason why a stream that begins so is not read; empty if it may be.
 
     Raises:
@@ -269,7 +271,7 @@ def _refusal(head: bytes, place: str, name: str) -> str:
         raise DamagedFileError(f"{place} has 0 bytes", "it has 0 bytes")
     if unknown := next((kind for magic, kind in UNKNOWN.items() if head.startswith(magic)), None):
         return f"{place} has an unknown compression ({unknown}); {REMEDY}"
-    if head.startswith(UTF16) and name.endswith(JSON_NAMES):
+    if head.startswith(UTF16) and name.endswith((*JSON_NAMES, ".txt") if separator else JSON_NAMES):
         return f"{place}: {UTF16_REMEDY}"
     return f"{place} {LFS_REMEDY}" if head.startswith(LFS_POINTER) else ""
 

@@ -12,7 +12,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from yaml import YAMLError
 
-from gpt2train.data.documents import HIDDEN
+from gpt2train.data.documents import DATASET_FILES, HIDDEN
 from gpt2train.errors import UserError
 
 ADDRESS = re.compile(r"(hf://datasets/[^/@:]+/[^/@:]+(?:@(?:refs/(?:convert|pr)/)?[^/:]+)?)(?::(.*?))?/?")
@@ -20,7 +20,7 @@ TRAIN = "train"
 WORDS = {TRAIN: "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation"}
 SHARD = re.compile(r"data/([^/]*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 CARD, MAX_CARD = "README.md", 2**20
-IGNORED = (CARD, "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+IGNORED = (CARD, "config.json", *DATASET_FILES)
 
 
 def split_of(address: str) -> tuple[str, str] | None:
