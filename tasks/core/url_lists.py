@@ -122,9 +122,11 @@ def _read_parquet(location: str) -> Iterator[tuple[int, str | None]]:
         with fsspec.open(location, "rb") as file:
             table = pq.ParquetFile(file)
             names = table.schema_arrow.names
-            if COLUMN not in names:
+            if names.count(COLUMN) != 1:
+                none = f"no column {COLUMN!r}, only {', '.join(names)}"
+                found = f"several columns {COLUMN!r}" if COLUMN in names else none
                 remedy = "rename the one with the URLs, or give documents with --documents"
-                raise UserError(f"{location} has no column {COLUMN!r}, only {', '.join(names)}; {remedy}")
+                raise UserError(f"{location} has {found}; {remedy}")
             for batch in table.iter_batches(batch_size=ROWS, columns=[COLUMN]):
                 column = batch[COLUMN]
                 column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

@@ -192,7 +192,7 @@ def _parquet(file: InputFile, task: TaskSettings) -> Iterator[Row]:
                 for values in batch.to_pylist():
                     number += 1
                     yield Row(number, values)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:  # also of dates and time zones
         reason = str(error).partition("\n")[0][:150]
         raise UserError(f"{file.location} is not a valid Parquet file after row {number:,} ({reason})") from error
 

@@ -42,6 +42,9 @@ def test_parquet_is_read_by_its_url_column(tmp_path: Path) -> None:
     pq.write_table(pa.table({"score": [1], "link": ["x"]}), path)
     with pytest.raises(UserError, match="no column 'url', only score, link"):
         find_url_lists([str(path)])
+    pq.write_table(pa.Table.from_arrays([column, column], ["url", "url"]), path)
+    with pytest.raises(UserError, match=r"list\.parquet has several columns 'url'; rename"):
+        find_url_lists([str(path)])
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"list.parquet is not a readable Parquet file"):
         find_url_lists([str(path)])

@@ -389,6 +389,12 @@ def test_rows_that_cannot_be_read_have_a_reason(tmp_path: Path) -> None:
 HEAD = "it has 'text', 'label'; name it in data."
 
 
+def dated(kind: pa.DataType) -> bytes:
+    """Parquet with a date that Python cannot express."""
+    pq.write_table(pa.table({"text": ["a"], "label": pa.array([2**62], kind)}), sink := io.BytesIO())
+    return sink.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "data", "said"),
     [
@@ -402,6 +408,13 @@ HEAD = "it has 'text', 'label'; name it in data."
         ("a.csv", b"text,label\n\xff,1\n", {}, "after row 0: it is not UTF-8"),
         ("a.csv", "text,label\nx,1\n".encode("utf-16"), {}, "after row 0: it is UTF-16, not UTF-8; convert it"),
         ("a.parquet", b"no parquet", {}, "is not a valid Parquet file"),
+        (
+            "a.parquet",
+            dated(pa.timestamp("us", "Mars/Phobos")),
+            {},
+            "after row 0 ('Mars/Phobos')",
+        ),
+        ("a.parquet", dated(pa.timestamp("ms")), {}, "is not a valid Parquet file after row 0 ("),
         ("a.xyz", b"text", {}, "no format has the suffix '.xyz'"),
         ("a.tsv.gz", b"no gzip", {}, "is not a complete .gz file"),
     ],
