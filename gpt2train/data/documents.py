@@ -31,7 +31,12 @@ BLOCK = 1 << 20  # bytes read at a time
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
 MAX_DEPTH = 3  # archives within archives, and compressions of one stream: a gzip file can contain itself
 HIDDEN = (".", "__", "_temporary")  # starts of files and folders that are no data: of Spark's unfinished attempts too
-DATASET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of `datasets`, beside the data
+DATASET_FILES = (
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dataset_dict.json",
+    "state.json",
+)  # of the library datasets
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
 PARQUET_MAGIC = b"PAR1"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")

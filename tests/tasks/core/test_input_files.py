@@ -39,7 +39,14 @@ def test_files_globs_and_folders_are_found(tmp_path: Path, monkeypatch: pytest.M
     assert names([f"{tmp_path}/odd[1].txt"]) == ["odd[1].txt"]  # a file that is there is no pattern
     below = ["a.TXT", "b.txt", "odd[1].txt", "sub/d.txt.gz", "sub/deep/e.parquet"]
     assert names([str(tmp_path)], ".txt", ".parquet") == below
-    for name in (".sub/e.txt", "__MACOSX/._b.txt", "_temporary/0/e.txt", "sub/.e.txt", "sub/dataset_info.json"):
+    for name in (
+        ".sub/e.txt",
+        "__MACOSX/._b.txt",
+        "_temporary/0/e.txt",
+        "sub/.e.txt",
+        "sub/dataset_info.json",
+        "state.json",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     assert names([str(tmp_path)], ".txt", ".parquet", ".json") == below  # nor is what lies hidden data
