@@ -8,6 +8,7 @@ import codecs
 import io
 import json
 import lzma
+import os
 import re
 import tarfile
 import zlib
@@ -139,14 +140,17 @@ def expand(inputs: list[Path]) -> list[Path]:
     """List the files of the inputs: a folder has all of its files, by name, but for the metadata of scraped texts.
 
     Raises:
-        UserError: an input does not exist, or a folder has no file.
+        UserError: an input does not exist, or a folder has no file, or a name without one.
     """
     found: list[Path] = []
     for path in inputs:
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path)))
+            below = sorted(map(Path, files_below(str(path))))
+            files = [file for file in below if not is_hidden(file.relative_to(path))]
             if not files:
                 raise UserError(f"{path} has no files; {REMEDY}")
+            if odd := next((file for file in files if not file.is_file()), None):
+                raise UserError(f"{odd} is no file, or a link to one that is not there; remove it")
             names = {str(file) for file in files}
             found += [file for file in files if scraped_text(str(file)) not in names]
         elif path.is_file():
@@ -154,6 +158,19 @@ def expand(inputs: list[Path]) -> list[Path]:
         else:
             raise UserError(f"there is no file {path}; check the path")
     return found
+
+
+def files_below(folder: str) -> Iterator[str]:
+    """Yield the paths of all files below a local folder; a folder reached again through links is skipped."""
+    seen: set[tuple[int, int]] = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        status = Path(path).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders.sort()
+        yield from (f"{path.rstrip('/')}/{name}" for name in names)
 
 
 def is_hidden(path: str | Path) -> bool:

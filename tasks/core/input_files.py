@@ -22,7 +22,7 @@ from typing import IO, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.data.documents import is_hidden
+from gpt2train.data.documents import files_below, is_hidden
 from gpt2train.data.packed_file import FaultLast, WindowError, unpack
 from gpt2train.errors import (
     LFS_POINTER,
@@ -220,7 +220,7 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         fs, path = fsspec.core.url_to_fs(pattern)
         if fs.isdir(path):
             folder = f"{path.rstrip('/')}/"
-            every = _files_below(path) if isinstance(fs, LocalFileSystem) else fs.find(path)
+            every = files_below(path) if isinstance(fs, LocalFileSystem) else fs.find(path)
             names = [name for name in every if kind_of(name) in suffixes and not is_hidden(name.removeprefix(folder))]
             missing = f"no file in {pattern} ends in {', '.join(suffixes)}; {_check('folder', pattern, flag)}"
         elif not any(wildcard in pattern for wildcard in "*?[") or fs.exists(path):
@@ -250,19 +250,6 @@ def _of_split(dataset: str, split: str, flag: str, suffixes: Sequence[str]) -> l
         missing = f"its files end in {kind_of(found[0]) or found[0]}" if found else "it has no files"
         raise UserError(f"{address} {split}: {missing}, not in {', '.join(suffixes)}; {_check('split', dataset, flag)}")
     return [(str(fs.unstrip_protocol(path)), path.removeprefix(f"{root}/")) for path in found]
-
-
-def _files_below(folder: str) -> Iterator[str]:
-    """Yield the paths of all files below a local folder; a folder reached again through links is skipped."""
-    seen: set[tuple[int, int]] = set()
-    for path, folders, names in os.walk(folder, followlinks=True):
-        status = Path(path).stat()
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders.sort()
-        yield from (f"{path.rstrip('/')}/{name}" for name in names)
 
 
 def _check(what: str, location: str, flag: str) -> str:

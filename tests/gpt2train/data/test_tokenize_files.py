@@ -363,6 +363,21 @@ def test_existing_tokens_and_another_tokenizer_are_refused(
         documents.expand([tmp_path / "none"])
 
 
+def test_files_behind_links_are_found(tmp_path: Path) -> None:
+    """As in the cache of the hub; a link whose file was removed is named, a loop of links ends."""
+    for name in ("in", "elsewhere/sub"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "elsewhere/sub/a.jsonl").write_text(SAMPLE)
+    (tmp_path / "in/deep").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in/b.jsonl").symlink_to(tmp_path / "elsewhere/sub/a.jsonl")
+    (tmp_path / "elsewhere/loop").symlink_to(tmp_path / "in")
+    found = [str(path.relative_to(tmp_path / "in")) for path in documents.expand([tmp_path / "in"])]
+    assert found == ["b.jsonl", "deep/sub/a.jsonl"]
+    (tmp_path / "in/gone.jsonl").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"in/gone\.jsonl is no file, or a link to one that is not there; remove it"):
+        documents.expand([tmp_path / "in"])
+
+
 @pytest.mark.slow
 def test_the_commands_import_neither_torch_nor_transformers() -> None:
     code = (
