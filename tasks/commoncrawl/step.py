@@ -54,7 +54,7 @@ def commoncrawl(
     consent_settings = download.consent.model_dump(mode="json") if download.consent.enabled else None
     parameters = {"max_bytes": download.max_bytes, "max_ratio": download.max_ratio, "consent": consent_settings}
     step = Step(
-        root, "commoncrawl", version=5 if consent_settings else 4, parameters=parameters, inputs={"discover": found}
+        root, "commoncrawl", version=6 if consent_settings else 5, parameters=parameters, inputs={"discover": found}
     )
     if done := runner.finished(step):
         return done

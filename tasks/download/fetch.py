@@ -26,7 +26,7 @@ from tasks.download.response_body import FetchRejectedError
 from tasks.download.revisit import VALIDATORS, checked_validator, conditions_of
 from tasks.download.settings import DownloadSettings
 from tasks.download.ssrf_guard import Lookup, refuse, system_lookup, target_of
-from tasks.download.urls import join, join_or_none, parse, refresh_target
+from tasks.download.urls import join, parse, refresh_target
 
 log = logging.getLogger("gpt2train")
 
@@ -228,8 +228,7 @@ class Fetcher:
                 if refusal := self._refusal(url, page, site, response.headers, tags):
                     raise refusal
             if not (page.refreshed or page.request_headers):
-                sent_to = refresh_target(response.headers.get("Refresh"), body)
-                target = join_or_none(url, sent_to) if sent_to else None  # if it is malformed, the page itself stands
+                target = refresh_target(url, response.headers.get("Refresh"), body)
             if target not in (None, url):
                 _keep_cookies(page, url, response)
                 page.content_type, page.charset, page.refreshed = "", None, True

@@ -55,7 +55,7 @@ def download(
     step = Step(
         root,
         "download",
-        version=8 if settings.consent.enabled else 7,  # 7: escapes of URLs are kept
+        version=9 if settings.consent.enabled else 8,  # 8: several codings, the base of a refresh
         parameters=settings.parameters,
         inputs={"blacklist": urls},
         folder="pages",  # no `packages`: another release of the HTTP client must not repeat the download

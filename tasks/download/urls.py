@@ -63,20 +63,22 @@ def join_or_none(base: URL, location: str) -> URL | None:
         return None
 
 
-def refresh_target(field: str | None, body: bytes) -> str | None:
+def refresh_target(url: URL, field: str | None, body: bytes) -> URL | None:
     """Target of a page that sends its reader to another one, by a `Refresh` field or a meta tag.
 
-    None if the page is there to be read: if it is shown for longer than a second and has more text than a notice.
+    None if the page is there to be read: if it is shown for longer than a second and has more text than a notice, or
+    the target is malformed.
     """
-    metas = (
-        tag.get("content", "") for tag in meta_tags(body) if tag.get("http-equiv", "").strip().lower() == "refresh"
-    )
-    found = _REFRESH.match(field or next(metas, ""))
+    metas = (tag for tag in meta_tags(body) if tag.get("http-equiv", "").strip().lower() == "refresh")
+    tag = {"content": field} if field else next(metas, {})
+    found = _REFRESH.match(tag.get("content", ""))
     if found is None or int(found[1]) > MAX_REFRESH_SECONDS:
         return None
     if int(found[1]) > 1 and len(_NO_TEXT.sub(b"", body)) > MAX_REFRESH_TEXT:
         return None
-    return (found[2] or found[3] or found[4] or "").strip() or None
+    stated = (found[2] or found[3] or found[4] or "").strip()
+    base = join_or_none(url, tag.get("base", "")) or url
+    return join_or_none(base, stated) if stated else None
 
 
 def _masked(url: str) -> str:

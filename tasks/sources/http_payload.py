@@ -10,7 +10,7 @@ import pyarrow as pa
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 
 from tasks.download.mime import HTML_TYPES, UNKNOWN_TYPES, checked_language, parse_content_type, type_of, wrong_type
-from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError, coding_of
+from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError, codings_of
 from tasks.download.warc import Page
 from tasks.sources.warc_records import MAX_HEAD, Record
 
@@ -101,26 +101,34 @@ def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> byte
     Raises:
         FetchRejectedError: `too_large`, `compression_ratio`, `content_encoding`.
     """
-    encoding = coding_of(encoding)
     limit = int(min(max_bytes, max(len(body) * max_ratio, RATIO_FLOOR)))
-    if encoding in ("gzip", "x-gzip") and not body.startswith(b"\x1f\x8b"):
-        encoding = "identity"
-    try:
-        found, whole = _decode(body, encoding, limit)
-    except FetchRejectedError:
-        if not looks_decoded(body):
-            raise
-        found, whole = body[: limit + 1], True
-    if not whole and len(found) <= limit:
-        if encoding != "br" or not looks_decoded(body):
-            name = "brotli" if encoding == "br" else encoding
-            raise FetchRejectedError("content_encoding", f"the {name} data end too soon")
-        found = body[: limit + 1]
+    for coding in codings_of(encoding):
+        if len(body := _undo(body, coding, limit)) > limit:
+            break
+    found = body[: limit + 1]
     if len(found) > max_bytes:
         raise FetchRejectedError("too_large", f"more than {max_bytes:,} bytes when decoded")
     if len(found) > limit:
         raise FetchRejectedError("compression_ratio", f"more than {max_ratio:g} times the bytes in the archive")
     return found
+
+
+def _undo(body: bytes, coding: str, limit: int) -> bytes:
+    """Undo one coding; at most `limit` + 1 bytes are decoded."""
+    if coding in ("gzip", "x-gzip") and not body.startswith(b"\x1f\x8b"):
+        return body
+    try:
+        found, whole = _decode(body, coding, limit)
+    except FetchRejectedError:
+        if not looks_decoded(body):
+            raise
+        return body
+    if whole or len(found) > limit:
+        return found
+    if coding == "br" and looks_decoded(body):
+        return body
+    name = "brotli" if coding == "br" else coding
+    raise FetchRejectedError("content_encoding", f"the {name} data end too soon")
 
 
 def _decode(body: bytes, encoding: str, limit: int) -> tuple[bytes, bool]:
@@ -130,7 +138,7 @@ def _decode(body: bytes, encoding: str, limit: int) -> tuple[bytes, bool]:
     if encoding == "zstd":
         return _unzstd(body, limit), True
     decoder = Decoder(encoding)
-    return decoder.feed(body, limit), decoder.whole
+    return decoder.feed(body, limit), not decoder.unfinished
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:

@@ -222,7 +222,7 @@ def test_other_files_that_are_sent_as_html_are_known(kind: str, bodies: list[byt
 def test_a_refresh_is_looked_for_in_linear_time(piece: bytes) -> None:
     """CPU time; a quadratic search took minutes for a page of `<` alone, in the event loop of the crawl."""
     began = time.process_time()
-    refresh_target("5; url=/x", piece * (2**21 // len(piece)))
+    refresh_target(URL("http://a.example"), "5; url=/x", piece * (2**21 // len(piece)))
     assert time.process_time() - began < 2
 
 

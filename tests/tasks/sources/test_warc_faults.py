@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,14 @@ REFUSED = {
     "no brotli": (coded("br", b"\xff" * 99), "content_encoding", "not the brotli"),
     "cut zstd": (coded("zstd", zstd(BODY)[:-9]), "content_encoding", "not the zstd"),
     "zstd bomb": (coded("zstd", zstd(bytes(LARGE))), "compression_ratio", "100 times"),
-    "two encodings": (coded("gzip, gzip", gzip.compress(gzip.compress(BODY))), "content_encoding", "'gzip, gzip'"),
+    "four encodings": (coded("gzip, gzip, br, gzip", BODY), "content_encoding", "4 codings, at most 3"),
+    "bomb in gzip": (coded("gzip, gzip", gzip.compress(zeros(LARGE))), "compression_ratio", "100 times"),
+    "gzip bomb of gzip": (coded("gzip, gzip", zeros(LARGE)), "compression_ratio", "100 times"),
+    "two encodings, the inner one cut": (
+        coded("deflate, br", brotli.compress(zlib.compress(BODY)[:-9])),
+        "content_encoding",
+        "the deflate data end too soon",
+    ),
     "cut chunks": (chunks(chunked(BODY)[:-700]), "transfer_encoding", "longer"),
     "odd chunks": (chunks(b"5\r\nabcde\r\nhello"), "transfer_encoding", "no chunk begins at byte 10"),
     "negative chunk": (chunks(b"3\r\nabc\r\n-5\r\nab"), "transfer_encoding", "byte 8"),
