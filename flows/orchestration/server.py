@@ -348,6 +348,7 @@ def serve(listener: socket.socket) -> None:
     # bundled copy. Nothing answers on port 9 (discard) of this machine, so the fetch fails at once.
     os.environ.update(dict.fromkeys(("https_proxy", "HTTPS_PROXY"), NO_SERVER), no_proxy="", NO_PROXY="")
     gc.disable()  # imports create a million objects and no garbage; collection takes a sixth of their time
+    os.environ["PREFECT_SERVER_API_BASE_PATH"] = "/api"  # the user's is that of a server behind a proxy
     os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
     os.environ["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(f"http://{host}:{port}" for host in HOSTS)
     import uvicorn  # here, with Prefect (1-3 s): the commands import this module too

@@ -173,7 +173,7 @@ def test_the_port_is_never_free_for_another_process(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_proxy_is_not_asked_for_the_embedded_server(tmp_path: Path) -> None:
+def test_neither_a_proxy_nor_another_base_path_is_asked_for_the_embedded_server(tmp_path: Path) -> None:
     program = """
 import os
 from flows.orchestration.server import prefect_server
@@ -188,6 +188,7 @@ print(os.environ["NO_PROXY"], "no_proxy" in os.environ)
     left_out = ("PREFECT_API", "NO_PROXY")
     others = {name: value for name, value in os.environ.items() if not name.upper().startswith(left_out)}
     environment = {**others, **proxies, "NO_PROXY": "a.example", "PREFECT_HOME": str(tmp_path)}
+    environment["PREFECT_SERVER_API_BASE_PATH"] = "/prefect/api"  # with which the start never ended
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines() == ["None", "a.example False"], done.stderr
 
