@@ -52,7 +52,7 @@ def discover(
     named = [[domain.host, domain.scheme, domain.port] for domain in domains]
     forgotten = read_forgotten(root)
     inputs = {"domains": digest(named), **forgotten.inputs}
-    step = Step(root, "discover", version=5, parameters=settings, inputs=inputs)
+    step = Step(root, "discover", version=6, parameters=settings, inputs=inputs)
     if refresh and runner.is_dry_run:
         step.fingerprint, step.inputs = "", {}  # the dry run shows the step as one that will run
     if done := runner.finished(step):

@@ -22,16 +22,18 @@ MAX_FILE = 50 * 2**20  # bytes, decompressed
 MAX_TEXT = 8192  # characters of a value
 MAX_REFERENCES = 2_000_000  # characters `&` of a file: 50,000 URLs have fewer
 Kind = Literal["index", "pages", "feed"]
-ROOTS: Mapping[str, Kind] = {"sitemapindex": "index", "urlset": "pages", "rss": "feed", "RDF": "feed", "feed": "feed"}
+ROOTS: Mapping[str, Kind] = {"sitemapindex": "index", "urlset": "pages", "rss": "feed", "rdf": "feed", "feed": "feed"}
 ENTRIES: Mapping[Kind, tuple[str, ...]] = {"index": ("sitemap",), "pages": ("url",), "feed": ("item", "entry")}
 BASE = "{http://www.w3.org/XML/1998/namespace}base"
 LOCATIONS = ("loc", "link")
-DATES = ("lastmod", "pubDate", "updated", "date")
+DATES = ("lastmod", "pubdate", "updated", "date")
 _NAMED = {b"amp": b"&#38;", b"lt": b"&#60;", b"gt": b"&#62;", b"quot": b"&#34;", b"apos": b"&#39;"}
 _REFERENCE = re.compile(
     rb"<!\[CDATA\[.*?(?:\]\]>|\Z)|&(?:#[0-9]{1,7};|#x[0-9a-fA-F]{1,6};)|&(?:(amp|lt|gt|quot|apos);)?", re.DOTALL
 )
 MAX_DECLARATION = 1000  # bytes
+MAX_NOTICES = 2**16  # bytes
+_START = re.compile(rb"<\?xml\s|<(?:sitemapindex|urlset|rss|feed)[\s>]", re.IGNORECASE)
 _ENCODING = re.compile(rb"encoding\s*=\s*[\"']([^\"']*)")
 _ASCII_BASED = re.compile(
     rb"utf-?8|us-ascii|ascii|iso-?8859-?\d+|latin-?\d|(?:windows-|cp)125\d|koi8-[ru]|gb2312|gbk|gb18030|big5|euc-(?:jp|kr|tw)"
@@ -66,7 +68,7 @@ def read_entries(body: bytes, max_ratio: float, address: str = "") -> Entries:
     Raises:
         FetchRejectedError: `too_large`, `compression_ratio`, `content_encoding`, `xml_entities`, `not_a_sitemap`.
     """
-    body = _without_odd_encoding(_utf8(_unpacked(body, max_ratio)))
+    body = _without_odd_encoding(_without_notices(_utf8(_unpacked(body, max_ratio))))
     if body[:1000].lstrip().startswith(b"{"):
         items, next_page = read_json_feed(body)
         entries = _limited("feed", items)
@@ -123,6 +125,12 @@ def _utf8(body: bytes) -> bytes:
         head, end, rest = text.partition("?>")
         return (rest if end and head.lstrip("\ufeff").startswith("<?xml") else text).encode("utf-8", "replace")
     return body.lstrip(b"\xef\xbb\xbf \t\r\n")  # scripts that are saved with a mark each send several
+
+
+def _without_notices(body: bytes) -> bytes:
+    """Return a file without what a script printed before it; a declaration of entities is no such thing."""
+    start = None if body.startswith((b"{", b"<!")) else _START.search(body[:MAX_NOTICES])
+    return body if start is None else body[start.start() :]
 
 
 def _without_odd_encoding(body: bytes) -> bytes:
@@ -185,6 +193,11 @@ def _text(item: dict[str, Any], name: str) -> str:
     return value.strip() if isinstance(value, str) else ""
 
 
+def _name(tag: str) -> str:
+    """Return the name of an element in lower case, without its namespace."""
+    return tag.rpartition("}")[2].lower()
+
+
 class _Target:
     """Receiver of the parser's events; namespaces are ignored, but that of `xml:base`."""
 
@@ -201,7 +214,7 @@ class _Target:
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Begin an element."""
-        name = tag.rpartition("}")[2]
+        name = _name(tag)
         if not self._path and not self.root:
             self.root = name
             if name in ROOTS:
@@ -213,7 +226,7 @@ class _Target:
         if name in self._names:
             self._url = self._date = self._guid = ""
         is_page = "html" in attributes.get("type", "html").lower()
-        is_link = name == "link" and attributes.get("rel", "alternate") == "alternate" and is_page
+        is_link = name == "link" and attributes.get("rel", "alternate").lower() == "alternate" and is_page
         in_item = self._path[-2:-1] in (["entry"], ["item"])  # some RSS states links as Atom does
         if is_link and in_item and not self._url and (target := attributes.get("href")):
             self._url = self._resolved(target[:MAX_TEXT])
@@ -227,7 +240,7 @@ class _Target:
 
     def end(self, tag: str) -> None:
         """End an element; an entry that states a URL is taken."""
-        name = tag.rpartition("}")[2]
+        name = _name(tag)
         inside = self._path[-2:-1]
         if inside and inside[0] in self._names:
             text = "".join(self._text).strip()

@@ -157,6 +157,26 @@ def test_a_wrong_declaration_of_the_encoding_is_passed_over(declared: str) -> No
 
 
 @pytest.mark.parametrize(
+    "notice",
+    ["Warning: Undefined variable in /srv/map.php on line 3\n", "<br />\n<b>Notice</b>:  a &amp; b<br />\n", "PHP\n\n"],
+)
+def test_notices_of_a_script_before_a_file_are_passed_over(notice: str) -> None:
+    for body in (urlset([f"{A}/1"]), urlset([f"{A}/1"]).partition(b"?>")[2], gzip.compress(urlset([f"{A}/1"]))):
+        found = gzip.compress(notice.encode() + urlset([f"{A}/1"])) if body[:1] == b"\x1f" else notice.encode() + body
+        assert read_entries(found, 100).entries == [(f"{A}/1", "2024-01-02")]
+    with pytest.raises(FetchRejectedError) as error:
+        read_entries(notice.encode() + BOMB, 100)
+    assert error.value.reason == "xml_entities"
+
+
+def test_names_of_elements_and_relations_are_read_in_any_case() -> None:
+    body = b"<URLSET><URL><LOC>/1</LOC><LastMod>2024</LastMod></URL></URLSET>"
+    assert read_entries(body, 100).entries == [("/1", "2024")]
+    feed = b"<Feed><Entry><Link Rel='x' rel='Alternate' href='/2'/></Entry></Feed>"
+    assert read_entries(feed, 100).entries == [("/2", "")]
+
+
+@pytest.mark.parametrize(
     ("feed", "expected"),
     [
         ("<feed xml:base='/blog/'><entry><link href='1'/></entry></feed>", [f"{A}/blog/1"]),
