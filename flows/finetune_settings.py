@@ -9,7 +9,7 @@ from flows.settings import OutputSettings
 from gpt2train.config import ScheduleSettings, TrainSettings
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
-from gpt2train.settings import NaturalNumber, build, layer
+from gpt2train.settings import NaturalNumber, Place, build, layer
 from tasks.finetune.base_model import open_base_model
 from tasks.finetune.settings import read_task
 from tasks.report.settings import ReportSettings
@@ -57,12 +57,12 @@ class TuningSettings(TrainSettings):
 class FinetuneFlowSettings(OutputSettings):
     """Settings of fine-tuning: from a model and a task file to a tuned, merged and scored model."""
 
-    model: str = Field(min_length=1)
+    model: Place = Field(min_length=1)
     """Model to start from: a Hugging Face folder, a run, a checkpoint, a checkpoint of Megatron-LM; or a preset (tiny,
     117m, …) with random weights."""
-    task: str = Field(min_length=1)
+    task: Place = Field(min_length=1)
     """Task file: kind of task, files and columns, as docs/train/finetune.md describes them."""
-    tokenizer: str | None = None
+    tokenizer: Place | None = None
     """Tokenizer of the model, a folder or a file; None takes the one in its folder."""
     validations: NaturalNumber = 1
     """Validations of the whole validation set in an epoch. 0: as `train.validation` says."""

@@ -19,7 +19,7 @@ from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
 from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
 from gpt2train.plan.devices import find_gpus, usable_cores
-from gpt2train.settings import MAX_COUNT, Settings, build, layer, nearest, read_toml
+from gpt2train.settings import MAX_COUNT, Place, Settings, build, layer, nearest, read_toml
 from gpt2train.store.folder import Folder
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.boilerplate.settings import BoilerplateSettings
@@ -94,7 +94,7 @@ class LayeredSettings(Settings):
 class OutputSettings(LayeredSettings):
     """Output folder and execution settings; none of them changes a result."""
 
-    output: str = Field("out", min_length=1)
+    output: Place = Field("out", min_length=1)
     """Folder, or any fsspec URL, that holds everything: pages, documents, tokens, runs, report."""
     workers: PositiveInt = Field(default_factory=usable_cores)
     """Worker processes, and batches in flight at a time. The outputs do not depend on it."""
@@ -135,7 +135,7 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     """Fetch again the pages that failed for a transient reason."""
     refresh: bool = False
     """Ask for all pages again; take those that have changed (docs/data/refresh.md)."""
-    lambada: str | None = None
+    lambada: Place | None = None
     """LAMBADA test file, kept out of the training text. None: one drawn from test documents."""
     discover: DiscoverSettings = DiscoverSettings()
     """Search for the URLs of `domains`: sitemaps, feeds, links, Common Crawl."""
@@ -204,7 +204,7 @@ class DataprepSettings(OutputSettings, DataStepSettings):
 class PretrainSettings(OutputSettings):
     """Settings of pretraining that the pipeline has too: from token shards to checkpoints."""
 
-    data: str | None = None
+    data: Place | None = None
     """Output folder of a finished dataprep; tokens in an object store are first copied to `output`. None uses `output`
     itself."""
     preset: str = Field("tiny", json_schema_extra={"enum": [*presets()]})
@@ -241,9 +241,9 @@ class MergeAndScoreSettings(LayeredSettings):
     """Hugging Face folder of the merged model."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """LAMBADA, perplexity, samples."""
-    wikitext: str | None = None
+    wikitext: Place | None = None
     """WikiText in its tokenised form (wiki.test.tokens), scored in addition."""
-    evals: dict[str, str] = {}
+    evals: dict[str, Place] = {}
     """Name of an evaluation of a plug-in (docs/develop/add-an-evaluation.md) or of a task (docs/train/evaluate.md) ->
     its data file, scored in addition."""
     tasks: TaskSelection = TaskSelection()
@@ -261,22 +261,22 @@ class MergeAndScoreSettings(LayeredSettings):
 class PretrainFlowSettings(PretrainSettings, MergeAndScoreSettings):
     """Settings of pretraining: from token shards, or token files that were made elsewhere, to checkpoints or scores."""
 
-    tokens: str | None = None
+    tokens: Place | None = None
     """Token files made elsewhere, in place of `data`: PREFIX of a pair .bin/.idx, PREFIX,PREFIX for equal weights, or
     "0.3 PREFIX 0.7 PREFIX" (docs/train/ready-tokens.md). mock: a million tokens in no file, to try a layout."""
     split: Split | None = None
     """Weights by which the documents of `tokens` are split into training, validation and test data, as 949,50,1
     (Megatron-LM's `--split`). None trains on all, without validation unless `valid` is given."""
-    valid: str | None = None
+    valid: Place | None = None
     """PREFIX of the validation tokens of `tokens`, in place of `split`."""
-    tokenizer: str | None = None
+    tokenizer: Place | None = None
     """Tokenizer of `tokens`, a folder or a file; None takes `tokenizer/` beside them."""
     vocab: int | None = Field(None, ge=2, le=MAX_COUNT)
     """Size of the vocabulary: number of tokens of the tokenizer of `tokens`, if that is not at hand. A larger one gives
     the model rows that stand for no token, as Megatron-LM's 50,304 for GPT-2's 50,257."""
     score: bool = False
     """Merge the trained model and score it, as the flow of evaluation does."""
-    lambada: str | None = None
+    lambada: Place | None = None
     """LAMBADA test file for `score`; None uses the cloze set that the data flow drew."""
 
     @model_validator(mode="after")
@@ -300,9 +300,9 @@ class PretrainFlowSettings(PretrainSettings, MergeAndScoreSettings):
 class EvaluateFlowSettings(MergeAndScoreSettings):
     """Settings of evaluation: from the selected checkpoint of a run to a merged model and its scores."""
 
-    run: str
+    run: Place
     """Run folder, as `out/runs/tiny-0123abcd`."""
-    lambada: str | None = None
+    lambada: Place | None = None
     """LAMBADA test file; None uses the cloze set that the data flow drew."""
     workers: PositiveInt = Field(default_factory=usable_cores)
     """Worker processes."""

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from pydantic import ValidationError
 
-from gpt2train.compat.cyclopts import refuse_fractions
+from gpt2train.compat.cyclopts import convert_flags
 from gpt2train.errors import RunError, UserError, is_failure, redact, redacted_traceback
 from gpt2train.settings import is_group
 from gpt2train.store.hub import TOKENIZER_FILES, local_copy
@@ -40,7 +40,7 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
     arguments = [flag for flag in flags if flag != "--debug"] + given[len(flags) :]
     if not debug:
         os.environ["RUST_BACKTRACE"] = "0"  # a panic of a library in Rust would write 40 lines of its own
-    refuse_fractions()
+    convert_flags()
     app.suppress_keyboard_interrupt = False  # cyclopts would exit silently
     return exit_code(
         lambda: app(arguments, exit_on_error=False, print_error=False, result_action="return_value"), debug

@@ -5,12 +5,13 @@ same model defines the Python API, the TOML presets, the command-line flags and 
 """
 
 import difflib
+import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from gpt2train.errors import UserError, not_utf8
 
@@ -20,6 +21,14 @@ OTHER_FORMATS = (".json", ".py", ".sh", ".yaml", ".yml")
 MAX_COUNT = 2**31 - 1  # largest count of a setting: the product of two fits int64, the dtype of index arithmetic
 PositiveNumber = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 NaturalNumber = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+def in_home(path: str) -> str:
+    """Replace a leading `~/`, which no shell replaces in a settings file, and few do in `--flag=~/x`."""
+    return os.path.expanduser(path) if path.startswith("~/") else path  # noqa: PTH111 - Path's fails without home
+
+
+Place = Annotated[str, AfterValidator(in_home)]  # path on this machine, or URL
 
 
 class Record(BaseModel):
@@ -79,6 +88,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing or is not TOML; the message names the file and the line.
     """
+    path = in_home(str(path))
     if Path(path).suffix in OTHER_FORMATS and (found := _of_another_system(path)):
         raise UserError(found)  # some configs in Python are TOML too
     try:

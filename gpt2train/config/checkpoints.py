@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
+from gpt2train.settings import NaturalNumber, Place, PositiveNumber, Settings
 
 
 class CheckpointSettings(Settings):
@@ -23,7 +23,7 @@ class CheckpointSettings(Settings):
     validated step is saved."""
     async_save: bool = True
     """Write in the background; training pauses only while the state is copied."""
-    init_from: str | None = None
+    init_from: Place | None = None
     """Initial state of a new run: a run folder or a checkpoint of any layout, a Hugging Face GPT-2 folder, or a
     checkpoint of Megatron. A run that has its own checkpoints resumes from those instead."""
     restore: Literal["weights", "optimizer", "full"] = "optimizer"

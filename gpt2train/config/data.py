@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from gpt2train.settings import PositiveNumber, Settings
+from gpt2train.settings import Place, PositiveNumber, Settings
 
 SPLIT_PARTS = 3  # train, valid, test
 MIN_WEIGHT = 1e-9  # of a corpus that is used
@@ -47,7 +47,7 @@ Split = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_checke
 class Corpus(Settings):
     """One corpus of a data mixture."""
 
-    prefix: str
+    prefix: Place
     """Path of the token files (`.bin/.idx`) without extension, or of a raw `.bin` of nanoGPT or llm.c with it."""
     weight: Weight = 1.0
     """Share of the samples, relative to the other corpora's weights. 0 leaves the corpus out, as Megatron-LM does."""
@@ -56,15 +56,15 @@ class Corpus(Settings):
 class DataSettings(Settings):
     """Token files (`.bin/.idx`), named by their path without extension."""
 
-    train: str | tuple[Corpus, ...]
+    train: Place | tuple[Corpus, ...]
     """Prefix of the training tokens, or several corpora with their weights. An objective of a plug-in may take another
     text, such as the path of its file."""
-    valid: str | None = None
+    valid: Place | None = None
     """Prefix of the validation tokens; None trains without validation, unless `split` is given."""
     split: Split | None = Field(None, exclude_if=lambda split: split is None)
     """Weights by which the documents of `train` are split into training, validation and test data, in the order of the
     files: `"949,50,1"` (Megatron-LM's `--split`). None trains on all documents."""
-    cache: str | None = None
+    cache: Place | None = None
     """Folder in which the sample order of corpora of more than about a million documents is cached, also for other
     runs; None: `index/` in the run folder."""
 
@@ -138,9 +138,9 @@ class SampleSettings(Settings):
 class TaskSelection(Settings):
     """Tasks that are scored as `gpt2train evaluate` scores them."""
 
-    names: tuple[str, ...] = ()
+    names: tuple[Place, ...] = ()
     """Tasks that come with the package (hellaswag, blimp, core, ...), or paths of TOML files; none by default."""
-    data: str | None = None
+    data: Place | None = None
     """Folder of the tasks' data files, or the data file of one task."""
     limit: PositiveNumber | None = None
     """Items of each task that are scored; by default all."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpt2train.config.batch import BatchSettings
 from gpt2train.config.batch_plan import BatchPlan
@@ -25,7 +25,7 @@ from gpt2train.model.families import MODELS
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.model.shape import PADDING, Shape
 from gpt2train.plugins import load
-from gpt2train.settings import MAX_COUNT, PositiveNumber, Settings, build, layer, read_toml
+from gpt2train.settings import MAX_COUNT, Place, PositiveNumber, Settings, build, layer, read_toml
 
 CONFIG_FILE = "config.toml"
 
@@ -172,8 +172,15 @@ class RunConfig(TrainSettings):
     """Vocabulary size of the tokenizer; every token id in the data is below it."""
     tokenizer_hash: str | None = None
     """Hash of the tokenizer that made the tokens, stored in checkpoints; a run with another tokenizer is refused."""
-    output: str = Field(min_length=1)
+    output: Place = Field(min_length=1)
     """Run folder, on a local or shared disk."""
+
+    @field_validator("output")
+    @classmethod
+    def _on_disk(cls, value: str) -> str:
+        if "://" in value:
+            raise ValueError("a run folder is on a local or shared disk; give a path")
+        return value
 
     @model_validator(mode="after")
     def _mixed_once(self) -> "RunConfig":

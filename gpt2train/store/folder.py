@@ -20,7 +20,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import UserError
-from gpt2train.settings import Record
+from gpt2train.settings import Record, in_home
 from gpt2train.store.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, atomic_file, make_folder, write_error
 from gpt2train.store.inner_path import InnerPath
 from gpt2train.store.object_stores import BLOCK, is_alive, open_store, translate_store_errors
@@ -52,6 +52,11 @@ class Folder:
             self.url = str(url)  # without a path: an error names it as it was given
         self._opened: tuple[int, fsspec.AbstractFileSystem, str] | None = None
         self._uploaded: dict[str, tuple[int, str]] = {}  # name -> (bytes, hash) of the files that this object uploaded
+
+    @classmethod
+    def given(cls, place: str) -> "Folder":
+        """Return the folder that a command line names: a URL, or a path, which need not be absolute."""
+        return cls(place if "://" in place else Path(in_home(place)).absolute())
 
     def __reduce__(self) -> tuple[type["Folder"], tuple[str]]:
         return Folder, (self.url,)

@@ -14,6 +14,7 @@ from typing import Any
 
 from gpt2train.errors import UserError, redact
 from gpt2train.extras import PIPELINE, needs_extra
+from gpt2train.settings import in_home
 from gpt2train.store.retry_after import retry_after
 
 HUB = "hf://"
@@ -90,7 +91,7 @@ def model_address(place: str | Path) -> str:
 
     What lies in a local folder, or should, is no name of the hub: nothing is asked for a mistyped path.
     """
-    text = str(place)
+    text = in_home(str(place))
     if text.startswith("hf:/") and not text.startswith(HUB):  # a path has one slash
         return f"{HUB}{text.removeprefix('hf:/')}"
     is_name = NAME.fullmatch(text) and not Path(text).exists() and not Path(text).parent.exists()
@@ -107,7 +108,7 @@ def local_copy(place: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     """
     text = model_address(place)
     if not text.startswith(HUB):
-        return Path(place)
+        return Path(text)
     try:
         address = pinned(text)
     except UserError as error:

@@ -33,6 +33,7 @@ from gpt2train.errors import (
     is_io_failure,
     redact,
 )
+from gpt2train.settings import in_home
 from gpt2train.store.folder import Folder
 from gpt2train.store.hub import allow, pinned, repository_of
 from gpt2train.store.object_stores import BLOCK as STORE_BLOCK
@@ -108,7 +109,7 @@ def find_inputs(
 def _absolute(location: str) -> str:
     """Return a path or URL in the form by which it is compared with others: links are files of their own."""
     path = location.removeprefix("file://")
-    return location if "://" in path else os.path.normpath(Path(path).expanduser().absolute())
+    return location if "://" in path else os.path.normpath(Path(in_home(path)).absolute())
 
 
 def _readable(location: str) -> str:
@@ -254,7 +255,7 @@ def _of_split(dataset: str, split: str, flag: str, suffixes: Sequence[str]) -> l
 
 def _check(what: str, location: str, flag: str) -> str:
     """Return the remedy for a missing file, with the working folder, since a worker's may not be the user's."""
-    relative = "://" not in location and not Path(location).expanduser().is_absolute()
+    relative = "://" not in location and not Path(in_home(location)).is_absolute()
     return f"check the {what} given with {flag}" + (f", relative to {Path.cwd()}" if relative else "")
 
 

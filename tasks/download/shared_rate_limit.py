@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpt2train.errors import UserError
+from gpt2train.settings import in_home
 
 try:
     import fcntl
@@ -157,7 +158,7 @@ def open_rate_limiter(setting: str) -> SharedRateLimiter | None:
         if setting == AUTO:
             folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt2train" / "rate-limit"
         else:
-            folder = Path(setting).expanduser()
+            folder = Path(in_home(setting))
         with _opening:
             path = folder.absolute()
             if path not in _opened:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from gpt2train.errors import UserError
-from gpt2train.settings import NaturalNumber, Settings, build, read_toml
+from gpt2train.settings import NaturalNumber, Settings, build, in_home, read_toml
 
 Kind = Literal["classification", "answers", "text"]
 FileFormat = Literal["auto", "tsv", "csv", "json", "parquet", "text"]
@@ -147,4 +147,4 @@ def read_task(path: str) -> TaskSettings:
 
 
 def _absolute(name: str, folder: Path) -> str:
-    return name if "://" in name else str(folder / Path(name).expanduser())
+    return name if "://" in name else str(folder / in_home(name))

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gpt2train.settings import Settings
+from gpt2train.settings import Place, Settings
 
 BYTE_TOKENS = 256  # initial tokens of every byte-level vocabulary
 
@@ -28,7 +28,7 @@ class TokenizerSettings(Settings):
     sentinels: int = Field(default=0, ge=0, le=2**16, exclude_if=not_)
     """Tokens `<extra_id_0>`, `<extra_id_1>` … at the end of the vocabulary, the first one last, and `<pad>` before
     them: the sentinels of span corruption (docs/train/t5.md). They count in `vocab_size`, and are added to `gpt2`."""
-    folder: str | None = None
+    folder: Place | None = None
     """Folder or URL (hf://ORG/NAME of a model of the hub) with tokenizer.json, with vocab.json and merges.txt, with
     tokenizer.model or with vocab.txt; or one of these files on this machine. Required for `folder`; for `gpt2` the
     published files are downloaded if it is not given."""

@@ -76,6 +76,8 @@ def test_text_is_generated(model: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["generate", "--model", "m", "--prompt", "x", "--top-p", "2"], "--top-p: input should be less than or equal"),
         (["generate", "--model", "m", "--prompt", "x", "--device", "tpu"], "tpu"),
         (["generate", "--model", "nowhere", "--prompt", "x"], "there is no folder nowhere"),
+        (["generate", "--model=~/nowhere", "--prompt", "x"], f"there is no folder {Path.home()}{os.sep}nowhere"),
+        (["plan", "--config=~/none.toml"], f"cannot read the settings file {Path.home()}{os.sep}none.toml"),
         (["merge", "nowhere", "--output", "m"], "no folder nowhere"),
         (["merge", ".", "--output", "m"], "config.toml"),
         (["evaluate", "lambada", "--model", "m", "--data", "nowhere.jsonl"], "cannot read nowhere.jsonl"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field, create_model
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.settings import Settings
+from gpt2train.settings import Settings, in_home
 from gpt2train.store.manifest import digest
 from tasks.clean.filters import (  # noqa: F401 (they register themselves)
     c4,
@@ -111,7 +111,7 @@ def file_hash(file: bytes | LocalModel) -> str:
 
 
 def _local_model(location: str, flag: str, suffixes: tuple[str, ...]) -> LocalModel:
-    path = Path(location).expanduser().absolute()
+    path = Path(in_home(location)).absolute()
     kind = "folder" if suffixes else "file"
     if "://" in location or path.is_dir() != bool(suffixes):
         raise UserError(f"{location} is no {kind} on the local disk; give the path of one with {flag}")

@@ -38,7 +38,7 @@ def browse(
     from gpt2train.serve.local_page import LocalPageServer
     from tasks.outputs.browse.server import browse_routes
 
-    root = Folder(output if "://" in output else Path(output).absolute())
+    root = Folder.given(output)
     _serve(LocalPageServer(browse_routes(root), port), open_)
 
 

@@ -52,7 +52,7 @@ def forget(
     json_
         Print JSON.
     """
-    root = Folder(output if "://" in output else Path(output).absolute())
+    root = Folder.given(output)
     wanted = read_targets(targets)
     if root.is_local and not Path(root.path()).is_dir():
         raise UserError(f"there is no output at {output}; give the --output of a flow")

@@ -47,7 +47,7 @@ def passport(
     from tasks.outputs.passport import write
     from tasks.outputs.passport.lineage import send as send_events
 
-    root = Folder(output if "://" in output else Path(output).absolute())
+    root = Folder.given(output)
     if check is not None:
         write.check_passport(root, check)
         print(f"signature: {root.url}/{write.FOLDER} and the manifests are as signed")

@@ -66,7 +66,7 @@ def contents_of(source: str, *, dataset: bool, about: About | None = None) -> Co
     Raises:
         UserError: the folder has no model, or several; with `dataset`, it has no documents.
     """
-    root = Folder(source if "://" in source else Path(source).absolute())
+    root = Folder.given(source)
     model = _model_folder(Path(root.path()), optional=dataset) if root.is_local else None
     if model is None and not dataset:
         raise UserError(f"{source} has no model; give the folder of a run, or --dataset for the documents alone")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -56,7 +55,7 @@ def verify_output(
     json_
         Print JSON, with all differences.
     """
-    root = Folder(output if "://" in output else Path(output).absolute())
+    root = Folder.given(output)
     options = Options(batches, seed, whole_mib << 20, workers or usable_cores(), environment == "accept")
     if not json_:
         print(f"{root.url}: {count_of(batches, 'batch')} of each step, seed {seed}")

@@ -316,6 +316,18 @@ def test_changes_lie_above_the_file_and_the_preset(tmp_path: Path) -> None:
         read("optimizer.lr=1e-4")
 
 
+def test_paths_begin_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # Windows
+    (tmp_path / "run.toml").write_text(FILE.replace('"run"', '"~/run"'))
+    changes = ['data.train=[{prefix="~/a"}, {prefix="~b"}]', "data.valid=~/c", "checkpoints.init_from=~/d"]
+    run = read_run_config("~/run.toml", "tiny", [parse_assignment(text) for text in changes])
+    assert isinstance(run.data.train, tuple)
+    found = (run.output, run.data.train[0].prefix, run.data.valid, run.checkpoints.init_from)
+    assert [*map(Path, filter(None, found))] == [tmp_path / name for name in ("run", "a", "c", "d")]
+    assert run.data.train[1].prefix == "~b"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -324,6 +336,7 @@ def test_changes_lie_above_the_file_and_the_preset(tmp_path: Path) -> None:
         ("data.train=5", r"data.train: input should be a valid string or a valid tuple \(got 5\)"),
         ("model.options.inner={a=1}", "model.options.inner: input should be a valid boolean, .* or a valid string"),
         ("output=", r"output: string should have at least 1 character \(got ''\)"),
+        ("output=s3://b/run", "output: a run folder is on a local or shared disk; give a path.*"),
     ],
 )
 def test_a_wrong_value_of_several_types_is_named_as_it_was_meant(change: str, message: str, tmp_path: Path) -> None:

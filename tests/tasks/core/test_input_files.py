@@ -79,6 +79,7 @@ def test_identity_depends_on_the_content_and_not_on_the_path(tmp_path: Path) -> 
     ("pattern", "message"),
     [
         ("missing.txt", "cannot read .*missing.txt: No such file.*--urls"),
+        ("~nobody-of-this-name/a.txt", "cannot read .*~nobody-of-this-name/a.txt: No such file.*--urls"),
         ("*.none", "no file matches .*none.*--urls"),
         ("empty", "no file in .*empty ends in .txt, .parquet; check the folder given with --urls"),
     ],
