@@ -174,6 +174,15 @@ def idx_path(prefix: str | Path) -> Path:
     return Path(f"{prefix}.idx")
 
 
+def check_new_pair(prefix: Path, flag: str) -> None:
+    """Check that a pair can have a prefix; UserError if it is a folder's alone, such as `.`, or a file of it exists."""
+    if prefix.name in ("", ".."):
+        raise UserError(f"{prefix} is a folder; give {flag} a name in it, such as {prefix / 'tokens'}")
+    for path in (bin_path(prefix), idx_path(prefix)):
+        if path.exists():
+            raise UserError(f"{path} exists already; remove it or give another {flag}")
+
+
 def find_pair(prefix: str | Path) -> tuple[Path, Path]:
     """Paths of the index and the data of a token dataset.
 

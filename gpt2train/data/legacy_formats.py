@@ -29,6 +29,7 @@ from gpt2train.data.indexed import (
     IndexedDataset,
     TokenDataset,
     bin_path,
+    check_new_pair,
     find_pair,
     idx_path,
     map_array,
@@ -94,9 +95,7 @@ def convert(
     dataset = open_any(source, by_sequence)
     kind = np.dtype(dtype or dataset.tokens.dtype)
     data, index = bin_path(target), idx_path(target)
-    for path in (data, index):
-        if path.exists():
-            raise UserError(f"{path} exists already; remove it or give another target")
+    check_new_pair(Path(target), "target")
     try:
         make_folder(data.parent)
         _write(dataset, source, kind, data, index)

@@ -24,7 +24,7 @@ import filelock
 import numpy as np
 
 from gpt2train.data.documents import Rejected, Row, expand, read_rows, read_text
-from gpt2train.data.indexed import bin_path, idx_path, token_dtype, write_index
+from gpt2train.data.indexed import bin_path, check_new_pair, idx_path, token_dtype, write_index
 from gpt2train.data.template import prefix_ids
 from gpt2train.data.tokenize_block import BlockEncoder, EncodedBlock, encode_in_worker, start_worker
 from gpt2train.data.tokenize_options import TokenizeOptions
@@ -73,14 +73,12 @@ def tokenize_files(inputs: list[Path], output: Path, files: dict[str, bytes], op
         UserError: an input or the tokenizer cannot be read, the pair exists, another run writes it, there is another
             tokenizer beside it, or no document has a text under this key.
     """
-    partial = output.with_name(f"{output.name}.partial")
+    partial = Path(f"{output}.partial")
     if (partial / "progress.json").exists() and bin_path(output).exists() and not idx_path(output).exists():
         bin_path(output).rename(partial / "tokens")  # a run was killed in `_finish`
         if (rejected := rejected_path(output)).exists():
             rejected.rename(partial / "rejected")
-    for path in (bin_path(output), idx_path(output)):
-        if path.exists():
-            raise UserError(f"{path} exists already; remove it or give another --output")
+    check_new_pair(output, "--output")
     documents, source = check_inputs(inputs, options), options.tokenizer
     canonical = canonical_files(files, source)
     tokenizer = open_tokenizer(canonical, source)

@@ -52,6 +52,21 @@ def tokenize(bpe: Path, output: Path, *arguments: object) -> int:
     return run_command(app, ["data", "tokenize", *map(str, arguments), *flags])
 
 
+@pytest.mark.parametrize("place", [".", "x/.."])
+def test_a_prefix_is_no_folder(
+    bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text('{"text": "a b"}\n')
+    assert tokenize(bpe, Path("a"), "a.json", "--workers", 1) == 0
+    kept = sorted(tmp_path.iterdir())
+    for flag in ("--output", "target"):
+        command = ["tokenize", "a.json", "--output", place, "--tokenizer", str(bpe)]
+        assert run_command(app, ["data", *(command if flag == "--output" else ["convert", "a", place])]) == 2
+        assert f"is a folder; give {flag} a name in it" in capfd.readouterr().err
+    assert sorted(tmp_path.iterdir()) == kept
+
+
 def texts_of(bpe: Path, prefix: Path) -> list[str]:
     tokenizer = load_tokenizer(bpe)
     return [tokenizer.decode(ids, skip_special_tokens=False) for ids in sequences(IndexedDataset(prefix))]
