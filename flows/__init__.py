@@ -58,8 +58,10 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     try:
         check_extra(f"{program}{flow}", PIPELINE)
         # By their names, since this package stands below all its modules.
-        if not any(word.startswith(("-h", "--help", "--dry-run")) for word in words):
-            load("flows.orchestration.server:start_early")()
+        if not any(word.startswith(("-h", "--help")) for word in words):
+            load("flows.orchestration.server:check_home")()
+            if not any(word.startswith("--dry-run") for word in words):
+                load("flows.orchestration.server:start_early")()
         load_plugins()
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in words))

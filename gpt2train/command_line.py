@@ -42,9 +42,15 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
         os.environ["RUST_BACKTRACE"] = "0"  # a panic of a library in Rust would write 40 lines of its own
     convert_flags()
     app.suppress_keyboard_interrupt = False  # cyclopts would exit silently
-    return exit_code(
-        lambda: app(arguments, exit_on_error=False, print_error=False, result_action="return_value"), debug
-    )
+
+    def call() -> object:
+        try:
+            Path.cwd()
+        except FileNotFoundError as error:  # without this, torch ends the process when it is imported
+            raise UserError("the working folder was removed; change to one that is there") from error
+        return app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+
+    return exit_code(call, debug)
 
 
 def exit_code(call: Callable[[], object], debug: bool) -> int:

@@ -294,6 +294,24 @@ def check_reachable(address: str) -> None:
     )
 
 
+def check_home() -> None:
+    """Check that Prefect can look into its home folder, as its import does.
+
+    Raises:
+        UserError: the folder is another user's, as after `sudo -u`, or there is no home folder.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            (_prefect_home() / "profiles.toml").stat()
+    except RuntimeError as error:
+        raise UserError("this user has no home folder; set PREFECT_HOME to a folder that you own") from error
+    except OSError as error:
+        raise UserError(
+            f"cannot read {_prefect_home()} ({error.strerror}), the home of Prefect; set PREFECT_HOME to a folder that "
+            "you own"
+        ) from error
+
+
 def _prefect_home() -> Path:
     """Folder of Prefect's profiles and of the default database of its server."""
     return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))

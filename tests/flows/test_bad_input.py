@@ -220,6 +220,15 @@ def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+def test_a_home_of_prefect_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "prefect").symlink_to("prefect")  # refused to root too, as that of another user is to others
+    done = run_in(tmp_path, "-P", "-m", "flows.dataprep", "--dry-run")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: cannot read {tmp_path / 'prefect'} (")
+    assert run_in(tmp_path, "-P", "-m", "flows.dataprep", "--help").returncode == 0
+
+
 @pytest.mark.slow
 def test_the_command_of_a_flow_does_not_look_into_the_folder(tmp_path: Path) -> None:
     """The option `-P` leaves the folder out of the path, as a console script does."""

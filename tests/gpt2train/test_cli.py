@@ -105,6 +105,16 @@ def test_the_exit_code_reaches_the_shell(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps a folder that a process works in")
+def test_a_working_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    script = 'mkdir "$1"; cd "$1"; rmdir "$1"; exec "$2" -m gpt2train plan --preset tiny --gpus 1'
+    command = ["sh", "-c", script, "sh", str(tmp_path / "gone"), sys.executable]
+    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=paths, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: the working folder was removed; ")
+
+
 def test_a_damaged_checkpoint_exits_1(
     trained_run: TrainedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
