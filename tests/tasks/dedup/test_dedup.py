@@ -179,26 +179,6 @@ def test_only_files_of_the_manifest_are_left(planted_run: Done) -> None:
     assert set((root / "dedup").files()) == named | {"_manifest.json"}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("policy", ["greedy", "connected"])
-def test_small_groups_ranges_and_pieces_give_the_same_result(
-    planted: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
-) -> None:
-    """As with a hundred million documents: many groups, ranges of hashes, sets in pieces."""
-    settings = DedupSettings(policy=policy)
-    expected = run(tmp_path / "expected", planted, settings, 200)
-    monkeypatch.setattr("tasks.dedup.document_index.GROUP_ROWS", 400)
-    monkeypatch.setattr("tasks.dedup.step.MAX_KEYS", 1000)
-    monkeypatch.setattr("tasks.dedup.shingle_exchange.MAX_HASHES", 3000)
-    monkeypatch.setattr("tasks.dedup.verify.MAX_HASHES", 3000)
-    done = run(tmp_path / "small", planted, settings, 200)
-    assert len([r for r in done[1].outcome.audit if r.name.startswith("sketch/")]) == 8
-    assert rejected_of(*done) == rejected_of(*expected)
-    pairs = [sorted((p["first"], p["second"], p["jaccard"]) for p in audit(*d, "pairs/")) for d in (done, expected)]
-    assert pairs[0] == pairs[1]
-    assert audit(*done, "clusters/") == audit(*expected, "clusters/")
-
-
 COUNT = 60_000
 
 

@@ -19,7 +19,7 @@ from tasks.dedup import datasketch_engine, kernels, reference, shingles
 from tasks.dedup.lost_sources import LostSource, count_sources, lost_sources
 from tasks.dedup.settings import WORD_NGRAM, DedupSettings, word_shingles
 from tasks.dedup.step import dedup
-from tests.tasks.corpus import content_of, documents_of, read_jsonl, real_texts, row, rows_of
+from tests.tasks.corpus import content_of, documents_of, read_jsonl, real_texts, rejected_of, row, rows_of
 from tests.tasks.dedup.dedup_helpers import audit, run
 from tests.tasks.dedup.dedup_helpers import words as text
 
@@ -130,11 +130,17 @@ def test_containment_equals_the_reference_and_not_the_workers_decide(
         if member["reason"] == "near_duplicate":
             assert len(grams[member["id"]] & grams[member["kept_id"]]) >= 0.95 * len(grams[member["id"]])
 
+    # As with a hundred million documents: many groups, ranges of hashes, sets in pieces.
     monkeypatch.setattr("tasks.dedup.document_index.GROUP_ROWS", 400)
+    monkeypatch.setattr("tasks.dedup.step.MAX_KEYS", 1000)
     for name in ("shingle_exchange", "verify"):
         monkeypatch.setattr(f"tasks.dedup.{name}.MAX_HASHES", 3000)
     small = run(tmp_path / "small", rows, settings, 200)
-    assert kept_ids(small) == kept_ids(done)
+    assert len([record for record in small[1].outcome.audit if record.name.startswith("sketch/")]) == 8
+    assert kept_ids(small) == kept_ids(done) and rejected_of(*small) == rejected_of(*done)
+    for name, fields in (("pairs/", ("first_id", "second_id", "jaccard")), ("clusters/", ("cluster", "id", "kept_id"))):
+        both = [{tuple(one[field] for field in fields) for one in audit(*run_, name)} for run_ in (small, done)]
+        assert both[0] == both[1]
     assert small[1].outcome.facts["lost_characters"] == manifest.outcome.facts["lost_characters"] > 0
 
 
