@@ -13,11 +13,8 @@ from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.checkpoint.manifest import read_manifest
 from gpt2train.config import RunConfig
 from gpt2train.convert.from_weights import write_checkpoint
-from gpt2train.convert.huggingface import open_model, read_model
+from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.initial_weights import open_initial_weights
-from gpt2train.convert.megatron_write import write_megatron
-from gpt2train.convert.merge import merge
-from gpt2train.convert.opened_source import open_source
 from gpt2train.data.tokenizer import tokenizer_hash
 from gpt2train.data.training_data import packed_data
 from gpt2train.errors import RunError, UserError
@@ -30,7 +27,7 @@ from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
-from tests.gpt2train.convert.model_folders import from_huggingface, to_huggingface, write_model
+from tests.gpt2train.convert.model_folders import from_huggingface, write_model
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.data.token_files import write_documents
 from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, weights, write
@@ -342,19 +339,3 @@ def test_another_tokenizer_is_refused(tokens: Path, tmp_path: Path, alone: DistC
     same = beginning(tokens, tmp_path / "same", sources / "hf", tokenizer_hash=tokenizer_hash(sources / "tokenizer"))
     train(same, alone)
     assert curve(same.output)
-
-
-def test_a_converted_checkpoint_is_merged(sources: Path, tmp_path: Path) -> None:
-    merge(sources / "native", tmp_path / "m")
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        assert (tmp_path / "m" / name).read_bytes() == (sources / "hf" / name).read_bytes()
-
-
-def test_all_formats_give_bit_identical_weights(sources: Path, tmp_path: Path) -> None:
-    weights = open_model(sources / "hf")
-    write_megatron(tmp_path / "m", weights, tp=2, pp=2, version=1)
-    expected = to_huggingface(weights.read(), SHAPE)
-    for place in (tmp_path / "m", sources / "megatron", sources / "native", sources / "hf"):
-        opened = open_source(place, tokenizer=sources / "tokenizer")
-        found = to_huggingface(opened.weights.read(), opened.weights.shape)
-        assert all(torch.equal(found[name], expected[name]) for name in expected), place
