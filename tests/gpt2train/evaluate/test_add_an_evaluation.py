@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,33 +16,16 @@ from gpt2train.evaluate.eval_model import read_eval_model
 from gpt2train.evaluate.evaluation import Evaluation
 from gpt2train.evaluate.metrics import Metric
 from gpt2train.evaluate.registry import EVALUATIONS
+from tests.tasks.plugin_page import ROOT, install
 from tests.tasks.plugin_page import run as run_program
 from tests.trained_run import TrainedRun
 
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs/develop/add-an-evaluation.md"
+PAGE = "add-an-evaluation.md"
 ITEMS = [
     {"question": "A cat is", "choices": ["an animal", "a number"], "label": 0},
     {"question": "Two and two is", "choices": ["four", "five", "a horse"], "label": 0},
     {"question": "Naïve", "choices": ["é", "e"], "label": 1},
 ]
-
-
-def code(language: str) -> str:
-    [found] = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.S | re.M)
-    return str(found)
-
-
-def install(folder: Path, version: str = "") -> None:
-    """Write the distribution of the page, as `pip install --target` leaves it."""
-    project = tomllib.loads(code("toml"))["project"]
-    [(name, module)] = project["entry-points"]["gpt2train"].items()
-    (folder / f"{module}.py").write_text(code("python"))
-    info = folder / f"{module}.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    described = f"Name: {project['name']}\nVersion: {version or project['version']}\n"
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{described}")
-    (info / "entry_points.txt").write_text(f"[gpt2train]\n{name} = {module}\n")
 
 
 def call(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -57,7 +38,7 @@ def call(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]"
 def installed(tmp_path: Path) -> Path:
     folder = tmp_path / "installed"
     folder.mkdir()
-    install(folder)
+    install(PAGE, folder)
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
     return folder
 
@@ -113,7 +94,7 @@ def test_command_of_two_models_and_curve(installed: Path, run: Path, tmp_path: P
     again = ["curve", run, "--evals.multiple_choice", items, "--tokenizer", tokenizer]
     assert call(installed, *again).returncode == 0
     assert json.loads((run / "scores/curve.json").read_text())["reused"] == 2
-    install(installed, version="2.0")
+    install(PAGE, installed, version="2.0")
     assert call(installed, *again).returncode == 0
     assert json.loads((run / "scores/curve.json").read_text())["reused"] == 0
 

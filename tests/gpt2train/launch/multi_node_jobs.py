@@ -1,7 +1,6 @@
 """Jobs of several machines, simulated by several launchers on one machine."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +8,6 @@ from pathlib import Path
 from tests.gpt2train.jobs import finish
 
 RANKS = Path(__file__).parent.parent / "parity" / "train_runs.py"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_machines(arguments: list[list[str]], *job: str) -> list[subprocess.Popen[str]]:

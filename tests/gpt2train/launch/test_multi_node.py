@@ -33,13 +33,13 @@ from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write, wr
 from tests.gpt2train.launch.multi_node_jobs import (
     RANKS,
     finish_all,
-    free_port,
     rendezvous_arguments,
     start_machines,
     start_process,
 )
 from tests.listening_sockets import renamed_python, sampled
 from tests.network_namespaces import networks as networks
+from tests.object_stores import free_port
 from tests.processes import environment_of
 
 LAUNCH = [sys.executable, "-m", "gpt2train.launch"]

@@ -30,7 +30,7 @@ class Client:
         self, name: str, body: Any = None, *, path: str | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
         """Status, content and headers of an answer; a POST if there is a body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request("GET" if body is None else "POST", (path or self.path) + name, data, headers or {})
         response = connection.getresponse()

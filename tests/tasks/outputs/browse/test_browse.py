@@ -1,14 +1,12 @@
 """The pages of `gpt2train data browse`, over HTTP on loopback and in a real browser, below the labelling page too."""
 
 import contextlib
-import http.client
-import json
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import fsspec
 import numpy as np
@@ -35,6 +33,7 @@ from tasks.outputs.browse.server import MAX_WORDS, browse_routes, difference
 from tasks.outputs.forget.command import forget
 from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import cleaned, planted
+from tests.gpt2train.quality.test_label import Client as PageClient
 from tests.tasks.corpus import Inline, extracted, pieces_of_novels
 from tests.tasks.extract.made_pages import article
 from tests.tasks.extract.test_step import download
@@ -46,17 +45,10 @@ SCRIPT = "<script>document.title='bad'</script><img src=x onerror=\"document.tit
 
 class Client:
     def __init__(self, server: LocalPageServer) -> None:
-        parts = urlsplit(server.url)
-        self.port, self.path = parts.port, parts.path
+        self.page = PageClient(server)
 
     def __call__(self, name: str, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", f"{self.path}{name}?{urlencode(query)}", headers=headers or {})
-        response = connection.getresponse()
-        content = response.read()
-        connection.close()
-        is_json = response.getheader("Content-Type") == "application/json"
-        return response.status, json.loads(content) if is_json else content
+        return self.page(f"{name}?{urlencode(query)}", headers=headers)[:2]
 
     def ok(self, name: str, **query: Any) -> Any:
         status, answer = self(name, **query)
