@@ -21,6 +21,7 @@ import functools
 import gc
 import logging
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -62,6 +63,7 @@ HOSTS = ("127.0.0.1", "localhost")
 NO_PROXY = ("no_proxy", "NO_PROXY")
 BACKLOG = 2048  # connections that wait until the server accepts them, as many as uvicorn asks for
 KEY_FILE = "gpt2train-api-key"
+_ADDRESS = re.compile(r"""^\s*(?:export\s+)?PREFECT_API_URL\s*=\s*(?:["']([^"'\n]+)|([^\s"'#]+))""", re.MULTILINE)
 START_LOCK = "gpt2train-server-start.lock"
 CLIENT_KEY, SERVER_KEY = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 
@@ -257,16 +259,34 @@ def is_embedded() -> bool:
 
 
 def configured_server() -> str | None:
-    """Return the API address that the environment or the active Prefect profile names, so that none is embedded.
+    """Return the API address that the user's settings of Prefect name, so that none is embedded.
 
-    It reads the profile without importing Prefect (1-3 s).
+    They are the environment, `.env`, `prefect.toml` and `pyproject.toml` of the working folder, and the active profile,
+    in Prefect's order. It reads them without importing Prefect (1-3 s).
     """
     path = Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
-    if (address := os.environ.get("PREFECT_API_URL")) or not path.exists():
-        return address or None
+    if address := os.environ.get("PREFECT_API_URL") or _address_in_folder():
+        return address
+    if not path.exists():
+        return None
     profiles = read_toml(path)
     active = os.environ.get("PREFECT_PROFILE", profiles.get("active"))
     return profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL") or None
+
+
+def _address_in_folder() -> str | None:
+    """Return the API address that a file of the working folder names; Prefect itself reports a damaged one."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if found := _ADDRESS.search(Path(".env").read_text("utf-8")):
+            return found[1] or found[2]
+    for name, table in (("prefect.toml", ()), ("pyproject.toml", ("tool", "prefect"))):
+        with contextlib.suppress(UserError, AttributeError):
+            settings = read_toml(name)
+            for key in (*table, "api"):
+                settings = settings.get(key, {})
+            if address := settings.get("url"):
+                return str(address)
+    return None
 
 
 def check_reachable(address: str) -> None:

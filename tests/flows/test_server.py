@@ -60,6 +60,34 @@ def test_an_unreachable_server_is_named_with_the_remedy(monkeypatch: pytest.Monk
     assert configured_server() == "http://127.0.0.1:1/api"
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (".env", "A=1\nexport PREFECT_API_URL='{}' # ours\n"),
+        (".env", "PREFECT_API_URL = {}\r\n"),
+        ("prefect.toml", "[api]\nurl = '{}'\n"),
+        ("pyproject.toml", "[tool.prefect.api]\nurl = '{}'\n"),
+    ],
+)
+def test_the_server_of_a_settings_file_in_the_folder_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, text: str
+) -> None:
+    """In Prefect's order: it would be overridden by the address of an embedded server."""
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    profiles = tmp_path / "profiles.toml"
+    monkeypatch.setenv("PREFECT_PROFILES_PATH", str(profiles))
+    for damaged in ("prefect.toml", "pyproject.toml"):
+        Path(damaged).write_text("[tool\n")
+    assert configured_server() is None
+    profiles.write_text('active = "site"\n[profiles.site]\nPREFECT_API_URL = "http://profile.example/api"\n')
+    Path(file).write_text(text.format("http://folder.example/api"))
+    assert configured_server() == "http://folder.example/api"
+    monkeypatch.setenv("PREFECT_API_URL", "http://environment.example/api")
+    assert configured_server() == "http://environment.example/api"
+
+
 # Libraries of Prefect's server that have had a release with which it does not work.
 BOUNDED = ("fastapi", "prefect", "sqlalchemy")
 
