@@ -329,7 +329,7 @@ def test_a_reservation_file_that_cannot_be_fetched(signalling: Site) -> None:
 
 def test_a_corpus_without_signals_keeps_its_fingerprint_and_bytes(signalling: Site, tmp_path: Path) -> None:
     off = run(Folder(tmp_path / "off"), signalling, [["http://a.test/noai"]], consent={"enabled": False})
-    assert off.version == 7 and "consent" not in off.parameters and off.outcome.reasons == {}
+    assert off.version == 8 and "consent" not in off.parameters and off.outcome.reasons == {}
     assert [record.name for record in off.outcome.audit] == ["ledger/part-00000.parquet", "hosts.parquet"]
     (row,) = ledger_of(Folder(tmp_path / "off"), off)
     assert [*row] == LEDGER.names

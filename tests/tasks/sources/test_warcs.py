@@ -113,7 +113,7 @@ def test_signals_of_headers_and_tags_are_honoured_if_enabled(tmp_path: Path) -> 
     ]
     path = archive(tmp_path, members(records))
     before = index(tmp_path / "out", path)
-    assert (before.outcome.kept, before.version) == (7, 7)
+    assert (before.outcome.kept, before.version) == (7, 8)
     consent = ArchiveConsent(agent="gpt2train", honour=("noai", "tdm_reservation", "content_signal"))
     manifest = index(tmp_path / "out", path, consent=consent)
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(5), url(7)]
