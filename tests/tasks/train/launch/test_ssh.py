@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -129,8 +130,11 @@ def test_a_silent_connection_ends_the_remote_agent_with_all_that_it_has_started(
         far.stdin.write(f"{what.model_dump_json()}\n\n\n{GO}\n")  # two heartbeats, while others are waited for
         far.stdin.flush()
         assert far.stdout.readline() == f"{READY}\n"
+        while not select.select([far.stdout], [], [], 0.2)[0] and far.poll() is None:  # until it began
+            far.stdin.write("\n")
+            far.stdin.flush()
         child = psutil.Process(int(far.stdout.readline()))
-        assert far.wait(120) != 0  # it began, and standard input is open all the time
+        assert far.wait(120) != 0  # standard input is open all the time
         wait_until_ended([child], 20)
 
 
