@@ -9,11 +9,13 @@ import functools
 import gzip
 import hashlib
 import io
+import logging
 import lzma
 import os
 import re
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -40,7 +42,10 @@ from gpt2train.store.object_stores import BLOCK as STORE_BLOCK
 from gpt2train.store.object_stores import MODULES, check_store_url
 from tasks.core.hub_splits import files_of_split, split_of
 
+log = logging.getLogger("gpt2train")
+
 BLOCK = 2**20  # bytes read at a time
+MAX_ENDINGS = 10  # of files of a folder that are not read, in the log
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)  # and bare `OSError`s of bz2 and zstd
 TAGS = (
@@ -222,7 +227,11 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         if fs.isdir(path):
             folder = f"{path.rstrip('/')}/"
             every = files_below(path) if isinstance(fs, LocalFileSystem) else fs.find(path)
-            names = [name for name in every if kind_of(name) in suffixes and not is_hidden(name.removeprefix(folder))]
+            shown = [name for name in every if not is_hidden(name.removeprefix(folder))]
+            names = [name for name in shown if kind_of(name) in suffixes]
+            if others := Counter(sorted(suffix_of(name) or "none" for name in shown if kind_of(name) not in suffixes)):
+                counts = ", ".join(f"{ending} {count:,}" for ending, count in others.most_common(MAX_ENDINGS))
+                log.info("%s: not read, by their endings: %s", pattern, counts)
             missing = f"no file in {pattern} ends in {', '.join(suffixes)}; {_check('folder', pattern, flag)}"
         elif not any(wildcard in pattern for wildcard in "*?[") or fs.exists(path):
             return [(pattern, base_name(pattern))]

@@ -31,14 +31,19 @@ def names(patterns: list[str], *suffixes: str) -> list[str]:
     return [file.name for file in find_inputs(patterns, "--urls", suffixes)]
 
 
-def test_files_globs_and_folders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_globs_and_folders_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gpt2train")
     for name in ("b.txt", "a.TXT", "c.lst", "sub/d.txt.gz", "sub/deep/e.parquet", "sub/notes.pdf", "odd[1].txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     assert names([f"{tmp_path}/c.lst", f"{tmp_path}/*.txt"]) == ["c.lst", "b.txt", "odd[1].txt"]
     assert names([f"{tmp_path}/odd[1].txt"]) == ["odd[1].txt"]  # a file that is there is no pattern
     below = ["a.TXT", "b.txt", "odd[1].txt", "sub/d.txt.gz", "sub/deep/e.parquet"]
+    assert not caplog.messages
     assert names([str(tmp_path)], ".txt", ".parquet") == below
+    assert caplog.messages == [f"{tmp_path}: not read, by their endings: .lst 1, .pdf 1"]
     for name in (
         ".sub/e.txt",
         "__MACOSX/._b.txt",
