@@ -37,11 +37,6 @@ def test_the_build_context_contains_exactly_the_copied_files() -> None:
     assert sorted(line[1:] for line in lines if line.startswith("!")) == sorted(copied())
 
 
-def variables() -> dict[str, str]:
-    block = FILE.read_text().rpartition("\nENV ")[2].partition("\nUSER ")[0]
-    return dict(re.findall(r"\b([A-Z_]+)=(\S+)", block))
-
-
 def test_the_image_has_the_releases_of_the_lock_files(tmp_path: Path) -> None:
     """The constraints that the file makes of them pin every package that it installs, by lines that pip takes."""
     text = FILE.read_text()
@@ -62,7 +57,9 @@ def test_the_image_has_the_releases_of_the_lock_files(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_caches_of_the_image_need_no_home(tmp_path: Path) -> None:
     """In Kubernetes the root file system is read-only; only `/tmp` and `/data` can be written."""
-    moved = {name: value.replace("/tmp", str(tmp_path), 1) for name, value in variables().items() if "/tmp" in value}
+    block = FILE.read_text().rpartition("\nENV ")[2].partition("\nUSER ")[0]
+    variables = re.findall(r"\b([A-Z_]+)=(\S+)", block)
+    moved = {name: value.replace("/tmp", str(tmp_path), 1) for name, value in variables if "/tmp" in value}
     assert {"XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "MPLCONFIGDIR", "TRITON_HOME"} <= moved.keys()
     code = """
 import logging, matplotlib, numba

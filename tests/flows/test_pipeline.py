@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2train.store.manifest import Folder, read_manifest
 from tests.flows.conftest import Finished, Server
@@ -55,13 +54,6 @@ def test_decontamination_cuts_the_planted_page(finished: Finished) -> None:
     cuts = [pq.read_table(folder.path(record.name)) for record in manifest.outcome.audit if "cuts" in record.name]
     touched = {url for table in (*dropped, *cuts) for url in table["url"].to_pylist()}
     assert any("reading-notes" in url for url in touched)
-
-
-def test_the_merged_model_loads_in_transformers(finished: Finished) -> None:
-    folder = finished.run / "model"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer("The following example", return_tensors="pt").input_ids
-    assert model(ids).logits.shape[-1] == model.config.vocab_size == len(tokenizer)
 
 
 def test_scores_and_samples_are_written(finished: Finished) -> None:

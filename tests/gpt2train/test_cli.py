@@ -31,11 +31,6 @@ def model(trained_run: TrainedRun) -> Path:
     return folder
 
 
-def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "gpt2train", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
 def test_the_merged_model_equals_the_trained_one(trained_run: TrainedRun, model: Path) -> None:
     weights = load_weights(trained_run.run / "checkpoints/step-00000002")
     merged = read_model(model)
@@ -99,7 +94,9 @@ def test_mistakes_are_one_line_and_exit_2(
 
 
 def test_the_exit_code_reaches_the_shell(tmp_path: Path) -> None:
-    done = call("evaluate", "lambada", "--model", "m", "--data", str(tmp_path / "nowhere"), "--debug")
+    arguments = ["evaluate", "lambada", "--model", "m", "--data", str(tmp_path / "nowhere"), "--debug"]
+    command = [sys.executable, "-m", "gpt2train", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("Traceback")
     assert done.stderr.splitlines()[-1].startswith("error: ")

@@ -173,15 +173,12 @@ def test_the_originals_that_the_pages_quote(tmp_path: Path) -> None:
         "plugin = HybridParallelPlugin(tp_size=1, pp_size=2, num_microbatches=None, microbatch_size=1, zero_stage=1,\n"
         '    precision="fp16", initial_scale=1)\noptimizer = HybridAdam(grouped, lr=lr, eps=1e-8)\n'
     )
-    [quoted] = [task for task in _tasks("colossalai-booster.md") if "classification" in task]
+    parts = (PAGES / "colossalai-booster.md").read_text(encoding="utf-8").split('.toml"\n')[1:]
+    [quoted] = [task for part in parts if "classification" in (task := part.partition("```")[0])]
     expected = flatten(tomllib.loads(quoted)["train"])
     booster = settings_of(tmp_path / "finetune.py")
     assert {key: booster[key] for key in expected} == expected
     assert (booster["schedule.kind"], booster["schedule.warmup_fraction"]) == ("linear", 0.1)
-
-
-def _tasks(page: str) -> list[str]:
-    return [part.partition("```")[0] for part in (PAGES / page).read_text(encoding="utf-8").split('.toml"\n')[1:]]
 
 
 def test_other_forms_of_colossalai(tmp_path: Path) -> None:

@@ -132,10 +132,6 @@ def test_a_range_of_one_file_has_the_samples_of_a_file_of_its_own(tokens: Path, 
         assert left.tokens.equal(right.tokens) and left.targets.equal(right.targets)
 
 
-def curve_of(config: RunConfig, key: str) -> list[float]:
-    return [row[key] for row in read_metrics(config.output) if key in row]
-
-
 @pytest.mark.slow
 def test_a_resumed_run_is_bit_equal_and_another_split_is_refused(
     tokens: Path, tmp_path: Path, alone: DistContext
@@ -190,4 +186,4 @@ def test_too_few_documents_for_validation_are_logged(
     config = make(tmp_path, tmp_path / "run", data=DATA | {"split": "949,50,1"}, steps=4)
     train(config, alone)
     assert "no validation: data.split = 949,50,1 leaves no sample for it" in caplog.text
-    assert curve_of(config, "valid_loss") == []
+    assert not any("valid_loss" in row for row in read_metrics(config.output))

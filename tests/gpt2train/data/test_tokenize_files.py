@@ -478,18 +478,15 @@ def test_a_file_without_texts_is_refused_in_one_line(
 PAGE = Path(__file__).parents[3] / "docs/data/tokenize.md"
 
 
-def commands() -> list[list[str]]:
-    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-
-
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample.json").write_text(SAMPLE)
     (tmp_path / "openwebtext.tar.xz").write_bytes(owt([b"one page", b"another"]))
     (tmp_path / "gpt2-tokenizer").mkdir()
     save_tokenizer(tmp_path / "gpt2-tokenizer", *small_tables())
-    first, second, flow = commands()
+    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    commands = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    first, second, flow = commands
     for command in (first, second):
         assert command[0] == "gpt2train" and run_command(app, command[1:]) == 0
     assert [len(IndexedDataset(prefix)) for prefix in ("tokens/sample", "owt/tokens")] == [2, 2]

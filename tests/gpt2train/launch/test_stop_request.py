@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -58,43 +59,43 @@ def test_signals_within_a_second_are_one_request_and_a_later_one_ends_at_once() 
         stop._on_signal(signal.SIGTERM, None)
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Handlers of signals are those of before after the test."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 @pytest.mark.parametrize("launched", [False, True])
 def test_a_schedulers_warning_is_a_request_and_never_a_second_one(
     monkeypatch: pytest.MonkeyPatch, launched: bool, number: signal.Signals
 ) -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    before = {one: signal.getsignal(one) for one in numbers}
     monkeypatch.setenv(LAUNCHER, "1") if launched else monkeypatch.delenv(LAUNCHER, raising=False)
     stop = StopRequest()
-    try:
-        stop.install()
-        os.kill(os.getpid(), number)
-        assert stop.requested is not launched
-        stop._since -= 2 * SIGNAL_DEBOUNCE_SECONDS
-        os.kill(os.getpid(), number)
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+    stop.install()
+    os.kill(os.getpid(), number)
+    assert stop.requested is not launched
+    stop._since -= 2 * SIGNAL_DEBOUNCE_SECONDS
+    os.kill(os.getpid(), number)
 
 
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("launched", [False, True])
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_closed_terminal_is_a_request_where_no_launcher_forwards_it(
     monkeypatch: pytest.MonkeyPatch, launched: bool, ignored: bool
 ) -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.setenv(LAUNCHER, "1") if launched else monkeypatch.delenv(LAUNCHER, raising=False)
     stop = StopRequest()
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-        stop.install()
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.requested is not (launched or ignored)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    stop.install()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.requested is not (launched or ignored)
 
 
 @pytest.mark.exhaustive

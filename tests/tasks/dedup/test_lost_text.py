@@ -154,12 +154,9 @@ def test_defaults_keep_their_fingerprint(tmp_path: Path) -> None:
     assert safe[1].fingerprint != default[1].fingerprint and safe[1].parameters["containment"] == 0.8
 
 
-def essay(number: int) -> str:
-    return " ".join(f"word{number}x{place}" for place in range(60))
-
-
 def page(host: str, number: int, source: str, twist: str = "") -> dict[str, Any]:
-    return row(essay(number) + twist, f"https://{host}/{number}", f"{host}{number}") | {"source": source}
+    essay = " ".join(f"word{number}x{place}" for place in range(60))
+    return row(essay + twist, f"https://{host}/{number}", f"{host}{number}") | {"source": source}
 
 
 def corpus() -> list[dict[str, Any]]:

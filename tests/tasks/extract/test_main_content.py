@@ -289,13 +289,9 @@ FORUM_PAGES = sorted((Path(__file__).parent / "forum_pages").glob("*.html"))
 def test_posts_and_code_of_forums_are_kept_and_their_surroundings_dropped(page: Path) -> None:
     found, expected = text_of(page.read_text()), page.with_suffix(".txt").read_text()
     assert shingle_f1(expected, found) >= 0.9
-    assert code_lines(expected) <= set(found.splitlines())
+    code = {line for line in expected.splitlines() if line.startswith("  ")}
+    assert code <= set(found.splitlines())
     assert not SURROUNDINGS.search(found)
-
-
-def code_lines(text: str) -> set[str]:
-    """Indented lines of a text, as code has them."""
-    return {line for line in text.splitlines() if line.startswith("  ")}
 
 
 # Words of the signatures, menus and counters of the pages, none of which a post has.
