@@ -54,7 +54,7 @@ class _Layer:
 
     def __init__(self, coding: str, *, is_outer: bool) -> None:
         self.coding, self._is_outer = coding, is_outer
-        self._inflate = zlib.decompressobj(self._bits(b"\x78"))
+        self._inflate = zlib.decompressobj()  # of the kind that the first bytes show
         self._started = self._ended = self._passed_on = False
         self._members = 1
         self._held = b""
@@ -63,14 +63,17 @@ class _Layer:
         """Decode a chunk to at most `limit` + 1 bytes."""
         if self._ended:
             return b""
-        if not self._started and data:
+        data, self._held = self._held + data, b""
+        if not self._started:
+            if len(data) < len(MEMBER):  # the first two bytes say what they are the beginning of
+                self._held = data
+                return b""
             self._inflate, self._started = zlib.decompressobj(self._bits(data)), True
             self._passed_on = not self._is_outer and self.coding != "deflate" and not data.startswith(MEMBER)
         if self._passed_on:
             return data
         out = bytearray()
-        view, at = memoryview(self._held + data), 0
-        self._held = b""
+        view, at = memoryview(data), 0
         try:
             while at < len(view) and len(out) <= limit:
                 chunk = bytes(view[at : at + CHUNK])
@@ -98,7 +101,7 @@ class _Layer:
     @property
     def whole(self) -> bool:
         """True if the end of the compressed data was reached."""
-        return self._passed_on or not self._started or self._inflate.eof
+        return self._passed_on or self._inflate.eof or not (self._started or self._held)
 
     def _next_member(self) -> None:
         self._members += 1
@@ -111,7 +114,7 @@ class _Layer:
         if self.coding != "deflate":
             return 16 + zlib.MAX_WBITS
         wrapped = head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and int.from_bytes(head[:2], "big") % 31 == 0
-        return zlib.MAX_WBITS if wrapped or len(head) < 2 else -zlib.MAX_WBITS
+        return zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS
 
 
 def codings_of(header: str) -> list[str]:
