@@ -277,8 +277,8 @@ def configured_server() -> str | None:
 def _address_in_folder() -> str | None:
     """Return the API address that a file of the working folder names; Prefect itself reports a damaged one."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if found := _ADDRESS.search(Path(".env").read_text("utf-8")):
-            return found[1] or found[2]
+        for quoted, plain in _ADDRESS.findall(Path(".env").read_text("utf-8"))[-1:]:  # of several, the last one counts
+            return str(quoted or plain)
     for name, table in (("prefect.toml", ()), ("pyproject.toml", ("tool", "prefect"))):
         with contextlib.suppress(UserError, AttributeError):
             settings = read_toml(name)

@@ -64,7 +64,7 @@ def test_an_unreachable_server_is_named_with_the_remedy(monkeypatch: pytest.Monk
     ("file", "text"),
     [
         (".env", "A=1\nexport PREFECT_API_URL='{}' # ours\n"),
-        (".env", "PREFECT_API_URL = {}\r\n"),
+        (".env", "PREFECT_API_URL=http://first.example/api\nPREFECT_API_URL = {}\r\n"),
         ("prefect.toml", "[api]\nurl = '{}'\n"),
         ("pyproject.toml", "[tool.prefect.api]\nurl = '{}'\n"),
     ],
