@@ -13,13 +13,22 @@ import aiohttp
 from yarl import URL
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.retry_after import retry_after
 from tasks.core.forgotten import REASON, Forgotten
 from tasks.core.url_lists import host_of
 from tasks.download.consent.page_tags import PageTags, page_tags
 from tasks.download.consent.signals import Headers, SiteSignals, consent
 from tasks.download.freshness import fresh_until, is_fresh
 from tasks.download.host_scheduler import ROBOTS_BYTES, HostScheduler
-from tasks.download.http_client import HttpClient, Response, RetryableFetchError, TimeBudget, brief, check_status
+from tasks.download.http_client import (
+    RETRYABLE_STATUS,
+    HttpClient,
+    Response,
+    RetryableFetchError,
+    TimeBudget,
+    brief,
+    check_status,
+)
 from tasks.download.ledger import Fetched, Row
 from tasks.download.mime import UNKNOWN_TYPES, checked_language, parse_content_type, type_of, wrong_type
 from tasks.download.response_body import FetchRejectedError
@@ -238,10 +247,24 @@ class Fetcher:
 
     async def _file(self, url: URL, delay: float = 0.0) -> tuple[int, str]:
         """Fetch a file of a site through the same guard; its redirects are followed without checking robots.txt."""
-        budget = TimeBudget(self.settings.deadline, url.name)
-        return await self._attempts(str(url), lambda: self._file_once(url, budget, delay))
+        budget, status = TimeBudget(self.settings.deadline, url.name), 0
 
-    async def _file_once(self, url: URL, budget: TimeBudget, delay: float) -> tuple[int, str]:
+        async def attempt() -> tuple[int, str]:
+            nonlocal status
+            status, text, wait = await self._file_once(url, budget, delay)
+            if status in RETRYABLE_STATUS:
+                raise RetryableFetchError("http_error", f"status {status}", wait)
+            return status, text
+
+        try:
+            return await self._attempts(str(url), attempt)
+        except RetryableFetchError as failure:
+            if failure.reason != "http_error":
+                raise
+            return status, ""
+
+    async def _file_once(self, url: URL, budget: TimeBudget, delay: float) -> tuple[int, str, float | None]:
+        """Status, text, and the server's Retry-After in seconds, if any."""
         for _ in range(self.settings.max_redirects + 1):
             self._check_url(url)
             async with self.hosts.slot(url, delay), budget.running(), self._client.get(url) as response:
@@ -249,15 +272,15 @@ class Fetcher:
                     url = target
                     continue
                 if response.status != 200:
-                    return response.status, ""
+                    return response.status, "", retry_after(response.headers.get("Retry-After"))
                 try:
                     body = await self._client.read(response, ROBOTS_BYTES, ROBOTS_BYTES)
                 except FetchRejectedError as rejected:
                     if rejected.reason not in ("too_large", "compression_ratio"):
                         raise
-                    return 200, "User-agent: *\nDisallow: /"  # incomplete rules are not interpreted
-                return 200, body.decode("utf-8-sig", errors="replace")
-        return 404, ""  # RFC 9309: too many redirects count as no such file
+                    return 200, "User-agent: *\nDisallow: /", None  # incomplete rules are not interpreted
+                return 200, body.decode("utf-8-sig", errors="replace"), None
+        return 404, "", None  # RFC 9309: too many redirects count as no such file
 
     def _check_url(self, url: URL) -> None:
         if (verdict := refuse(url, self.settings.ports, self.settings.allowed)) is not None:
