@@ -256,6 +256,8 @@ def _in_block(name: str) -> str:
 def _rotary(config: dict[str, Any], file: Path, context: int) -> tuple[dict[str, Any], int]:
     """Options of the rotary positions, from where `transformers` has them since or before version 5, and the context.
 
+    Of both tables `rope_scaling` alone is read, as by `transformers`: users add it by hand, for longer texts.
+
     Raises:
         UserError: the rotary positions are scaled in an unknown way.
     """
@@ -264,7 +266,7 @@ def _rotary(config: dict[str, Any], file: Path, context: int) -> tuple[dict[str,
         if not isinstance(table, dict):
             raise UserError(f"{file}: {key} is {str(table)[:40]}; expected a table")
         _check(file, f"partial_rotary_factor in {key}", table.get("partial_rotary_factor", 1.0), (1.0, None))
-    rope = {**tables["rope_scaling"], **tables["rope_parameters"]}
+    rope = dict(tables["rope_scaling"] or tables["rope_parameters"])
     options: dict[str, Any] = {"rope_theta": rope.get("rope_theta", config.get("rope_theta", 10_000.0))}
     kind = rope.get("rope_type", rope.get("type"))
     original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings", context))

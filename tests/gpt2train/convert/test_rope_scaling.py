@@ -53,13 +53,16 @@ def test_logits_are_those_of_transformers_and_the_scaling_is_written_back(
     assert again.config.rope_parameters == peer.config.rope_parameters
     assert again.config.max_position_embeddings == peer.config.max_position_embeddings
     assert read_model(tmp_path / "ours").shape == read_model(tmp_path / "theirs").shape
-    # As written before version 5 of transformers: `rope_scaling` with `type`, the base beside it.
+    # As written before version 5 of transformers: `rope_scaling` with `type`, the base beside it. If both tables are
+    # there, that one is read: users add it by hand, for longer texts.
     file = tmp_path / "theirs/config.json"
     config = json.loads(file.read_text())
-    del config["rope_parameters"]
     older = {"type" if key == "rope_type" else key: value for key, value in scaling.items()}
-    file.write_text(json.dumps(config | {"rope_theta": 500.0, "rope_scaling": older}))
-    assert read_model(tmp_path / "theirs").shape == read_model(tmp_path / "ours").shape
+    for other in (None, {"rope_type": "default", "rope_theta": 9.0}, {"rope_type": "linear", "factor": 9.0}):
+        edited = {"rope_theta": 500.0, "rope_scaling": older, "rope_parameters": other}
+        file.write_text(json.dumps(config | edited))
+        assert transformers.AutoConfig.from_pretrained(tmp_path / "theirs").rope_parameters["rope_theta"] == 500.0
+        assert read_model(tmp_path / "theirs").shape == read_model(tmp_path / "ours").shape
 
 
 @pytest.mark.parametrize("kind", ["llama3", "dynamic", "yarn"])
