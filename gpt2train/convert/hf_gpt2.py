@@ -32,8 +32,10 @@ PREFIX = "transformer."
 OUTPUTS = (HEAD, SCORE)  # names without the prefix
 MASKS = re.compile(re.escape(PREFIX) + r"h\.\d+\.attn\.(masked_)?bias")  # causal masks in old files
 
-# Values of `activation_function`, with those of our option.
-ACTIVATIONS = {"gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
+# Values of `activation_function`, with those of our option: the converter of transformers writes `gelu_fast`, the same
+# function with a rounded constant, for models that Megatron-LM trained with its fused GELU.
+ACTIVATIONS = {"gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "gelu": "gelu"}
+ACTIVATIONS |= {"relu": "relu"}
 BLOCK = {"ln_1": "ln_1", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln_2": "ln_2"}
 BLOCK |= {"up": "mlp.c_fc", "down": "mlp.c_proj"}
 

@@ -16,6 +16,7 @@ from gpt2train.convert.huggingface import open_model, read_model
 from gpt2train.errors import UserError
 from gpt2train.model.gpt2 import GPT2, Shape
 from tests.gpt2train.convert.model_folders import from_huggingface, to_huggingface, write_model
+from tests.gpt2train.convert.peers import difference, stirred
 from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
@@ -107,6 +108,15 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path, open_data:
     assert (tmp_path / "home" / name).read_text() == '{"theme": "dark"}'
     with pytest.raises(UserError, match="50257 entries, the model 300"):
         write_model(tmp_path / "m", weights_of(make_model(SMALL)), SMALL, open_data / "bpe")
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu", "relu"])
+def test_activations_are_those_of_transformers_by_each_name(tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    peer = stirred(transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIG, activation_function=name)))
+    peer.save_pretrained(tmp_path)
+    assert difference(tmp_path, peer, 32) <= 1e-5
 
 
 @pytest.mark.parametrize(
