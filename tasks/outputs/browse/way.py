@@ -146,7 +146,7 @@ def _tokens(step: FinishedStep, runs: Runs, identity: str) -> list[Row]:
         names = [name for name in step.outputs if name.startswith(f"{split}/documents")]
         if identity and (place := find_row(step.folder, names, "doc_id", identity)):
             row = read_row(step.folder, place)
-            samples = runs.samples(step, names, split, row["start"])
+            samples = runs.samples(step, split, row["start"], row["end"])
             found.append({"split": split, "start": row["start"], "end": row["end"], "runs": samples})
     return found
 

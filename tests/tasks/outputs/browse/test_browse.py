@@ -1,25 +1,27 @@
 """The pages of `gpt2train data browse`, over HTTP on loopback and in a real browser, below the labelling page too."""
 
 import contextlib
+import itertools
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import fsspec
 import numpy as np
 import pytest
 
-from gpt2train.data.epoch import Epoch
+from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.data.samples import Samples
 from gpt2train.errors import UserError
 from gpt2train.quality.documents import sample_documents
 from gpt2train.quality.label_server import label_routes
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
-from gpt2train.store.manifest import Folder, need_manifest
+from gpt2train.store.manifest import Folder, Outcome, need_manifest
 from gpt2train.store.output import FinishedStep
 from gpt2train.store.removal import PENDING, RemovalCheck
 from tasks.clean.step import CleanSettings, clean
@@ -28,7 +30,7 @@ from tasks.dedup.step import DedupSettings, dedup
 from tasks.extract.command import explain
 from tasks.extract.step import ExtractSettings, extract
 from tasks.outputs.browse.page_account import accounted_step
-from tasks.outputs.browse.samples import samples_of
+from tasks.outputs.browse.samples import Runs
 from tasks.outputs.browse.server import MAX_WORDS, browse_routes, difference
 from tasks.outputs.forget.command import forget
 from tests.chromium import chromium, until
@@ -38,6 +40,9 @@ from tests.tasks.corpus import Inline, extracted, pieces_of_novels
 from tests.tasks.extract.made_pages import article
 from tests.tasks.extract.test_step import download
 from tests.tasks.extract.test_step import page as extract_page
+
+if TYPE_CHECKING:
+    from tests.trained_run import TrainedRun
 
 HOSTILE = "</div><script>document.title='bad'</script><img src=x onerror=alert(1)> \ud7ff"
 SCRIPT = "<script>document.title='bad'</script><img src=x onerror=\"document.title='bad'\"> "
@@ -222,14 +227,21 @@ def test_a_difference_has_both_texts() -> None:
     assert difference("话说天下大势", "话说国家大势")["pieces"] == chinese
 
 
-@pytest.mark.parametrize("seed", [None, 1])
-def test_the_samples_of_a_document_are_all_that_hold_a_token_of_it(seed: int | None) -> None:
-    bounds = np.array([0, 3, 20, 21, 53, 60, 64, 100])
-    epoch = Epoch.build(bounds, 8, seed, 0)
-    offsets, _ = epoch.locate(np.arange(len(epoch.order)))
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+def test_the_samples_of_a_document_are_all_of_the_first_epoch_that_hold_a_token_of_it(
+    trained_run: "TrainedRun", tmp_path: Path
+) -> None:
+    root = Folder(trained_run.root)
+    made = Step(Folder(tmp_path), "tokenize", version=1, parameters={}, inputs={}).commit(Outcome())
+    step = FinishedStep(root / "tokens", made)
+    samples = Samples(
+        root.path("tokens/train/tokens"), 64, 1 << 16, read_run_config(trained_run.run / CONFIG_FILE).seed
+    )
+    offsets, _ = samples.locate(range(samples.per_epoch))
+    bounds = samples.dataset.bounds()[:12].tolist()
+    for start, end in itertools.pairwise(bounds):
         held = np.flatnonzero(((offsets >= start) & (offsets < end)).any(axis=1)).tolist()
-        assert samples_of(epoch, start) == held
+        [found] = Runs(root).samples(step, "train", start, end)
+        assert found == {"run": "runs/small", "context": 64, "count": len(held), "samples": held[:20]} and held
 
 
 def test_the_account_of_a_page_is_that_of_data_explain(tmp_path: Path) -> None:
