@@ -1,4 +1,4 @@
-"""Settings of a training run, one module per topic. Imports no torch.
+"""Settings of a training run, Imports no torch.
 
 `TrainSettings` holds the user's choices (a preset, a TOML file, flags, the form in the UI). `RunConfig` adds what the
 data determines (token files, vocabulary, tokenizer) and the run folder. Each run folder contains its complete
@@ -7,11 +7,9 @@ data determines (token files, vocabulary, tokenizer) and the run folder. Each ru
 
 from gpt2train.config.batch import BatchSettings, RampUp
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings
-from gpt2train.config.logging import LoggingSettings
+from gpt2train.config.execution import LoggingSettings, ParallelSettings, PerformanceSettings
 from gpt2train.config.model import ModelSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
-from gpt2train.config.parallel import ParallelSettings
-from gpt2train.config.performance import PerformanceSettings
 from gpt2train.config.presets import preset, presets
 from gpt2train.config.run import (
     CONFIG_FILE,

@@ -12,14 +12,10 @@ from pydantic import Field, field_validator, model_validator
 from gpt2train.config.batch import BatchSettings
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.config.callbacks import CallbacksSetting
-from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
-from gpt2train.config.logging import LoggingSettings
-from gpt2train.config.model import ModelSettings
-from gpt2train.config.objective import ObjectiveSettings
+from gpt2train.config.execution import CheckpointSettings, LoggingSettings, ParallelSettings, PerformanceSettings
+from gpt2train.config.model import ModelSettings, ObjectiveSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
-from gpt2train.config.parallel import ParallelSettings
-from gpt2train.config.performance import PerformanceSettings
 from gpt2train.config.presets import preset
 from gpt2train.model.families import MODELS
 from gpt2train.model.objectives import OBJECTIVES

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from gpt2train.config import OptimizerSettings, RunConfig, TrainSettings, to_toml
-from gpt2train.config.model import ModelSettings
-from gpt2train.config.objective import ObjectiveSettings
+from gpt2train.config.model import ModelSettings, ObjectiveSettings
 from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring import score, score_shared
