@@ -159,7 +159,11 @@ def is_date_text(text: str) -> bool:
 
 
 def _drop_related(blocks: Sequence[Block]) -> None:
-    """Drop a heading of links to other pages and what follows it, if that has links, little text and no paragraph."""
+    """Drop a heading of links to other pages and what follows it, if that has links, little text and no paragraph.
+
+    A heading that the page has several times, for example for each function of a manual, is of its text.
+    """
+    headings = Counter(one.text for one in blocks if one.kind == "h")
     after, links, total, end = 0, 0, sum(one.running for one in blocks if not one.dropped), len(blocks)
     for number in range(len(blocks) - 1, 0, -1):
         one = blocks[number]
@@ -169,7 +173,8 @@ def _drop_related(blocks: Sequence[Block]) -> None:
         after += one.running
         if after > MAX_RELATED * total or (one.kind == "p" and one.size > MIN_PARAGRAPH and not one.links):
             break
-        if links and one.size <= MAX_HEADING and one.kind not in ("pre", "td", "li") and _is_related(_words(one)):
+        may_head = one.size <= MAX_HEADING and one.kind not in ("pre", "td", "li") and headings[one.text] < 2
+        if links and may_head and _is_related(_words(one)):
             end = number
         links += one.links
     for one in blocks[end:]:

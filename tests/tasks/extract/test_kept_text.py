@@ -325,6 +325,13 @@ def test_a_link_that_is_never_closed_is_no_link() -> None:
     assert between(f"<a href='/x'>{PARAGRAPH * 8}") == "\n".join([PLAIN] * 8)
 
 
+def test_a_text_after_a_heading_of_links_that_each_section_has_is_read() -> None:
+    links, section = "<h4>See also</h4><p><a href='b.html'>a boat</a></p>", "<h3>close</h3><p>It closes a window.</p>"
+    page = f"<body><article>{PARAGRAPH * 20}{links}{section}{{}}</article>"
+    assert text_of(page.format(links)).split("\n")[20:22] == ["close", "It closes a window."]
+    assert "window" not in text_of(page.format(""))  # an announcement of another page
+
+
 def test_a_compound_is_no_label() -> None:
     """Of an index, in which several commands have the same option."""
     items = "".join(f"<li>--{name}-empty</li>" for name in ("print", "share", "tags") for _ in range(3))
