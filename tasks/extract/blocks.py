@@ -28,6 +28,14 @@ MIN_LONG_PROSE = 1000  # the same of prose of the site
 MIN_SENTENCES = 3  # of a form that explains what is asked
 MIN_ITEMS = 3  # of a list of a recipe
 MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
+# Characters of Chinese, Japanese and Korean, each of which says as much as three letters: a sentence of 80 letters has
+# 25 of them. All limits on sizes are those of letters.
+WIDE = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]")
+
+
+def letters(text: str) -> int:
+    """Characters of a text, those of Chinese, Japanese and Korean as three."""
+    return len(text) if text.isascii() else len(text) + 2 * len(WIDE.findall(text))
 
 
 class Block:
@@ -36,7 +44,7 @@ class Block:
     Attributes:
         text: one line; of code, its lines.
         kind: `p`, `h`, `li`, `td`, `pre`, or "" for text outside of these.
-        size: characters.
+        size: letters, see `letters`.
         links: characters in links.
         running: characters of running text, which headings, short lines and links are not.
         pictured: a picture stands right before or after it.
@@ -47,9 +55,9 @@ class Block:
     __slots__ = ("cut", "dropped", "kind", "links", "pictured", "running", "size", "text")
 
     def __init__(self, text: str, kind: str, links: int) -> None:
-        self.text, self.kind, self.size, self.dropped = text, kind, len(text), KEPT
+        self.text, self.kind, self.size, self.dropped = text, kind, letters(text), KEPT
         self.pictured, self.cut = False, ""
-        self.links = min(links, self.size)
+        self.links = min(links, len(text)) * self.size // max(len(text), 1)
         runs = kind != "h" and (self.size > MIN_RUNNING or kind in ("p", "pre", "li")) and 2 * self.links < self.size
         self.running = self.size - self.links if runs else 0
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
-from tasks.extract.blocks import MIN_RUNNING, SENTENCE_ENDS, Contents
+from tasks.extract.blocks import MIN_RUNNING, SENTENCE_ENDS, Contents, letters
 from tasks.extract.elements import is_plain, is_short
 
 MIN_BESIDE = 0.2  # of the running text of a container, in paragraphs beside it
@@ -54,5 +54,5 @@ def _paragraph_size(element: HtmlElement) -> int:
         for inner in element.iterchildren("p", "div")
         if (inner.tag == "p" or not len(inner)) and not is_short(inner, MIN_RUNNING) and is_plain(inner)
     ]
-    sizes = [len(one) for one in texts if one.endswith(SENTENCE_ENDS)]
+    sizes = [letters(one) for one in texts if one.endswith(SENTENCE_ENDS)]
     return sum(sizes) if len(sizes) >= MIN_PARAGRAPHS else 0

@@ -9,7 +9,7 @@ from lxml.html import HtmlElement
 
 from tasks.core.url_lists import host_of
 from tasks.extract.attribute_names import TOGGLE
-from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, Contents
+from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, Contents, letters
 
 CELLS = frozenset(("td", "th"))
 QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
@@ -124,10 +124,10 @@ def holds_main(element: HtmlElement) -> bool:
 
 
 def is_short(element: HtmlElement, limit: int) -> bool:
-    """Return True if an element has at most `limit` characters."""
-    limit -= len(element.text or "")
+    """Return True if an element has at most `limit` letters."""
+    limit -= letters(element.text or "")
     for inner in element.iterdescendants():  # half the time of `itertext`
-        limit -= len(inner.text or "") + len(inner.tail or "")
+        limit -= letters(inner.text or "") + letters(inner.tail or "")
         if limit < 0:
             return False
     return limit >= 0
@@ -153,14 +153,14 @@ def is_plain(element: HtmlElement) -> bool:
 
 def is_text(element: HtmlElement) -> bool:
     """Return True for an element that holds running text, most of which is no link."""
-    size = len(" ".join(shown_text(element).split()))
-    return size >= MIN_RUNNING and 2 * sum(len(link.text_content()) for link in element.iter("a")) < size
+    size = letters(" ".join(shown_text(element).split()))
+    return size >= MIN_RUNNING and 2 * sum(letters(link.text_content()) for link in element.iter("a")) < size
 
 
 def may_be_page(element: HtmlElement, tag: str) -> bool:
     """Return True for a caption, a navigation or the footer of a part that holds a text, as one that is not closed."""
     least = MIN_RUNNING if tag == "figcaption" else MIN_PAGE
-    if tag not in ("figcaption", "footer", "nav") or len(element.text_content()) < least or not is_text(element):
+    if tag not in ("figcaption", "footer", "nav") or letters(element.text_content()) < least or not is_text(element):
         return False
     return tag != "footer" or next(element.iterancestors("article", "main", "section"), None) is not None
 

@@ -29,6 +29,7 @@ from tasks.extract.blocks import (
     Block,
     is_linked,
     is_prose,
+    letters,
 )
 from tasks.extract.candidates import Candidate
 from tasks.extract.edge_lines import drop_edges
@@ -112,18 +113,18 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
     """Main text of a page, and the walk that found it; None if it is stated in JSON-LD."""
     _place_streamed(tree)
     walk = decide(tree, tables, account)
-    text = _text(walk)
-    if len(text) < MIN_TEXT:
-        least = max(MIN_TEXT, 2 * len(text))
-        if len(stated := article_body(tree, parse)) > least:
+    text, size = _text(walk), _size(walk.blocks)
+    if size < MIN_TEXT:
+        least = max(MIN_TEXT, 2 * size)
+        if letters(stated := article_body(tree, parse)) > least:
             return stated, None
-        if _show_unscripted(tree) and len(stated := _text(found := decide(tree, tables, account))) > least:
-            return stated, found
+        if _show_unscripted(tree) and _size((found := decide(tree, tables, account)).blocks) > least:
+            return _text(found), found
     running = _running(walk.blocks)
-    if walk.page == ARTICLE and (len(text) < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree))):
+    if walk.page == ARTICLE and (size < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree))):
         found = decide(tree, tables, account, LOOSE)
-        if len(shown := _text(found)) > max(MIN_TEXT, GAIN * len(text)):
-            return shown, found
+        if _size(found.blocks) > max(MIN_TEXT, GAIN * size):
+            return _text(found), found
     return text, walk
 
 
@@ -363,7 +364,7 @@ def _drop_repeats(blocks: list[Block]) -> None:
     _drop([one for one in blocks if one.links and BESIDE.match(one.text)], BESIDE_PAGES)
     for one, after in itertools.pairwise(_live(blocks)):
         is_long = one.size >= MIN_REPEATED and one.kind not in ("h", "pre", "td", "li")
-        if is_long and after.text.startswith(one.text) and not after.text[one.size : one.size + 1].isalnum():
+        if is_long and after.text.startswith(one.text) and not after.text[len(one.text) :][:1].isalnum():
             one.dropped = REPEATED
 
 

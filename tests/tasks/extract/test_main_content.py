@@ -443,6 +443,32 @@ def test_the_text_of_a_page_without_an_article_are_its_components_and_links() ->
     assert "Boat " not in text_of(page.format("", PARAGRAPH * 20))
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<body><div><p>{0}</p><p>{0}</p></div><div><a href='/'>{1}</a></div></body>",
+        f"<body><article>{PARAGRAPH * 3}<p class='newsletter'>{{0}}</p><p><a href='/'>{{1}}</a> {{0}}</p></article>",
+        f"<body><article>{PARAGRAPH * 3}<div class='teaser'><img src='a'><p>{{0}}</p><p>{{0}}</p></div></article>",
+        "<body>{0}<div><div class='card'><a href='/a'>{1}</a> {0}</div><div class='card'>{0}</div></div></body>",
+        f"<body><article>{PARAGRAPH * 3}<aside><h3>{{1}}</h3><p>{{0}}</p></aside>{PARAGRAPH}</article>",
+        f"<body><article>{PARAGRAPH * 3}<form><p>{{0}}</p><p>{{0}}</p><p>{{0}}</p><input></form></article>",
+        f"<body><article>{PARAGRAPH * 3}<footer><p>{{0}} <a href='/'>{{1}}</a></p></footer></article>",
+        f"<body><article>{PARAGRAPH * 3}<div class='comments'><p>{{0}}</p><p>{{0}}</p></div></article>",
+        f"<body><article>{PARAGRAPH * 3}<figure><img src='a'><figcaption>{{0}}</figcaption></figure></article>",
+        f"<body><article>{PARAGRAPH * 3}<p>{{0}} <a href='/'>{{0}}</a></p><h2>{{1}}</h2></article>",
+        "<body><header><h1>{1}</h1><p>{0}</p></header><main><p>{0}</p></main><footer><p>{0}</p></footer></body>",
+    ],
+)
+def test_a_page_in_chinese_is_read_as_one_in_english_of_its_length(page: str) -> None:
+    for times in range(1, 50):
+        english, chinese = (
+            text_of(page.format(f"{words * times}{end}.", words * min(times, 4)))
+            for words, end in (("the fox runs to town ", "on "), ("狐狸跑进城里去", "吧"))
+        )
+        kept = [line.count("fox") for line in english.split("\n")]
+        assert [line.count("狐") + line.count("fox") for line in chinese.split("\n")] == kept, times
+
+
 def test_the_parts_that_react_sends_late_are_read_where_they_are_shown() -> None:
     first, second, third = (PARAGRAPH.replace("fox", name) for name in ("cat", "wolf", "owl"))
     page = (
