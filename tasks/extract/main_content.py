@@ -24,6 +24,7 @@ from tasks.extract.blocks import (
     MARKED,
     MIN_RUNNING,
     REPEATED,
+    SENTENCE_END,
     TAG,
     TOC,
     Block,
@@ -61,7 +62,7 @@ MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
 MIN_OF_ARTICLE = 0.7  # of the running text of an `article`, in a container of a strong name inside it
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
-MOST = 0.9  # share of the running text in the main content of documentation and forums
+MOST = 0.9  # share of the text in the main content of documentation, forums, and articles without a named container
 MIN_POSTS = 0.5  # share of the running text in the posts of a forum
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MAX_TEASER = 5  # blocks of an announcement of another page
@@ -72,6 +73,7 @@ MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text;
 MAX_PULL_QUOTES = 50  # asides that are looked up in the text, each in all of it
 SHORT_PAGE = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
 MAX_FRAGMENT, MOST_OF_ARTICLE = 4000, 0.7  # characters of running text of a fragment, or share of an article in it
+MORE, MANY_LINKS = 1.1, 2  # running text or links of it, relative to the running text of the fragment
 GAIN = 1.75  # least length of the text of a page without an article, relative to the fragment
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
 
@@ -123,7 +125,7 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
     running = _running(walk.blocks)
     if walk.page == ARTICLE and (size < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree))):
         found = decide(tree, tables, account, LOOSE)
-        if _size(found.blocks) > max(MIN_TEXT, GAIN * size):
+        if _size(found.blocks) > max(MIN_TEXT, GAIN * size) and _says_more(found.blocks, running):
             return _text(found), found
     return text, walk
 
@@ -133,6 +135,12 @@ def _is_fragment(walk: Walk, running: int) -> bool:
     outside = sum(one.running for one in walk.blocks if one.dropped == OUTSIDE)
     is_part = walk.level >= CONTENT_LEVEL or running < MOST_OF_ARTICLE * (running + outside)
     return running < MAX_FRAGMENT and is_part
+
+
+def _says_more(blocks: Sequence[Block], running: int) -> bool:
+    """Return True for more running text than a fragment has, or so many links that they are the page."""
+    links = sum(one.links for one in blocks if not one.dropped)
+    return _running(blocks) > MORE * running or links > MANY_LINKS * running
 
 
 def _place_streamed(tree: HtmlElement) -> None:
@@ -261,7 +269,26 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
         if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * running:
             walk.level = level
             return _with_next_parts(walk, best, start, end)
-    return 0, len(walk.blocks)
+    return _unnamed_container(walk) if running >= MIN_TEXT else (0, len(walk.blocks))
+
+
+def _unnamed_container(walk: Walk) -> tuple[int, int]:
+    """First and last block of the smallest container of any name that holds all prose, and no sentence is before it.
+
+    Nearly all other text without links is in it too, which headings of lists beside it are not.
+    """
+    live = [(number, one) for number, one in enumerate(walk.blocks) if not one.dropped]
+    first = next((number for number, one in live if one.running and SENTENCE_END.search(one.text)), 0)
+    last = max((number for number, one in live if is_prose([one])), default=0)
+    sizes = (0 if one.dropped or one.links or one.kind == "h" else one.size for one in walk.blocks)
+    before = list(itertools.accumulate(sizes, initial=0))  # a page may have 2,000 containers in each other
+    fitting = [
+        one
+        for one in walk.boxes
+        if one.start <= first and last < one.end and before[one.end] - before[one.start] >= MOST * before[-1]
+    ]
+    best = min(fitting, key=lambda one: one.end - one.start, default=None)
+    return (best.start, best.end) if best else (0, len(walk.blocks))
 
 
 def _article_around(walk: Walk, start: int, end: int) -> int:

@@ -107,6 +107,7 @@ class Walk:
         posts: first and last block of each post of a forum, inner containers before outer ones.
         candidates: containers that may hold the main content, inner ones first.
         asides: asides that are text.
+        boxes: containers of several blocks with most of the running text up to their ends, inner ones first.
         recipes: parts of recipes with a list, no part inside another.
         sources: lists of links in an order, or to other sites, which are text if they stand in one.
         size, links, running: characters of the blocks that are not dropped.
@@ -126,6 +127,7 @@ class Walk:
         self.asides: list[Contents] = []
         self.recipes: list[Contents] = []
         self.sources: list[Contents] = []
+        self.boxes: list[Contents] = []
         self.size = self.links = self.running = self.overlays = 0
         self.dialogs: set[Contents] = set()
         self.dialog: tuple[int, int] | None = None
@@ -433,10 +435,17 @@ class Walk:
                 self.dialogs.add(held)
         elif reason:
             self.drop(held, reason)
-        if tag == "aside" and not reason:
-            self.asides.append(held)
+        if not reason:
+            self._note(tag, held)
         if (verdict.level >= 0 or self.candidates.levels) and (strong or not (reason or verdict.marked)):
             self.candidates.add(element, tag, verdict.level, held)
+
+    def _note(self, tag: str, held: Contents) -> None:
+        """Note a container that is kept, if it may be looked up when all is read."""
+        if tag == "aside":
+            self.asides.append(held)
+        if self.page == ARTICLE and held.end > held.start + 1 and 2 * held.running > self.running:
+            self.boxes.append(held)
 
     def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> str:
         """Reason to drop a container."""

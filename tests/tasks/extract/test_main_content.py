@@ -443,6 +443,12 @@ def test_the_text_of_a_page_without_an_article_are_its_components_and_links() ->
     assert "Boat " not in text_of(page.format("", PARAGRAPH * 20))
 
 
+def test_a_short_text_in_a_container_of_any_name_is_kept_without_lines_and_links_beside_it() -> None:
+    links = "".join(f"<li><a href='/town/{number}'>Town {number} of the river</a></li>" for number in range(45))
+    page = f"<body><div><div>Boats of the river</div><ul>{links}</ul></div><div>{PARAGRAPH * 3}</div><div>Radio</div>"
+    assert text_of(page) == "\n".join([(WORDS * 3).strip()] * 3)
+
+
 @pytest.mark.parametrize(
     "page",
     [
