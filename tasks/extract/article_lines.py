@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from lxml.html import HtmlElement
 
-from tasks.extract.blocks import LINKS, MIN_RUNNING, SENTENCE_ENDS, Block
+from tasks.extract.blocks import LINKS, MIN_RUNNING, SENTENCE_ENDS, Block, letters
 from tasks.extract.elements import stated_title
 
 TITLE, RELATED_PAGES, CALLS, LABEL_LINE = "title", "related", "call", "label"  # reasons for which a line is dropped
 # The numbers were chosen on the gold pages; each rule raises the F1 of at least three quarters.
 MAX_LINE = 100  # characters of a line that may be noise
+MAX_PATH = 160  # characters of the path to a page
+STEP = re.compile(r" ?[>»›] ?")
 MAX_HEADING = 60  # characters of a heading of links to other pages
 MIN_PARAGRAPH = 100  # characters of a paragraph without links, which no list of other pages has
 MAX_RELATED = 0.2  # share of the running text that may follow such a heading
@@ -98,7 +100,7 @@ RELATED = re.compile(
     r"|(?:zobacz|czytaj|przeczytaj) (?:też|także|również|więcej)|dowiedz się więcej|powiązane|polecamy"
     r"|похожие (?:статьи|записи|материалы)|(?:читайте|смотрите) также|самые популярные|(?:материалы )?по теме"
     r"|baca juga|artikel terkait|ilgili haberler|関連(?:記事|リンク|ニュース)|相关(?:文章|阅读|新闻|链接)"
-    r"|延伸阅读|推荐阅读",
+    r"|延伸阅读|推荐阅读|精彩推荐|(?:你可能|您可能|猜你)[会也还]?(?:喜欢|感兴趣)|(?:热门|热点)(?:新闻|文章|推荐|排行).{0,4}",
     re.IGNORECASE,
 )
 # The same with the name of a subject or a place, which may be words of a sentence too.
@@ -141,11 +143,20 @@ def drop_lines(blocks: Sequence[Block], titles: Sequence[str], *, are_links: boo
 
 
 def _drop_title(blocks: Sequence[Block], titles: Sequence[str]) -> None:
-    """Drop the title and the date before the text; both have a column of their own."""
+    """Drop the title and the date before the text, which have columns of their own, and the path to the page."""
     first = next((number for number, one in enumerate(blocks) if one.running > MIN_RUNNING), len(blocks))
     for one in blocks[:first]:
         if is_title(one, titles) or is_date(one):
             one.dropped = TITLE
+        elif _is_path(one):
+            one.dropped = LINKS
+
+
+def _is_path(block: Block) -> bool:
+    """Return True for links to the sections of a page, `You are here: Home > News > Town`."""
+    parts = STEP.split(block.text)
+    is_linked = block.links >= max(1, sum(map(letters, parts[1:-1])))
+    return len(parts) > 1 and block.kind in ("", "p", "td") and block.size <= MAX_PATH and is_linked
 
 
 def is_date(block: Block) -> bool:

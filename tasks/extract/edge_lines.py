@@ -7,7 +7,7 @@ from tasks.extract.article_lines import LABEL, WORDS, YEAR, is_date_text
 from tasks.extract.blocks import ENDING, LINKS, MIN_RUNNING, SENTENCE_ENDS, Block
 
 MAX_EDGE = 5  # lines of links at one end of a page; more may be its text
-MAX_BESIDE = 15  # characters beside the links of such a line (`Return to`, `|`)
+MAX_BESIDE = 21  # characters beside the links of such a line (`Return to`, `|`)
 MAX_FOOTER = 160  # characters of a line that says when a page was made, and whose it is
 MIN_LETTERS = 5  # of an index
 RIGHTS = re.compile(r"(?:copyright\b.{0,3})?(?:©|\(c\)) ?|copyright ", re.IGNORECASE)

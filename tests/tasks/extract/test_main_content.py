@@ -475,6 +475,14 @@ def test_a_page_in_chinese_is_read_as_one_in_english_of_its_length(page: str) ->
         assert [line.count("狐") + line.count("fox") for line in chinese.split("\n")] == kept, times
 
 
+def test_the_path_to_a_page_is_no_line_of_its_text() -> None:
+    path = "<a href='/'>首页</a> > <a href='/b'>Boats</a> > Lake"
+    line = f"{WORDS}Then <a href='/b'>File</a> > Save."
+    page = f"<body><article><p>You are here: {path}</p><p>{line}</p><p>Go to {path}</p>{PARAGRAPH * 3}</article>"
+    lines = text_of(page).split("\n")
+    assert lines[:2] == [text_of(f"<p>{line}</p>"), "Go to 首页 > Boats > Lake"]
+
+
 def test_the_parts_that_react_sends_late_are_read_where_they_are_shown() -> None:
     first, second, third = (PARAGRAPH.replace("fox", name) for name in ("cat", "wolf", "owl"))
     page = (
