@@ -79,8 +79,12 @@ def holds_input(element: HtmlElement) -> bool:
 
 
 def is_picture(figure: HtmlElement, held: Contents) -> bool:
-    """Return True for a figure with a picture, a film, or words alone; others are quotations, notes, and tables."""
-    if next(figure.iter("td", "blockquote"), None) is not None:
+    """Return True for a figure with a picture, a film, or words alone; others are quotations, notes, and tables.
+
+    Medium has whole articles in one.
+    """
+    has_quote = next(figure.iter("td", "blockquote"), None) is not None
+    if has_quote or (figure.find(".//figure") is not None and len(figure.findall(".//p")) > 1):
         return False
     return not held.running or next(figure.iter("img", "svg", "canvas", *PICTURES), None) is not None
 

@@ -187,6 +187,7 @@ def test_parts_that_are_closed_at_first_are_read(panel: str, control: str, close
         (f"<figure><blockquote><p>{WORDS}</p></blockquote></figure>", WORDS.strip()),
         ("<figure class='wp-block-table'><table><tr><td>a</td><td>b</td></tr></table></figure>", "a | b"),
         (f"<figure><img src='a'><p>{WORDS}</p></figure>", ""),
+        ("<figure><p>Row.</p><figure><img src='a'>A boat</figure><p>Rest.</p></figure>", "Row.\nRest."),
         (f"<aside><p>{WORDS.replace('fox', 'hare')}</p></aside>", WORDS.replace("fox", "hare").strip()),
         (f"<div role='complementary'><p>{WORDS}</p></div>", WORDS.strip()),
         (f"<aside><h3>More</h3><a href='/b'>{WORDS}</a></aside>", ""),
