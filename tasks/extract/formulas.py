@@ -5,8 +5,10 @@ forms at once: glyphs for the eye, MathML for the ear, TeX in a script or an att
 """
 
 import contextlib
+import html
 import itertools
 import re
+from urllib.parse import unquote
 
 from lxml.etree import ParserError
 from lxml.html import HtmlElement, document_fromstring
@@ -19,6 +21,9 @@ WRAPPERS = re.compile(
     r"|MJXc-display|mjx-chtml|mjx-full-width)(?:\s|$)"
 )
 IMAGES = re.compile(r"(?:^|\s)(?:mwe-math-fallback-image-(?:inline|display)|tex|latex|math|formula(?:Inl|Dsp))(?:\s|$)")
+COMMAND = re.compile(r"\\[A-Za-z]+ ?\{|[_^]\{")  # of TeX, which no path of Windows has
+# Addresses of images that servers make of the TeX after them: CodeCogs, mathTeX and mimeTeX.
+SERVER = re.compile(r"/(?:svg|png|gif)\.(?:image|latex)\?|/(?:math|mime)tex\.cgi\?")
 MAX_FORMS = 3  # elements between a formula and its script
 SIMPLE = re.compile(r"[-−+]?[\w.,]+")
 JOINTS = {"msup": "^", "msub": "_", "msubsup": "_^", "mfrac": "/"}  # signs between the parts of an element
@@ -49,8 +54,12 @@ def script_text(script: HtmlElement) -> str:
 def image_text(image: HtmlElement) -> str:
     """TeX of an image of a formula, "" for any other image or if the formula stands beside it."""
     text = image.get("alt") or ""
-    if not text or not (text[0] == text[-1] == "$" or IMAGES.search(image.get("class") or "")):
-        return ""
+    named = text != "" and (text[0] == text[-1] == "$" or IMAGES.search(image.get("class") or ""))
+    if not named and not COMMAND.search(text):
+        source = image.get("src") or ""
+        if (served := SERVER.search(source)) is None:
+            return ""
+        text = html.unescape(unquote(source[served.end() :].replace("&space;", " ")))
     before = image.getprevious()
     return "" if before is not None and not (before.tail or "").strip() and only_formula(before) is not None else text
 

@@ -339,6 +339,12 @@ def test_a_compound_is_no_label() -> None:
     assert between(f"<ul>{items}</ul>").count("-empty") == 9
 
 
+def test_the_alternative_text_of_an_image_is_a_formula_if_it_has_commands_of_tex() -> None:
+    image = "<p>Take <img src='a.svg' alt='{}'> then.</p>"
+    assert between(image.format(r"\frac{1}{2} \leq x_{1}")) == r"Take \frac{1}{2} \leq x_{1} then."
+    assert between(image.format(r"C:\frac\users_1")) == "Take then."
+
+
 @pytest.mark.parametrize("tag", ["ul", "ol"])
 def test_a_list_of_descriptions_is_read_whatever_its_class_is(tag: str) -> None:
     """Of Valadoc, whose lists of classes have the class `navi_inline`."""
@@ -370,6 +376,8 @@ GLYPHS = "<nobr aria-hidden='true'><span class='math'>E=mc2</span></nobr>"
         "<img class='tex' alt='E=mc^2'>",
         "<img class='latex' src='x' alt='E=mc^2'>",
         "<img class='formulaInl' alt='$E=mc^2$'>",
+        "<img src='https://latex.codecogs.com/svg.image?E=mc%5E2'>",
+        "<img src='/cgi-bin/mathtex.cgi?E=mc^2' alt='formula'>",
         f"<span class='katex'><span class='katex-mathml'>{ONE}</span>"
         "<span class='katex-html' aria-hidden='true'>E=mc2</span></span>",
         f"<span class='katex-display'><span class='katex'><span class='katex-mathml'>{ONE}</span>"
