@@ -6,6 +6,7 @@ long as the process may open files, and asyncio then logs a traceback for each t
 """
 
 import asyncio
+import functools
 import json
 import logging
 import socket
@@ -144,6 +145,25 @@ def connection_limits(maximum: int) -> tuple[int, int]:
     free = maximum + BACKLOG if files == resource.RLIM_INFINITY else files - psutil.Process().num_fds() - RESERVED_FILES
     backlog = max(1, min(BACKLOG, free // 4))
     return max(1, min(maximum, free - backlog)), backlog
+
+
+def http_server(app: Any, settings: ServeSettings, listener: socket.socket) -> ConnectionServer:
+    """Return a server of an ASGI application on a bound socket, to which clients can connect from now on."""
+    maximum, backlog = connection_limits(settings.max_connections)
+    listener.listen(backlog)
+    return ConnectionServer(
+        uvicorn.Config(
+            app,
+            http=functools.partial(LimitedConnection, settings=settings, maximum=maximum),  # type: ignore[arg-type]
+            ws="none",
+            log_level="error",  # any client could trigger a warning line with each request
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            backlog=backlog,
+            timeout_graceful_shutdown=round(settings.shutdown_timeout),
+        )
+    )
 
 
 def is_open(connection: Any) -> bool:

@@ -3,14 +3,16 @@
 import logging
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from gpt2train.data.chat_template import NO_TEMPLATE
 from gpt2train.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from fastapi.exceptions import RequestValidationError
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def error_response(path: str, refusal: ApiError) -> JSONResponse:
     return JSONResponse(body, refusal.status, headers=dict(refusal.headers or {}))
 
 
-def from_validation_error(error: RequestValidationError) -> ApiError:
+def from_validation_error(error: "RequestValidationError") -> ApiError:
     """Convert pydantic's first error to one line that names the field; the value sent is not repeated."""
     first = error.errors()[0]
     location = list(first["loc"][1:])  # the first is "body" or "query"

@@ -19,7 +19,7 @@ from gpt2train.inference.decoder import Decoder
 from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.serve.batcher import Batcher
 from gpt2train.serve.chat import chat_routes
-from gpt2train.serve.connection import ConnectionServer, LimitedConnection, connection_limits
+from gpt2train.serve.connection import http_server
 from gpt2train.serve.errors import ApiError, error_response, from_http_exception, from_validation_error
 from gpt2train.serve.hosts import allowed_hosts
 from gpt2train.serve.megatron import megatron_routes
@@ -154,21 +154,6 @@ def prepare(
         batcher, tokenizer, settings, named, key, hosts, tracer=tracer, stop_tokens=stop_tokens, chat=chat
     )
     tokenizer.source = service.name  # type: ignore[attr-defined] # its errors reach clients, which see no paths
-    maximum, backlog = connection_limits(settings.max_connections)
-    listener.listen(backlog)  # clients can connect before the server answers
-    connection = functools.partial(LimitedConnection, settings=settings, maximum=maximum)
-    http = ConnectionServer(
-        uvicorn.Config(
-            make_app(service),
-            http=connection,  # type: ignore[arg-type] # called, as a class would be
-            ws="none",
-            log_level="error",  # any client could trigger a warning line with each request
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            backlog=backlog,
-            timeout_graceful_shutdown=round(settings.shutdown_timeout),
-        )
-    )
+    http = http_server(make_app(service), settings, listener)
     batcher.on_failure = functools.partial(setattr, http, "should_exit", True)
     return Server(service, http, listener)

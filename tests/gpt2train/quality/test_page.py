@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from gpt2train.quality.votes import VoteFile, read_votes
 from gpt2train.serve.local_page import LocalPageServer
 from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import planted, votes_on
+from tests.gpt2train.quality.test_label import served
 
 HOSTILE = "</div><script>document.title='bad'</script><img src=x onerror=\"document.title='bad'\">"
 
@@ -35,13 +35,8 @@ def server(open_data: Path, tmp_path: Path) -> Iterator[LocalPageServer]:
         file.add(vote)
     kept = [Document("k1", "http://a.example/k", HOSTILE, None, ""), Document("k2", "", "Kept.", None, "")]
     rejected = [Document(f"r{n}", "", f"Rejected {n}.", "few_words", "3, at least 5 expected") for n in (1, 2)]
-    server = LocalPageServer(label_routes(Session(kept, rejected, file, tmp_path / "model")))
-    thread = Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(server := LocalPageServer(label_routes(Session(kept, rejected, file, tmp_path / "model")))):
+        yield server
 
 
 def test_keys_vote_and_a_model_is_trained(browser: Any, server: LocalPageServer, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from tasks.outputs.forget.command import forget
 from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import cleaned, planted
 from tests.gpt2train.quality.test_label import Client as PageClient
+from tests.gpt2train.quality.test_label import served
 from tests.tasks.corpus import Inline, extracted, pieces_of_novels
 from tests.tasks.extract.made_pages import article
 from tests.tasks.extract.test_step import download
@@ -49,8 +49,8 @@ SCRIPT = "<script>document.title='bad'</script><img src=x onerror=\"document.tit
 
 
 class Client:
-    def __init__(self, server: LocalPageServer) -> None:
-        self.page = PageClient(server)
+    def __init__(self, page: PageClient) -> None:
+        self.page = page
 
     def __call__(self, name: str, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, Any]:
         return self.page(f"{name}?{urlencode(query)}", headers=headers)[:2]
@@ -79,14 +79,8 @@ def output(open_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def client_of(server: LocalPageServer) -> Iterator[Client]:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield Client(server)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served(server) as page:
+        yield Client(page)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +207,7 @@ def test_what_is_unknown_is_said_to_be_unknown(output: Path, tmp_path: Path) -> 
     found = server.pages[""].get["document"]({"id": "00000003"})
     assert results(found) == {"documents": "unknown", "clean": "kept", "dedup": "kept"}
     assert "cannot be read" in found["stages"][0]["detail"]
-    server.server_close()
+    server.listener.close()
 
 
 def test_a_difference_has_both_texts() -> None:
@@ -275,7 +269,7 @@ def test_an_output_behind_a_url_is_read(output: Path, client: Client) -> None:
     fsspec.filesystem("memory").put(f"{output}/", url, recursive=True)
     server = LocalPageServer(browse_routes(Folder(url)))
     found = server.pages[""].get["document"]({"id": "00000008"})
-    server.server_close()
+    server.listener.close()
     assert found == client.ok("document", id="00000008")
 
 
