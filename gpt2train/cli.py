@@ -16,8 +16,7 @@ from cyclopts.validators import Number
 from gpt2train import __version__
 from gpt2train.command_line import HELP_DEBUG, TokenizerFolder, run_command
 from gpt2train.compare.command import compare_data
-from gpt2train.convert.command import convert
-from gpt2train.convert.export_command import export
+from gpt2train.convert.command import convert, export
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.data.tokenize_options import TokenizeOptions
 from gpt2train.errors import UserError

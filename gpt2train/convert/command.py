@@ -1,4 +1,4 @@
-"""The command `gpt2train convert`, which writes a model in another format."""
+"""The commands `gpt2train convert`, which writes a model in another format, and `gpt2train export`, for llama.cpp."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,14 +8,15 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from gpt2train.command_line import ModelFolder, TokenizerFolder
-from gpt2train.convert.settings import CoreFormat, Dtype, Format, Names, Spec, Version
+from gpt2train.convert.settings import CoreFormat, Dtype, Format, GGUFType, Names, Spec, Version
 from gpt2train.errors import UserError
-from gpt2train.store.files import check_new
+from gpt2train.store.files import check_new, format_bytes
 
 if TYPE_CHECKING:
     from gpt2train.convert.opened_source import OpenedSource
     from gpt2train.convert.optimizer_state import OptimizerState
 
+SUFFIX = ".gguf"
 ONE_OR_MORE = Parameter(validator=Number(gte=1))
 
 
@@ -146,3 +147,45 @@ def _check_flags(flags: dict[str, bool], to: Format, targets: tuple[Format, ...]
     for flag, given in flags.items():
         if given and to not in targets:
             raise UserError(f"{flag} is for --to {' or '.join(targets)} only; leave it out")
+
+
+def export(
+    source: ModelFolder,
+    /,
+    *,
+    to: Path,
+    type_: Annotated[GGUFType, Parameter(name="--type")] = "f32",
+    tokenizer: TokenizerFolder = None,
+) -> None:
+    """Write a model with its tokenizer as one GGUF file, for llama.cpp and the programs that build on it.
+
+    Parameters
+    ----------
+    source
+        Model folder, run folder (newest checkpoint, or best one by checkpoints.select) or checkpoint.
+    to
+        File to write, NAME.gguf; it must not exist.
+    type_
+        Data type of the matrices; f16 and bf16 take half the space of f32, q8_0 about a quarter.
+    tokenizer
+        Tokenizer folder, if the model's folder has none.
+    """
+    if to.suffix != SUFFIX:
+        raise UserError(f"--to {to}: the name of a GGUF file ends with {SUFFIX}; give {to.with_suffix(SUFFIX)}")
+    if to.exists():
+        raise UserError(f"{to} already exists; give another --to, or remove it")
+    from gpt2train.convert.detect import check_source
+
+    check_source(source, tokenizer=tokenizer)
+    from gpt2train.convert.gguf_file import write_gguf
+    from gpt2train.convert.opened_source import open_source  # imports torch (1-2 s)
+    from gpt2train.model.families import check_language_model
+
+    opened = open_source(source, tokenizer=tokenizer)
+    check_language_model(opened.weights.shape, source)
+    folder = tokenizer or opened.tokenizer
+    if folder is None:
+        raise UserError(f"{source} has no tokenizer, and a GGUF file needs one; give --tokenizer DIR")
+    for note in write_gguf(to, opened.weights, folder, type_):
+        print(f"note: {note}")
+    print(f"gguf: {to} ({format_bytes(to.stat().st_size)})")

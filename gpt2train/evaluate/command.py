@@ -13,7 +13,7 @@ from gpt2train.command_line import HELP_DEBUG, ModelFolders, TokenizerFolder
 from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
-from gpt2train.evaluate.curve_table import curve_lines
+from gpt2train.evaluate.curve_table import curve_lines, curve_picture
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.files import (
     ONE_MODEL,
@@ -210,8 +210,6 @@ def curve(
     for line in curve_lines(scored):
         print_once(line)
     if is_rank0():
-        from gpt2train.evaluate.curve_plot import curve_picture
-
         write_result(folder / "curve.json", scored)
         if pictured:
             write_atomic(folder / "curve.png", curve_picture(scored))

@@ -73,12 +73,11 @@ def label(
         Open the page in the default browser.
     """
     from gpt2train.quality.documents import sample_documents
-    from gpt2train.quality.label_server import label_routes
     from gpt2train.quality.session import Session
     from gpt2train.quality.votes import VoteFile
     from gpt2train.serve.local_page import LocalPageServer
     from gpt2train.store.removal import RemovalCheck
-    from tasks.outputs.browse.server import browse_routes
+    from tasks.outputs.browse.server import browse_routes, label_routes
 
     no_removal = RemovalCheck([folder / "clean"])
     kept, rejected = sample_documents(folder, seed)

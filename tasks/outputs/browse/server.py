@@ -1,12 +1,14 @@
-"""Answers of the page of `gpt2train data browse`."""
+"""Answers of the pages of `gpt2train data browse` and `gpt2train data label`."""
 
 import difflib
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from gpt2train.data.text_units import UNSPACED, spaced_word
 from gpt2train.errors import UserError
+from gpt2train.quality.session import Session
 from gpt2train.serve.local_page import Routes
 from gpt2train.store.folder import Folder
 from gpt2train.store.output import Output, check_no_removal
@@ -94,3 +96,15 @@ def difference(a: str, b: str) -> dict[str, object]:
                 pieces.append((name, "".join(words)))
     same = sum(len(text) for kind, text in pieces if kind == "same")
     return {"pieces": pieces, "cut": cut, "same": same}
+
+
+def label_routes(session: Session, check: Callable[[], None] = lambda: None) -> Routes:
+    """Return the contents of the page of a session; `check` is called before each answer, see `Routes`."""
+
+    def vote(body: dict[str, Any]) -> dict[str, Any]:
+        return session.vote(str(body.get("id")), body.get("vote"))
+
+    def train(body: dict[str, Any]) -> dict[str, Any]:
+        return session.train(float(body.get("precision", "nan")))
+
+    return Routes("gpt2train.quality.page", {"state": lambda _: session.state()}, {"vote": vote, "train": train}, check)

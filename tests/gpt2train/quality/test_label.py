@@ -16,10 +16,10 @@ import pytest
 
 from gpt2train.errors import UserError
 from gpt2train.quality.documents import sample_documents
-from gpt2train.quality.label_server import label_routes
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile, read_votes
 from gpt2train.serve.local_page import LIMITS, LocalPageServer, Routes
+from tasks.outputs.browse.server import label_routes
 from tests.gpt2train.quality.labelled_texts import cleaned, planted
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gpt2train.quality.documents import Document
-from gpt2train.quality.label_server import label_routes
 from gpt2train.quality.model_file import from_bytes
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile, read_votes
 from gpt2train.serve.local_page import LocalPageServer
+from tasks.outputs.browse.server import label_routes
 from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import planted, votes_on
 from tests.gpt2train.quality.test_label import served

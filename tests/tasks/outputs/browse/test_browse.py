@@ -16,7 +16,6 @@ from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.data.samples import Samples
 from gpt2train.errors import UserError
 from gpt2train.quality.documents import sample_documents
-from gpt2train.quality.label_server import label_routes
 from gpt2train.quality.session import Session
 from gpt2train.quality.votes import VoteFile
 from gpt2train.serve.local_page import LocalPageServer
@@ -30,7 +29,7 @@ from tasks.extract.command import explain
 from tasks.extract.step import ExtractSettings, extract
 from tasks.outputs.browse.page_account import accounted_step
 from tasks.outputs.browse.samples import Runs
-from tasks.outputs.browse.server import MAX_WORDS, browse_routes, difference
+from tasks.outputs.browse.server import MAX_WORDS, browse_routes, difference, label_routes
 from tasks.outputs.forget.command import forget
 from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import cleaned, planted
