@@ -31,7 +31,7 @@ flows/ui: test_flags.py
 flows/ui/test_artifacts.py: test_a_server_that_does_not_answer_stops_nothing
     test_the_artifact_of_a_long_training_stays_small
 gpt2train: test_cli.py test_train.py
-gpt2train/checkpoint: test_layouts.py test_resume.py test_writer.py
+gpt2train/checkpoint: test_resume.py test_writer.py
 gpt2train/compat: test_torch_compile.py test_torch_elastic.py
 gpt2train/convert: test_merge.py test_model_card.py test_serving_programs.py
 gpt2train/convert/test_export.py: test_llama_cpp_continues_as_the_model_does

@@ -1,4 +1,4 @@
-"""Every layout learns the same: 20 steps with accumulation and clipping against one process, dropout off.
+"""Every layout learns the same: 20 steps with accumulation and clipping against one process, dropout off; and resumes.
 
 One table of processes, model, precision and layout. In fp32 the bound is the promise of the README: the loss of every
 step within 1e-5 of one process. In half precision the rounding differs with the layout (a product that is cut along its
@@ -24,18 +24,19 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.settings import layer
 from gpt2train.store.run_folder import newest_checkpoint
-from tests.gpt2train.checkpoint.test_layouts import HALF, saved
 from tests.gpt2train.forked_ranks import run_ranks
-from tests.gpt2train.jobs import curve, make, weights, write
+from tests.gpt2train.jobs import STEPS, curve, make, weights, write
 from tests.gpt2train.model.test_llama import MODELS as OPTIONS
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
 from tests.gpt2train.parity.t5_runs import make_t5
+from tests.gpt2train.training.test_objectives import CLASSES, answers, labelled
 
 HERE = Path(__file__).parent
 SECONDS = 1200.0
 VALUES = {"value_embeddings": 2, "kv_heads": 2, "qk_norm": True, "attention_bias": "all"}
 WIDE = {"layers": 2, "hidden": 64, "context": 32}  # multiples of 16, as products in 8 bits need
 STEADY = {"lr": 3e-3}
+SHALLOW = {"model": {"layers": 2, "heads": 2}, "batch": {"micro_batch": 2}}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"batch": {"global_batch": 16}},  # eight processes add micro-batches up too
     "muon": {"optimizer": {"name": "muon"}},
@@ -74,6 +75,10 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "t5, relu, untied": {"model": {"options": {"activation": "relu", "tied": False}}},
     "t5, prefixes": {"objective": {"options": {"task": "prefix"}}},
+    "classifier": layer(CLASSES, SHALLOW),
+    "llama, classifier": layer(CLASSES, SHALLOW),
+    # At 1e-2 the loss leaps up and down, and a rounding error of one step grows a thousandfold within ten.
+    "answers": {"objective": {"name": "answers"}, "optimizer": {"lr": 2e-3}, "schedule": {"min_lr": 2e-4}},
 }
 SMALL_STEPS = {"optimizer": {"lr": 2e-3, "max_grad_norm": 0.5}}
 PRECISIONS: dict[str, dict[str, Any]] = {
@@ -179,13 +184,41 @@ TABLE: dict[tuple[int, str, str], list[Layout]] = {
     ],
     (2, "t5, relu, untied", "fp32"): [{"tp": 2}, {"pp": 2}],
     (2, "t5, prefixes", "fp32"): [{"tp": 2}, {"pp": 2}],
+    (2, "classifier", "fp32"): [{"tp": 2}, WHOLE, {"pp": 2, "zero": 1}, ZERO[3]],
+    (2, "llama, classifier", "fp32"): [{"tp": 2}, WHOLE, {"pp": 2, "zero": 1}, ZERO[3]],
+    (2, "answers", "fp32"): [{"tp": 2}, WHOLE, {"pp": 2, "zero": 1}, ZERO[3]],
 }
+
+# Rows that resume from the middle on the same layout: every kind of layout.
+HALF = STEPS // 2
+HYBRID: Layout = {"zero": 3, "dp_shard_degree": 2}
+AGAIN: list[Row] = [
+    *((4, "gpt2", "fp32", ZERO[3]), (4, "gpt2", "fp32", {**INTERLEAVED, "zero": 3})),
+    *((2, "llama, values", "fp32", INTERLEAVED), (2, "5 heads", "fp32", {"tp": 2})),
+]
+AGAIN_MORE: list[Row] = [
+    (4, "gpt2", "fp32", layout) for layout in (HYBRID, {**OFFLOAD, "zero": 2}, {"tp": 2}, {"tp": 2, "pp": 2})
+]
+# Model, processes and layout of a run, and of those that resume it on other layouts.
+Place = tuple[int, Layout]
+ELSEWHERE: list[tuple[str, Place, list[Place]]] = [
+    ("llama, values, 6 heads", (2, {"pp": 2}), [(2, {"tp": 2}), (2, ZERO[3]), (1, {})])
+]
+ELSEWHERE_MORE: list[tuple[str, Place, list[Place]]] = [
+    ("gpt2", (4, ZERO[3]), [(4, {"tp": 2, "pp": 2}), (1, {})]),
+    ("gpt2", (4, {"tp": 2, "pp": 2}), [(4, HYBRID), (1, {})]),
+    ("gpt2", (4, HYBRID), [(4, {"pp": 2})]),
+    ("gpt2", (4, {"pp": 2}), [(4, {**OFFLOAD, "zero": 2})]),
+    ("gpt2", (4, {"pp": 4}), [(4, ZERO[1]), (1, {})]),
+]
 
 
 def run(tokens: Path, output: Path, kind: str, parallel: Layout, precision: str = "fp32", **changes: Any) -> RunConfig:
     family = {"family": "llama"} if kind.startswith("llama") else {}
     base: dict[str, Any] = {"batch": {"micro_batch": 1, "global_batch": 8}, "parallel": parallel}
     given = layer(base, MODELS[kind], PRECISIONS[precision], changes)
+    if kind.endswith(("classifier", "answers")):
+        tokens = (labelled if kind.endswith("classifier") else answers)(output.parent / kind)
     if kind.startswith("t5"):
         return make_t5(tokens, output, **given)
     return make(tokens, output, **layer({"model": {"layers": 4, "heads": 4, **family}}, given))
@@ -209,9 +242,12 @@ def apart(ours: Path, one: Path, key: str = "loss") -> float:
 def check_exact(ours: Path, one: Path, model: str) -> None:
     assert apart(ours, one) <= 1e-5 and apart(ours, one, "valid_loss") <= 1e-5 and len(curve(ours)) == 20
     assert "capped" not in model or apart(ours, one, "z_loss") <= 1e-5
+    keys = ("valid_accuracy", "valid_f1")
+    scores = [[row[key] for row in read_metrics(run) for key in keys if key in row] for run in (ours, one)]
+    assert scores[0] == scores[1] and len(scores[0]) == 4 * ("classifier" in model)
     # The gradient of ReLU jumps where its input is almost 0. Another micro-batch on one process changes the norm by
     # 1e-5 within 20 steps, of the models with uneven heads or value embeddings.
-    exact = not re.search("heads|value", model)
+    exact = not re.search("heads|value|classifier|answers", model)
     assert apart(ours, one, "grad_norm") <= (1e-2 if "relu" in model else 1e-5 if exact else 1e-4)
     mine, theirs = weights(ours), weights(one)
     assert sorted(mine) == sorted(theirs)  # single elements whose gradient is almost 0 are blown up by AdamW
@@ -244,7 +280,7 @@ def check(tokens: Path, folder: Path, rows: Iterable[Row]) -> None:
         one = Path(alone[model, precision].output)
         if precision == "fp32":
             check_exact(ours, one, model)
-            assert curve(one)[-1] < curve(one)[0] - 0.3 or model not in ("gpt2", "t5")
+            assert curve(one)[-1] < curve(one)[0] - 0.3 * (model in ("gpt2", "t5"))
         else:
             check_rounded(ours, one, model, precision)
         if "wise" in precision:
@@ -280,45 +316,52 @@ def test_stages_end_between_and_inside_the_stacks(tmp_path: Path) -> None:
     assert stage_layers(shape, 4) == [range(1), range(1, 2), range(2, 4), range(4, 5)]
 
 
+def resumed(tokens: Path, output: Path, before: Path, kind: str, parallel: Layout, **changes: Any) -> RunConfig:
+    start = {"init_from": str(before / "checkpoints" / f"step-{HALF:08d}"), "restore": "full"}
+    return run(tokens, output, kind, parallel, checkpoints=start, **changes)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_value_embeddings_and_uneven_heads_resume_bit_for_bit_and_on_other_layouts(
-    tokens: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "row", [*AGAIN, *(pytest.param(row, marks=pytest.mark.exhaustive) for row in AGAIN_MORE)], ids=str
+)
+def test_the_same_layout_resumes_bit_for_bit(row: Row, tokens: Path, tmp_path: Path) -> None:
+    """With dropout, accumulation and clipping."""
+    processes, kind, _, layout = row
+    whole, again, drop = tmp_path / "whole", tmp_path / "again", {"model": {"dropout": 0.1}}
+    job([run(tokens, whole, kind, layout, **drop), resumed(tokens, again, whole, kind, layout, **drop)], processes)
+    for key in ("loss", "grad_norm", "lr", "tokens"):
+        assert curve(again, key) == curve(whole, key)[HALF:], key
+    first, second = weights(whole), weights(again)
+    assert ("values.1.weight" in first) == ("values" in kind)
+    assert all((first[key] == second[key]).all() for key in first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [*ELSEWHERE, *(pytest.param(*row, marks=pytest.mark.exhaustive) for row in ELSEWHERE_MORE)],
+    ids=str,
+)
+def test_other_layouts_resume_a_checkpoint_which_can_be_merged(
+    kind: str, before: Place, after: list[Place], tokens: Path, tmp_path: Path
 ) -> None:
-    """A pipeline and uneven heads to themselves, with dropout; a pipeline to uneven heads, one process, and merged."""
-
-    def resumed(name: str, before: str, kind: str, parallel: dict[str, Any], **changes: Any) -> RunConfig:
-        checkpoints = {"init_from": saved(tmp_path / before), "restore": "full"}
-        return run(tokens, tmp_path / name, kind, parallel, checkpoints=checkpoints, **changes)
-
-    drop, pipeline = {"model": {"dropout": 0.1}}, INTERLEAVED
-    job(
-        [
-            run(tokens, tmp_path / "drop", "llama, values", pipeline, **drop),
-            resumed("drop again", "drop", "llama, values", pipeline, **drop),
-            run(tokens, tmp_path / "uneven", "5 heads", {"tp": 2}, **drop),
-            resumed("uneven again", "uneven", "5 heads", {"tp": 2}, **drop),
-            run(tokens, tmp_path / "split", "llama, values, 6 heads", {"pp": 2}),
-            resumed("tp after pp", "split", "llama, values, 6 heads", {"tp": 2}),
-            resumed("zero after pp", "split", "llama, values, 6 heads", {"zero": 3}),
-        ],
-        2,
-    )
-    job([resumed("one after pp", "split", "llama, values, 6 heads", {})], 1)
-    for name in ("drop", "uneven"):
-        for key in ("loss", "grad_norm"):
-            assert curve(tmp_path / f"{name} again", key) == curve(tmp_path / name, key)[HALF:]
-        first, second = weights(tmp_path / name), weights(tmp_path / f"{name} again")
-        assert ("values.1.weight" in first) == (name == "drop")
-        assert all((first[key] == second[key]).all() for key in first)
-    expected = np.array(curve(tmp_path / "split"))[HALF:]
-    for name in ("tp after pp", "zero after pp", "one after pp"):
-        assert np.max(np.abs(np.array(curve(tmp_path / name)) / expected - 1)) <= 1e-5, name
-    config = run(tokens, tmp_path / "split", "llama, values, 6 heads", {"pp": 2})
-    tokenizer = write_tokenizer(tmp_path / "tokenizer", config.vocab)
-    merge(newest_checkpoint(tmp_path / "split"), tmp_path / "merged", tokenizer=tokenizer)
-    model, trained = read_model(tmp_path / "merged"), weights(tmp_path / "split")
-    assert model.shape == config.shape
+    first = run(tokens, tmp_path / "first", kind, before[1])
+    job([first], before[0])
+    trained, expected = weights(first.output), np.array(curve(first.output))[HALF:]
+    for number, (processes, layout) in enumerate(after):
+        ours = tmp_path / f"after-{number}"
+        job([resumed(tokens, ours, tmp_path / "first", kind, layout)], processes)
+        assert curve(ours, "step") == list(range(HALF + 1, STEPS + 1))
+        assert np.max(np.abs(np.array(curve(ours)) / expected - 1)) <= 1e-5, layout
+        found = weights(ours)
+        assert list(found) == list(trained)
+        assert max(float((found[key] - trained[key]).abs().max()) for key in trained) <= 1e-3
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", first.vocab)
+    merge(newest_checkpoint(first.output), tmp_path / "merged", tokenizer=tokenizer)
+    model = read_model(tmp_path / "merged")
+    assert model.shape == first.shape
     for name, parameter in model.named_parameters():
-        rows = config.vocab if name.startswith(("values.", "wte.", "lm_head.")) else None
+        rows = first.vocab if name.startswith(("values.", "wte.", "lm_head.")) else None
         assert torch.equal(parameter[:rows], trained[name][:rows]), name
