@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from torch import Tensor
 
+from gpt2train.checkpoint.manifest import verify
+from gpt2train.checkpoint.store import open_tensors
 from gpt2train.config import DataSettings, RunConfig, to_toml
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.settings import build
+from gpt2train.settings import build, layer
 from gpt2train.store.run_folder import newest_checkpoint
-from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.indexed_writer import IndexedWriter
 
 VOCAB = 300
@@ -121,3 +123,35 @@ def wait_until(ready: Callable[[], Any], pause: float = 0.005) -> None:
     while not ready():
         assert time.monotonic() < end, "the condition did not hold in time"
         time.sleep(pause)
+
+
+def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
+    """The model's parameters by name, unsharded, float32, after the checkpoint was verified."""
+    verify(checkpoint)
+    return {name: stored.read(torch.float32) for name, stored in open_tensors(checkpoint).items()}
+
+
+SENTINELS = 20
+T5 = {
+    "family": "t5",
+    "layers": 5,
+    "heads": 4,
+    "context": 24,
+    "options": {"encoder_layers": 3, "decoder_context": 16, "head_dim": 6, "inner": 80, "activation": "gated-gelu"},
+}
+SPANS = {
+    "name": "span_corruption",
+    "options": {"noise_density": 0.3, "sentinels": "top", "sentinel_count": SENTINELS, "end_id": VOCAB},
+}
+
+
+def make_t5(tokens: Path, output: Path, **changes: Any) -> RunConfig:
+    """A small run: 3 layers in the encoder and 2 in the decoder, several micro-batches on every layout."""
+    base = {
+        "model": layer(T5, {"options": {"start_id": VOCAB + 1}}),
+        "objective": SPANS,
+        "batch": {"micro_batch": 1, "global_batch": 8},
+        "optimizer": {"max_grad_norm": 0.3},
+        "vocab": VOCAB + 2 + SENTINELS,
+    }
+    return make(tokens, output, **layer(base, changes))

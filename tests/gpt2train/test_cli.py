@@ -17,7 +17,7 @@ from gpt2train.convert.detect import find_source
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.merge import merge
 from gpt2train.errors import RunError, UserError
-from tests.gpt2train.checkpoint.stored_weights import load_weights
+from tests.gpt2train.jobs import load_weights
 from tests.trained_run import VOCAB, TrainedRun
 
 

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,3 +39,17 @@ def run(code: str, *arguments: str, plugins: Path | None = None) -> "subprocess.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the distribution of the module's page."""
+    folder = tmp_path_factory.mktemp("installed")
+    install(request.module.PAGE, folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def installed_for_all_processes(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes that a test starts import it."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{installed}")

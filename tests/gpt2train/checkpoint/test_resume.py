@@ -27,8 +27,7 @@ from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
-from tests.gpt2train.convert.model_folders import from_huggingface, write_model
-from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.convert.model_folders import from_huggingface, write_model, write_tokenizer
 from tests.gpt2train.data.token_files import write_documents
 from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, weights, write
 

@@ -20,8 +20,8 @@ from gpt2train.parallel.mesh import join
 from gpt2train.store.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
 from gpt2train.training.train_state import TrainState
 from tests.gpt2train.checkpoint.file_limit import file_limit
-from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad, as_python_3_11_2
+from tests.gpt2train.jobs import load_weights
 
 
 @pytest.fixture(scope="module", autouse=True)

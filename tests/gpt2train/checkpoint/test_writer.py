@@ -28,8 +28,7 @@ from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.train import train
 from gpt2train.training.engine import Engine, PendingStats
 from tests.gpt2train.checkpoint.file_limit import file_limit
-from tests.gpt2train.checkpoint.stored_weights import load_weights
-from tests.gpt2train.jobs import curve, finish, make, start, wait_until, weights, with_lr, write
+from tests.gpt2train.jobs import curve, finish, load_weights, make, start, wait_until, weights, with_lr, write
 
 
 def everything(checkpoint: Path) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from gpt2train.model.families import EMBEDDING
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tasks.tokenizer.step import with_sentinels
-from tests.gpt2train.convert.small_tokenizer import split_as_qwen
+from tests.gpt2train.convert.model_folders import split_as_qwen
 from tests.gpt2train.models import lively
 
 PROMPTS = ["Article 1. All human", "Он сказал: «да»", "  two spaces\n\nand 1234567 lines\t"]

@@ -24,8 +24,7 @@ from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
-from tests.gpt2train.convert.model_folders import to_huggingface, write_model
-from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.convert.model_folders import to_huggingface, write_model, write_tokenizer
 from tests.gpt2train.convert.test_huggingface import make_model as make_ours
 from tests.gpt2train.convert.test_huggingface import weights_of
 from tests.gpt2train.data.test_tokenizer import small_tables

@@ -24,7 +24,7 @@ from tests.gpt2train.convert.export_models import (
     write_tokenizer,
 )
 from tests.gpt2train.convert.llama_cpp_peer import ask
-from tests.gpt2train.convert.peers import difference
+from tests.gpt2train.convert.model_folders import difference
 
 pytest.importorskip("gguf", reason="needs the extra gguf")
 

@@ -21,8 +21,7 @@ from gpt2train.errors import UserError
 from tests.gpt2train.convert.export_models import export_folder, passages, read_gguf, write_model
 from tests.gpt2train.convert.export_models import write_tokenizer as write_trained
 from tests.gpt2train.convert.llama_cpp_peer import talk
-from tests.gpt2train.convert.peers import stirred
-from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.convert.model_folders import stirred, write_tokenizer
 from tests.gpt2train.data.test_chat import TEMPLATES
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.gpt2train.serve.fixed_text_model import write_reciting_model

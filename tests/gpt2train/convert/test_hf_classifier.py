@@ -14,9 +14,7 @@ from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.init import initialise
-from tests.gpt2train.convert.model_folders import to_huggingface, write_model
-from tests.gpt2train.convert.peers import edit, stirred
-from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.convert.model_folders import edit, stirred, to_huggingface, write_model, write_tokenizer
 from tests.gpt2train.jobs import VOCAB
 
 transformers = pytest.importorskip("transformers")

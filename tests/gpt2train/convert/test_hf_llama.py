@@ -19,9 +19,7 @@ from gpt2train.model.causal_lm import build_model
 from gpt2train.model.init import initialise
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
-from tests.gpt2train.convert.model_folders import write_model
-from tests.gpt2train.convert.peers import difference, edit, stirred
-from tests.gpt2train.convert.small_tokenizer import split_as_qwen, write_tokenizer
+from tests.gpt2train.convert.model_folders import difference, edit, split_as_qwen, stirred, write_model, write_tokenizer
 from tests.gpt2train.jobs import VOCAB, curve, make
 
 transformers = pytest.importorskip("transformers")

@@ -22,9 +22,7 @@ from tests.gpt2train.convert.export_models import export_folder, passages, read_
 from tests.gpt2train.convert.export_models import write_model as write_random
 from tests.gpt2train.convert.export_models import write_tokenizer as write_trained
 from tests.gpt2train.convert.llama_cpp_t5_peer import ask
-from tests.gpt2train.convert.model_folders import write_model
-from tests.gpt2train.convert.peers import edit, stirred
-from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.convert.model_folders import edit, stirred, write_model, write_tokenizer
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,8 +15,7 @@ from gpt2train.convert.hf_layout import layout_of_config
 from gpt2train.convert.huggingface import open_model, read_model
 from gpt2train.errors import UserError
 from gpt2train.model.gpt2 import GPT2, Shape
-from tests.gpt2train.convert.model_folders import from_huggingface, to_huggingface, write_model
-from tests.gpt2train.convert.peers import difference, stirred
+from tests.gpt2train.convert.model_folders import difference, from_huggingface, stirred, to_huggingface, write_model
 from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)

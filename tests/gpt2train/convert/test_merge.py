@@ -16,7 +16,7 @@ from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
 from gpt2train.model.families import Shape, sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
-from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.convert.model_folders import write_tokenizer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import VOCAB, make, write
 

@@ -15,7 +15,7 @@ from gpt2train.evaluate.tasks.suite import read_work, score_work
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
-from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.convert.model_folders import write_tokenizer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import VOCAB, curve, make, weights, write
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from gpt2train.config import RunConfig, to_toml
-from tests.gpt2train.installed_page import installed, installed_for_all_processes
 from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, start_alone
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
-from tests.tasks.plugin_page import ROOT, files_of
+from tests.tasks.plugin_page import ROOT, files_of, installed, installed_for_all_processes
 
 pytestmark = pytest.mark.slow
 

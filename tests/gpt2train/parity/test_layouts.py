@@ -25,10 +25,9 @@ from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.settings import layer
 from gpt2train.store.run_folder import newest_checkpoint
 from tests.gpt2train.forked_ranks import run_ranks
-from tests.gpt2train.jobs import STEPS, curve, make, weights, write
+from tests.gpt2train.jobs import STEPS, curve, make, make_t5, weights, write
 from tests.gpt2train.model.test_llama import MODELS as OPTIONS
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
-from tests.gpt2train.parity.t5_runs import make_t5
 from tests.gpt2train.training.test_objectives import CLASSES, answers, labelled
 
 HERE = Path(__file__).parent

@@ -32,8 +32,18 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.settings import Settings
 from gpt2train.train import train
 from tests.gpt2train.data.test_span_corruption import restored
-from tests.gpt2train.jobs import VOCAB, curve, finish, make, start_alone, weights, write, write_tokens
-from tests.gpt2train.parity.t5_runs import SENTINELS, make_t5
+from tests.gpt2train.jobs import (
+    SENTINELS,
+    VOCAB,
+    curve,
+    finish,
+    make,
+    make_t5,
+    start_alone,
+    weights,
+    write,
+    write_tokens,
+)
 
 CONTEXT = 16
 

@@ -11,9 +11,8 @@ import pytest
 import tomli_w
 
 from gpt2train.monitoring.metrics import read_metrics
-from tests.gpt2train.installed_page import installed, installed_for_all_processes
 from tests.gpt2train.jobs import finish, start, start_alone
-from tests.tasks.plugin_page import ROOT, files_of, install, run
+from tests.tasks.plugin_page import ROOT, files_of, install, installed, installed_for_all_processes, run
 
 __all__ = ["installed", "installed_for_all_processes"]
 

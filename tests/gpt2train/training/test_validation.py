@@ -34,7 +34,7 @@ from gpt2train.training.engine import Engine
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
 from gpt2train.training.train_state import START, StepStats, TrainState
 from gpt2train.training.validation import Measured
-from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.convert.model_folders import write_tokenizer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import VOCAB, curve, make, weights, write
 
