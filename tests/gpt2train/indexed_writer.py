@@ -1,8 +1,10 @@
 """Writer of token files, document by document."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,3 +51,15 @@ class IndexedWriter:
             self.finish()
         else:
             self._file.close()
+
+
+def write_documents(prefix: Path, documents: Iterable[Sequence[int]], dtype: str = "<u2") -> Path:
+    with IndexedWriter(prefix, dtype) as writer:
+        for document in documents:
+            writer.add(document)
+    return prefix
+
+
+def sequences(dataset: Any) -> list[list[int]]:
+    bounds = [0, *np.cumsum(dataset.lengths).tolist()]
+    return [dataset.tokens[start:end].tolist() for start, end in pairwise(bounds)]

@@ -28,7 +28,7 @@ from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
 from tests.gpt2train.convert.model_folders import from_huggingface, write_model, write_tokenizer
-from tests.gpt2train.data.token_files import write_documents
+from tests.gpt2train.indexed_writer import write_documents
 from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, weights, write
 
 SAVING = {"interval": 3, "keep": 9}

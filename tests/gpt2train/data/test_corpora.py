@@ -25,7 +25,7 @@ from gpt2train.model.causal_lm import document_mask
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE
-from tests.gpt2train.data.token_files import write_documents
+from tests.gpt2train.indexed_writer import write_documents
 
 END = 99
 ALL = DocumentSettings(reset_positions=True, mask_documents=True, eod_mask_loss=True)

@@ -22,7 +22,7 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.settings import build
 from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
-from tests.gpt2train.data.token_files import sequences, write_documents
+from tests.gpt2train.indexed_writer import sequences, write_documents
 from tests.gpt2train.jobs import VOCAB, curve, make
 
 SPLIT = "700,200,100"

@@ -10,8 +10,8 @@ import pytest
 from gpt2train.data import samples
 from gpt2train.data.epoch import HEADER, Epoch, cached_epoch, corpus_identity, read_epoch
 from gpt2train.data.samples import Samples
-from tests.gpt2train.data.token_files import write_documents
 from tests.gpt2train.forked_ranks import SERVER
+from tests.gpt2train.indexed_writer import write_documents
 
 BOUNDS = np.cumsum([0, *np.random.default_rng(1).integers(0, 50, 500)])
 

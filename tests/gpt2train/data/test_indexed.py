@@ -17,7 +17,7 @@ from gpt2train.data.samples import Samples
 from gpt2train.data.sharded_dataset import open_tokens, shard_prefixes
 from gpt2train.data.token_arrays import ConcatenatedArrays
 from gpt2train.errors import RunError, UserError
-from tests.gpt2train.data.token_files import sequences, write_documents
+from tests.gpt2train.indexed_writer import sequences, write_documents
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 65499), max_size=20), max_size=12)
 

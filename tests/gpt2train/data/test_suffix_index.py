@@ -13,7 +13,7 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.suffix_index import MANIFEST, build_index, index_root
 from gpt2train.data.suffix_search import SuffixIndex, find_spans
 from gpt2train.errors import RunError, UserError
-from tests.gpt2train.data.token_files import write_documents
+from tests.gpt2train.indexed_writer import write_documents
 
 pytest.importorskip("pydivsufsort", reason="needs the extra trace")
 

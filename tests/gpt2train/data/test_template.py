@@ -40,7 +40,7 @@ from tests.gpt2train.convert.test_hf_tokenizer import KINDS as PIECES
 from tests.gpt2train.convert.test_hf_tokenizer import model_folder, trained
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.gpt2train.data.test_tokenizer_kinds import CORPUS
-from tests.gpt2train.data.token_files import sequences
+from tests.gpt2train.indexed_writer import sequences
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIAL = ["<s>", "</s>", "[gMASK]"]

@@ -32,7 +32,7 @@ from gpt2train.errors import UserError
 from tests.gpt2train.data.test_indexed import plain_pair
 from tests.gpt2train.data.test_packed_file import SKIPPABLE, zstd
 from tests.gpt2train.data.test_tokenizer import small_tables
-from tests.gpt2train.data.token_files import sequences
+from tests.gpt2train.indexed_writer import sequences
 
 # The sample of OneFlow's tutorial, as it stands there.
 SAMPLE = """{"src": "www.nvidia.com", "text": "The quick brown fox", "type": "Eng", "id": "0", "title": "First Part"}

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,19 +31,42 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write, write_tokens
-from tests.gpt2train.launch.multi_node_jobs import (
-    RANKS,
-    finish_all,
-    rendezvous_arguments,
-    start_machines,
-    start_process,
-)
 from tests.listening_sockets import renamed_python, sampled
 from tests.network_namespaces import networks as networks
 from tests.object_stores import free_port
 from tests.processes import environment_of
 
 LAUNCH = [sys.executable, "-m", "gpt2train.launch"]
+RANKS = Path(__file__).parent.parent / "parity" / "train_runs.py"
+
+
+def start_machines(arguments: list[list[str]], *job: str) -> list[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--"]
+    return [start_process([*command, *own, *job]) for own in arguments]
+
+
+def start_process(command: list[str], **variables: str) -> subprocess.Popen[str]:
+    """Start a process with variables of its own and none of another launcher's."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    env |= {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def rendezvous_arguments(port: int, processes: int, restarts: int = 0) -> list[str]:
+    """torchrun's arguments for one of two machines that meet at a port of this one."""
+    return [
+        *("--nnodes", "2", "--nproc-per-node", str(processes), "--max-restarts", str(restarts)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"),
+        *("--local-addr", "127.0.0.1"),
+    ]
+
+
+def finish_all(jobs: list[subprocess.Popen[str]], seconds: float = 240.0) -> list[tuple[int, str, str]]:
+    try:
+        return [finish(job, seconds) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
 
 
 def in_its_folder(config: RunConfig) -> RunConfig:

@@ -11,8 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.training.engine import Engine
 from gpt2train.training.muon import Muon, is_orthogonalised
-from tests.gpt2train.parallel.collective_bytes import CollectiveBytes
-from tests.gpt2train.simulate.against import run
+from tests.gpt2train.simulate.against import CollectiveBytes, run
 
 STEPS = 3
 

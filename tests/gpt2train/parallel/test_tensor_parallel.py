@@ -66,7 +66,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     cases = [case(name, row) for name, rows in TABLES.items() for row in rows]
     cases += [f"tensor_cases.{name} {tp}" for name in ("stock", "loss") for tp in (2, 4)]
     cases += [f"tensor_cases.documents {tp} {sequence}" for tp, sequence in WAYS]
-    cases += ["dropout_cases.masks False", "dropout_cases.masks True", "dropout_cases.kept_in_step"]
+    cases += ["tensor_cases.masks False", "tensor_cases.masks True", "tensor_cases.kept_in_step"]
     run_ranks(RANKS, str(output), *cases, processes=4)
     found = json.loads(output.read_text())
     return lambda case: found[case]
@@ -123,7 +123,7 @@ def test_positions_and_document_masks_are_obeyed(tp: int, sequence: bool, findin
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_dropout_masks_differ_on_shards_and_agree_on_replicas(sequence: bool, findings: Findings) -> None:
-    for found in findings(f"dropout_cases.masks {sequence}"):
+    for found in findings(f"tensor_cases.masks {sequence}"):
         for region, seen in found.items():
             parts = sequence or region == "attention"
             assert seen["alike over tp"] is not parts, (region, seen)
@@ -132,7 +132,7 @@ def test_dropout_masks_differ_on_shards_and_agree_on_replicas(sequence: bool, fi
 
 
 def test_dropout_keeps_a_group_in_agreement(findings: Findings) -> None:
-    assert all(found["same"] and found["and after"] for found in findings("dropout_cases.kept_in_step"))
+    assert all(found["same"] and found["and after"] for found in findings("tensor_cases.kept_in_step"))
 
 
 @pytest.mark.parametrize("row", TABLES["recomputed"], ids=str)

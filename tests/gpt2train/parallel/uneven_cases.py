@@ -17,8 +17,7 @@ from gpt2train.parallel.fsdp import accumulate, init_weights, shard
 from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import REPLICATE, SHARD, TENSOR
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
-from tests.gpt2train.parallel.dropout_cases import seed_dropout
-from tests.gpt2train.parallel.tensor_cases import gap, gather, mesh_of, noisy, off, whole
+from tests.gpt2train.parallel.tensor_cases import gap, gather, mesh_of, noisy, off, seed_dropout, whole
 
 CONTEXT, DECODER_CONTEXT, ROWS = 16, 8, 4
 

@@ -14,8 +14,7 @@ from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher
 from gpt2train.parallel.mesh import join
 from gpt2train.simulate.rank import empty_batch
 from gpt2train.training.engine import Engine
-from tests.gpt2train.parallel.collective_bytes import CollectiveBytes
-from tests.gpt2train.plan.live_bytes import LiveBytes
+from tests.gpt2train.simulate.against import CollectiveBytes, LiveBytes
 
 follow_launcher()
 ctx = join("cpu")

@@ -26,8 +26,7 @@ from gpt2train.simulate.kinds import all_kinds, kind_of
 from gpt2train.simulate.rank import simulate_rank
 from gpt2train.simulate.recorder import CATEGORIES
 from gpt2train.simulate.schedule import Kind, PassMemory, Profile, kinds, passes, peak, repeated_passes
-from tests.gpt2train.plan.live_bytes import LiveBytes
-from tests.gpt2train.simulate.against import run
+from tests.gpt2train.simulate.against import LiveBytes, run
 
 
 def many(parallel: dict[str, Any], micro_batches: int, layers: int) -> RunConfig:
