@@ -24,7 +24,7 @@ from gpt2train.launch.rank_logs import log_to
 from gpt2train.launch.rank_process import install_excepthook, lock_run_folder
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
-from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
+from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import all_ended, curve, finish, make, start, wait_for, weights, with_lr, write
@@ -149,41 +149,6 @@ def test_a_finished_run_is_left_unchanged(tokens: Path, tmp_path: Path, alone: D
     assert (position.step, position.samples) == (4, 32)
     assert train(config, alone) == position
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == rows
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": {"hidden": 64}}, "holds a run with another model"),
-        ({"seed": 2}, "holds a run with another seed"),
-        ({"tokenizer_hash": "x"}, "holds a run with another tokenizer_hash"),
-        (
-            {"optimizer": {"name": "muon"}},
-            r"holds a run with another optimizer.name \(adamw there, muon now\); set it back, or start from its",
-        ),
-        ({"steps": 3, "schedule": {"warmup": 1}}, "is at step 4, beyond steps = 3"),
-    ],
-)
-def test_another_run_in_the_folder_is_refused(
-    tokens: Path, tmp_path: Path, alone: DistContext, change: dict[str, Any], message: str
-) -> None:
-    train(make(tokens, tmp_path / "run", steps=4), alone)
-    with pytest.raises(UserError, match=message):
-        train(make(tokens, tmp_path / "run", **({"steps": 4} | change)), alone)
-
-
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    config = make(tokens, tmp_path / "run", steps=6, checkpoints={"interval": 2, "keep": 2})
-    train(config, alone)
-    losses = curve(config.output)
-    newest = newest_checkpoint(config.output)
-    (newest / "__0_0.distcp").write_bytes(b"")
-    assert train(config, alone).step == 6
-    assert curve(config.output) == losses  # steps 5 and 6 again, bit for bit
-    for checkpoint in list_checkpoints(config.output):
-        (checkpoint / "__0_0.distcp").write_bytes(b"")
-    with pytest.raises(RunError, match=r"all 2 checkpoints in .* are damaged"):
-        train(config, alone)
 
 
 @pytest.mark.slow

@@ -180,19 +180,27 @@ def test_other_corpus_weights_count_as_other_data(tokens: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "key"),
+    ("change", "message"),
     [
-        ({"model": {"layers": 3}}, "model.layers"),
-        ({"model": {"context": 8}}, "model.context"),
-        ({"model": {"max_positions": 32}}, "model.max_positions"),
-        ({"vocab": 301}, "vocab"),
-        ({"documents": {"reset_positions": True}}, "documents.reset_positions"),
+        ({"model": {"hidden": 64}}, "holds a run with another model.hidden "),
+        ({"model": {"layers": 3}}, "holds a run with another model.layers "),
+        ({"model": {"context": 8}}, "holds a run with another model.context "),
+        ({"model": {"max_positions": 32}}, "holds a run with another model.max_positions "),
+        ({"vocab": 301}, "holds a run with another vocab "),
+        ({"seed": 2}, "holds a run with another seed "),
+        ({"tokenizer_hash": "x"}, "holds a run with another tokenizer_hash "),
+        ({"documents": {"reset_positions": True}}, "holds a run with another documents.reset_positions "),
+        (
+            {"optimizer": {"name": "muon"}},
+            r"holds a run with another optimizer.name \(adamw there, muon now\); set it back, or start from its",
+        ),
+        ({"steps": 8}, "is at step 10, beyond steps = 8"),
     ],
 )
-def test_settings_that_identify_a_run_cannot_change(
-    tokens: Path, alone: DistContext, saved_run: RunConfig, change: dict[str, Any], key: str
+def test_another_run_in_the_folder_is_refused(
+    tokens: Path, alone: DistContext, saved_run: RunConfig, change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=f"holds a run with another {key} "):
+    with pytest.raises(UserError, match=message):
         train(make(tokens, Path(saved_run.output), **({"steps": 10} | change)), alone)
 
 
@@ -211,21 +219,31 @@ def test_other_training_settings_may_change_and_are_logged(
     assert "changed setting: output" not in caplog.text
 
 
-def test_a_checkpoint_without_its_manifest_is_named(
-    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("manifest.json", "{} has no manifest.json and cannot be used; removing it"),
+        ("__0_0.distcp", "the checkpoint is damaged: {}/__0_0.distcp has 0 bytes"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_skipped_for_the_one_before(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: Any, lost: str, said: str
 ) -> None:
     run = copy(saved_run, tmp_path / "run")
-    newest = newest_checkpoint(run)
-    (newest / "manifest.json").unlink()
+
+    def damage(checkpoint: Path) -> None:
+        (checkpoint / lost).unlink() if lost == "manifest.json" else (checkpoint / lost).write_bytes(b"")
+
+    damage(newest := newest_checkpoint(run))
     logging.getLogger("gpt2train").propagate = True
     with caplog.at_level(logging.INFO):
         train(make(tokens, run, steps=10, checkpoints=SAVING), alone)
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert warned == [f"{newest} has no manifest.json and cannot be used; removing it"]
+    assert len(warned) == 1 and warned[0].startswith(said.format(newest)), warned
     assert "resuming from step 9" in caplog.text
-    assert curve(run) == curve(saved_run.output)
+    assert curve(run) == curve(saved_run.output)  # step 10 again, bit for bit
     for checkpoint in list_checkpoints(run):
-        (checkpoint / "manifest.json").unlink()
+        damage(checkpoint)
     with pytest.raises(RunError, match=r"all 4 checkpoints in .* are damaged"):
         train(make(tokens, run, steps=10, checkpoints=SAVING), alone)
     assert len(list((run / "checkpoints").glob("step-*"))) == 4

@@ -176,25 +176,6 @@ def test_formats_and_layouts_are_converted_into_each_other(tmp_path: Path, capsy
     assert "note: the optimizer's state and the training position are not converted" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--to", "gpt2train", "--ckpt-format", "torch"], "--ckpt-format is for --to megatron-core only"),
-        (["--to", "megatron", "--transformer-impl", "local"], "--transformer-impl is for --to megatron-core only"),
-        (["--to", "megatron-core", "--names", "old"], "--names is for --to megatron only"),
-        (["--to", "huggingface", "--weights-only"], "--weights-only is for --to megatron-core or gpt2train only"),
-        (["--to", "megatron-core", "--tp", "3"], "--tp must divide 4 heads"),
-    ],
-)
-def test_flags_that_do_not_fit_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
-) -> None:
-    write_megatron_core(tmp_path / "m", *source(SHAPE))
-    assert run_command(app, ["convert", str(tmp_path / "m"), str(tmp_path / "x"), *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 def rank_file(root: Path, rank: str = "mp_rank_00") -> Path:
     return root / "iter_0000009" / rank / "model_optim_rng.pt"
 
