@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from urllib.parse import quote
 from html import escape
 
 WORD = re.compile(r"\w+|\s+|[^\w\s]+")
@@ -204,25 +205,43 @@ HIGHLIGHTERS: dict[str, Callable[[Sequence[str]], str]] = {
 TEX = r"E_{k}=\frac{1}{2}mv^2"
 PARTS = "<mi>E</mi><mi>k</mi><mo>=</mo><mfrac><mn>1</mn><mn>2</mn></mfrac><mi>m</mi><msup><mi>v</mi><mn>2</mn></msup>"
 NOTE = f"<annotation encoding='application/x-tex'>{TEX}</annotation>"
+NOTE += "<annotation encoding='MathML-Content'>twice</annotation>"
 MATHML = f"<math><semantics><mrow>{PARTS}</mrow>{NOTE}</semantics></math>"
+STATED = f"<math alttext='{TEX}'>{PARTS}</math>"
 GLYPHS = "<span class='mord'>E</span><span class='msupsub'>k</span><span class='mrel'>=</span>½mv2"
 FORMULAS = {
     "MathML": MATHML,
-    "MathML with its text": f"<math alttext='{TEX}'>{PARTS}</math>",
+    "MathML with its text": STATED,
     "KaTeX": f"<span class='katex'><span class='katex-mathml'>{MATHML}</span>"
     f"<span class='katex-html' aria-hidden='true'>{GLYPHS}</span></span>",
     "KaTeX of HTML and TeX": f"<span class='katex'><span class='katex-mathml'>{MATHML}</span></span>",
+    "KaTeX displayed": f"<span class='katex-display'><span class='katex'><span class='katex-mathml'>{MATHML}</span>"
+    f"<span class='katex-html' aria-hidden='true'>{GLYPHS}</span></span></span>",
     "MathJax 2": f"<span class='MathJax_Preview'></span><span class='MathJax' id='MathJax-Element-1-Frame' "
     f"tabindex='0'><nobr aria-hidden='true'><span class='math'>{GLYPHS}</span></nobr><span class='MJX_Assistive_MathML'"
     f" role='presentation'><math>{PARTS}</math></span></span>"
     f"<script type='math/tex' id='MathJax-Element-1'>{TEX}</script>",
+    "MathJax 2 with a preview": f"<span class='MathJax_Preview'>{GLYPHS}</span><span class='MathJax'><nobr "
+    f"aria-hidden='true'>{GLYPHS}</nobr></span><script type='math/tex'>{TEX}</script>",
+    "MathJax 2 in SVG": f"<span class='MathJax_SVG' data-mathml=\"{STATED}\"><nobr aria-hidden='true'>{GLYPHS}"
+    "</nobr></span>",
+    "MathJax 2 in CommonHTML": f"<span class='mjx-chtml MathJax_CHTML'><span class='mjx-math'>{GLYPHS}</span></span>"
+    f"<script type='math/tex'>{TEX}</script>",
+    "MathJax 2 of MathML": f"<script type='math/mml'>{STATED}</script>",
     "MathJax 3": f"<mjx-container class='MathJax CtxtMenu_Attached_0' jax='CHTML'><mjx-math aria-hidden='true'>{GLYPHS}"
     f"</mjx-math><mjx-assistive-mml unselectable='on'>{MATHML}</mjx-assistive-mml></mjx-container>",
+    "MathJax 4 in HTML": f"<mjx-container><mjx-math data-latex='{TEX}'><mjx-mi data-latex='E'>E</mjx-mi></mjx-math>"
+    f"<mjx-assistive-mml><math>{PARTS}</math></mjx-assistive-mml></mjx-container>",
     "MathJax 4": f"<mjx-container class='MathJax' jax='SVG'><svg data-latex='{TEX}'><text>{GLYPHS}</text></svg>"
     "</mjx-container>",
     "MediaWiki": f"<span class='mwe-math-element'><span class='mwe-math-mathml-inline mwe-math-mathml-a11y' "
     f"style='display: none;'>{MATHML}</span><img src='x.svg' class='mwe-math-fallback-image-inline' "
     f"aria-hidden='true' alt='{TEX}'></span>",
+    "MediaWiki in parts": f"<span style='display: none'>{STATED}</span>"
+    f"<img class='mwe-math-fallback-image-inline' alt='{TEX}'>",
+    "image of a formula": f"<img class='formulaInl' alt='{TEX}'>",
+    "image of CodeCogs": f"<img src='https://latex.codecogs.com/svg.image?{quote(TEX)}'>",
+    "image of mathTeX": f"<img src='/cgi-bin/mathtex.cgi?{TEX}' alt='formula'>",
     "MediaWiki of old": f"<img class='tex' alt='{TEX}' src='x.png'>",
     "kramdown": f"<script type='math/tex'>{TEX}</script>",
     "kramdown displayed": f"<script type='math/tex; mode=display'>% <![CDATA[\n{TEX} %]]></script>",

@@ -343,6 +343,7 @@ def test_the_alternative_text_of_an_image_is_a_formula_if_it_has_commands_of_tex
     image = "<p>Take <img src='a.svg' alt='{}'> then.</p>"
     assert between(image.format(r"\frac{1}{2} \leq x_{1}")) == r"Take \frac{1}{2} \leq x_{1} then."
     assert between(image.format(r"C:\frac\users_1")) == "Take then."
+    assert between(image.format("E=mc^2").replace("src", "class='latex' src")) == "Take E=mc^2 then."
 
 
 @pytest.mark.parametrize("tag", ["ul", "ol"])
@@ -352,51 +353,6 @@ def test_a_list_of_descriptions_is_read_whatever_its_class_is(tag: str) -> None:
     assert between(f"<{tag} class='navi'>{''.join(items)}</{tag}>").count(WORDS.strip()) == 2
     assert between(f"<{tag} class='navi'>{''.join(items).replace('.', '')}</{tag}>") == ""
     assert between(f"<{tag} class='author'>{''.join(items)}</{tag}>") == ""
-
-
-MATHML = "<math {}><semantics><mrow><mi>E</mi></mrow><annotation encoding='application/x-tex'>E=mc^2</annotation>{}"
-MATHML += "</semantics></math>"
-ONE = MATHML.format("", "<annotation encoding='MathML-Content'>twice</annotation>")
-ALT = "<math alttext='E=mc^2'><mi>E</mi></math>"
-SCRIPT = "<script type='math/tex'>E=mc^2</script>"
-GLYPHS = "<nobr aria-hidden='true'><span class='math'>E=mc2</span></nobr>"
-
-
-@pytest.mark.parametrize(
-    "formula",
-    [
-        ONE,
-        ALT,
-        SCRIPT,
-        "<script type='math/tex; mode=display'>% <![CDATA[\nE=mc^2 %]]></script>",
-        f"<script type='math/mml'>{ALT}</script>",
-        f"<span class='mwe-math-element'><span class='mwe-math-mathml-inline' style='display: none;'>{ALT}</span>"
-        "<img class='mwe-math-fallback-image-inline' aria-hidden='true' alt='E=mc^2'></span>",
-        f"<span style='display: none'>{ALT}</span><img class='mwe-math-fallback-image-inline' alt='E=mc^2'>",
-        "<img class='tex' alt='E=mc^2'>",
-        "<img class='latex' src='x' alt='E=mc^2'>",
-        "<img class='formulaInl' alt='$E=mc^2$'>",
-        "<img src='https://latex.codecogs.com/svg.image?E=mc%5E2'>",
-        "<img src='/cgi-bin/mathtex.cgi?E=mc^2' alt='formula'>",
-        f"<span class='katex'><span class='katex-mathml'>{ONE}</span>"
-        "<span class='katex-html' aria-hidden='true'>E=mc2</span></span>",
-        f"<span class='katex-display'><span class='katex'><span class='katex-mathml'>{ONE}</span>"
-        "<span class='katex-html' aria-hidden='true'>E=mc2</span></span></span>",
-        f"<span class='MathJax_Preview'>E=mc2</span><span class='MathJax' id='MathJax-Element-1-Frame'>{GLYPHS}"
-        f"<span class='MJX_Assistive_MathML'>{ALT}</span></span>{SCRIPT}",
-        f"<span class='MathJax_SVG' data-mathml=\"{ALT}\">{GLYPHS}</span>",
-        f"<span class='mjx-chtml MathJax_CHTML'><span class='mjx-math'>E=mc2</span></span>{SCRIPT}",
-        f"<mjx-container class='MathJax' jax='CHTML'><mjx-math aria-hidden='true'>E</mjx-math>"
-        f"<mjx-assistive-mml>{ALT}</mjx-assistive-mml></mjx-container>",
-        f"<mjx-container><mjx-math data-latex='E=mc^2'><mjx-mi data-latex='E'>E</mjx-mi></mjx-math>"
-        f"<mjx-assistive-mml>{ALT.replace('alttext', 'x')}</mjx-assistive-mml></mjx-container>",
-        "<mjx-container><svg data-latex='E=mc^2'><text>E</text></svg></mjx-container>",
-    ],
-)
-def test_formulas_are_read_once(formula: str) -> None:
-    found = between(f"<p>The energy is {formula} by the theory.</p>")
-    assert found.replace("$", "") == "The energy is E=mc^2 by the theory."
-    assert between(f"<div>{formula}</div>").replace("$", "") == "E=mc^2"
 
 
 @pytest.mark.parametrize(
@@ -411,6 +367,7 @@ def test_formulas_are_read_once(formula: str) -> None:
         ("3<sup>1</sup>⁄<sub>2</sub> cups", "3 1⁄2 cups"),
         ("the 1<sup>st</sup>, n<sup>o</sup> 3, M<sup>me</sup>", "the 1st, no 3, Mme"),
         ("a note<sup>1</sup>, of 1999<sup>[2]</sup>", "a note1, of 1999[2]"),
+        ("<img alt='$E=mc^2$'> and <img class='latex' alt='E=mc^2'>", "$E=mc^2$ and E=mc^2"),
         ("<math><msup><mn>10</mn><mn>6</mn></msup></math>", "10^6"),
         ("<math><mfrac><mn>1</mn><mn>2</mn></mfrac></math>", "1/2"),
         ("<math><msup><mi>x</mi><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></msup></math>", "x^(n+1)"),
@@ -420,7 +377,7 @@ def test_formulas_are_read_once(formula: str) -> None:
 )
 def test_numbers_are_not_changed_by_superscripts(markup: str, expected: str) -> None:
     assert between(f"<p>{markup} are found.</p>") == f"{expected} are found."
-    if "math" not in markup:
+    if "math" not in markup and "img" not in markup:
         assert between(f"<pre>{markup} are found.</pre>") == f"{expected} are found."
 
 

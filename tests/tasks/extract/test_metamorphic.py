@@ -14,7 +14,7 @@ from tasks.extract import article_lines, forum_lines
 from tasks.extract.attribute_names import MARK_LINKS
 from tasks.extract.decode import decode
 from tests.tasks.extract.made_pages import PARAGRAPH, WORDS, article, text_of
-from tests.tasks.extract.markups import TEX
+from tests.tasks.extract.markups import FORMULAS, TEX
 from tests.tasks.extract.transformations import (
     FORMS,
     NAMES,
@@ -60,6 +60,8 @@ def test_a_formula_is_the_same_text_in_each_form(name: str) -> None:
     page = source(copy(article(SAMPLE)))
     found = text_of(transformed(page, name))
     assert TEX in found and found == text_of(transformed(page, "as text"))
+    alone = text_of(article(f"{PARAGRAPH}<div>{FORMULAS.get(name, TEX)}</div>{PARAGRAPH}"))
+    assert alone.splitlines().count(TEX) == 1
 
 
 @pytest.mark.parametrize("name", random.Random(0).sample(NAMES, 12))
