@@ -1,10 +1,12 @@
-"""The family llama: sizes, options, decoding, layouts; value embeddings against a plain twin."""
+"""The family llama: sizes, options, decoding, layouts, commands; value embeddings against a plain twin."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,12 +14,17 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor
 
+from gpt2train.cli import app
+from gpt2train.command_line import run_command
 from gpt2train.config import OptimizerSettings, RunConfig, TrainSettings, to_toml
 from gpt2train.config.model import ModelSettings, ObjectiveSettings
+from gpt2train.convert.huggingface import read_model
+from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.data.training_data import packed_data
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring import score, score_shared
 from gpt2train.evaluate.scoring_request import ScoringRequest
+from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.model.causal_lm import CausalLM, build_model
 from gpt2train.model.families import is_lookup, on_stage, parameter_count, used_beside
 from gpt2train.model.init import initialise
@@ -30,8 +37,11 @@ from gpt2train.parallel.mesh import join
 from gpt2train.train import train
 from gpt2train.training.adamw import is_decayed
 from gpt2train.training.muon import is_orthogonalised
+from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.jobs import VOCAB, curve, make
 from tests.gpt2train.models import lively
+from tests.gpt2train.parallel.small_model_folder import write_tokenizer
+from tests.gpt2train.serve.local_server import running
 
 # Each option has another value than by default in one of them.
 MODELS: dict[str, dict[str, Any]] = {
@@ -283,3 +293,72 @@ def test_a_classifier_has_them() -> None:
     before = model(torch.tensor([[5, 6, 7]]))
     model.get_parameter("values.0.weight")[6] += 1
     assert before.shape == (1, 3) and not torch.equal(before, model(torch.tensor([[5, 6, 7]])))
+
+
+ENTRIES = 280
+FAMILIES = {
+    "qwen3": {"kv_heads": 2, "head_dim": 12, "qk_norm": True},
+    "own": {"kv_heads": 2, "activation": "relu2", "qk_norm": True, "tied": True},
+    "values": {"kv_heads": 2, "value_embeddings": 1},
+}
+MISSING = {"own": "activation = relu2, qk_norm = true", "values": "value_embeddings = 1"}  # in transformers
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each model, with weights large enough that continuations differ."""
+    root = tmp_path_factory.mktemp("llama")
+    tokenizer = write_tokenizer(root / "tokenizer", ENTRIES)
+    for name, options in FAMILIES.items():
+        settings = ModelSettings(family="llama", layers=2, heads=4, hidden=32, context=64, options=options)
+        model = lively(settings.shape(ENTRIES))
+        write_model(root / name, dict(model.state_dict()), model.shape, tokenizer)
+    return root
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    code = run_command(app, list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out
+
+
+def greedy(folder: Path, prompt: str, count: int) -> list[int]:
+    model, ids = read_model(folder), encode_ordinary(load_tokenizer(folder), [prompt])[0]
+    for _ in range(count):
+        with torch.no_grad():
+            ids = [*ids, int(model(torch.tensor([ids]))[0, -1, :ENTRIES].argmax())]
+    return ids[-count:]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_conversion_to_a_checkpoint_and_back_is_exact(
+    name: str, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "convert", folders / name, tmp_path / "checkpoint", "--to", "gpt2train")
+    run(capsys, "merge", tmp_path / "checkpoint", "--output", tmp_path / "merged")
+    back = ["convert", str(tmp_path / "checkpoint"), str(tmp_path / "back"), "--to", "huggingface"]
+    assert run_command(app, back) == (2 if name in MISSING else 0)
+    if name in MISSING:
+        assert f"{MISSING[name]}, which no class of transformers has" in capsys.readouterr().err
+    for folder in ("merged",) if name in MISSING else ("back", "merged"):
+        for file in ("model.safetensors", "config.json"):
+            assert (tmp_path / folder / file).read_bytes() == (folders / name / file).read_bytes()
+    assert run_command(app, ["convert", str(folders / name), str(tmp_path / "m"), "--to", "megatron"]) == 2
+    assert "gpt2 only, not llama" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_generated_and_served_tokens_are_the_most_likely_ones(
+    name: str, folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", folders / name, "--prompt", "the tin", "--temperature", "0", "--max-new-tokens", "8", "--json"]
+    answer = json.loads(run(capsys, "generate", *flags))
+    expected = greedy(folders / name, "the tin", 8)
+    tokenizer = load_tokenizer(folders / name)
+    assert answer["text"] == tokenizer.decode(expected)
+    with running(LocalDecoder(read_model(folders / name), 4), words=tokenizer) as server:
+        body = {"prompt": ["the tin", "on"], "max_tokens": 8, "temperature": 0}
+        found: httpx.Response = server.client.post("/v1/completions", json=body)
+        assert found.status_code == 200, found.text
+        assert found.json()["choices"][0]["text"] == answer["text"]
