@@ -12,9 +12,8 @@ import torch.distributed as dist
 from gpt2train.checkpoint.manifest import CheckpointManifest, StoredCorpus, verify
 from gpt2train.config import RunConfig
 from gpt2train.data.dataset import Dataset
-from gpt2train.data.identity import tokens_identity
 from gpt2train.data.samples import validation_corpora
-from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.sharded_dataset import open_tokens, tokens_identity
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.gpt2_family import GPT2Options
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0

@@ -1,9 +1,10 @@
 """Token dataset read as one stream, from one `.bin/.idx` pair, one raw `.bin` file, or several shards of either.
 
 Shards are named `<prefix>-00000-of-00003.bin`. The name contains the number of shards, so that a missing one is
-detected.
+detected. Mock tokens, for the first run of a layout without any data, are the same on every machine, and in no file.
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,14 @@ import numpy as np
 
 from gpt2train.data.document_split import PARTS, Part, split_documents
 from gpt2train.data.indexed import IndexedDataset, TokenDataset, idx_path, shard_name
-from gpt2train.data.mock_tokens import MOCK, mock_dataset
 from gpt2train.data.raw_tokens import is_raw, open_raw, plain_prefix
 from gpt2train.data.token_arrays import ConcatenatedArrays
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.removal import check_no_removal_above
+
+MOCK = "mock:"  # begins the name of mock tokens, as `mock:50257` of a vocabulary of 50,257
+DOCUMENTS, MIN_LENGTH, MAX_LENGTH = 2048, 64, 1024
+SAMPLE_CHUNKS, CHUNK_TOKENS = 64, 1024  # this many chunks of this many tokens are hashed
 
 
 def _open_one(prefix: str | Path, by_sequence: bool) -> TokenDataset:
@@ -105,3 +109,40 @@ def open_tokens(
     if split is None:
         return dataset
     return consecutive(dataset, split_documents(len(dataset.documents) - 1, split)[PARTS.index(part)])
+
+
+def mock_dataset(name: str) -> TokenDataset:
+    """Make mock tokens of a vocabulary: 2,048 documents of 64 to 1,024 tokens, about a million in all.
+
+    Raises:
+        UserError: the name has no size of a vocabulary.
+    """
+    size = name.removeprefix(MOCK)
+    if not size.isdecimal() or int(size) < 2:
+        raise UserError(f"{name} is no name of mock tokens; give the size of the vocabulary, as {MOCK}50257")
+    vocab = int(size)
+    lengths = (MIN_LENGTH + _mixed(DOCUMENTS, 1) % (MAX_LENGTH - MIN_LENGTH + 1)).astype(np.int32)
+    steps = 1 + _mixed(int(lengths.sum()), 2) % 3
+    tokens = np.cumsum(steps, dtype=np.int64) % vocab
+    return TokenDataset(lengths, np.arange(DOCUMENTS + 1), tokens.astype(np.uint16 if vocab <= 1 << 16 else np.int32))
+
+
+def _mixed(count: int, seed: int) -> np.ndarray:
+    """Return numbers without a pattern, int64, by the finalizer of splitmix64 (Steele et al. 2014)."""
+    state = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed << 32)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (state >> np.uint64(33)).astype(np.int64)
+
+
+def tokens_identity(data: TokenDataset) -> tuple[str, int]:
+    """Hash of a dataset's document lengths and of a sample of its tokens, and its number of tokens.
+
+    A part of a dataset has the identity of a file with the same documents.
+    """
+    count = len(data.tokens)
+    digest = hashlib.sha256(np.ascontiguousarray(data.lengths, dtype="<i8").data)
+    digest.update(np.ascontiguousarray(data.documents, dtype="<i8").data)
+    for start in np.linspace(0, max(0, count - CHUNK_TOKENS), SAMPLE_CHUNKS, dtype=np.int64).tolist():
+        digest.update(data.tokens[start : start + CHUNK_TOKENS].astype("<i8").data)
+    return digest.hexdigest(), count

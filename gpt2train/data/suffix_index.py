@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpt2train.data.identity import tokens_identity
 from gpt2train.data.indexed import TokenDataset
+from gpt2train.data.sharded_dataset import tokens_identity
 from gpt2train.errors import RunError
 from gpt2train.extras import needs_extra
 from gpt2train.store.files import atomic_file, make_folder, write_atomic, write_error

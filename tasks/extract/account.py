@@ -1,7 +1,8 @@
-"""Account of a page: each run of its visible text is kept, or dropped by a rule."""
+"""Account of a page: each run of its visible text is kept, or dropped by a rule; and the same as HTML."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from html import escape
 from typing import NamedTuple
 
 from lxml.html import HtmlElement
@@ -14,6 +15,12 @@ from tasks.extract.forum_lines import SIGNATURE
 from tasks.extract.main_content import find_text, parse
 from tasks.extract.walk import Walk
 
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+p { margin: .3rem 0; padding-left: .6rem; border-left: 4px solid #2a7; white-space: pre-wrap; }
+p.dropped { border-color: #c33; color: #777; } small { color: #c33; } .h { font-weight: bold; }
+.pre { font-family: monospace; } td:first-child { text-align: right; padding-right: 1em; }
+"""
 RULES = {
     "beside": "a line of links to the pages beside this one",
     "call": "a call at the end to follow, write or subscribe, with an address, a link or a second sign",
@@ -88,3 +95,23 @@ def characters_by_rule(parts: Sequence[Part]) -> Counter[str]:
     for part in parts:
         found[part.rule] += len(part.text)
     return found
+
+
+def account_document(name: str, parts: Sequence[Part]) -> str:
+    """HTML document with the account of a page."""
+    head = f'<!doctype html><meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>'
+    return f"{head}\n<h1>{escape(name)}</h1>\n{account_fragment(parts)}\n"
+
+
+def account_fragment(parts: Sequence[Part]) -> str:
+    """Table of the characters by rule, and all parts in order, without a script or a style."""
+    rows = "".join(
+        f"<tr><td>{size:,}<td>{escape(rule or 'kept')}<td>{escape(RULES.get(rule, ''))}"
+        for rule, size in characters_by_rule(parts).most_common()
+    )
+    lines = "\n".join(
+        f'<p class="{part.kind}{" dropped" if part.rule else ""}" title="{RULES.get(part.rule, "kept")}">'
+        f"{escape(part.text)}{f' <small>{part.rule} {escape(part.element)}</small>' if part.rule else ''}</p>"
+        for part in parts
+    )
+    return f"<table>{rows}</table>\n{lines}"

@@ -23,8 +23,7 @@ def explain(page: str, /, *, output: Path | None = None) -> None:
     output
         File or folder of a local HTML page with all parts in full.
     """
-    from tasks.extract.account import RULES, characters_by_rule, page_account
-    from tasks.extract.account_html import account_document
+    from tasks.extract.account import RULES, account_document, characters_by_rule, page_account
 
     found = page_account(_fetched(page) if "://" in page else _read(Path(page)))
     if found is None:

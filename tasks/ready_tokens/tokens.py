@@ -9,10 +9,8 @@ from pathlib import Path
 from gpt2train.config import Corpus
 from gpt2train.config.data import split_weights
 from gpt2train.data.document_split import PARTS
-from gpt2train.data.identity import tokens_identity
-from gpt2train.data.mock_tokens import MOCK
 from gpt2train.data.raw_tokens import is_raw, plain_prefix, with_end
-from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.sharded_dataset import MOCK, open_tokens, tokens_identity
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError

@@ -16,8 +16,7 @@ import pytest
 from gpt2train.checkpoint import writer
 from gpt2train.checkpoint.manifest import verify
 from gpt2train.config import RunConfig
-from gpt2train.data.identity import tokens_identity
-from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.sharded_dataset import open_tokens, tokens_identity
 from gpt2train.data.training_data import packed_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch.rank_logs import log_to

@@ -24,8 +24,7 @@ def account_of(output: Output, identity: str, url: str) -> Row:
     Raises:
         UserError: the output has no such page, or it is gone.
     """
-    from tasks.extract.account import page_account
-    from tasks.extract.account_html import account_fragment
+    from tasks.extract.account import account_fragment, page_account
 
     if (step := accounted_step(output.steps)) is None:
         raise UserError("this output has no extraction with the engine structure; give that of a flow that reads pages")

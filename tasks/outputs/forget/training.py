@@ -9,8 +9,7 @@ import numpy as np
 
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, to_toml
 from gpt2train.config.data import MixtureSettings
-from gpt2train.data.identity import tokens_identity
-from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.sharded_dataset import open_tokens, tokens_identity
 from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.run_record import read_record
 from gpt2train.runs.reading_order import PACKED, ReadingOrder

@@ -9,12 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt2train.cli import app, run_command
-from gpt2train.data.identity import tokens_identity
 from gpt2train.data.indexed import IndexedDataset, shard_name, token_dtype, write_index
 from gpt2train.data.legacy_formats import LegacyDataset, convert, open_any
 from gpt2train.data.raw_tokens import with_end
 from gpt2train.data.samples import Samples
-from gpt2train.data.sharded_dataset import open_tokens, shard_prefixes
+from gpt2train.data.sharded_dataset import open_tokens, shard_prefixes, tokens_identity
 from gpt2train.data.token_arrays import ConcatenatedArrays
 from gpt2train.errors import RunError, UserError
 from tests.gpt2train.indexed_writer import sequences, write_documents

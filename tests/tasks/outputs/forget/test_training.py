@@ -17,9 +17,8 @@ from flows.settings import PretrainFlowSettings, resolve
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
 from gpt2train.config.data import Corpus
 from gpt2train.data.epoch import Epoch
-from gpt2train.data.identity import tokens_identity
 from gpt2train.data.samples import Samples
-from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.sharded_dataset import open_tokens, tokens_identity
 from gpt2train.errors import UserError
 from gpt2train.monitoring.run_record import CorpusNote, RunRecord
 from gpt2train.store.manifest import Folder, Outcome
