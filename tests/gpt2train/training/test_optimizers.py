@@ -212,7 +212,7 @@ MANY = [pytest.param(n, marks=pytest.mark.exhaustive) for n in (4, 6, 8)]
 @pytest.mark.parametrize("processes", [2, *MANY])
 def test_layouts_have_the_updates_of_one_process_and_send_each_matrix_once(processes: int, tmp_path: Path) -> None:
     cases = {
-        name: f"muon_cases.updates {parallel!r}".replace(": ", ":").replace(", ", ",")
+        name: f"norm_cases.updates {parallel!r}".replace(": ", ":").replace(", ", ",")
         for name, (parallel, _, _) in LAYOUTS[processes].items()
     }
     run_ranks(RANKS, str(tmp_path / "found.json"), *cases.values(), processes=processes)
