@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable, Sequence
-from urllib.parse import quote
 from html import escape
+from urllib.parse import quote
 
 WORD = re.compile(r"\w+|\s+|[^\w\s]+")
 # Classes of highlighters for parts of code; some are those of containers elsewhere (`meta`, `tag`, `comment`).
