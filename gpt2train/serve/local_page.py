@@ -135,7 +135,9 @@ class LocalPageServer:
         if not (is_ours and slash) or not self.hosts.allows_host(request.headers.get("Host", "")):
             return NOTHING, "?"
         page, slash, name = path.partition("/")
-        return (self.pages.get(page, NOTHING), name) if slash else (self.pages[""], page)
+        if not slash:
+            return self.pages[""], page
+        return (self.pages[page], name) if page in self.pages else (NOTHING, "?")
 
 
 def _json(value: Values, status: int) -> Response:
