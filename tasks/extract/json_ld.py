@@ -1,4 +1,4 @@
-"""Text of an article in JSON-LD (schema.org), for pages whose markup is filled in by a script."""
+"""Text of an article in JSON-LD (schema.org), for pages whose markup is filled in by a script, and its day."""
 
 import html
 import json
@@ -14,12 +14,13 @@ MAX_DEPTH = 20  # of nested values
 # Marks of templates of XHTML and of old browsers around the value, which search engines pass over.
 WRAPPER = re.compile(r"[\s\ufeff]*(?://|/\*)?\s*(?:<!(?:\[CDATA\[|--)\s*(?:\*/)?)?\s*")
 DECODER = json.JSONDecoder(strict=False)
+DATED = re.compile(r"(?:Article|Posting|Report|WebPage)$")  # types; reviews and comments have days of their own
 BREAKS = ("p", "br", "div", "li", "h1", "h2", "h3", "h4", "h5", "h6", "tr", "blockquote")
 
 
 def article_body(tree: HtmlElement, parse: Callable[[str], HtmlElement | None]) -> str:
     """Longest `articleBody` of a page that its site declares free to read, a paragraph a line; "" if there is none."""
-    found = [text for script in _scripts(tree) for text in _bodies(script, MAX_DEPTH)]
+    found = [text for script in _scripts(tree, "articleBody") for text in _bodies(script, MAX_DEPTH)]
     text = max(found, key=len, default="")
     if "<" in text and ">" in text:
         inner = parse(text)
@@ -30,10 +31,30 @@ def article_body(tree: HtmlElement, parse: Callable[[str], HtmlElement | None]) 
     return "\n".join(line for line in lines if line)
 
 
-def _scripts(tree: HtmlElement) -> Iterator[Any]:
+def published(tree: HtmlElement) -> Iterator[str]:
+    """Times (ISO) at which the articles and pages of a page say that they were published."""
+    for script in _scripts(tree, "datePublished"):
+        yield from _times(script, MAX_DEPTH)
+
+
+def _times(value: Any, depth: int) -> Iterator[str]:
+    if depth and isinstance(value, list | dict):
+        if isinstance(value, dict) and isinstance(time := value.get("datePublished"), str) and _is_dated(value):
+            yield time
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _times(inner, depth - 1)
+
+
+def _is_dated(value: dict[str, Any]) -> bool:
+    kinds = value.get("@type")
+    return any(isinstance(kind, str) and DATED.search(kind) for kind in (kinds if isinstance(kinds, list) else [kinds]))
+
+
+def _scripts(tree: HtmlElement, key: str) -> Iterator[Any]:
     for script in tree.iter("script"):
         text = script.text or ""
-        if (script.get("type") or "").strip().lower() != "application/ld+json" or len(text) > MAX_SCRIPT:
+        is_json = (script.get("type") or "").strip().lower() == "application/ld+json"
+        if not is_json or key not in text or len(text) > MAX_SCRIPT:
             continue
         text = text if '"' in text else html.unescape(text)  # all of it was escaped for HTML
         try:

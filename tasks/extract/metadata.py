@@ -2,12 +2,13 @@
 
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lxml.html import HtmlElement
 
 from tasks.core.document import strip_unstorable
 from tasks.extract.elements import stated_title
+from tasks.extract.json_ld import published
 
 MAX_TITLE = 500  # characters
 LANGUAGE = re.compile(r"\s*([a-z]{2,3})(?![a-z])", re.IGNORECASE)
@@ -72,15 +73,18 @@ def publication_day(stated: list[str], latest: str) -> str | None:
 
 
 def stated_days(tree: HtmlElement) -> list[str]:
-    """Publication days (ISO) stated by the tags of a page, those of the most specific tags first."""
+    """Publication days (ISO) stated by the tags of a page, the most specific first, or else by its JSON-LD."""
     stated: dict[str, str] = {}
     for element in tree.iter("meta", "time"):
         name = (element.get("property") or element.get("name") or element.get("itemprop") or "").lower()
         value = element.get("content") or element.get("datetime")
         if name in DATE_NAMES and value:
             stated.setdefault(name, value)
-    found = (DATE.match(stated.get(name, "")) for name in DATE_NAMES)
-    return [day for one in found if one and (day := _day("-".join(one.groups())))]
+    return _days(stated.get(name, "") for name in DATE_NAMES) or _days(published(tree))
+
+
+def _days(values: Iterable[str]) -> list[str]:
+    return [day for one in map(DATE.match, values) if one and (day := _day("-".join(one.groups())))]
 
 
 def _day(text: str) -> str | None:

@@ -244,6 +244,10 @@ def test_languages_are_found(page: str, header: str | None, language: str | None
     assert language_hint(document_fromstring(page), header) == language
 
 
+LD = """<script type="application/ld+json">{{"@graph": [{{"@type": "Person"}}, {{"@type": ["Thing", "{}"],
+"datePublished": "2019-03-04T05:06:07Z"}}]}}</script>{}"""
+
+
 @pytest.mark.parametrize(
     ("tags", "day"),
     [
@@ -255,6 +259,9 @@ def test_languages_are_found(page: str, header: str | None, language: str | None
         ("<meta name='date' content='2031-01-01'>", None),  # after the fetch
         ("<meta name='date' content='yesterday'>", None),
         ("<time datetime='2019-03-04'>a day in the story</time>", None),
+        (LD.format("NewsArticle", ""), "2019-03-04"),
+        (LD.format("WebPage", "<meta name='date' content='2018-01-01'>"), "2018-01-01"),
+        (LD.format("Review", ""), None),
     ],
 )
 def test_dates_are_found(tags: str, day: str | None) -> None:
