@@ -44,7 +44,7 @@ def check_packages() -> None:
 def start_command(flow: str, words: Sequence[str]) -> None:
     """Prepare this process for the command of a flow; exit after a wrong argument, or after a help page."""
     check_packages()
-    from gpt2train.command_line import fail
+    from gpt2train.command_line import exit_code, fail
     from gpt2train.errors import UserError
     from gpt2train.extras import PIPELINE, check_extra
     from gpt2train.plugins import load, load_plugins
@@ -66,6 +66,8 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in words))
     load("flows.ui.arguments:check_arguments")(flow, words)
+    if code := exit_code(load("flows.orchestration.server:check_settings"), "--debug" in words):
+        sys.exit(code)
 
 
 if IS_COMMAND:

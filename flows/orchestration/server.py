@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import io
 import logging
 import os
 import re
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import IO, Self
 
 import psutil
+from pydantic import ValidationError
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch.process_env import is_loopback
@@ -264,7 +266,7 @@ def configured_server() -> str | None:
     They are the environment, `.env`, `prefect.toml` and `pyproject.toml` of the working folder, and the active profile,
     in Prefect's order. It reads them without importing Prefect (1-3 s).
     """
-    path = Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
+    path = _profiles_path()
     if address := os.environ.get("PREFECT_API_URL") or _address_in_folder():
         return address
     if not path.exists():
@@ -315,14 +317,15 @@ def check_reachable(address: str) -> None:
 
 
 def check_home() -> None:
-    """Check that Prefect can look into its home folder, as its import does.
+    """Check that Prefect can read the profiles in its home folder, as its import does.
 
     Raises:
-        UserError: the folder is another user's, as after `sudo -u`, or there is no home folder.
+        UserError: the folder is another user's, as after `sudo -u`, there is no home folder, or the file is damaged.
     """
     try:
         with contextlib.suppress(FileNotFoundError):
-            (_prefect_home() / "profiles.toml").stat()
+            _profiles_path().stat()
+            read_toml(_profiles_path())
     except RuntimeError as error:
         raise UserError("this user has no home folder; set PREFECT_HOME to a folder that you own") from error
     except OSError as error:
@@ -330,6 +333,40 @@ def check_home() -> None:
             f"cannot read {_prefect_home()} ({error.strerror}), the home of Prefect; set PREFECT_HOME to a folder that "
             "you own"
         ) from error
+
+
+def check_settings() -> None:
+    """Check the settings of Prefect by importing it, as a command does next.
+
+    Raises:
+        UserError: Prefect refuses a value, or cannot read a file.
+    """
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:  # it also prints the error, in many lines
+            from prefect.settings import get_current_settings
+
+            get_current_settings()
+    except ValueError as error:  # of pydantic, of pydantic-settings, or of a file's encoding
+        text = _explain_setting(error) if isinstance(error, ValidationError) else str(error)
+        raise UserError(
+            f"Prefect refuses its settings: {text}; correct it in the environment, in the .env, prefect.toml or "
+            f"pyproject.toml of this folder, or in {_profiles_path()}"
+        ) from error
+    print(said.getvalue(), end="", file=sys.stderr)
+
+
+def _explain_setting(error: ValidationError) -> str:
+    """Return the environment variable of the first setting that Prefect refuses, and the reason."""
+    from prefect.settings.base import PrefectBaseSettings
+
+    groups = PrefectBaseSettings.__subclasses__()
+    prefix = next(group.model_config["env_prefix"] for group in groups if group.__name__ == error.title)
+    first = error.errors(include_url=False)[0]
+    return f"{prefix}{'_'.join(map(str, first['loc']))}".upper() + f": {first['msg']}"
+
+
+def _profiles_path() -> Path:
+    return Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
 
 
 def _prefect_home() -> Path:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -227,6 +228,24 @@ def test_a_home_of_prefect_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(f"error: cannot read {tmp_path / 'prefect'} (")
     assert run_in(tmp_path, "-P", "-m", "flows.dataprep", "--help").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ("[", r"{}/prefect/profiles\.toml is not valid TOML: "),
+        (
+            'PREFECT_LOGGING_LEVEL = "loud"',
+            r"Prefect refuses its settings: PREFECT_LOGGING_LEVEL: .* or in {}/prefect/",
+        ),
+    ],
+)
+def test_a_wrong_setting_of_prefect_is_named(tmp_path: Path, profile: str, said: str) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect/profiles.toml").write_text(f'active = "site"\n[profiles.site]\n{profile}\n')
+    done = run_in(tmp_path, "-P", "-m", "flows.dataprep", "--dry-run")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert re.match(f"error: {said.format(re.escape(str(tmp_path)))}", done.stderr)
 
 
 @pytest.mark.slow
