@@ -16,6 +16,7 @@ from inspect import Signature
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect import Flow
 from prefect.assets import Asset, AssetProperties
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -27,6 +28,8 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 from pydantic_core import to_jsonable_python
+
+from gpt2train.errors import RunError, UserError
 
 # Environment variable of a process that a worker started for one flow run: the id of the run.
 # Breaks when: workers hand the id on in another way. Then no run watches its worker.
@@ -164,6 +167,27 @@ def brief_client(seconds: float) -> Iterator[SyncPrefectClient]:
         get_client(sync_client=True, httpx_settings={"timeout": seconds}) as client,
     ):
         yield client
+
+
+def explain_refusal(error: Exception) -> UserError | RunError | None:
+    """Return the line for an error of the server by which the engine did not begin a run; None for any other error.
+
+    Breaks when: the client gets other texts or causes. Then the command ends with the text of the client.
+    """
+    cause = error.__cause__ or error
+    status = cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else 0
+    address, text = get_current_settings().api.url, f"status {status}" if status else cause
+    if status in (401, 403):
+        key = "PREFECT_API_AUTH_STRING, or PREFECT_API_KEY of Prefect Cloud"
+        return UserError(f"the Prefect server at {address} refuses the key ({text}); set {key}")
+    if status >= 500:
+        return RunError(f"the Prefect server at {address} fails ({text}); see its log, and run again")
+    if str(error).startswith("Failed to reach API"):
+        remedy = "set PREFECT_API_URL to the address of its API, which ends with /api"
+        return UserError(f"no API of a Prefect server answers at {address} ({text}); {remedy}")
+    if str(error).startswith("Found incompatible versions"):
+        return UserError(f"the Prefect server at {address} is too old or too new ({text}); install the same release")
+    return None
 
 
 def started_flow_run() -> str | None:

@@ -17,13 +17,15 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import StateType
+from prefect.exceptions import ObjectNotFound
 from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
 from pydantic_core import MISSING
 
-from flows.compat.prefect import ParametersFlow, final_state, set_signature
+from flows.compat.prefect import ParametersFlow, explain_refusal, final_state, set_signature
 from flows.orchestration.run_context import run_context
 from flows.orchestration.run_guard import RunEndedError
+from flows.orchestration.server import is_embedded
 from flows.orchestration.task_runner import rename_run
 from flows.recipe import PlannedRun
 from flows.settings import SOURCES, FlowSettings, resolve
@@ -99,9 +101,12 @@ class SettingsFlow(ParametersFlow, Generic[S]):
         except Exception as error:
             if started.error is not None:
                 raise started.error from error
-            if started.result is None:
+            if started.result is None:  # the engine has not begun the run
+                if not is_embedded() and (refusal := explain_refusal(error)):
+                    raise refusal from error
                 raise
-            log.warning("Prefect's server did not take the end of the run, whose work is complete (%s)", error)
+            text = "it does not know the run" if isinstance(error, ObjectNotFound) else error
+            log.warning("Prefect's server did not take the end of the run, whose work is complete (%s)", text)
             return started.result
         finally:
             _started_run.reset(token)

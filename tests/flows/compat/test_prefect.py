@@ -2,6 +2,7 @@
 
 import inspect
 import queue
+import re
 import uuid
 from typing import Any
 
@@ -16,6 +17,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings
 
 import flows.compat.prefect as compat
+from gpt2train.errors import RunError, UserError
 
 FLOW_RUN = uuid.uuid4()
 
@@ -94,6 +96,28 @@ def test_a_client_that_is_cut_off_retries_nothing_and_sends_neither_log_lines_no
         compat.EventsWorker.set_client_override(None)
         get_current_settings().client.max_retries = before.client.max_retries
         get_current_settings().logging.to_api.enabled = before.logging.to_api.enabled
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "said"),
+    [
+        (401, "{}", UserError, r"refuses the key \(status 401\); set PREFECT_API_AUTH_STRING"),
+        (403, "<html>", UserError, r"refuses the key \(status 403\)"),
+        (404, "{}", UserError, r"no API of a Prefect server answers at .* \(status 404\); .* ends with /api"),
+        (200, "<html>", UserError, r"no API of a Prefect server answers at .* \(Expecting value: "),
+        (200, '"0.7.0"', UserError, r"too old or too new \(.* server: 0\.7\.0"),
+        (500, "{}", RunError, r"fails \(status 500\); see its log"),
+    ],
+)
+def test_a_server_that_takes_no_run_is_explained(status: int, body: str, kind: type[Exception], said: str) -> None:
+    answer = httpx.MockTransport(lambda _: httpx.Response(status, text=body))
+    client = SyncPrefectClient("http://127.0.0.1:9/api", httpx_settings={"transport": answer})
+    with pytest.raises(Exception, match=r"\w") as raised:
+        client.raise_for_api_version_mismatch()
+    refusal = compat.explain_refusal(raised.value)
+    assert type(refusal) is kind
+    assert re.search(said, str(refusal))
+    assert compat.explain_refusal(ValueError("a bug")) is None
 
 
 def test_settings_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
