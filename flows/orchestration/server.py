@@ -398,8 +398,12 @@ def _wait_until_healthy(
             if is_full(_prefect_home()):  # the server itself does not report it
                 raise _disk_full_error()
             output.seek(0)
-            text = " ".join(output.read().split())[-300:] or "no output"
-            raise RunError(f"the embedded Prefect server did not start ({text}); run again, or set PREFECT_API_URL")
+            lines = output.read().rpartition("Traceback (most recent call last):")[2].splitlines()
+            text = " ".join(line.strip() for line in lines if not line.startswith(" "))[-300:].strip() or "no output"
+            raise RunError(
+                f"the embedded Prefect server did not start ({text}); run again, or set PREFECT_HOME to another "
+                "folder, for another database, or PREFECT_API_URL to your server"
+            )
         if now - last_status > STATUS_SECONDS:
             last_status = now
             print_status(
@@ -438,12 +442,13 @@ def serve(listener: socket.socket) -> None:
             # Two servers that create the same tables at once both run the same statements, and the second one ends.
             with FileLock(_prefect_home() / START_LOCK):
                 await super().startup(sockets)
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # nobody reads what a run of days writes
             gc.freeze()
             gc.enable()
 
     config = uvicorn.Config(
         TrustedHostMiddleware(create_app(final=True), allowed_hosts=HOSTS, www_redirect=False),
-        log_level="critical",
+        log_level="error",  # the command reads why the start failed
         lifespan="on",  # it runs the migrations
         timeout_graceful_shutdown=3,
     )

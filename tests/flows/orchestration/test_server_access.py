@@ -204,6 +204,16 @@ def test_a_slow_start_is_waited_for_and_one_that_hangs_or_exits_is_an_error(monk
         wait_for_child("import os, time; print('asleep', flush=True); time.sleep(600)", lambda _: None, monkeypatch)
 
 
+def test_a_database_that_the_server_cannot_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "prefect.db").write_text("damaged " * 1000)
+    said = r"did not start \(sqlalchemy\.exc\.DatabaseError: .* file is not a database .* set PREFECT_HOME to another"
+    with pytest.raises(RunError, match=said):
+        embedded.prefect_server(print).__enter__()
+
+
 @pytest.mark.exhaustive
 def test_several_first_starts_at_once(tmp_path: Path) -> None:
     """Each creates the tables of the database, unless another one does."""
