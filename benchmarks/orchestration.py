@@ -115,11 +115,9 @@ class PlainRunner(Runner):
 
 def batches(place: Path, rounds: int, count: int) -> None:
     """Milliseconds a batch, in turn; the floor is one that is called directly."""
-    from flows.command import hide_main_module
     from flows.compat.prefect import refresh_settings
     from flows.orchestration.task_runner import PrefectRunner
 
-    hide_main_module()
     refresh_settings()
     found: dict[str, list[float]] = {"called directly": [], "plain runner": [], "Prefect": []}
     for turn in range(rounds):

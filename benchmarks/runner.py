@@ -70,12 +70,10 @@ def main() -> None:
     given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder, prefect_server():
-        from flows.command import hide_main_module
         from flows.compat.prefect import refresh_settings
         from flows.orchestration.cluster_runner import ClusterRunner
         from flows.orchestration.task_runner import PrefectRunner
 
-        hide_main_module()
         refresh_settings()
         place = Path(folder)
         print(f"{'called directly':<28}{'':>12}{direct(place / 'direct', given.batches):>10.1f} ms a batch")

@@ -49,7 +49,6 @@ def start(flow: SettingsFlow[S], settings: S) -> None:
         run.dry_run(print)
         return
     run.check()
-    hide_main_module()
     with contextlib.ExitStack() as stack:
         if module := run.worker_module():
             stack.enter_context(early_pool(settings.workers, module))
@@ -64,10 +63,3 @@ def start(flow: SettingsFlow[S], settings: S) -> None:
         gc.enable()
         path = flow.start(run)
     print(f"{run.result_name}: {path}")
-
-
-def hide_main_module() -> None:
-    """Keep worker processes from importing __main__, and with it Prefect (1-3 s each)."""
-    main = sys.modules["__main__"]
-    main.__spec__ = None
-    vars(main).pop("__file__", None)

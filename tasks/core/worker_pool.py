@@ -8,7 +8,7 @@ The pool is pebble's, which kills and replaces a single worker, where `concurren
 import concurrent.futures
 import contextlib
 import importlib
-import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import sys
@@ -39,6 +39,40 @@ class WorkerLostError(Exception):
         self.timed_out = timed_out
 
 
+_starting = threading.Lock()
+
+
+class _WithoutMain:
+    """Process that does not import `__main__`: a user's script would run its flow again, and Prefect takes 1-3 s."""
+
+    def start(self) -> None:
+        main = vars(sys.modules["__main__"])
+        with _starting:
+            hidden: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+            main["__spec__"] = None
+            try:
+                super().start()  # type: ignore[misc]
+            finally:
+                main.update(hidden)
+
+
+class _Spawned(_WithoutMain, multiprocessing.context.SpawnProcess):
+    pass
+
+
+class _Spawning(multiprocessing.context.SpawnContext):
+    Process = _Spawned
+
+
+if sys.platform != "win32":
+
+    class _Forked(_WithoutMain, multiprocessing.context.ForkServerProcess):
+        pass
+
+    class _Forking(multiprocessing.context.ForkServerContext):
+        Process = _Forked
+
+
 class WorkerPool:
     """Spawned worker processes that stay warm between steps; started by the first call.
 
@@ -53,7 +87,7 @@ class WorkerPool:
         for name, value in SINGLE_THREADED.items():
             os.environ.setdefault(name, value)
         is_forked = module is not None and sys.platform == "linux"
-        context = multiprocessing.get_context("forkserver" if is_forked else "spawn")
+        context = _Forking() if is_forked else _Spawning()
         if module:
             context.set_forkserver_preload([module])
         # The process from which they are forked has the environment of its own start.

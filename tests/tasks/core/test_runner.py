@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
@@ -182,6 +183,16 @@ def test_workers_are_replaced_when_the_process_dies_from_which_they_are_forked()
             with pytest.raises(WorkerLostError):
                 result(call)
         assert pool.call(parent_of, 0.0) != parent
+
+
+@pytest.mark.parametrize("module", [None, "tabnanny"])
+def test_a_worker_does_not_run_the_script_that_starts_it(module: str | None, tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(
+        "import os\nfrom tasks.core.worker_pool import WorkerPool\n"
+        f"pool = WorkerPool(1, {module!r})\nprint(pool.call(os.getpid) == os.getpid(), __file__)\npool.close()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, f"False {script}\n"), done.stderr
 
 
 def test_a_module_that_cannot_be_imported_early_loses_no_worker() -> None:
