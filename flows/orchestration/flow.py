@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import StateType
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, ParameterBindError
 from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
 from pydantic_core import MISSING
@@ -88,6 +88,18 @@ class SettingsFlow(ParametersFlow, Generic[S]):
         if self.planned.__module__ == "__main__":
             return pkgutil.resolve_name, (f"flows.{self.name}:{self.name}",)
         return super().__reduce_ex__(protocol)
+
+    def __call__(self, *args: Any, **parameters: Any) -> Any:
+        """Run the flow with settings by name.
+
+        Raises:
+            UserError: a name is not one of its settings; Prefect's own message has the whole signature, 60 kB.
+        """
+        try:
+            return super().__call__(*args, **parameters)
+        except ParameterBindError as error:
+            remedy = f"python -m flows.{self.name} --help-all lists them"
+            raise UserError(f"{str(error).partition(chr(10))[0].rstrip('.')}; {remedy}") from None
 
     def start(self, run: PlannedRun[S]) -> str:
         """Run the flow in this process, with the inputs that the check of `run` has found.

@@ -34,6 +34,7 @@ from flows.pretrain import pretrain
 from flows.settings import EvaluateFlowSettings, PretrainSettings, deployment_names, resolve
 from gpt2train.config import preset
 from gpt2train.data.tokenizer import save_tokenizer
+from gpt2train.errors import UserError
 from tests.gpt2train.data.test_tokenizer import small_tables
 
 # Pytest undoes the filter that flows/orchestration/flow.py sets.
@@ -152,6 +153,13 @@ def test_a_user_error_ends_a_run_with_its_one_line(given: dict[str, Any], said: 
     with FlowRunContext.model_construct(flow_run=run):  # as in a run of a deployment
         state = pretrain.fn(**{"config": "pretrain/tiny", **given})
     assert state.is_failed() and said in state.message and "\n" not in state.message
+
+
+def test_a_call_with_an_unknown_setting_is_answered_in_one_line() -> None:
+    with pytest.raises(
+        UserError, match=r"^.*'dataprep': got an unexpected keyword argument 'outptu'; .* --help-all .*$"
+    ):
+        dataprep(outptu="x")
 
 
 def layout(processes: int, **parallel: int) -> dict[str, Any]:
