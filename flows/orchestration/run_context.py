@@ -43,7 +43,8 @@ def run_context(settings: FlowSettings, plan: Callable[[], str] | None = None) -
     with contextlib.ExitStack() as stack:
         if flow_run is not None:
             started = started_flow_run()
-            if str(flow_run.id) == started:
+            # `started` may be the run of a user's flow, which calls this one. A process of `serve()` has no id.
+            if started is not None or flow_run.deployment_id is not None:
                 run_guard.watch_worker(flow_run, launch.shutdown_timeout)
             stack.enter_context(run_guard.watched(flow_run, has_worker=started is not None))
         root.check_writable()

@@ -32,3 +32,8 @@ def nap(folder: Folder, name: str, seconds: float) -> Outcome:
 def slow_batches(settings: dict[str, Any], seconds: float) -> str:
     with run_context(OutputSettings(**settings)) as runner:
         return runner.run_step(naps, Folder(settings["output"]), seconds).folder
+
+
+@flow(name="nested-batches")
+def nested_batches(settings: dict[str, Any], seconds: float) -> str:
+    return slow_batches(settings, seconds)

@@ -4,8 +4,10 @@ import os
 import pty
 import shutil
 import signal
+import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from flows.orchestration.run_guard import WORKER_REPORT_SECONDS
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.store.process import CLOSING
 from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
+from tests.flows.mini_pipeline import MARK
 from tests.flows.prefect_server import ROOT, PrefectServer
 from tests.flows.slow_batches import BATCHES
 from tests.flows.small_tokens import prepare_tokens
@@ -219,6 +222,41 @@ def test_a_run_killed_together_with_its_worker_is_reported_by_the_next_run(train
         again = training.start()
         assert "was killed" in training.wait(run, "CRASHED")["message"]
         training.wait(again, "RUNNING")
+
+
+@pytest.mark.exhaustive
+def test_a_run_in_another_flow_ends_with_its_worker(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    parameters = {"settings": {"output": str(output), "workers": 1}, "seconds": 5.0}
+    entry = "tests/flows/slow_batches.py:nested_batches"
+    nested = deploy(prefect_server, "nested", entry, parameters, output, tmp_path / "worker.log")
+    with prefect_server.worker(nested.pool, nested.log) as worker:
+        run = nested.start()
+        wait_for(lambda: list(output.glob("naps/_batches/*.json")), SECONDS, "a batch")
+        worker.kill()
+        nested.wait(run, "CRASHED")
+        wait_for(lambda: not nested.processes(), SECONDS, "the end of all processes")
+
+
+@pytest.mark.exhaustive
+def test_a_served_run_ends_with_the_process_that_serves_it(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    prefect_server.environment[MARK] = uuid.uuid4().hex
+    parameters = {"settings": {"output": str(output), "workers": 1}, "seconds": 5.0}
+    code = f"from tests.flows.slow_batches import slow_batches as s; s.serve(name='served', parameters={parameters})"
+    with (tmp_path / "serve.log").open("w") as log:
+        serving = subprocess.Popen([sys.executable, "-c", code], env=prefect_server.environment, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: "served" in (tmp_path / "serve.log").read_text(), SECONDS, "the deployment")
+        made = prefect_server.ask("GET", "deployments/name/slow-batches/served")
+        served = Deployed(prefect_server, "", made["id"], output, tmp_path / "serve.log")
+        run = served.start()
+        wait_for(lambda: list(output.glob("naps/_batches/*.json")), SECONDS, "a batch")
+    finally:
+        serving.kill()
+        serving.wait()
+    served.wait(run, "CRASHED")
+    wait_for(lambda: not served.processes(), SECONDS, "the end of all processes")
 
 
 @pytest.mark.exhaustive
