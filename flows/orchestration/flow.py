@@ -43,6 +43,8 @@ CONFIG_HELP = (
     "Base settings of the run: the name of a deployment, as pretrain/345m, or a TOML file that the worker can read. "
     "The other parameters override it, key by key."
 )
+MAX_PARAMETER_BYTES = 500_000  # Prefect's server refuses a run with 524,288
+SHOWN_ITEMS = 20
 DEFAULT_HELP = "Default, unless preset or config sets it: {}."
 
 
@@ -124,10 +126,19 @@ class SettingsFlow(ParametersFlow, Generic[S]):
             _started_run.reset(token)
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the given settings, without secrets of URLs."""
+        """Return the given settings for the run page, without secrets of URLs; of too many, the first of each list."""
         given = {name: value for name, value in parameters.items() if value is not NOT_GIVEN}
         plain: dict[str, Any] = redact_values(super().serialize_parameters(given))
-        return plain
+        return plain if len(json.dumps(plain)) < MAX_PARAMETER_BYTES else _shortened(plain)
+
+
+def _shortened(value: Any) -> Any:
+    """Value with at most `SHOWN_ITEMS` items of each list."""
+    if isinstance(value, Mapping):
+        return {name: _shortened(inner) for name, inner in value.items()}
+    if isinstance(value, list) and len(value) > SHOWN_ITEMS:
+        return [*value[:SHOWN_ITEMS], f"… and {len(value) - SHOWN_ITEMS:,} more"]
+    return value
 
 
 def settings_flow(kind: type[PlannedRun[S]]) -> SettingsFlow[S]:

@@ -121,6 +121,14 @@ def test_a_run_shows_only_the_given_parameters() -> None:
     assert shown == {"output": "out", "urls": ["a.txt"], "workers": 2, "config": None}
 
 
+def test_a_run_of_many_files_shows_the_first() -> None:
+    """Prefect's server refuses a run whose parameters are larger than 524,288 bytes."""
+    names = [f"/data/{'folder/' * 20}{number:05}.txt" for number in range(6_000)]
+    shown = dataprep.serialize_parameters({"documents": names, "clean": {"language": {"keep": ["en"]}}})
+    assert shown == {"documents": [*names[:20], "… and 5,980 more"], "clean": {"language": {"keep": ["en"]}}}
+    assert dataprep.serialize_parameters({"documents": names[:1_000]}) == {"documents": names[:1_000]}
+
+
 def test_every_deployment_has_valid_settings_and_a_flow(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, *small_tables())
     (tmp_path / "task.toml").write_text('kind = "text"\n[data]\ntrain = "texts"\n')
