@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect import Flow
+from prefect import Flow, flow_engine
 from prefect.assets import Asset, AssetProperties
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactUpdate
@@ -188,6 +188,24 @@ def explain_refusal(error: Exception) -> UserError | RunError | None:
     if str(error).startswith("Found incompatible versions"):
         return UserError(f"the Prefect server at {address} is too old or too new ({text}); install the same release")
     return None
+
+
+def keep_running_without_slot() -> None:
+    """Let no flow of this process end because the server has lost the slot of its deployment's concurrency limit.
+
+    The slots are in the memory of the server, which renews them every 225 s: after its restart, or an outage of
+    minutes, the engine ended a run of days. The lock of the output keeps a second run out.
+
+    Breaks when: the engine holds the slot by another function, or reads it from elsewhere than its module.
+    """
+    vars(flow_engine)["maintain_concurrency_lease"] = _hold_slot
+
+
+_maintain_lease = flow_engine.maintain_concurrency_lease
+
+
+def _hold_slot(lease: UUID, seconds: float, **_: Any) -> contextlib.AbstractContextManager[None]:
+    return _maintain_lease(lease, seconds)
 
 
 def started_flow_run() -> str | None:

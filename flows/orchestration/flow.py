@@ -22,7 +22,13 @@ from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
 from pydantic_core import MISSING
 
-from flows.compat.prefect import ParametersFlow, explain_refusal, final_state, set_signature
+from flows.compat.prefect import (
+    ParametersFlow,
+    explain_refusal,
+    final_state,
+    keep_running_without_slot,
+    set_signature,
+)
 from flows.orchestration.run_context import run_context
 from flows.orchestration.run_guard import RunEndedError
 from flows.orchestration.server import is_embedded
@@ -149,6 +155,7 @@ def settings_flow(kind: type[PlannedRun[S]]) -> SettingsFlow[S]:
     `Failed`, with the error's one line as the state's message.
     """
     log_filter.install()
+    keep_running_without_slot()
 
     @functools.wraps(kind.recipe, assigned=("__module__",))
     def execute(**parameters: Any) -> "str | State[Any]":

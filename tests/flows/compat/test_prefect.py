@@ -1,17 +1,23 @@
 """Parts of Prefect that it does not document, compared with Prefect's own way."""
 
+import contextlib
 import inspect
 import queue
 import re
+import threading
+import time
 import uuid
 from typing import Any
 
 import httpx
 import pytest
-from prefect import Flow, flow
+from prefect import Flow, flow, flow_engine
+from prefect._internal.concurrency.cancellation import CancelledError
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.concurrency import _leases as leases
 from prefect.events.clients import NullEventsClient
+from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import FlowRunEngine
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings
@@ -118,6 +124,32 @@ def test_a_server_that_takes_no_run_is_explained(status: int, body: str, kind: t
     assert type(refusal) is kind
     assert re.search(said, str(refusal))
     assert compat.explain_refusal(ValueError("a bug")) is None
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_run_goes_on_without_its_slot(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's way is to end it; a server that was restarted knows no slot any more."""
+    lost = threading.Event()
+
+    class Server(Client):
+        def renew_concurrency_lease(self, *_: Any, **__: Any) -> None:
+            lost.set()
+            raise ObjectNotFound(http_exc=ValueError("410 Gone"))
+
+    monkeypatch.setattr(leases, "get_client", lambda **_: Server())
+    monkeypatch.setattr(leases, "_RENEWAL_MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(flow_engine, "maintain_concurrency_lease", leases.maintain_concurrency_lease)
+    if own:
+        compat.keep_running_without_slot()
+
+    def work() -> None:
+        with flow_engine.maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):
+            assert lost.wait(60)
+            for _ in range(50):
+                time.sleep(0.01)
+
+    with contextlib.nullcontext() if own else pytest.raises(CancelledError):
+        work()
 
 
 def test_settings_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
