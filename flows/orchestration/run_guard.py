@@ -360,7 +360,7 @@ def _holder(root: Folder) -> dict[str, Any]:
 
 def _report(holder: dict[str, Any]) -> None:
     """Report the end of a run that the server lists as running; a run of another server is ignored."""
-    cause = f"process {holder.get('pid')} on {holder.get('host')} was killed"
+    cause = f"process {holder.get('pid')} on {holder.get('host')} ended without reporting how"
     try:
         with brief_client(ANSWER_SECONDS) as client:
             run = client.read_flow_run(holder["flow_run"])  # a str works in the URL

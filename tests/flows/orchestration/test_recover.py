@@ -220,7 +220,7 @@ def test_a_run_killed_together_with_its_worker_is_reported_by_the_next_run(train
     assert training.state(run)["type"] == "RUNNING"
     with training.server.worker(training.pool, training.log):
         again = training.start()
-        assert "was killed" in training.wait(run, "CRASHED")["message"]
+        assert "ended without reporting how" in training.wait(run, "CRASHED")["message"]
         training.wait(again, "RUNNING")
 
 
