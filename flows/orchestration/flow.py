@@ -30,7 +30,7 @@ from flows.compat.prefect import (
     set_signature,
 )
 from flows.orchestration.run_context import run_context
-from flows.orchestration.run_guard import RunEndedError
+from flows.orchestration.run_guard import RunEndedError, await_server
 from flows.orchestration.server import is_embedded
 from flows.orchestration.task_runner import rename_run
 from flows.recipe import PlannedRun
@@ -181,6 +181,9 @@ def settings_flow(kind: type[PlannedRun[S]]) -> SettingsFlow[S]:
                 if started:
                     started.error = error
                 raise
+            finally:
+                if started:
+                    await_server()
 
     execute.__name__ = execute.__qualname__ = kind.name
     execute.__doc__ = kind.__doc__

@@ -57,9 +57,9 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import Abort, ObjectNotFound, Pause, PrefectException, TerminationSignal
 from prefect.states import Cancelled, Crashed
 
-from flows.compat.prefect import brief_client
-from flows.orchestration.server import is_embedded
-from gpt2train.errors import RunError
+from flows.compat.prefect import brief_client, disconnect
+from flows.orchestration.server import check_reachable, configured_server, is_embedded
+from gpt2train.errors import RunError, UserError
 from gpt2train.launch.rank_logs import quietly
 from gpt2train.store.folder import Folder
 from gpt2train.store.process import LastChange, hangup_signals, signal_after
@@ -203,6 +203,28 @@ def how_to_end(run: FlowRun, state: State[Any], has_worker: bool) -> BaseExcepti
     if resumed or state.type in (StateType.SCHEDULED, StateType.PENDING):
         return Abort("another process continues this run")
     return None
+
+
+def await_server() -> None:
+    """Wait for a server that is away to come back, and cut Prefect's client off from it after `AWAY_SECONDS`.
+
+    The engine would try to report the end of the run for four minutes, without a word.
+    """
+    address = configured_server()
+    if address is None or is_embedded():
+        return
+    ends_at = None
+    while ends_at is None or time.monotonic() < ends_at:
+        try:
+            check_reachable(address)
+            return
+        except UserError as error:
+            if ends_at is None:
+                ends_at = time.monotonic() + AWAY_SECONDS
+                reason = str(error).partition(";")[0]
+                log.warning("%s; its return is waited for %.0f s, for the end of the run", reason, AWAY_SECONDS)
+        time.sleep(PROCESS_SECONDS)
+    disconnect()
 
 
 def watch_worker(flow_run: FlowRun, grace: float) -> None:

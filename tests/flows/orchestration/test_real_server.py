@@ -186,6 +186,7 @@ def test_a_command_whose_server_stops_answering_ends_with_its_result(fails: str,
     assert done.returncode == (2 if fails else 0), text
     assert (done.stderr.splitlines()[-1] == "error: the mistake; repair it") == bool(fails), text
     assert fails or "did not take" in text, text
+    assert "its return is waited for 60 s" in text
 
 
 TRAINS = """
