@@ -13,7 +13,7 @@ from flows.scores import ScoreInputs, check_data, merge_and_score
 from flows.settings import EvaluateFlowSettings
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.result import show_result
-from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.config import read_run_settings
 from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, need_manifest, read_manifest
@@ -94,7 +94,7 @@ def data_of(run: Folder, root: Folder) -> Folder:
     """Return the output of the data flow that made a run's tokens: `root`, or that named by the run's settings."""
     if read_manifest(root / "tokenizer") is not None:
         return root
-    tokens = Path(read_run_config(run.path(CONFIG_FILE)).data.corpora[0].prefix)  # DATA/tokens/train/tokens
+    tokens = Path(read_run_settings(run.path()).data.corpora[0].prefix)  # DATA/tokens/train/tokens
     named = Folder(tokens.parents[2]) if len(tokens.parents) > 2 else root
     return named if read_manifest(named / "tokenizer") is not None else root
 

@@ -1,5 +1,6 @@
 """Complete settings of a run, and reading and writing them."""
 
+import glob
 import math
 from collections.abc import Mapping, Sequence
 from operator import not_
@@ -207,6 +208,36 @@ def read_run_config(
         return "--set" if setting and value is not None else str(path)
 
     return build(RunConfig, preset(preset_name) if preset_name else {}, read_toml(path), given, source=source)
+
+
+def read_run_settings(run: str | Path) -> RunConfig:
+    """Read the settings of a run folder, which may have been moved or copied since: alone, or with folders around it.
+
+    What they name in a folder that was moved is named where it is now.
+
+    Raises:
+        UserError: a file is missing, is not TOML, or a setting is wrong.
+    """
+    config = read_run_config(Path(run) / CONFIG_FILE)
+    then, now = Path(config.output), Path(run).resolve()
+    while then.name and then.name == now.name:
+        then, now = then.parent, now.parent
+
+    def place(named: str) -> str:
+        if not Path(named).is_relative_to(then):
+            return named
+        moved = now / Path(named).relative_to(then)
+        is_there = any(moved.parent.glob(f"{glob.escape(moved.name)}*"))  # of a prefix there are only longer names
+        return str(moved) if is_there else named
+
+    def corpus(named: Corpus) -> Corpus:
+        return named.model_copy(update={"prefix": place(named.prefix)})
+
+    train, valid, start = config.data.train, config.data.valid, config.checkpoints.init_from
+    train = place(train) if isinstance(train, str) else tuple(map(corpus, train))
+    data = config.data.model_copy(update={"train": train, "valid": valid and place(valid)})
+    checkpoints = config.checkpoints.model_copy(update={"init_from": start and place(start)})
+    return config.model_copy(update={"output": str(run), "data": data, "checkpoints": checkpoints})
 
 
 def run_config(

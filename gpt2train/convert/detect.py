@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2train.checkpoint.manifest import read_manifest
-from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.config import CONFIG_FILE, read_run_settings
 from gpt2train.convert.hf_config import check_weights, read_shape
 from gpt2train.convert.megatron_folder import backend, is_megatron, iteration_folder
 from gpt2train.convert.settings import Format
@@ -100,15 +100,14 @@ def find_source(path: Path) -> Source:
     """
     check_folder(path)
     if (path / CONFIG_FILE).is_file():
-        run, select = path, read_run_config(path / CONFIG_FILE).checkpoints.select
-        checkpoint = selected_checkpoint(path, select)
+        run, checkpoint = path, selected_checkpoint(path, read_run_settings(path).checkpoints.select)
     elif path.parent.name == FOLDER and (path.parent.parent / CONFIG_FILE).is_file():
         run, checkpoint = path.parent.parent, path
     elif (path / MANIFEST).is_file():
         return Source(path, read_manifest(path).tokenizer_hash, (path / "tokenizer",))
     else:
         raise UserError(f"{path} is neither a run folder (no {CONFIG_FILE}) nor a checkpoint (RUN/checkpoints/step-…)")
-    config = read_run_config(run / CONFIG_FILE)
+    config = read_run_settings(run)
     return Source(checkpoint, config.tokenizer_hash, tokenizer_folders(run, config))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.checkpoint.manifest import CheckpointManifest
-from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.config import read_run_settings
 from gpt2train.convert.card_scores import Score
 from gpt2train.convert.dataset import data_steps
 from gpt2train.convert.hf_layout import layout_of
@@ -250,7 +250,7 @@ def _steps(run: Path) -> list[Manifest]:
     Token files made elsewhere have none that names them, even in a folder beside those of a data flow.
     """
     try:
-        prefix = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix)
+        prefix = Path(read_run_settings(run).data.corpora[0].prefix)
     except (UserError, RunError):
         return []
     made = tokenize_manifest(prefix)

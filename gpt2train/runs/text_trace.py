@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from gpt2train.config import CONFIG_FILE, Corpus, RunConfig, read_run_config
+from gpt2train.config import CONFIG_FILE, Corpus, RunConfig, read_run_settings
 from gpt2train.config.data import split_weights
 from gpt2train.data.document_split import Part
 from gpt2train.data.indexed import TokenDataset, idx_path
@@ -147,9 +147,9 @@ def find_source(place: str | Path, part: Part = "train", split: str | None = Non
         raise UserError(f"{place}: tokens are searched on the local disk; copy tokens/ and tokenizer/, or give --run")
     folder = Path(place)
     if (folder / CONFIG_FILE).is_file():
-        config = read_run_config(folder / CONFIG_FILE)
+        config = read_run_settings(folder)
         corpora = config.data.corpora if part == "train" else validation_corpora(config)
-        found = find_run_tokenizer(config.model_copy(update={"output": str(folder)}))
+        found = find_run_tokenizer(config)
         # Validation files of their own are not split.
         weights = None if part != "train" and config.data.valid else config.data.weights
         return Source(corpora, weights, part, found and found[1], folder, config)

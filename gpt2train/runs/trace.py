@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config
+from gpt2train.config import RunConfig, TrainSettings, read_run_settings
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import Tokenizer, load_tokenizer
@@ -97,7 +97,7 @@ def trace(
         raise UserError(f"--sample {sample}: samples are counted from 0")
     index = sample
     if run is not None:
-        config = read_run_config(run / CONFIG_FILE)
+        config = read_run_settings(run)
         context, seed, corpora = config.model.context, config.seed, config.data.corpora
         if config.data.split is not None:
             raise UserError(f"the run in {run} has a data.split; only runs on whole token files can be traced")

@@ -4,7 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config
+from gpt2train.config import CONFIG_FILE, RunConfig, read_run_settings
 from gpt2train.data.samples import Samples
 from gpt2train.errors import RunError, UserError
 from gpt2train.runs.trace import ANY_VOCABULARY
@@ -31,7 +31,7 @@ class Runs:
         for folder in sorted(Path(self.root.path()).glob(f"runs/*/{CONFIG_FILE}")):
             run: dict[str, Any] = {"run": f"runs/{folder.parent.name}"}
             try:
-                config = read_run_config(folder)
+                config = read_run_settings(folder.parent)
                 note = self._unknown(config, step)
                 if note is None:
                     context, seed = config.model.context, config.seed if split == "train" else None

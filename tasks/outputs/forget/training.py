@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, to_toml
+from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_settings, to_toml
 from gpt2train.config.data import MixtureSettings
 from gpt2train.data.sharded_dataset import open_tokens, tokens_identity
 from gpt2train.errors import RunError, UserError
@@ -81,7 +81,7 @@ def read_by(run: Path, wanted: Forgotten, root: Folder | None = None) -> RunRead
     With the output of the removal, the tokens outside of it are found as well.
     """
     try:
-        config = read_run_config(run / CONFIG_FILE)
+        config = read_run_settings(run)
     except (UserError, RunError, OSError) as error:
         return RunReading(run=str(run), note=" ".join(str(error).split()))
     reading, steps = _own_reading(run, config, wanted)
@@ -135,7 +135,7 @@ def _inherited(config: RunConfig, wanted: Forgotten) -> str:
     """Return the first run from whose weights a run began that had read the pages by then; empty if none had."""
     for run, step in ancestors(config):
         try:
-            steps = _own_reading(run, read_run_config(run / CONFIG_FILE), wanted)[1]
+            steps = _own_reading(run, read_run_settings(run), wanted)[1]
         except (UserError, RunError, OSError):
             continue
         if steps and (step is None or steps[0] < step):
@@ -167,7 +167,7 @@ def ancestors(config: RunConfig) -> list[tuple[Path, int | None]]:
     while (start := start_of(config)) is not None and start[0] not in [run for run, _ in found]:
         found.append(start)
         try:
-            config = read_run_config(start[0] / CONFIG_FILE)
+            config = read_run_settings(start[0])
         except (UserError, RunError, OSError):
             break
     return found
@@ -240,7 +240,7 @@ def write_settings(reading: RunReading) -> Path | None:
     run = Path(reading.run)
     if reading.checkpoint is None or not reading.steps or not (run / CONFIG_FILE).is_file():
         return None
-    config = read_run_config(run / CONFIG_FILE)
+    config = read_run_settings(run)
     checkpoint = run / CHECKPOINTS / reading.checkpoint
     data, before = _settings_before(run)
     if before and Path(before) in list_checkpoints(run):  # later ones have read the pages of the earlier removal

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpt2train.cli import app, run_command
 from gpt2train.config import (
+    CONFIG_FILE,
     BatchSettings,
     Corpus,
     RampUp,
@@ -21,6 +22,7 @@ from gpt2train.config import (
     preset,
     presets,
     read_run_config,
+    read_run_settings,
     resolve_epochs,
     run_config,
     to_toml,
@@ -445,3 +447,29 @@ def test_steps_and_samples_agree_with_counting_one_by_one(start: int, increment:
         samples, step = samples + size, step + 1
     assert sizes == sorted(sizes) and sizes[-1] == plan.size
     assert plan.sizes() == sorted(set(sizes))
+
+
+@pytest.mark.parametrize(
+    "there, expected",
+    [
+        (("b/out/tokens/train/tokens.idx",), "b/out/tokens/train/tokens"),
+        (("b/out/tokens/train/tokens-00000-of-00001.idx",), "b/out/tokens/train/tokens"),
+        (("a/out/tokens/train/tokens.idx", "b/out/tokens/train/tokens.idx"), "b/out/tokens/train/tokens"),  # a copy
+        (("a/out/tokens/train/tokens.idx",), "a/out/tokens/train/tokens"),  # the run folder was copied alone
+        ((), "a/out/tokens/train/tokens"),
+    ],
+)
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_places_move_with_a_run(there: tuple[str, ...], expected: str, is_mixture: bool, tmp_path: Path) -> None:
+    out, run = tmp_path / "a/out", tmp_path / "b/out/runs/x"
+    for path in (run / CONFIG_FILE, *(tmp_path / name for name in there)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    prefix = str(out / "tokens/train/tokens")
+    train: Any = (Corpus(prefix=prefix), Corpus(prefix="/elsewhere/tokens")) if is_mixture else prefix
+    start = TrainSettings.model_validate({"checkpoints": {"init_from": str(out / "runs/x")}})
+    config = run_config(start, train=train, valid=prefix, vocab=9, tokenizer_hash=None, output=str(out / "runs/x"))
+    (run / CONFIG_FILE).write_text(to_toml(config))
+    read, moved = read_run_settings(run), str(tmp_path / expected)
+    assert [corpus.prefix for corpus in read.data.corpora] == [moved, "/elsewhere/tokens"][: 1 + is_mixture]
+    assert (read.data.valid, read.output, read.checkpoints.init_from) == (moved, str(run), str(run))

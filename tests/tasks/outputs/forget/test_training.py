@@ -111,6 +111,19 @@ def test_steps_are_those_whose_samples_hold_the_documents(out: Path) -> None:
     assert read_by(run, wanted_of(99)).steps == 0
 
 
+def test_the_steps_of_a_moved_output_are_known(out: Path, tmp_path: Path) -> None:
+    [run] = find_runs(Folder(out), None)
+    shutil.copytree(out, tmp_path / "first")
+    config = read_run_config(run / CONFIG_FILE)
+    first = tmp_path / "first/runs" / run.name
+    places = {"data": config.data.model_copy(update={"train": str(tmp_path / "first/tokens/train/tokens")})}
+    (first / CONFIG_FILE).write_text(to_toml(config.model_copy(update=places | {"output": str(first)})))
+    moved = (tmp_path / "first").rename(tmp_path / "second") / "runs" / run.name
+    reading = read_by(moved, wanted_of(3), Folder(tmp_path / "second"))
+    assert reading == read_by(run, wanted_of(3)).model_copy(update={"run": str(moved)})
+    assert reading.later
+
+
 def test_the_settings_go_on_from_the_checkpoint(out: Path, run: Path, tmp_path: Path) -> None:
     reading = read_by(run, wanted_of(3)).model_copy(update={"checkpoint": "step-00000020", "first_steps": (20,)})
     path = write_settings(reading)
@@ -147,8 +160,8 @@ def test_checkpoints_that_have_read_the_pages_are_removed(run: Path, tmp_path: P
 def begun_from(out: Path, source: Path, run: Path) -> Path:
     """Write a run of one step that began from weights of another."""
     copied = Path(shutil.copytree(out / "runs/tiny-0123abcd", run, ignore=shutil.ignore_patterns("step-*", "cache")))
-    config = (copied / CONFIG_FILE).read_text()
-    assert "init_from" not in config
+    config = (copied / CONFIG_FILE).read_text().replace(f'output = "{out}/runs/tiny-0123abcd"', f'output = "{run}"')
+    assert "init_from" not in config and str(run) in config
     (copied / CONFIG_FILE).write_text(config.replace("[checkpoints]", f'[checkpoints]\ninit_from = "{source}"'))
     (copied / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": BATCH * CONTEXT}) + "\n")
     (copied / "checkpoints/step-00000001").mkdir()
