@@ -248,7 +248,10 @@ def _data(record: RunRecord, config: RunConfig) -> str | None:
 
 def _evaluation(folder: Path) -> Iterator[tuple[str, Any]]:
     for path in sorted((folder / "eval").glob("[!_]*.json")):
-        found = json.loads(path.read_bytes())
+        try:
+            found = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            found = None
         if not isinstance(found, dict):
             raise RunError(f"{path} is not a result of an evaluation; remove it")
         yield path.stem, found
