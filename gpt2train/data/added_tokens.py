@@ -193,7 +193,7 @@ def _json(files: Mapping[str, bytes], name: str, source: str) -> dict[str, Any]:
     try:
         found = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError) as error:
-        if name in (CONFIG, MODEL_CONFIG):  # which say much else, and are read by others
+        if name == MODEL_CONFIG:  # which says much else; its message comes where the model is read
             return {}
         raise UserError(f"{source}/{name} is not JSON: {error}; copy it again") from error
     if not isinstance(found, dict):

@@ -380,6 +380,9 @@ def test_a_file_that_gives_other_ids_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             load_tokenizer(tmp_path)
         (tmp_path / name).unlink()
+    (tmp_path / CONFIG).write_text('{"add_bos_token"')  # its settings would be lost without a word
+    with pytest.raises(UserError, match=r"tokenizer_config\.json is not JSON"):
+        load_tokenizer(tmp_path)
 
 
 def test_the_token_that_ends_a_text_may_be_an_added_one(tmp_path: Path) -> None:
