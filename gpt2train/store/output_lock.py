@@ -24,6 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.files import write_error
 from gpt2train.store.folder import TEMPORARY, Folder, sweep_drafts
 from gpt2train.store.object_stores import abort_uploads, is_alive
 from gpt2train.store.process import Heartbeat, LastChange
@@ -62,6 +63,8 @@ def _lock_file(root: Folder, patience: float) -> Iterator[None]:
         lock.acquire(timeout=patience, poll_interval=POLL_SECONDS)
     except Timeout as error:
         raise UserError(_busy(root, "")) from error
+    except OSError as error:  # also a disk without locks, as one of a network may be
+        raise write_error(root.path(LOCK), error) from error
     try:
         yield
     finally:
