@@ -6,7 +6,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-import filelock
 import pytest
 
 from gpt2train.config import CONFIG_FILE, preset, run_config, to_toml
@@ -17,7 +16,6 @@ from gpt2train.settings import build
 from gpt2train.store import files
 from gpt2train.store.files import atomic_file, atomic_folder, make_folder, private_folder, write_atomic
 from gpt2train.store.folder import DRAFT, Folder, sweep_drafts
-from gpt2train.store.output_lock import locked
 from gpt2train.store.run_folder import (
     FOLDER,
     MANIFEST,
@@ -28,27 +26,6 @@ from gpt2train.store.run_folder import (
     newest_checkpoint,
 )
 from tasks.download.journal import Journal, journal_folder
-
-
-@pytest.mark.parametrize(
-    ("number", "kind", "said"),
-    [
-        (errno.ENOLCK, UserError, r"^cannot write .*out/\.lock: No locks available; give another --output$"),
-        (errno.ENOSPC, RunError, r"^no space left while writing .*out/\.lock: free some"),
-    ],
-)
-def test_an_output_that_cannot_be_locked_is_named(
-    number: int, kind: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a network disk without locks."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    (tmp_path / "out").mkdir()
-    monkeypatch.setattr(filelock.UnixFileLock, "_acquire", refuse)
-    with pytest.raises(kind, match=said), locked(Folder(tmp_path / "out")):
-        pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -1,5 +1,6 @@
 """Folders in object stores: S3 and GCS servers on loopback, and fsspec's memory file system."""
 
+import errno
 import os
 import pickle
 import re
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import filelock
 import fsspec
 import fsspec.config
 import pytest
@@ -192,6 +194,27 @@ def test_a_run_with_patience_waits_for_the_other_one(kind: str, tmp_path: Path) 
         order.append("second begins")
     thread.join()
     assert order == ["first ends", "second begins"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.ENOLCK, UserError, r"^cannot write .*out/\.lock: No locks available; give another --output$"),
+        (errno.ENOSPC, RunError, r"^no space left while writing .*out/\.lock: free some"),
+    ],
+)
+def test_an_output_that_cannot_be_locked_is_named(
+    number: int, kind: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network disk without locks."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(filelock.UnixFileLock, "_acquire", refuse)
+    with pytest.raises(kind, match=said), locked(Folder(tmp_path / "out")):
+        pass
 
 
 def test_a_dead_lock_is_taken_over(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
