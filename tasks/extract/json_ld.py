@@ -20,8 +20,7 @@ BREAKS = ("p", "br", "div", "li", "h1", "h2", "h3", "h4", "h5", "h6", "tr", "blo
 
 def article_body(tree: HtmlElement, parse: Callable[[str], HtmlElement | None]) -> str:
     """Longest `articleBody` of a page that its site declares free to read, a paragraph a line; "" if there is none."""
-    found = [text for script in _scripts(tree, "articleBody") for text in _bodies(script, MAX_DEPTH)]
-    text = max(found, key=len, default="")
+    text = max((one["articleBody"] for one in _stating(tree, "articleBody") if _is_free(one)), key=len, default="")
     if "<" in text and ">" in text:
         inner = parse(text)
         text = "" if inner is None else "".join(_texts(inner))
@@ -33,16 +32,7 @@ def article_body(tree: HtmlElement, parse: Callable[[str], HtmlElement | None]) 
 
 def published(tree: HtmlElement) -> Iterator[str]:
     """Times (ISO) at which the articles and pages of a page say that they were published."""
-    for script in _scripts(tree, "datePublished"):
-        yield from _times(script, MAX_DEPTH)
-
-
-def _times(value: Any, depth: int) -> Iterator[str]:
-    if depth and isinstance(value, list | dict):
-        if isinstance(value, dict) and isinstance(time := value.get("datePublished"), str) and _is_dated(value):
-            yield time
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _times(inner, depth - 1)
+    return (one["datePublished"] for one in _stating(tree, "datePublished") if _is_dated(one))
 
 
 def _is_dated(value: dict[str, Any]) -> bool:
@@ -50,7 +40,8 @@ def _is_dated(value: dict[str, Any]) -> bool:
     return any(isinstance(kind, str) and DATED.search(kind) for kind in (kinds if isinstance(kinds, list) else [kinds]))
 
 
-def _scripts(tree: HtmlElement, key: str) -> Iterator[Any]:
+def _stating(tree: HtmlElement, key: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a page's JSON-LD that state a text by this key."""
     for script in tree.iter("script"):
         text = script.text or ""
         is_json = (script.get("type") or "").strip().lower() == "application/ld+json"
@@ -58,17 +49,18 @@ def _scripts(tree: HtmlElement, key: str) -> Iterator[Any]:
             continue
         text = text if '"' in text else html.unescape(text)  # all of it was escaped for HTML
         try:
-            yield DECODER.raw_decode(text, WRAPPER.match(text).end())[0]  # type: ignore[union-attr]
+            value = DECODER.raw_decode(text, WRAPPER.match(text).end())[0]  # type: ignore[union-attr]
         except (ValueError, RecursionError):
             continue
+        yield from (one for one in _objects(value, MAX_DEPTH) if isinstance(one.get(key), str))
 
 
-def _bodies(value: Any, depth: int) -> Iterator[str]:
+def _objects(value: Any, depth: int) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
     if depth and isinstance(value, list | dict):
-        if isinstance(value, dict) and isinstance(text := value.get("articleBody"), str) and _is_free(value):
-            yield text
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _bodies(inner, depth - 1)
+            yield from _objects(inner, depth - 1)
 
 
 def _is_free(article: dict[str, Any]) -> bool:
