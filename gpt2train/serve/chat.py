@@ -40,11 +40,17 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
+    """`developer` is OpenAI's later name of `system`."""
     content: str | list[TextPart]
     """Text, or parts of it."""
     name: str | None = None
     """Accepted and ignored."""
+
+    @property
+    def template_role(self) -> str:
+        """Role by the name that chat templates know."""
+        return "system" if self.role == "developer" else self.role
 
     @model_validator(mode="before")
     @classmethod
@@ -152,7 +158,7 @@ def _check_length(service: Service, body: ChatRequest) -> None:
 def _encode(chat: Chat, body: ChatRequest) -> tuple[list[int], tuple[int, ...]]:
     """Return the prompt of an answer, and the further tokens that end it."""
     try:
-        ids = chat.prompt([{"role": one.role, "content": one.content} for one in body.messages])
+        ids = chat.prompt([{"role": one.template_role, "content": one.content} for one in body.messages])
     except UserError as error:
         raise wrong_field("messages", str(error)) from error
     except RunError as error:

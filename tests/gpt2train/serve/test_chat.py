@@ -96,6 +96,10 @@ def test_an_answer_is_the_completion_of_what_the_template_writes(server: Running
     found = post(server, messages=messages, **asked)
     assert found["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
     assert found["usage"] == plain["usage"]
+    assert (
+        post(server, messages=[messages[0] | {"role": "developer"}, *messages[1:]], **asked)["choices"]
+        == found["choices"]
+    )
     rest = post(server, temperature=0)["usage"]  # by default all that the context leaves
     assert rest["total_tokens"] == 128
     assert post(server, temperature=0, max_tokens=1000)["usage"] == rest  # a bound, which clients set for all models
