@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -47,7 +47,8 @@ def expected(texts: list[str], min_words: int) -> list[str]:
         marked = "".join("\0" if at in cut else letter for at, letter in enumerate(one))
         runs = [whole(one, *run.span()) for run in re.finditer("\0+", marked)]
         ends = [0, *(end for run in runs for end in run), len(one)]
-        pieces = [one[start:end].strip() for start, end in zip(ends[::2], ends[1::2], strict=True)]
+        lines = (one[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True))
+        pieces = [re.sub(r"^(?:\s*\n|\s+)", "", line).rstrip() for line in lines]  # whole lines stay indented
         found.append("\n\n".join(piece for piece in pieces if WORD.search(piece)) if cut else one)
     return found
 
@@ -89,6 +90,7 @@ def test_a_planted_run_stays_once(tmp_path: Path) -> None:
     assert run(tmp_path / "empty", [])[1].outcome.kept == 0
 
 
+@example([["a", "d\n"] * 5 + ["b"]])
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "c!", "语", "--", "d\n"]), max_size=40), min_size=1, max_size=4))
 @hypothesis_settings(deadline=None, max_examples=15)
 def test_exactly_the_repeated_runs_are_removed(documents: list[list[str]]) -> None:
