@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lxml.html import HtmlElement
 
-from tasks.extract.blocks import LINKS, MIN_RUNNING, SENTENCE_ENDS, Block, letters
+from tasks.extract.blocks import LINKS, MIN_RUNNING, SENTENCE_ENDS, Block
 from tasks.extract.elements import stated_title
 
 TITLE, RELATED_PAGES, CALLS, LABEL_LINE = "title", "related", "call", "label"  # reasons for which a line is dropped
@@ -15,6 +15,7 @@ TITLE, RELATED_PAGES, CALLS, LABEL_LINE = "title", "related", "call", "label"  #
 MAX_LINE = 100  # characters of a line that may be noise
 MAX_PATH = 160  # characters of the path to a page
 STEP = re.compile(r" ?[>»›] ?")
+LABELLED = re.compile(r"[^:：]*[:：] ?")  # `You are here: `
 MAX_HEADING = 60  # characters of a heading of links to other pages
 MIN_PARAGRAPH = 100  # characters of a paragraph without links, which no list of other pages has
 MAX_RELATED = 0.2  # share of the running text that may follow such a heading
@@ -153,10 +154,11 @@ def _drop_title(blocks: Sequence[Block], titles: Sequence[str]) -> None:
 
 
 def _is_path(block: Block) -> bool:
-    """Return True for links to the sections of a page, `You are here: Home > News > Town`."""
-    parts = STEP.split(block.text)
-    is_linked = block.links >= max(1, sum(map(letters, parts[1:-1])))
-    return len(parts) > 1 and block.kind in ("", "p", "td") and block.size <= MAX_PATH and is_linked
+    """Return True for links to the sections of a page, `You are here: Home > News > Town`, and no sentence with one."""
+    first, *inner = STEP.split(block.text)[:-1] or [""]
+    linked = len(LABELLED.sub("", first)) + sum(map(len, inner))
+    is_line = block.kind in ("", "p", "td") and block.size <= MAX_PATH and not block.text.endswith(SENTENCE_ENDS)
+    return is_line and 0 < linked * block.size // len(block.text) <= block.links
 
 
 def is_date(block: Block) -> bool:

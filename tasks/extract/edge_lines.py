@@ -7,7 +7,7 @@ from tasks.extract.article_lines import LABEL, WORDS, YEAR, is_date_text
 from tasks.extract.blocks import ENDING, LINKS, MIN_RUNNING, SENTENCE_ENDS, Block
 
 MAX_EDGE = 5  # lines of links at one end of a page; more may be its text
-MAX_BESIDE = 21  # characters beside the links of such a line (`Return to`, `|`)
+MAX_BESIDE, MAX_IN_SENTENCE = 21, 15  # letters beside the links of such a line (`Return to`, `|`)
 MAX_FOOTER = 160  # characters of a line that says when a page was made, and whose it is
 MIN_LETTERS = 5  # of an index
 RIGHTS = re.compile(r"(?:copyright\b.{0,3})?(?:©|\(c\)) ?|copyright ", re.IGNORECASE)
@@ -46,7 +46,8 @@ def _is_letters(block: Block) -> bool:
 
 
 def _is_links(block: Block) -> bool:
-    return block.links > 0 and block.size - block.links <= MAX_BESIDE
+    most = MAX_IN_SENTENCE if block.text.endswith(SENTENCE_ENDS) else MAX_BESIDE
+    return block.links > 0 and block.size - block.links <= most
 
 
 def _is_footer(block: Block) -> bool:

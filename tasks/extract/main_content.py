@@ -73,6 +73,7 @@ MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text;
 MAX_PULL_QUOTES = 50  # asides that are looked up in the text, each in all of it
 SHORT_PAGE = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
 MAX_FRAGMENT, MOST_OF_ARTICLE = 4000, 0.7  # characters of running text of a fragment, or share of an article in it
+CELLS = " | "  # between those of a row
 MORE, MANY_LINKS = 1.1, 2  # running text or links of it, relative to the running text of the fragment
 GAIN = 1.75  # least length of the text of a page without an article, relative to the fragment
 MIN_LEAD = 150  # characters of an introduction; shorter ones are standfirsts
@@ -273,22 +274,26 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
 
 
 def _unnamed_container(walk: Walk) -> tuple[int, int]:
-    """First and last block of the smallest container of any name that holds all prose, and no sentence is before it.
+    """First and last block of the smallest container of any name that holds all sentences, code and tables.
 
     Nearly all other text without links is in it too, which headings of lists beside it are not.
     """
-    live = [(number, one) for number, one in enumerate(walk.blocks) if not one.dropped]
-    first = next((number for number, one in live if one.running and SENTENCE_END.search(one.text)), 0)
-    last = max((number for number, one in live if is_prose([one])), default=0)
+    found = [number for number, one in enumerate(walk.blocks) if not one.dropped and _is_surely_text(one)] or [0]
     sizes = (0 if one.dropped or one.links or one.kind == "h" else one.size for one in walk.blocks)
     before = list(itertools.accumulate(sizes, initial=0))  # a page may have 2,000 containers in each other
     fitting = [
         one
         for one in walk.boxes
-        if one.start <= first and last < one.end and before[one.end] - before[one.start] >= MOST * before[-1]
+        if one.start <= found[0] and found[-1] < one.end and before[one.end] - before[one.start] >= MOST * before[-1]
     ]
     best = min(fitting, key=lambda one: one.end - one.start, default=None)
     return (best.start, best.end) if best else (0, len(walk.blocks))
+
+
+def _is_surely_text(block: Block) -> bool:
+    """Return True for prose, or without a link a short sentence, code, or a row of a table."""
+    is_short = block.running > 0 and SENTENCE_END.search(block.text) is not None
+    return is_prose([block]) or (not block.links and (is_short or block.kind == "pre" or CELLS in block.text))
 
 
 def _article_around(walk: Walk, start: int, end: int) -> int:

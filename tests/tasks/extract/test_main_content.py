@@ -447,6 +447,14 @@ def test_a_short_text_in_a_container_of_any_name_is_kept_without_lines_and_links
     links = "".join(f"<li><a href='/town/{number}'>Town {number} of the river</a></li>" for number in range(45))
     page = f"<body><div><div>Boats of the river</div><ul>{links}</ul></div><div>{PARAGRAPH * 3}</div><div>Radio</div>"
     assert text_of(page) == "\n".join([(WORDS * 3).strip()] * 3)
+    for beside in (
+        "<p>Row on.</p>",
+        "<ul><li>Row on.</li></ul>",
+        "<pre>row on</pre>",
+        "<table><tr><td>row<td>on</table>",
+    ):
+        found = text_of(page.replace("Radio", beside)), text_of(page.replace("Boats of the river", beside))
+        assert all(re.search("row on|row . on", one, re.IGNORECASE) for one in found), beside
 
 
 @pytest.mark.parametrize(
@@ -481,6 +489,11 @@ def test_the_path_to_a_page_is_no_line_of_its_text() -> None:
     page = f"<body><article><p>You are here: {path}</p><p>{line}</p><p>Go to {path}</p>{PARAGRAPH * 3}</article>"
     lines = text_of(page).split("\n")
     assert lines[:2] == [text_of(f"<p>{line}</p>"), "Go to 首页 > Boats > Lake"]
+    for first in (
+        "Open the <a href='/b'>Settings</a> > Network of all",
+        "Open the <a href='/b'>lake</a> > <a href='/c'>boat</a>, row.",
+    ):
+        assert text_of(page.replace(f"You are here: {path}", first)).startswith("Open ")
 
 
 def test_the_parts_that_react_sends_late_are_read_where_they_are_shown() -> None:
