@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import http.client
 import io
 import logging
 import os
@@ -303,7 +304,7 @@ def check_reachable(address: str) -> None:
     try:
         urllib.request.build_opener(*handlers).open(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # the last of another service at that port
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         # A server that refuses the request is there; Prefect handles the refusal (a key, another path), and has its own
         # settings for certificates.

@@ -48,6 +48,10 @@ def test_an_unreachable_server_is_named_with_the_remedy(monkeypatch: pytest.Monk
     refuse(rf"no Prefect server answers at {unused} \(.*refused\); start it")
     monkeypatch.setenv("PREFECT_API_URL", "127.0.0.1:4200/api")
     refuse(r"answers at 127\.0\.0\.1:4200/api")
+    with socket.create_server(("127.0.0.1", 0)) as other:  # that of another protocol
+        threading.Thread(target=lambda: other.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.2\r\n"), daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{other.getsockname()[1]}/api")
+        refuse(r"no Prefect server answers at .* \(ssh-2\.0-openssh_9\.2")
     for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     profiles = tmp_path / "profiles.toml"

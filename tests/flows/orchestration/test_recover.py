@@ -234,7 +234,7 @@ def test_a_run_in_another_flow_ends_with_its_worker(prefect_server: PrefectServe
         run = nested.start()
         wait_for(lambda: list(output.glob("naps/_batches/*.json")), SECONDS, "a batch")
         worker.kill()
-        nested.wait(run, "CRASHED")
+        assert nested.wait(run, "CRASHED")["type"] == "CRASHED"
         wait_for(lambda: not nested.processes(), SECONDS, "the end of all processes")
 
 
@@ -255,7 +255,7 @@ def test_a_served_run_ends_with_the_process_that_serves_it(prefect_server: Prefe
     finally:
         serving.kill()
         serving.wait()
-    served.wait(run, "CRASHED")
+    assert served.wait(run, "CRASHED")["type"] == "CRASHED"
     wait_for(lambda: not served.processes(), SECONDS, "the end of all processes")
 
 
