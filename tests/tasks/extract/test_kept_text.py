@@ -343,6 +343,7 @@ def test_the_alternative_text_of_an_image_is_a_formula_if_it_has_commands_of_tex
     image = "<p>Take <img src='a.svg' alt='{}'> then.</p>"
     assert between(image.format(r"\frac{1}{2} \leq x_{1}")) == r"Take \frac{1}{2} \leq x_{1} then."
     assert between(image.format(r"C:\frac\users_1")) == "Take then."
+    assert between(image.format("$E=mc^2$")) == "Take $E=mc^2$ then."
     assert between(image.format("E=mc^2").replace("src", "class='latex' src")) == "Take E=mc^2 then."
 
 
