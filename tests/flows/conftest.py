@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from flows.demo import DemoSite, demo_site
 from flows.orchestration.server import prefect_server
 from tests.flows.mini_pipeline import Mini
 from tests.flows.network_audit import NetworkAudit
+from tests.flows.prefect_server import ask
 from tests.listening_sockets import Sampler, sampled
 
 # The server of the fixture `server`, and what ends it.
@@ -42,10 +42,7 @@ class Server:
     def ask(self, method: str, path: str, **json: Any) -> Any:
         """Ask its API: `ask("POST", "flow_runs/filter", limit=5)`. The answer, or its error."""
         user, _, password = self.environment["PREFECT_API_AUTH_STRING"].partition(":")
-        address, how = f"{self.environment['PREFECT_API_URL']}/{path}", {"timeout": 60, "trust_env": False}
-        answer = httpx.request(method, address, json=json or None, auth=(user, password), **how)
-        answer.raise_for_status()
-        return answer.json() if answer.content else None
+        return ask(self.environment["PREFECT_API_URL"], method, path, (user, password), **json)
 
 
 @pytest.fixture(scope="session")

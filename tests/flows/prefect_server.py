@@ -22,6 +22,17 @@ START_SECONDS = 180.0
 BUSY_TRIES = 20
 
 
+def ask(address: str, method: str, path: str, auth: tuple[str, str] | None = None, **json: Any) -> Any:
+    """The answer of the API at `address`, or its error."""
+    for _ in range(BUSY_TRIES):
+        answer = httpx.request(method, f"{address}/{path}", json=json or None, auth=auth, timeout=60, trust_env=False)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # SQLite is locked; Prefect's client asks again
+            break
+        time.sleep(1)
+    answer.raise_for_status()
+    return answer.json() if answer.content else None
+
+
 @dataclass
 class PrefectServer:
     address: str  # of its API
@@ -56,13 +67,7 @@ class PrefectServer:
 
     def ask(self, method: str, path: str, **json: Any) -> Any:
         """Ask the API: `ask("POST", "flow_runs/filter", limit=5)`. The answer, or its error."""
-        for _ in range(BUSY_TRIES):
-            answer = httpx.request(method, f"{self.address}/{path}", json=json or None, timeout=60, trust_env=False)
-            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # SQLite is locked; Prefect's client asks again
-                break
-            time.sleep(1)
-        answer.raise_for_status()
-        return answer.json() if answer.content else None
+        return ask(self.address, method, path, **json)
 
     @contextlib.contextmanager
     def worker(self, pool: str, log: Path, folder: Path = ROOT, under: Sequence[str] = ()) -> Iterator[psutil.Process]:
