@@ -61,6 +61,7 @@ CONTENT_LEVEL, MAIN_LEVEL = 3, 4  # of containers that a page without an article
 MIN_TEXT = 250  # characters of running text of a main content
 MIN_SHARE = 0.4  # of the page's running text in it
 MIN_OF_ARTICLE = 0.7  # of the running text of an `article`, in a container of a strong name inside it
+MIN_COMMENTED = 2  # running text of an article above its comments, relative to what follows their container
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
 MOST = 0.9  # share of the text in the main content of documentation, forums, and articles without a named container
 MIN_POSTS = 0.5  # share of the running text in the posts of a forum
@@ -186,6 +187,7 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
     if kind == ARTICLE:
         start, end = _main_container(walk) if walk.rules.loose else _best_container(walk, titles)
+        end = _end_of_commented(walk, start, end)
         lead = _lead(walk.blocks[:start]) + [one for held in walk.recipes for one in walk.blocks[held.start : held.end]]
         _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
         _readmit_sources(walk, start, end)
@@ -271,6 +273,14 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
             walk.level = level
             return _with_next_parts(walk, best, start, end)
     return _unnamed_container(walk) if running >= MIN_TEXT else (0, len(walk.blocks))
+
+
+def _end_of_commented(walk: Walk, start: int, end: int) -> int:
+    """Last block of an article that has comments: what stands outside of its container and theirs is of the site."""
+    if not start < walk.commented < end:
+        return end
+    before, after = _running(walk.blocks[start : walk.commented]), _running(walk.blocks[walk.commented : end])
+    return walk.commented if before >= MIN_COMMENTED * after else end
 
 
 def _unnamed_container(walk: Walk) -> tuple[int, int]:

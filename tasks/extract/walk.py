@@ -102,6 +102,7 @@ class Walk:
     Attributes:
         blocks: all blocks, in order.
         cards: announcements under a link without text, by their tag and class.
+        commented: block after the container of both a text and its comments; 0 if there is none.
         doubtful: containers that are dropped for a reason unless the whole page speaks against it, inner ones first.
         marked: containers of a name that marks boilerplate, by their tag and class, with the reason to drop them.
         posts: first and last block of each post of a forum, inner containers before outer ones.
@@ -132,6 +133,8 @@ class Walk:
         self.dialogs: set[Contents] = set()
         self.dialog: tuple[int, int] | None = None
         self.level = sys.maxsize
+        self.commented = 0
+        self._commented = 0  # characters of running text before comments whose container has not ended
         self._pieces: list[str] = []  # of the block that is being read
         self._linked = self._in_links = 0  # characters of links in them; depth of links
         self._marker = ""  # of the list item that begins
@@ -376,6 +379,7 @@ class Walk:
             self.overlays = overlays if tag in CARDS else self.overlays
             if verdict.post:
                 self.posts.append((start, len(self.blocks)))
+            self._note_comments(element, tag, held)
             self._weigh(element, tag, verdict, held)
 
     @cached_property
@@ -387,6 +391,7 @@ class Walk:
         if verdict.level == 0 or verdict.toc:
             return False
         if verdict.comments and self.page == ARTICLE:
+            self._commented = self.running
             self._article = self.running if self._article is None else self._article
             is_below = self._article >= MIN_ARTICLE
             return is_below and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
@@ -440,6 +445,13 @@ class Walk:
         if (verdict.level >= 0 or self.candidates.levels) and (strong or not (reason or verdict.marked)):
             self.candidates.add(element, tag, verdict.level, held)
 
+    def _note_comments(self, element: HtmlElement, tag: str, held: Contents) -> None:
+        """Note a container that ends, if it is the smallest one with text and comments below it."""
+        if self._commented > self.running - held.running:
+            # Sections of one text follow each other, with comments below each.
+            is_section = any(one.get("class") == element.get("class") for one in element.itersiblings(tag))
+            self.commented, self._commented = 0 if is_section else held.end, 0
+
     def _note(self, tag: str, held: Contents) -> None:
         """Note a container that is kept, if it may be looked up when all is read."""
         if tag == "aside":
@@ -450,6 +462,7 @@ class Walk:
     def _reason(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> str:
         """Reason to drop a container."""
         if verdict.comments and self.page != FORUM:
+            self._commented = self.running - held.running
             return COMMENT
         if verdict.hidden:
             return HIDDEN

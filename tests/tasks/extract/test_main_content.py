@@ -389,6 +389,25 @@ def test_an_aside_that_says_again_what_a_paragraph_says_is_left_out() -> None:
     assert text_of(article(quote.replace("fox", "hare") + LINE)).count("hare") == 1
 
 
+ABOUT = f"<div class='col'><h3>About us</h3><ul><li>{WORDS * 2}</li></ul></div>"
+
+
+@pytest.mark.parametrize("comments", ["<p>What a story!</p>", "", f"<p>{WORDS.replace('fox', 'cat')}</p>"])
+def test_an_article_ends_with_the_container_of_its_comments(comments: str) -> None:
+    box = f"<div class='comments'><h4>Add a comment</h4>{comments}</div>"
+    page = "<html><body><h1>A</h1><div class='wide'>{}</div>{}</body></html>"
+    text = text_of(page.format(PARAGRAPH * 3 + box, ABOUT))
+    assert text.count("fox") == 9 and "About" not in text and "cat" not in text
+    # Between the paragraphs, below one of several sections, above most of the text, and without comments.
+    for inside, after, least in (
+        (PARAGRAPH * 3 + box + PARAGRAPH, "", 12),
+        (PARAGRAPH * 3 + box, f"<div class='wide'>{PARAGRAPH}</div>", 12),
+        (PARAGRAPH + box, f"<div class='body'>{PARAGRAPH * 3}</div>", 12),
+        (PARAGRAPH * 3, ABOUT, 11),
+    ):
+        assert text_of(page.format(inside, after)).count("fox") == least
+
+
 def test_a_caption_for_each_size_of_a_screen_is_kept_once() -> None:
     caption = "The fox that was seen last week at the river crosses the old bridge, which is to be closed in May."
     captions = "".join(f"<div class='caption-{size}'>{caption}</div>" for size in ("full", "short", "remote"))
