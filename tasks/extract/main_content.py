@@ -74,6 +74,8 @@ MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text;
 MAX_PULL_QUOTES = 50  # asides that are looked up in the text, each in all of it
 SHORT_PAGE = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
 MAX_FRAGMENT, MOST_OF_ARTICLE = 4000, 0.7  # characters of running text of a fragment, or share of an article in it
+# A day in the order of its sizes, and the size of a line with it, the source and the hour.
+DAY, MAX_DATED = re.compile(r"(?:19|20)\d\d ?[-/.年] ?[01]?\d ?[-/.月] ?[0-3]?\d(?!\d)"), 150
 CELLS = " | "  # between those of a row
 MORE, MANY_LINKS = 1.1, 2  # running text or links of it, relative to the running text of the fragment
 GAIN = 1.75  # least length of the text of a page without an article, relative to the fragment
@@ -125,18 +127,28 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
         if _show_unscripted(tree) and _size((found := decide(tree, tables, account)).blocks) > least:
             return _text(found), found
     running = _running(walk.blocks)
-    if walk.page == ARTICLE and (size < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree))):
+    if walk.page == ARTICLE and (
+        size < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree) and not _is_dated(walk))
+    ):
         found = decide(tree, tables, account, LOOSE)
         if _size(found.blocks) > max(MIN_TEXT, GAIN * size) and _says_more(found.blocks, running):
             return _text(found), found
     return text, walk
 
 
+def _is_dated(walk: Walk) -> bool:
+    """Return True for a day between a heading and the text below it: they are an article, whatever is around them."""
+    first = next((number for number, one in enumerate(walk.blocks) if not one.dropped and is_prose([one])), 0)
+    near = walk.blocks[max(first - LEAD_BLOCKS, 0) : first]
+    heading = next((number for number, one in enumerate(near) if one.kind == "h"), len(near))
+    return any(one.kind != "h" and one.size <= MAX_DATED and DAY.search(one.text) for one in near[heading:])
+
+
 def _is_fragment(walk: Walk, running: int) -> bool:
     """Return True if the main content of a page is short, and a weak container, or not most of the running text."""
     outside = sum(one.running for one in walk.blocks if one.dropped == OUTSIDE)
     is_part = walk.level >= CONTENT_LEVEL or running < MOST_OF_ARTICLE * (running + outside)
-    return running < MAX_FRAGMENT and is_part
+    return running < MAX_FRAGMENT and is_part and not _is_dated(walk)
 
 
 def _says_more(blocks: Sequence[Block], running: int) -> bool:

@@ -476,6 +476,17 @@ def test_a_short_text_in_a_container_of_any_name_is_kept_without_lines_and_links
         assert all(re.search("row on|row . on", one, re.IGNORECASE) for one in found), beside
 
 
+def test_a_day_between_a_heading_and_a_text_is_that_of_an_article_among_many_links() -> None:
+    links = "".join(f"<li><a href='/town/{number}'>Town {number} of the river</a></li>" for number in range(145))
+    page = f"<body><div><ul>{links}</ul></div><div><h1>Boats</h1>{{}}</div><div>Radio</div>"
+    text = f"<div>{PARAGRAPH * 3}</div>"
+    for day in ("2018年06月13日 13:40", "The Boat, 2018-6-3", "2018/06/03"):
+        assert "Town" not in text_of(page.format(f"<div>{day}</div>{text}")), day
+        for without in (f"<h2>{day}</h2>{text}", f"{text}<div>{day}</div>", f"<p>{day} {WORDS}</p>{text}"):
+            assert "Town 144" in text_of(page.format(without)), without[:40]
+    assert "Town 144" in text_of(page.format(f"<div>2018 boats</div>{text}"))
+
+
 @pytest.mark.parametrize(
     "page",
     [
