@@ -442,9 +442,12 @@ def _drop_pull_quotes(walk: Walk) -> None:
 
 def _readmit(blocks: Sequence[Block], *choices: Sequence[str]) -> None:
     """Take back the blocks that were dropped for a reason, if they hold most of the text."""
+    running = _running(blocks)
     for reasons in choices:
-        size = sum(one.running for one in blocks if one.dropped == reasons[-1])
-        if size > 2 * _running(blocks):
+        found = [one for one in blocks if one.dropped == reasons[-1]]
+        if reasons[-1] == HIDDEN and running >= MIN_TEXT:  # words for search engines have no sentences
+            found = [one for one in found if SENTENCE_END.search(one.text)]
+        if sum(one.running for one in found) > 2 * running:
             for one in blocks:
                 if one.dropped in reasons:
                     one.dropped = KEPT

@@ -5,7 +5,19 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from tasks.extract.article_lines import holds_title
-from tasks.extract.blocks import COMMENT, FIGURE, FORM, HIDDEN, LINKS, MARKED, REPEATED, TOC, Contents
+from tasks.extract.blocks import (
+    COMMENT,
+    FIGURE,
+    FORM,
+    HIDDEN,
+    LINKS,
+    MARKED,
+    REPEATED,
+    TOC,
+    Block,
+    Contents,
+    is_prose,
+)
 from tasks.extract.walk import MAX_DROPPED, MIN_ARTICLE, Walk
 
 MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
@@ -27,12 +39,24 @@ def settle(walk: Walk, titles: Sequence[str]) -> None:
             if found == reason:
                 blocks = [one for one in walk.blocks[held.start : held.end] if not one.dropped]
                 live = sum(map(weigh, blocks))
-                if live >= MAX_DROPPED_SHARE * total:
+                if live >= MAX_DROPPED_SHARE * total and (reason != HIDDEN or _may_be_text(walk, held, blocks)):
                     continue
                 if reason != MARKED or live <= MAX_DROPPED or not holds_title(blocks, titles):
                     walk.drop(held, reason)
                 elif held in walk.dialogs:
                     walk.dialog = (held.start, held.end)
+
+
+def _may_be_text(walk: Walk, held: Contents, blocks: Sequence[Block]) -> bool:
+    """Return True for hidden blocks that a script shows: there is little else, or they are sentences of their own.
+
+    Sites that were broken into hold up to 200,000 characters of words for search engines, and some pages all of their
+    text once more, to be copied.
+    """
+    beside = [one for one in (*walk.blocks[: held.start], *walk.blocks[held.end :]) if not one.dropped]
+    said = {one.text for one in beside}
+    prose = sum(one.running for one in blocks if is_prose([one]) and one.text not in said)
+    return sum(one.running for one in beside) < MIN_ARTICLE or 2 * prose > sum(one.running for one in blocks)
 
 
 def _settle_names(walk: Walk) -> None:

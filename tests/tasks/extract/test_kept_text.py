@@ -155,6 +155,17 @@ def test_slides_of_which_one_is_shown_are_read(tag: str, hidden: str) -> None:
     assert between(f"<p>{WORDS}</p><div {hidden}><p>{WORDS}</p></div>") == WORDS.strip()
 
 
+@pytest.mark.parametrize("closed", ["hidden", "style='display:none'"])
+def test_hidden_text_is_read_unless_it_is_words_for_search_engines_or_said_again(closed: str) -> None:
+    page = f"<html><body><h1>A</h1>{{}}<div {closed}>{{}}</div></body></html>"
+    own = "".join(f"<p>{number} {WORDS * 3}</p>" for number in range(9))
+    words = f"<p>{'cheap boats online rowing ' * 400}</p>"
+    assert text_of(page.format(PARAGRAPH, own)).count("fox") == 3 + 27
+    for hidden in (words, own, f"<textarea>{own}</textarea><pre>{own.replace('<', '&lt;')}</pre>"):
+        assert text_of(page.format(own, hidden)).count("fox") == 27 and "cheap" not in text_of(page.format(own, hidden))
+    assert "rowing" in text_of(page.format("<p>Boats.</p>", words))
+
+
 @pytest.mark.parametrize("closed", ["hidden", "style='display:none'", "aria-hidden='true'", "hidden='until-found'"])
 @pytest.mark.parametrize(
     ("panel", "control"),
