@@ -63,7 +63,7 @@ MIN_SHARE = 0.4  # of the page's running text in it
 MIN_OF_ARTICLE = 0.7  # of the running text of an `article`, in a container of a strong name inside it
 MIN_COMMENTED = 2  # running text of an article above its comments, relative to what follows their container
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
-MOST = 0.9  # share of the text in the main content of documentation, forums, and articles without a named container
+MOST = 0.9  # share of the text in the main content of documentation, forums, and pages that state no article
 MIN_POSTS = 0.5  # share of the running text in the posts of a forum
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
 MAX_TEASER = 5  # blocks of an announcement of another page
@@ -198,7 +198,7 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
         for one in walk.blocks:
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
     if kind == ARTICLE:
-        start, end = _main_container(walk) if walk.rules.loose else _best_container(walk, titles)
+        start, end = _main_container(walk) if walk.rules.loose else _best_container(walk, tree, titles)
         end = _end_of_commented(walk, start, end)
         lead = _lead(walk.blocks[:start]) + [one for held in walk.recipes for one in walk.blocks[held.start : held.end]]
         _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
@@ -255,9 +255,11 @@ def _main_container(walk: Walk) -> tuple[int, int]:
     return _smallest_container(walk)
 
 
-def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
+def _best_container(walk: Walk, tree: HtmlElement, titles: Sequence[str]) -> tuple[int, int]:
     """First and last block of an article's main content: the strongest kind of container that holds enough text."""
     running = _running(walk.blocks)
+    contents = [walk.blocks[one.start : one.end] for one in walk.candidates.found]
+    beside_teasers = running - sum(_running(blocks) for blocks in contents if _is_teaser(blocks, titles))
     for level in range(LEVELS):
         found = [
             (_running(walk.blocks[one.start : one.end]), one)
@@ -281,6 +283,8 @@ def _best_container(walk: Walk, titles: Sequence[str]) -> tuple[int, int]:
             start -= _heading_blocks(walk.blocks, alike)
         if level == 0 and joint < MIN_OF_ARTICLE * _article_around(walk, start, end):
             continue
+        if level >= CONTENT_LEVEL and best.tag != "main" and joint < MOST * beside_teasers and not states_article(tree):
+            continue  # what a page presents stands in several containers
         if joint >= MIN_TEXT and joint >= (MIN_SHARE if level else MIN_SHARE / 2) * running:
             walk.level = level
             return _with_next_parts(walk, best, start, end)

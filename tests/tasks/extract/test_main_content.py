@@ -170,6 +170,20 @@ def test_containers_that_announce_other_pages_are_not_the_main_content() -> None
     assert text_of(f"<html><body><div id='main'>{PARAGRAPH * 4}</div>{posts}</body></html>").count(WORDS.strip()) == 12
 
 
+def test_a_weak_container_is_the_main_content_of_an_article_or_holds_nearly_all_text() -> None:
+    page = "<html><head>{}</head><body><{tag}>{}</{end}><div class='x'>{}</div></body></html>"
+    stated = "<meta property='og:type' content='article'>"
+    for tag, head, beside, kept in (
+        ("div class='content'", "", PARAGRAPH * 2, 18),
+        ("div class='content'", stated, PARAGRAPH * 2, 12),
+        ("div class='content'", "", f"<p>{WORDS}</p>", 12),
+        ("main", "", PARAGRAPH * 2, 12),
+        ("div class='content'", "", f"<div class='content'><h3><a href='/b'>Boats</a></h3>{PARAGRAPH}</div>" * 2, 12),
+    ):
+        found = text_of(page.format(head, PARAGRAPH * 4, beside, tag=tag, end=tag.split()[0]))
+        assert found.count("fox") == kept, (tag, head, beside)
+
+
 def test_an_article_in_json_ld_is_the_text_of_a_page_without_markup() -> None:
     body = json.dumps(
         {"@graph": [{"@type": "NewsArticle", "articleBody": f"{WORDS * 4}\n\n<p>A &lt; B</p><p>end</p>"}]}
