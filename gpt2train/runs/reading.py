@@ -23,7 +23,7 @@ from gpt2train.monitoring.run_record import RunRecord, read_record, token_finger
 from gpt2train.monitoring.time_left import TimeLeft
 from gpt2train.settings import build, flatten, read_toml
 from gpt2train.store.manifest import MANIFEST
-from gpt2train.store.run_folder import FOLDER, LATEST, RECORD, checkpoint_name, last_step
+from gpt2train.store.run_folder import FOLDER, RECORD, checkpoint_step, last_step, list_checkpoints
 
 MAX_DEPTH = 4  # folder levels below the given one: folder of outputs, output, runs/, run, and one spare
 SIGNS = (RECORD, FILE, MANIFEST, FOLDER, "logs")  # a run folder has config.toml and at least one of these
@@ -231,8 +231,7 @@ def is_locked(run: Path) -> bool:
 def _state(folder: Path, step: int, steps: int) -> str:
     if is_locked(folder):
         return "running"
-    latest = folder / FOLDER / LATEST
-    if latest.is_file() and latest.read_text(encoding="utf-8").strip() == checkpoint_name(steps):
+    if any(checkpoint_step(checkpoint) == steps for checkpoint in list_checkpoints(folder)[-1:]):
         return "finished"
     return "stopped" if step else "not begun"
 

@@ -48,8 +48,8 @@ def make_run(
     begin(folder)
     write_rows(folder, [a_row(step, level, seconds) for step in range(1, done + 1)])
     if done == steps:
-        (folder / "checkpoints").mkdir()
-        (folder / "checkpoints" / "latest").write_text(f"step-{steps:08d}\n")
+        (checkpoint := folder / "checkpoints" / f"step-{steps:08d}").mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text("{}")
     if evaluated:
         (folder / "eval").mkdir()
         (folder / "eval" / "lambada.json").write_text(json.dumps(LAMBADA))
