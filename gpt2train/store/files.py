@@ -126,11 +126,14 @@ def read_json_lines(
 ) -> tuple[list[dict[str, Any]], list[int]]:
     """Parse a file with one JSON object per line; a last line without a line feed is incomplete and ignored.
 
+    Of zeros, as a power failure leaves the end of a file, that line is unreadable instead: whole lines are lost there.
+
     Returns the objects for which `is_row` holds, and the numbers of all other lines, counted from 1.
     """
     rows: list[dict[str, Any]] = []
     unreadable: list[int] = []
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+    *lines, last = data.split(b"\n")
+    for number, line in enumerate([*lines, last] if b"\0" in last else lines, 1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

@@ -17,7 +17,7 @@ from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.gpu_meter import GpuUse
 from gpt2train.monitoring.memory_report import HEAD, MAX_ROWS, RankMemory, peak_resident, table
-from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
+from gpt2train.monitoring.metrics import MetricsWriter, read_metrics, unreadable_lines
 from gpt2train.monitoring.rank_report import gpu_columns, slowest, slowest_line
 from gpt2train.monitoring.run_logger import StepTimer, epoch_line, overfitting_warning, step_line, warn_before_start
 from gpt2train.monitoring.time_left import TimeLeft
@@ -257,6 +257,9 @@ def test_unreadable_lines_are_left_out_and_named(tmp_path: Path, line: bytes, ca
     writer.close()
     assert f"{tmp_path / 'metrics.jsonl'}: line 3 cannot be read; left out" in caplog.text
     assert [json.loads(text)["step"] for text in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 4, 5]
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 6' + bytes(50))  # as a power failure leaves the end
+    assert "metrics.jsonl: line 5 cannot be read; left out" in (unreadable_lines(tmp_path) or "")
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"step": 1}'))))
