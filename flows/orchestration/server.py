@@ -46,7 +46,7 @@ from pydantic import ValidationError
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch.process_env import is_loopback
 from gpt2train.settings import read_toml
-from gpt2train.store.files import is_full
+from gpt2train.store.files import probe_space
 from gpt2train.store.process import LastChange, die_with_parent
 
 log = logging.getLogger("gpt2train")
@@ -248,8 +248,7 @@ def api_key() -> str:
             Path(temporary).unlink()
         return path.read_text().strip()
     except OSError as error:
-        if is_full(_prefect_home()):
-            raise _disk_full_error() from error
+        _check_space(error)
         raise UserError(
             f"cannot store the key of the embedded Prefect server in {path} ({error.strerror}); set PREFECT_HOME to a "
             "folder that you own"
@@ -375,8 +374,10 @@ def _prefect_home() -> Path:
     return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
 
 
-def _disk_full_error() -> RunError:
-    return RunError(f"no space left in {_prefect_home()} for the embedded Prefect server; free some and run again")
+def _check_space(cause: OSError | None = None) -> None:
+    if full := probe_space(_prefect_home()):
+        place = f"in {_prefect_home()} for the embedded Prefect server"
+        raise RunError(f"{full.reason} {place}; {full.remedy} and run again") from cause
 
 
 def _wait_until_healthy(
@@ -396,8 +397,7 @@ def _wait_until_healthy(
                 return
         now, used = time.monotonic(), _cpu_seconds(process.pid)
         if process.poll() is not None or progress.age(used) > STALLED_SECONDS:
-            if is_full(_prefect_home()):  # the server itself does not report it
-                raise _disk_full_error()
+            _check_space()  # the server itself does not report it
             output.seek(0)
             lines = output.read().rpartition("Traceback (most recent call last):")[2].splitlines()
             text = " ".join(line.strip() for line in lines if not line.startswith(" "))[-300:].strip() or "no output"

@@ -16,12 +16,12 @@ from gpt2train.compat.torch import checkpoint_writer
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.mesh import all_or_raise
 from gpt2train.store.files import (
-    DISK_FULL_ERRNOS,
     atomic_file,
     fsync,
-    is_full,
     make_folder,
     missing_folder,
+    no_space,
+    probe_space,
     write_error,
 )
 from gpt2train.store.run_folder import BEST, FOLDER, LATEST, MANIFEST, TEMPORARY, checkpoint_name, list_checkpoints
@@ -104,9 +104,11 @@ def _publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, 
 
 
 def _save_error(path: Path, error: BaseException) -> RunError:
+    full = no_space(error) if isinstance(error, OSError) else None
     # torch's writer reports a full disk as an "unexpected pos" of its zip file, so the disk itself is checked as well.
-    if (isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS) or is_full(path.parent):
-        return RunError(f"no space left while saving {path}; free some and run again: earlier checkpoints are intact")
+    if full := full or probe_space(path.parent, max((file.stat().st_size for file in path.glob("*")), default=0)):
+        remedy = f"{full.remedy} and run again: earlier checkpoints are intact"
+        return RunError(f"{full.reason} while saving {path}; {remedy}")
     if (missing := missing_folder(path)) is not None:
         return RunError(f"cannot save {path}: the folder {missing} was removed; put it back, or run again")
     return RunError(f"cannot save {path}: {error}; earlier checkpoints are intact")

@@ -13,7 +13,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.model.families import MODELS, is_lookup, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.gpu_peaks import peak_flops
-from gpt2train.store.files import DISK_FULL_ERRNOS, read_json_lines, write_atomic
+from gpt2train.store.files import no_space, read_json_lines, write_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -114,13 +114,13 @@ class MetricsWriter:
         line = json.dumps(plain).encode() + b"\n"
         name = self._file.name
         try:
-            whole = self._file.write(line) == len(line)
+            while line:  # a disk takes a part of the line before it is full
+                line = line[self._file.write(line) :]
         except OSError as error:
-            if error.errno not in DISK_FULL_ERRNOS:
+            if (full := no_space(error)) is None:
                 raise RunError(f"cannot write {name}: {error.strerror}; checkpoints are intact") from error
-            whole = False
-        if not whole:
-            raise RunError(f"no space left while writing {name}; free some and run again: checkpoints are intact")
+            remedy = f"{full.remedy} and run again: checkpoints are intact"
+            raise RunError(f"{full.reason} while writing {name}; {remedy}") from error
         if os.fstat(self._file.fileno()).st_nlink == 0:  # writing goes on without an error, into a file without a name
             raise UserError(f"{name} was removed during the run; run again, which resumes from the last checkpoint")
         values = {name: value for name, value in plain.items() if value is not None and name not in NOT_CURVES}

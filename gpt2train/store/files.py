@@ -12,25 +12,46 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt2train.errors import RunError, UserError
 
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)  # disk full, quota exceeded
 DEFAULT_REMEDY = "give another --output"  # of a write that failed
 ADAPTER = "adapter_config.json"  # of PEFT
-PROBE_BYTES = 1 << 20  # size of the test file; a disk that refuses it counts as full
+PROBE_BYTES = 1 << 20  # that a disk has to take; one that refuses them counts as full
 
 
 def write_error(place: str | Path, error: OSError, remedy: str = DEFAULT_REMEDY) -> UserError | RunError:
     """Convert a failed write to an error that names the path, the reason and the remedy."""
-    if error.errno in DISK_FULL_ERRNOS:
-        return RunError(f"no space left while writing {place}: free some, or {remedy}; run again to continue")
+    if (full := no_space(error)) is not None:
+        return RunError(f"{full.reason} while writing {place}: {full.remedy}, or {remedy}; run again to continue")
     if error.errno == errno.ENOENT and (missing := missing_folder(Path(place))) is not None:
         return UserError(f"cannot write {place}: the folder {missing} is missing; put it back, or run again")
     return UserError(f"cannot write {place}: {error.strerror or error}; {remedy}")
+
+
+class NoSpace(NamedTuple):
+    """Reason and remedy of a write that found no space."""
+
+    reason: str
+    remedy: str
+
+
+def no_space(error: OSError) -> NoSpace | None:
+    """Return why a write found no space; None if it failed for another reason."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace("no space left", "free some")
+    if error.errno != errno.EFBIG:
+        return None
+    limit = error.strerror
+    with contextlib.suppress(ImportError):
+        import resource  # missing on Windows
+
+        soft = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        limit = error.strerror if soft == resource.RLIM_INFINITY else f"{format_bytes(soft)}, ulimit -f"
+    return NoSpace(f"the size limit of a file ({limit}) is reached", "raise it")
 
 
 def missing_folder(path: Path) -> Path | None:
@@ -77,16 +98,17 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
         raise UserError(f"{path} is not a model folder (no config.json); {remedy}")
 
 
-def is_full(folder: Path) -> bool:
-    """Return True if a folder has no space for `PROBE_BYTES`; it writes a file, since quotas are not reported."""
+def probe_space(folder: Path, offset: int = 0) -> NoSpace | None:
+    """Return why a folder takes no `PROBE_BYTES` at an offset of a file; they are written: no quota is reported."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.seek(offset)
             probe.write(bytes(PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        return error.errno in DISK_FULL_ERRNOS
-    return False
+        return no_space(error)
+    return None
 
 
 def private_folder() -> Path:

@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import UserError
 from gpt2train.settings import Record, in_home
-from gpt2train.store.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, atomic_file, make_folder, write_error
+from gpt2train.store.files import DEFAULT_REMEDY, atomic_file, make_folder, no_space, write_error
 from gpt2train.store.inner_path import InnerPath
 from gpt2train.store.object_stores import BLOCK, is_alive, open_store, translate_store_errors
 
@@ -257,6 +257,6 @@ def translate_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Itera
     try:
         yield
     except OSError as error:
-        if error.errno in (*DISK_FULL_ERRNOS, *REFUSED):
-            raise write_error(location, error, remedy if error.errno in DISK_FULL_ERRNOS else DEFAULT_REMEDY) from error
+        if error.errno in REFUSED or no_space(error):
+            raise write_error(location, error, remedy if no_space(error) else DEFAULT_REMEDY) from error
         raise

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from gpt2train.errors import RunError
-from gpt2train.store.files import DISK_FULL_ERRNOS, write_error
+from gpt2train.store.files import no_space, write_error
 from gpt2train.store.folder import Folder
 from gpt2train.store.lost_files import lost_files_error
 from gpt2train.store.manifest import Manifest, Outcome, need_manifest
@@ -74,7 +74,7 @@ class Group:
                 try:
                     outcome = run_batch() if call is None else call(run_batch)
                 except OSError as error:
-                    if error.errno in DISK_FULL_ERRNOS:
+                    if no_space(error):
                         raise write_error(error.filename or self.step.folder.url, error) from error
                     if (lost := lost_files_error(self.step.root, error)) is None:
                         raise

@@ -41,7 +41,14 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: float | None = None) -> Path:
+def save(
+    run: Path,
+    step: int,
+    keep: int = 2,
+    keep_best: int = 0,
+    valid_loss: float | None = None,
+    state: dict[str, torch.Tensor] | None = None,
+) -> Path:
     manifest = CheckpointManifest(
         format=FORMAT,
         position=TrainState(step=step, samples=8 * step, updates=step, skipped=0),
@@ -51,7 +58,7 @@ def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: fl
         torch=torch.__version__,
         files={},
     )
-    return write(run, tensors(step), manifest, keep, keep_best)
+    return write(run, state or tensors(step), manifest, keep, keep_best)
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -128,20 +135,24 @@ def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path, is_call:
     assert not mark.exists()
 
 
-def test_a_save_over_the_quota_is_reported_as_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_over_a_limit_or_the_quota_is_reported_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(dir: Path) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # the disk has room; torch's own error has no reason
-    with file_limit(4096), pytest.raises(RunError, match=r"no space left while saving .*; free some and run again"):
-        save(tmp_path, 2)
+    def save_too_much(expected: str) -> None:
+        with file_limit(2**20), pytest.raises(RunError, match=rf"{expected} and run again: earlier checkpoints"):
+            save(tmp_path, 2, state={"model.a.weight": torch.zeros(700, 700)})
+
+    save_too_much(r"^the size limit of a file \(1\.0 MB, ulimit -f\) is reached while saving .*step-0.*; raise it")
+    monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # torch's own error has no reason
+    save_too_much("no space left while saving .*; free some")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
     first = save(tmp_path, 1)
-    with file_limit(4096), pytest.raises(RunError, match=r"cannot save .*earlier checkpoints are intact"):
+    with file_limit(4096), pytest.raises(RunError, match=r"size limit .*earlier checkpoints are intact"):
         save(tmp_path, 2)
-    with file_limit(0), pytest.raises(UserError, match=r"cannot write .*checkpoints"):
+    with file_limit(0), pytest.raises(RunError, match=r"size limit .*checkpoints"):
         clean_up(tmp_path)
     assert newest_checkpoint(tmp_path) == first
     verify(first)

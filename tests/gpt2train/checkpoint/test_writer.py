@@ -122,7 +122,7 @@ def test_a_failed_save_is_reported_at_the_next_step(
         wait_until(lambda: checkpoints.failed)
 
     monkeypatch.setattr(manager.CheckpointManager, "save", until_it_failed)
-    message = r"cannot save .*step-00000010.*earlier checkpoints are intact"
+    message = r"size limit .*step-00000010.*earlier checkpoints are intact"
     with file_limit(100 * 2**10), pytest.raises(RunError, match=message):  # the tensors are larger, the metrics not
         train(config, alone)
     assert read_metrics(config.output)[-1]["step"] == 12  # written during 11; the next save would be at 20

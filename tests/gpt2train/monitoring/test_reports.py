@@ -216,12 +216,12 @@ def test_a_falling_validation_loss_gives_no_warning(losses: list[float]) -> None
 
 def test_a_full_disk_is_reported_and_earlier_rows_stay(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, 0)
-    with file_limit(1000), pytest.raises(RunError, match=r"metrics\.jsonl.*checkpoints are intact"):
+    with file_limit(1000), pytest.raises(RunError, match=r"size limit .*metrics\.jsonl.*checkpoints are intact"):
         for step in range(1, 100):
             writer.write({"step": step, "loss": 1.0})
     with file_limit(1000):
         writer.close()
-    with file_limit(100), pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl"):
+    with file_limit(100), pytest.raises(RunError, match=r"size limit .*metrics\.jsonl"):
         MetricsWriter(tmp_path, 99)
     steps = [row["step"] for row in read_metrics(tmp_path)]
     assert steps == list(range(1, len(steps) + 1)) and 30 < len(steps) < 50

@@ -82,7 +82,7 @@ WRONG: dict[
     "output below a file": ("output", "DATA/text.bin/run", 2, r"cannot write .*text\.bin"),
     "output of another job": ("output", "DATA/two-jobs", 2, r"another training job uses .*two-jobs"),
     "preset": ("steps", 4, 2, r"unknown preset '346m'; did you mean '345m'\?"),
-    "file limit": ("steps", 40, 1, r"cannot save .*step-00000006"),
+    "file limit": ("steps", 40, 1, r"size limit .*100\.0 kB.*step-00000006.*raise it"),
     "full disk": ("output", "DATA/disk/run", 1, r"no space left while saving .*step-0000000\d"),
 }
 SAVING: dict[str, Any] = {"checkpoints": {"interval": 2, "keep": 99}, "schedule": {"warmup": 1}}
