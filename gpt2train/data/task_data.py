@@ -191,6 +191,8 @@ class AnswerData(TaskData):
             remedy = "make it with python -m flows.finetune"
             raise UserError(f"{self.prefix} is not prompts and answers: documents of two sequences or more; {remedy}")
         self._counts -= lengths[self.firsts[:-1]] == 0  # nothing precedes the first token
+        if not self._counts.any():
+            raise UserError(f"{self.prefix} has no token of an answer, so that nothing is learned; give other samples")
 
     def _check_document(self, document: int) -> None:
         self._check_tokens(document, np.concatenate(self.sequences(document)), self.context + 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -131,6 +131,7 @@ def test_every_sample_is_read_once_an_epoch_and_answers_alone_are_in_the_loss(da
     documents = data.draw(st.lists(st.lists(turn, min_size=1, max_size=2), min_size=1, max_size=9))
     with tempfile.TemporaryDirectory() as folder:
         flat = [[list(part) for turn in document for part in turn] for document in documents]
+        assume(any(target != -100 for document in flat for target in _plain(document)[1]))
         write_documents(Path(folder) / "train", flat)
         config = make(Path(folder), Path(folder) / "run", objective={"name": "answers"}, data={"valid": None})
         found = open_data(config, "train")
@@ -196,8 +197,11 @@ def test_wrong_objectives_are_refused(tmp_path: Path, alone: DistContext) -> Non
         train(classifier(tokens, tmp_path / "run", model={"labels": 0}), alone)
     with pytest.raises(UserError, match="the names of the classes are a JSON list"):
         classifier(tokens, tmp_path / "run", objective={"name": "classification", "options": {"labels": "[1]"}})
+    (tmp_path / "lm").mkdir()
+    write_documents(tmp_path / "lm" / "train", [[[1, 2], []], [[], [3]]])
+    with pytest.raises(UserError, match="has no token of an answer, so that nothing is learned"):
+        train(make(tmp_path / "lm", tmp_path / "run", objective={"name": "answers"}), alone)
     with pytest.raises(UserError, match="is not prompts and answers"):
-        (tmp_path / "lm").mkdir()
         train(make(write_tokens(tmp_path / "lm"), tmp_path / "run", objective={"name": "answers"}), alone)
 
 
