@@ -48,6 +48,10 @@ FIXED: dict[str, Any] = {
     "add_cross_attention": False,
 }
 
+# Names that transformers reads as those of GPT-2, and some programs write.
+ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+ALIASES |= {"max_position_embeddings": "n_positions"}
+
 # Further fields in the config of OpenAI's published GPT-2 (also `n_ctx`, which llama.cpp's converter needs). The values
 # are transformers' defaults, so they have no effect there.
 PUBLISHED: dict[str, Any] = {
@@ -100,6 +104,7 @@ class GPT2Layout(HFLayout):
         """Read the shape as `HFLayout` does; a value that the model does not implement is a `UserError` too."""
         if config.get("model_type") == OWN:
             return super().shape(config, file)
+        config = {ALIASES.get(key, key): value for key, value in config.items()}
         for key, value in FIXED.items():
             if config.get(key, value) != value:
                 raise UserError(f"{file}: {key} is {config[key]!r}, but only {value!r} is supported")

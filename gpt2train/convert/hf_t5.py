@@ -30,6 +30,9 @@ TOP = {
     "ln_f.weight": "decoder.final_layer_norm.weight",
 }
 PARTS = {"q": "q", "k": "k", "v": "v", "proj": "o"}
+# Names that transformers reads as those of T5.
+ALIASES = {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+ALIASES |= {"head_dim": "d_kv"}
 
 
 class T5Layout(HFLayout):
@@ -71,6 +74,7 @@ class T5Layout(HFLayout):
 
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
         """Read the shape as `HFLayout` does; a value that the model does not implement is a `UserError` too."""
+        config = {ALIASES.get(key, key): value for key, value in config.items()}
         activation = config.get("feed_forward_proj", "relu")
         if activation not in ("relu", "gated-gelu"):
             stated = f"feed_forward_proj is {str(activation)[:40]!r}"
