@@ -229,7 +229,7 @@ def check_free(folder: Path) -> None:
         try:
             read_shape(folder)  # a folder with any other `config.json` is not overwritten
         except UserError as error:
-            raise UserError(f"{folder} already exists and is not a model folder; give another --output") from error
+            raise UserError(f"{folder} already exists and is not a model folder; give another folder") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -248,7 +248,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         draft.rename(path)
         fsync(path.parent)
     except OSError as error:
-        raise write_error(path, error) from error
+        raise write_error(path, error, "give another folder") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         if path.exists():

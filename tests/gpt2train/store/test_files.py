@@ -48,6 +48,11 @@ def test_a_full_disk_is_no_user_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_unwritable_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    with (  # a command may have it as an argument without a name
+        pytest.raises(UserError, match=r"cannot write .*model: .*; give another folder"),
+        atomic_folder(tmp_path / "file" / "model"),
+    ):
+        pass
     with pytest.raises(UserError, match=r"cannot write .*run\.json: .*; give another --output"):
         write_atomic(tmp_path / "file" / "run.json", b"new")
 
