@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -62,18 +61,18 @@ def start(arguments: list[str], env: Mapping[str, str], stopping: Callable[[], b
         UserError: an argument is wrong, or the arguments contradict Slurm's variables.
         ChildFailedError: a rank failed and is not restarted.
     """
-    with contextlib.ExitStack() as cleanup:
-        args = _complete(parse_torchrun(arguments), env)
-        with _argument_errors():
-            processes = processes_per_node(args)
-        if processes < 1:
-            raise UserError(f"--nproc-per-node is {processes}; a job has at least 1 process on each machine")
-        # torchrun by itself sets one thread and prints a warning.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
-        if args.log_dir is None:  # torch would make a folder for files that the ranks do not write, and leave it
-            args.log_dir = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="torchelastic_"))
-        _run(args, stopping)
+    args = _complete(parse_torchrun(arguments), env)
+    with _argument_errors():
+        processes = processes_per_node(args)
+    if processes < 1:
+        raise UserError(f"--nproc-per-node is {processes}; a job has at least 1 process on each machine")
+    # torchrun by itself sets one thread and prints a warning.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    # torch would make a folder for files that the ranks do not write, and leave it; the filter needs them.
+    if args.log_dir is None and not args.local_ranks_filter:
+        args.log_dir = os.devnull
+    _run(args, stopping)
 
 
 def _run(args: Namespace, stopping: Callable[[], bool]) -> None:

@@ -1,6 +1,8 @@
 """Arguments and variables of the launcher of a machine."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,12 @@ def test_variables_of_another_job_do_not_matter_to_a_job_with_an_endpoint(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     start([*ONE, "true"], left, lambda: False)
     assert int(os.environ["OMP_NUM_THREADS"]) >= 1
+
+
+def test_no_folder_is_made_for_logs_that_would_stay_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    start([*ONE, "sh", "-c", f"ls {temporary} > {tmp_path / 'listed'}"], {}, lambda: False)
+    assert "torchelastic" not in (tmp_path / "listed").read_text()
