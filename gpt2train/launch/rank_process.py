@@ -28,6 +28,12 @@ from gpt2train.store.process import WARNING_SIGNALS, die_with_parent, end_proces
 log = logging.getLogger("gpt2train")
 
 INTERFACE_REMEDY = "set GLOO_SOCKET_IFNAME to the network interface that reaches the other machines"
+# Parts of errors at a limit, and the limit; gloo has a socket for each pair of ranks and group.
+LIMITS = {
+    "Too many open files": "ulimit -n",
+    "Resource temporarily unavailable": "of processes: ulimit -u, or that of the container",
+    "can't start new thread": "of processes: ulimit -u, or that of the container",
+}
 SIGNAL_DEBOUNCE_SECONDS = 1.0  # seconds within which several signals count as one
 LOCK_SECONDS = 1.0  # a job that was just killed may need a moment to release the lock
 
@@ -146,6 +152,9 @@ def _diagnose(error: BaseException, tb: TracebackType | None, rank: int) -> tupl
     if isinstance(error, KeyboardInterrupt):
         line = f"killed by a second signal; steps after the last checkpoint are lost{RESUMES}"
         return 130, None if rank else line
+    for symptom, limit in LIMITS.items():
+        if symptom in str(error):
+            return 1, f"rank {rank}: {symptom}; raise the limit ({limit}) and run again"
     if not is_lost_contact(error):
         return 1, f"rank {rank}: {type(error).__name__}: {error}"
     timed_out = "timed out" in str(error).lower()

@@ -97,7 +97,12 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "line"),
-    [("raise", "error: rank 1: ValueError: broken on purpose"), ("die", "error: rank 1 on ")],
+    [
+        ("raise", "error: rank 1: ValueError: broken on purpose"),
+        ("die", "error: rank 1 on "),
+        ("threads", "error: rank 1: can't start new thread; raise the limit (of processes: ulimit -u"),
+        ("files", "error: rank 1: Too many open files; raise the limit (ulimit -n)"),
+    ],
 )
 def test_a_failing_rank_ends_the_job_in_one_line(
     how: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
