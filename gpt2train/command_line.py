@@ -74,6 +74,8 @@ def exit_code(call: Callable[[], object], debug: bool) -> int:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return fail(f"{str(error.filename)[:60]}…: the name of a file is too long; give the right path", 2, debug)
+        if isinstance(error, PermissionError) and error.filename:
+            return fail(f"no permission for {error.filename}; change its mode, or run as its owner", 2, debug)
         if isinstance(error, BrokenPipeError) and _drop_output_without_reader():
             return BROKEN_PIPE
         return _fail_unexpectedly(error, debug)

@@ -141,19 +141,25 @@ def find_runs(root: Path) -> Iterator[Path]:
 
     Raises:
         UserError: the folder does not exist.
+        OSError: no run was found, and a folder cannot be read.
     """
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give an output folder, its runs/, or the folder of a run")
-    for path, subfolders, files in os.walk(root):
+    failures: list[OSError] = []
+    found = False
+    for path, subfolders, files in os.walk(root, onerror=failures.append):
         folder = Path(path)
         names = {*subfolders, *files}
         if RECORD in names or (CONFIG_FILE in names and not names.isdisjoint(SIGNS)):
             subfolders.clear()
+            found = True
             yield folder
         elif len(folder.relative_to(root).parts) >= MAX_DEPTH:
             subfolders.clear()
         else:
             subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "_")))
+    if failures and not found:
+        raise failures[0]
 
 
 def read_run(folder: Path, name: str | None = None) -> Run:

@@ -233,6 +233,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     Raises:
         RunError: the disk is full.
         UserError: the path is not writable.
+        OSError: the block failed to read another file.
     """
     token = secrets.token_hex(6)
     draft, old = path.parent / f".tmp-{token}", path.parent / f".old-{token}"
@@ -248,6 +249,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         draft.rename(path)
         fsync(path.parent)
     except OSError as error:
+        at = Path(error.filename) if error.filename else draft
+        if draft not in (at, *at.parents) and at not in (old, path, *path.parents):  # of a file that the block reads
+            raise
         raise write_error(path, error, "give another folder") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)

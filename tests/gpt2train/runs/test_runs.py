@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import filelock
 import pytest
@@ -193,6 +194,15 @@ def test_mistakes_are_one_error_line(
     assert run_command(app, ["runs", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_read_is_named(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(folder: Path | str) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(PermissionError, match=str(out)):
+        read_runs([out])
 
 
 def test_paths_are_no_difference_between_runs(tmp_path: Path) -> None:

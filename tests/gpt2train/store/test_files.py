@@ -53,6 +53,8 @@ def test_an_unwritable_path_is_named(tmp_path: Path) -> None:
         atomic_folder(tmp_path / "file" / "model"),
     ):
         pass
+    with pytest.raises(FileNotFoundError, match="source"), atomic_folder(tmp_path / "model"):
+        (tmp_path / "source").read_bytes()  # of a file that is read, which is no fault of the new folder
     with pytest.raises(UserError, match=r"cannot write .*run\.json: .*; give another --output"):
         write_atomic(tmp_path / "file" / "run.json", b"new")
 
