@@ -38,7 +38,8 @@ def open_tensors(folder: Path) -> dict[str, LazyTensor]:
         if files := weight_files(folder, name):
             found: dict[str, LazyTensor] = {}
             for file in files:
-                with contextlib.suppress(OSError), file.open("rb") as stream:
+                # Others stay: the libraries say "No such file" of one that may not be read as well.
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError), file.open("rb") as stream:
                     check_no_pointer(stream.read(len(LFS_POINTER)), file)
                 found |= opened(file)
             return found

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -146,7 +146,7 @@ def test_another_architecture_is_refused(tmp_path: Path, change: dict[str, objec
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
 
 
-def test_damage_and_pickles_are_refused(tmp_path: Path) -> None:
+def test_damage_and_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no config\.json"):
         read_model(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
@@ -167,6 +167,16 @@ def test_damage_and_pickles_are_refused(tmp_path: Path) -> None:
         read_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"half a file")
     with pytest.raises(UserError, match=r"model\.safetensors"):
+        read_model(tmp_path)
+
+    def refused(path: Path, *rest: Any, **more: Any) -> IO[Any]:
+        if path.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *rest, **more)
+
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(PermissionError):
         read_model(tmp_path)
 
 
