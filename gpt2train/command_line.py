@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from gpt2train.compat.cyclopts import convert_flags
 from gpt2train.errors import RunError, UserError, is_failure, redact, redacted_traceback
 from gpt2train.settings import is_group
+from gpt2train.store.files import no_space
 from gpt2train.store.hub import TOKENIZER_FILES, local_copy
 
 STDOUT = 1  # file descriptor
@@ -76,6 +77,9 @@ def exit_code(call: Callable[[], object], debug: bool) -> int:
             return fail(f"{str(error.filename)[:60]}…: the name of a file is too long; give the right path", 2, debug)
         if isinstance(error, PermissionError) and error.filename:
             return fail(f"no permission for {error.filename}; change its mode, or run as its owner", 2, debug)
+        if full := no_space(error):
+            place = error.filename or "a file or standard output"
+            return fail(f"{full.reason} while writing {place}; {full.remedy} and run again", 1, debug)
         if isinstance(error, BrokenPipeError) and _drop_output_without_reader():
             return BROKEN_PIPE
         return _fail_unexpectedly(error, debug)

@@ -144,6 +144,11 @@ def test_a_run_without_a_checkpoint_is_refused(trained_run: TrainedRun, tmp_path
     [
         (UserError("a b\nc"), 2, "error: a b c\n"),
         (RunError("full"), 1, "error: full\n"),
+        (
+            OSError(28, "no"),
+            1,
+            "error: no space left while writing a file or standard output; free some and run again\n",
+        ),
         (PermissionError(13, "no", "a"), 2, "error: no permission for a; change its mode, or run as its owner\n"),
         (KeyError("k"), 1, "error: KeyError: 'k' (--debug shows the traceback)\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
