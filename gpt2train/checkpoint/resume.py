@@ -52,9 +52,10 @@ def find_own(
     """Find the checkpoint from which a run resumes, but a `diverged` one; None if it has none. Collective.
 
     Raises:
-        UserError: the run folder has another model, tokenizer, seed or data.
+        UserError: the run folder has another model, tokenizer, seed or data, or is itself a checkpoint.
         RunError: all checkpoints are damaged; the run never silently restarts from scratch.
     """
+    all_or_raise(lambda: _check_no_checkpoint(config.output), group)
     found = newest_intact(config.output, group, diverged)
     if found is not None:
         all_or_raise(lambda: check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
@@ -68,6 +69,12 @@ def find_own(
         if (fp8 := before.get("performance.fp8", "off")) != config.performance.fp8:  # the only one that affects losses
             log.info("changed setting: performance.fp8 from %s to %s", fp8, config.performance.fp8)
     return found
+
+
+def _check_no_checkpoint(output: str) -> None:
+    if (Path(output) / run_folder.MANIFEST).exists():
+        remedy = "give it as checkpoints.init_from, and another output"
+        raise UserError(f"{output} is a checkpoint, not the folder of a run: it would not be read; {remedy}")
 
 
 def validation_identity(config: RunConfig, data: Dataset | None = None) -> str | None:

@@ -126,6 +126,8 @@ def test_unusable_starts_are_refused(tokens: Path, tmp_path: Path, alone: DistCo
     ):
         with pytest.raises(UserError, match=message):
             train(from_(tokens, tmp_path / "b", saved_run.output, restore, **changes), alone)
+    with pytest.raises(UserError, match=r"is a checkpoint, not the folder of a run: .*init_from"):
+        train(make(tokens, newest_checkpoint(saved_run.output)), alone)
     assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "ab")
 
 
