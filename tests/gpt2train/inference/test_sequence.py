@@ -218,6 +218,15 @@ def test_draws_follow_the_distribution() -> None:
     assert shares[2] == 0
 
 
+def test_the_rounding_of_logits_changes_no_draw() -> None:
+    """Logits differ with the size of the batch, and with it where the ends of 50,000 intervals are."""
+    generator, stream = torch.Generator().manual_seed(1), rng_for(0, 0)
+    logits = torch.randn(640, 50_257, generator=generator) * 3
+    other = logits + torch.randn(logits.shape, generator=generator) * 1e-5
+    chances, ones = [stream.random() for _ in range(640)], [1.0] * 640
+    assert sample(logits, ones, 0, ones, chances) == sample(other, ones, 0, ones, chances)
+
+
 def test_random_streams_are_distinct() -> None:
     names = [(seed, row, sample) for seed in range(3) for row in range(3) for sample in range(3)]
     assert len({rng_for(*name).random() for name in names}) == len(names)
