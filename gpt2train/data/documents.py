@@ -25,7 +25,7 @@ from typing import IO, Any, Literal, NamedTuple, Self
 
 import orjson
 
-from gpt2train.data.packed_file import FaultLast, compression, unpack
+from gpt2train.data.packed_file import PACKED, FaultLast, compression, unpack
 from gpt2train.errors import LFS_POINTER, LFS_REMEDY, UTF16, UTF16_REMEDY, DamagedFileError, UserError
 
 BLOCK = 1 << 20  # bytes read at a time
@@ -40,7 +40,7 @@ DATASET_FILES = (
 )  # of the library datasets
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
 PARQUET_MAGIC = b"PAR1"
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")
+ARCHIVES = (*PACKED, ".tgz", ".tar")
 UNKNOWN = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
@@ -49,7 +49,10 @@ UNKNOWN = {
     b"\x1f\x9d": "compress",
 }
 UNKNOWN_NAMES = (".zip", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz", ".lzo")
-JSON_NAMES = (".json", ".jsonl", ".ndjson")
+# Endings by which every command knows a format, in lower case; the order is that of messages.
+JSON_NAMES = (".jsonl", ".json", ".ndjson", ".jsonlines", ".jl", ".ldjson", ".geojsonl")
+PARQUET_NAMES = (".parquet", ".pq", ".parq")
+TEXT_NAMES = (".txt", ".text", ".md", ".markdown")
 END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
 REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
@@ -243,7 +246,7 @@ def _broken(last: Row, error: Exception) -> Row:
 
 def _file_rows(path: Path, key: str, separator: bytes) -> Iterator[Row]:
     with path.open("rb", buffering=BLOCK) as file:
-        if file.read(4) == PARQUET_MAGIC:
+        if file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC:
             yield from _cells(path, key)
             return
         file.seek(0)
@@ -258,7 +261,7 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
         if not (suffix := compression(head)):
             break
         head, stream = _peek(unpack(stream, suffix))
-        name = name.removesuffix(PurePosixPath(name).suffix) if name.endswith(PACKED) else name
+        name = name.removesuffix(PurePosixPath(name).suffix) if name.endswith(ARCHIVES) else name
     first = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     if fault := _refusal(head, place, name, separator):
         if not depth:
@@ -266,11 +269,11 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
         yield Row(place, 0, "not_text", b"")
     elif head[257:262] == b"ustar":
         yield from _members(stream, place, separator, depth)
-    elif name.endswith(".txt") and separator:
+    elif name.endswith(TEXT_NAMES) and separator:
         for number, text in read_lines(stream, MAX_DOCUMENT, separator):
             if text is None or text.strip():
                 yield Row(place, number, "too_large" if text is None else "text", (text or b"").strip(b"\r\n"))
-    elif name.endswith(".txt"):
+    elif name.endswith(TEXT_NAMES):
         content = stream.read(MAX_DOCUMENT + 1)
         yield Row(place, 0, "text", content) if len(content) <= MAX_DOCUMENT else Row(place, 0, "too_large", b"")
     elif not head or first == b"{" or (name.endswith(JSON_NAMES) and first != b"["):
@@ -289,11 +292,11 @@ def _refusal(head: bytes, place: str, name: str, separator: bytes) -> str:
     Raises:
         DamagedFileError: it has no bytes, not even those by which a packed file begins.
     """
-    if not head and name.endswith((*PACKED, ".parquet")):
+    if not head and name.endswith((*ARCHIVES, *PARQUET_NAMES)):
         raise DamagedFileError(f"{place} has 0 bytes", "it has 0 bytes")
     if unknown := next((kind for magic, kind in UNKNOWN.items() if head.startswith(magic)), None):
         return f"{place} has an unknown compression ({unknown}); {REMEDY}"
-    if head.startswith(UTF16) and name.endswith((*JSON_NAMES, ".txt") if separator else JSON_NAMES):
+    if head.startswith(UTF16) and name.endswith((*JSON_NAMES, *TEXT_NAMES) if separator else JSON_NAMES):
         return f"{place}: {UTF16_REMEDY}"
     return f"{place} {LFS_REMEDY}" if head.startswith(LFS_POINTER) else ""
 
@@ -362,8 +365,8 @@ def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Ite
             if member.isdir():
                 continue
             where, name = f"{place}!{member.name}", member.name.lower()
-            packed = name.endswith(PACKED) and depth < MAX_DEPTH
-            known = (packed or name.endswith((".txt", *JSON_NAMES))) and not is_hidden(name)
+            packed = name.endswith(ARCHIVES) and depth < MAX_DEPTH
+            known = (packed or name.endswith((*TEXT_NAMES, *JSON_NAMES))) and not is_hidden(name)
             content = archive.extractfile(member) if known and member.isfile() else None
             row = Row(where, 0, "not_text", b"")
             if content is None:

@@ -22,6 +22,7 @@ PACKINGS = {
     ".xz": re.compile(rb"\xfd7zXZ\x00"),
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
 }
+PACKED = (*PACKINGS, ".gzip", ".zstd")  # endings of packed files
 TOO_LARGE = "too much memory"  # in pyarrow's error for a frame with a window beyond zstd's own limit, 2^27 bytes
 SKIP = 1 << 20  # bytes per read on the way back to the position
 
@@ -32,15 +33,15 @@ def compression(head: bytes) -> str:
 
 
 def unpack(stream: IO[bytes], suffix: str) -> Any:
-    """Decompress a stream as a suffix says: .gz, .bz2, .xz, .zst; with another, return it as it is."""
+    """Decompress a stream as a suffix says, one of `PACKED`; with another, return it as it is."""
     match suffix:
-        case ".gz":
+        case ".gz" | ".gzip":
             return gzip.GzipFile(fileobj=stream)
         case ".bz2":
             return io.BufferedReader(StreamsFile(stream, bz2.BZ2Decompressor))
         case ".xz":
             return io.BufferedReader(StreamsFile(stream, lzma.LZMADecompressor))
-        case ".zst":
+        case ".zst" | ".zstd":
             return ZstdFile(stream)
     return stream
 

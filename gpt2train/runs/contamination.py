@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpt2train.convert.markdown import table
-from gpt2train.data.documents import Row, expand, read_rows
+from gpt2train.data.documents import PARQUET_MAGIC, Row, expand, read_rows
 from gpt2train.data.suffix_search import Span, find_spans
 from gpt2train.data.tokenizer import encode_ordinary
 from gpt2train.errors import UserError
@@ -163,17 +163,28 @@ def _rows(path: Path, key: str | None) -> Iterator[tuple[int, list[str]]]:
 
 
 def _cells(path: Path, key: str | None) -> Iterator[Any]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
+    with path.open("rb") as start:
+        is_parquet = start.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+    if is_parquet:
+        yield from _parquet(path, key)
+        return
+    for row in read_rows(path, key or "text"):
+        yield from _values(row)
 
+
+def _parquet(path: Path, key: str | None) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
         with pq.ParquetFile(path) as file:
             if key is not None and key not in file.schema_arrow.names:
                 raise UserError(f"{path} has no column {key!r}, but {', '.join(file.schema_arrow.names)}")
             for batch in file.iter_batches(1024, columns=None if key is None else [key]):
                 yield from batch.to_pylist()
-        return
-    for row in read_rows(path, key or "text"):
-        yield from _values(row)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0][:150]
+        raise UserError(f"{path} is not a valid Parquet file ({reason}); copy it again") from error
 
 
 def _values(row: Row) -> Iterator[Any]:

@@ -17,9 +17,10 @@ import fsspec
 import idna
 
 from gpt2train.data.documents import read_lines
+from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import UserError
 from gpt2train.store.object_stores import check_store_url
-from tasks.core.input_files import PACKED, open_input
+from tasks.core.input_files import open_input
 
 LONGEST = 8192  # bytes of a line; no host name or URL is longer
 HOSTS_LINE = re.compile(r"(?:[0-9.]+|[0-9a-f]*:[0-9a-f:]*(?:%\w+)?)\s+(?=\S)")  # the address of a hosts file

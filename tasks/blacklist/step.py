@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import UserError
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome, digest
@@ -26,7 +27,7 @@ from tasks.blacklist.megatron_rules import MegatronClassifier
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.forgotten import REASON, forgotten_beside, name_of, read_forgotten
-from tasks.core.input_files import PACKED, InputFile, suffix_of, where_to_read
+from tasks.core.input_files import InputFile, suffix_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, write_table
 from tasks.core.step import Step

@@ -15,7 +15,6 @@ import os
 import re
 import stat
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,7 +24,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.data.documents import files_below, is_hidden
-from gpt2train.data.packed_file import FaultLast, WindowError, unpack
+from gpt2train.data.packed_file import PACKED, FaultLast, WindowError, unpack
 from gpt2train.errors import (
     LFS_POINTER,
     DamagedFileError,
@@ -46,7 +45,6 @@ log = logging.getLogger("gpt2train")
 
 BLOCK = 2**20  # bytes read at a time
 MAX_ENDINGS = 10  # of files of a folder that are not read, in the log
-PACKED = (".gz", ".bz2", ".xz", ".zst")
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)  # and bare `OSError`s of bz2 and zstd
 TAGS = (
     *("ETag", "etag", "md5Hash", "content_md5", "crc32c", "generation", "Content-MD5", "Digest", "checksum"),
@@ -151,7 +149,7 @@ def commits_of(files: Iterable[InputFile]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def open_input(location: str) -> Iterator[IO[bytes]]:
-    """Open a file for reading, decompressed according to its suffix (.gz .bz2 .xz .zst).
+    """Open a file for reading, decompressed according to its suffix, one of `PACKED`.
 
     Raises:
         UserError: On opening or while reading, the file cannot be read; the message names the file.
@@ -229,9 +227,7 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
             every = files_below(path) if isinstance(fs, LocalFileSystem) else fs.find(path)
             shown = [name for name in every if not is_hidden(name.removeprefix(folder))]
             names = [name for name in shown if kind_of(name) in suffixes]
-            if others := Counter(sorted(suffix_of(name) or "none" for name in shown if kind_of(name) not in suffixes)):
-                counts = ", ".join(f"{ending} {count:,}" for ending, count in others.most_common(MAX_ENDINGS))
-                log.info("%s: not read, by their endings: %s", pattern, counts)
+            _log_others(pattern, [name.removeprefix(folder) for name in shown if kind_of(name) not in suffixes])
             missing = f"no file in {pattern} ends in {', '.join(suffixes)}; {_check('folder', pattern, flag)}"
         elif not any(wildcard in pattern for wildcard in "*?[") or fs.exists(path):
             return [(pattern, base_name(pattern))]
@@ -248,6 +244,18 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         )
         for name in sorted(names)
     ]
+
+
+def _log_others(folder: str, names: Sequence[str]) -> None:
+    """Log how many files of a folder are not read, by their endings, with one name of each."""
+    endings: dict[str, list[str]] = {}
+    for name in sorted(names):
+        kind, suffix = kind_of(name), suffix_of(name)
+        endings.setdefault((kind + suffix if suffix in PACKED else suffix) or "none", []).append(name)
+    if ordered := sorted(endings.items(), key=lambda pair: (-len(pair[1]), pair[0])):
+        shown = [f"{ending} {len(found):,} ({found[0]})" for ending, found in ordered[:MAX_ENDINGS]]
+        more = f" and {len(ordered) - MAX_ENDINGS} more endings" if len(ordered) > MAX_ENDINGS else ""
+        log.info("%s: not read, by their endings: %s%s", folder, ", ".join(shown), more)
 
 
 def _of_split(dataset: str, split: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str, str]]:

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gpt2train.data.documents import read_lines
+from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, read_lines
 from gpt2train.errors import UserError
 from tasks.core.input_files import BLOCK, InputFile, find_inputs, kind_of, open_input
 
-SUFFIXES = (".txt", ".lst", ".parquet")
+TEXT = (".txt", ".lst")
 LONGEST = 8192  # bytes of a URL; longer ones are crawler traps or not URLs
 COLUMN = "url"
-DOCUMENTS = (".jsonl", ".ndjson", ".json", ".html", ".htm", ".xhtml")
+DOCUMENTS = (*JSON_NAMES, ".html", ".htm", ".xhtml")
 LISTED = b"crawl-data/"  # beginning of the lines of Common Crawl's warc.paths.gz
 ROWS = 8192  # of a Parquet file, in memory at a time
 # URL whose host needs no parser: in lower-case ASCII, not in brackets, without a user name before it.
@@ -41,7 +41,7 @@ def find_url_lists(patterns: Sequence[str]) -> list[InputFile]:
     """
     for pattern in patterns:
         _check_kind(pattern, b"")  # before a large file is read for its hash
-    lists = find_inputs(patterns, "--urls", SUFFIXES, check=_check_start)
+    lists = find_inputs(patterns, "--urls", (*TEXT, *PARQUET_NAMES), check=_check_start)
     for item in lists:
         if next(read_urls(item.location), None) is None:
             raise UserError(f"{item.location} holds no URL; one per line is expected")
@@ -54,7 +54,7 @@ def _check_start(location: str) -> None:
     Raises:
         UserError: The file is something else or cannot be read.
     """
-    if kind_of(location) == ".parquet":
+    if kind_of(location) in PARQUET_NAMES:
         return
     with open_input(location) as stream:
         head = stream.read(BLOCK)  # so much that a truncated list of some thousand URLs is found here
@@ -81,7 +81,7 @@ def read_urls(location: str) -> Iterator[tuple[int, str | None]]:
     Raises:
         UserError: The file cannot be read or does not have the format of its suffix; the message names the file.
     """
-    return _read_parquet(location) if kind_of(location) == ".parquet" else _read_text(location)
+    return _read_parquet(location) if kind_of(location) in PARQUET_NAMES else _read_text(location)
 
 
 def without_credentials(url: str) -> str:

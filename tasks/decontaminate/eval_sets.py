@@ -14,13 +14,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.data.documents import read_lines
+from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, TEXT_NAMES, read_lines
 from gpt2train.errors import UserError, not_utf8
 from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input
 
-JSON = (".jsonl", ".ndjson", ".json")
-PARQUET = (".parquet",)
-TEXT = (".txt", ".raw", ".text", ".tokens")
+TEXT = (*TEXT_NAMES, ".raw", ".tokens")
 MAX_LINE_BYTES = 2**26
 FLAG = "--decontaminate.against"
 
@@ -43,8 +41,8 @@ def find_sets(named: Sequence[tuple[str, str]], against: Sequence[str], key: str
     Raises:
         UserError: a file does not exist.
     """
-    sets = [EvaluationSet(name, find_inputs([path], FLAG, (*JSON, *TEXT))[0]) for name, path in named]
-    for file in find_inputs(against, FLAG, (*JSON, *PARQUET, *TEXT)) if against else ():
+    sets = [EvaluationSet(name, find_inputs([path], FLAG, (*JSON_NAMES, *TEXT))[0]) for name, path in named]
+    for file in find_inputs(against, FLAG, (*JSON_NAMES, *PARQUET_NAMES, *TEXT)) if against else ():
         plain = base_name(file.name).partition(".")[0] or base_name(file.name)
         taken = {item.name for item in sets}
         name = next(n for n in (plain, *(f"{plain}-{count}" for count in range(2, len(taken) + 3))) if n not in taken)
@@ -69,7 +67,7 @@ def passages(item: EvaluationSet) -> Iterator[dict[str, Any]]:
         UserError: the set has no passage, or a row does not have the format of the file's extension.
     """
     kind, count = kind_of(item.file.location), 0
-    read = _parquet if kind in PARQUET else _json if kind in JSON else _text
+    read = _parquet if kind in PARQUET_NAMES else _json if kind in JSON_NAMES else _text
     for number, text in read(item):
         if text.strip():
             count += 1

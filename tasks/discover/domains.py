@@ -8,8 +8,10 @@ from pathlib import Path
 from yarl import URL
 
 from gpt2train.data.documents import read_lines
+from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import UserError
 from tasks.core.input_files import open_input
+from tasks.core.url_lists import TEXT
 
 LONGEST = 300  # bytes of a line
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.?", re.ASCII)
@@ -47,7 +49,7 @@ def find_domains(given: Sequence[str]) -> list[Domain]:
     found: dict[Domain, None] = {}
     for item in given:
         entries: Iterator[tuple[str, str]] = iter([("--domains", item)])
-        if Path(item).is_file() or item.endswith((".txt", ".lst", ".gz", ".zst", ".xz", ".bz2")):
+        if Path(item).is_file() or item.endswith((*TEXT, *PACKED)):
             entries = _lines(item)
         for place, text in entries:
             found.setdefault(_parse(text, place))

@@ -10,7 +10,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.data.documents import read_lines
+from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, read_lines
 from gpt2train.errors import UserError, not_utf8
 from tasks.core.input_files import InputFile, find_inputs, kind_of, open_input
 from tasks.finetune.settings import TaskSettings
@@ -18,11 +18,8 @@ from tasks.finetune.settings import TaskSettings
 FORMATS = {
     ".tsv": "tsv",
     ".csv": "csv",
-    ".jsonl": "json",
-    ".json": "json",
-    ".ndjson": "json",
-    ".parquet": "parquet",
-    ".pq": "parquet",
+    **dict.fromkeys(JSON_NAMES, "json"),
+    **dict.fromkeys(PARQUET_NAMES, "parquet"),
     ".txt": "text",
 }
 MAX_VALUE = 2**24  # bytes of a line, characters of a value; longer ones are rejected

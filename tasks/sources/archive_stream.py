@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import DamagedFileError
-from tasks.core.input_files import open_input, open_raw
+from tasks.core.input_files import open_input, open_raw, suffix_of
 
 if TYPE_CHECKING:
     from zlib import _Decompress as _Inflate
 
 BLOCK = 2**16  # bytes read at a time; a larger block would be copied once for each small member in it
 GZIP = b"\x1f\x8b\x08"
+OTHER_PACKINGS = tuple(suffix for suffix in PACKED if suffix not in (".gz", ".gzip"))
 RECORD = b"WARC/"  # first bytes of a record
 # Limit on bytes that are read again after returning: a constant, and a factor of the bytes read once.
 MIN_REREAD, REREAD_FACTOR = 2**26, 8
@@ -270,12 +272,12 @@ def _begins_record(packed: bytes) -> bool:
 
 @contextmanager
 def open_archive(location: str) -> Iterator[ArchiveStream]:
-    """Open an archive: plain or gzip by its first bytes, other compression (.zst .xz .bz2) by its suffix.
+    """Open an archive: plain or gzip by its first bytes, other compression by its suffix.
 
     Raises:
         UserError: The file cannot be read.
     """
-    if location.lower().endswith((".zst", ".xz", ".bz2")):
+    if suffix_of(location) in OTHER_PACKINGS:
         with open_input(location) as stream:
             yield ArchiveStream(stream, gzipped=False, seekable=False)
         return

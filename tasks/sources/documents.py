@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from gpt2train.data.documents import scraped_text
+from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, scraped_text
+from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import DamagedFileError, UserError
 from gpt2train.store.manifest import digest
 from tasks.core.input_files import InputFile, find_inputs, kind_of
@@ -33,15 +34,11 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
     def check(location: str) -> None:
         if kind_of(location) not in known:
             hint = "give archives with --warcs" if kind_of(location) == ".warc" else "rename it"
-            raise UserError(f"{location}: its ending is none of {' '.join(known)} (also .gz .bz2 .xz .zst); {hint}")
+            raise UserError(f"{location}: its ending is none of {' '.join(known)} (also {' '.join(PACKED)}); {hint}")
 
     files = _with_meta(find_inputs(patterns, "--documents", known, faults=True, check=check))
     texts = tuple(file for file in files if kind_of(file.location) in text_records.ENDINGS)
-    keyed = (
-        file
-        for file in texts
-        if file.fault is None and kind_of(file.location) in (*text_records.JSON, *text_records.PARQUET)
-    )
+    keyed = (file for file in texts if file.fault is None and kind_of(file.location) in (*JSON_NAMES, *PARQUET_NAMES))
     for file in islice(keyed, CHECKED_FILES):
         try:
             next(text_records.read_items(file, key, max_bytes), None)

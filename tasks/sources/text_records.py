@@ -15,8 +15,11 @@ from typing import IO, Any, NamedTuple
 
 from gpt2train.data.documents import (
     END_OF_TEXT,
+    JSON_NAMES,
+    PARQUET_NAMES,
     PYTHON_REMEDY,
     PYTHON_ROW,
+    TEXT_NAMES,
     find_value,
     parse,
     read_lines,
@@ -30,11 +33,8 @@ from tasks.sources.archive_stream import open_archive
 from tasks.sources.settings import PATHS, Paths
 from tasks.sources.warc_records import BrokenRecord, read_records
 
-JSON = (".jsonl", ".json", ".ndjson")
-PARQUET = (".parquet",)
-TEXT = (".txt", ".md", ".text")
 WET = (".wet",)
-ENDINGS = (*JSON, *PARQUET, *TEXT, *WET)
+ENDINGS = (*JSON_NAMES, *PARQUET_NAMES, *TEXT_NAMES, *WET)
 HEAD = 10  # rows by which the format of a file is checked
 BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
@@ -63,9 +63,9 @@ def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "", p
         UserError: The file does not have the format of its suffix, or lacks the key; the message names its keys.
     """
     kind = kind_of(file.location)
-    if kind in JSON:
+    if kind in JSON_NAMES:
         return json_items(file.location, key, max_bytes, paths)
-    if kind in PARQUET:
+    if kind in PARQUET_NAMES:
         return parquet_items(file.location, key, max_bytes, paths)
     return wet_items(file.location, max_bytes) if kind in WET else text_items(file, max_bytes, separator)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpt2train.data.documents import END_OF_TEXT
+from gpt2train.data.documents import END_OF_TEXT, TEXT_NAMES
 from gpt2train.errors import DamagedFileError
 from gpt2train.store.counts import count_of
 from gpt2train.store.folder import Folder
@@ -22,7 +22,7 @@ from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Step
 from tasks.sources.settings import TextsSettings
-from tasks.sources.text_records import SEPARATE, TEXT, Item, read_items
+from tasks.sources.text_records import SEPARATE, Item, read_items
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 LICENSE = "license_"  # start of the facts that count the licences of documents
@@ -75,7 +75,7 @@ def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, 
         else:
             where = ", ".join(filter(None, (file.name, item.location)))
             shards.reject(row, item.reason, f"{where}: {item.detail}")
-        if kind_of(file.location) in TEXT and (END_OF_TEXT in item.text or item.detail.endswith(SEPARATE)):
+        if kind_of(file.location) in TEXT_NAMES and (END_OF_TEXT in item.text or item.detail.endswith(SEPARATE)):
             unseparated += 1
     outcome = shards.close()
     facts = {"unseparated": unseparated} if unseparated else {}

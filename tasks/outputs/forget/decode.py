@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpt2train.data.documents import JSON_NAMES
 from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
 from gpt2train.data.packed_file import FaultLast, compression, unpack
 from gpt2train.store.folder import Folder
@@ -30,6 +31,7 @@ OVERLAP = 2**16  # bytes of a block that are searched again with the next one
 HEAD = 4096  # bytes of a text without a NUL
 ROWS = 1024
 TEXT_COLUMNS = ("text", "title")  # of a page; what they mention is its own
+LINES = tuple(name for name in JSON_NAMES if name != ".json")  # endings of files of one object per line
 TAG = re.compile(r"<[^>]*>")
 
 
@@ -120,7 +122,7 @@ def _file(stream: io.BufferedReader, name: str) -> Iterator[Piece]:
     Entities and tags of a text are resolved beside the text as it is.
     """
     is_text = b"\0" not in stream.peek(HEAD)[:HEAD]
-    if is_text and name.endswith((".jsonl", ".ndjson")):
+    if is_text and name.endswith(LINES):
         for number, line in enumerate(stream):
             yield json_line(line, f"line {number + 1:,}")
         return

@@ -15,13 +15,12 @@ from gpt2train.store.run_folder import FOLDER as CHECKPOINTS
 from gpt2train.store.run_folder import MANIFEST as CHECKPOINT_MANIFEST
 from tasks.core.forgotten import FORGOTTEN, Forgotten, encode_forgotten, read_forgotten
 from tasks.download.journal import clear_journals
-from tasks.outputs.forget.decode import json_line
+from tasks.outputs.forget.decode import LINES, json_line
 from tasks.outputs.forget.plan import Removal
 from tasks.outputs.forget.rewrite import rewrite_step
 from tasks.outputs.forget.scan import Scanned, Searcher, Trace, is_traced, scan
 from tasks.outputs.forget.training import MERGE_RECORDS, MERGED, RunReading, write_settings
 
-LINES = (".jsonl", ".ndjson")
 KEPT = ("config.toml", "run.json")  # files of a run without which it is none
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gpt2train.cli import app, run_command
@@ -205,6 +207,11 @@ def test_contamination_of_evaluation_sets(root: Path, tmp_path: Path, capsys: py
     assert (found.rows, found.contaminated) == (100, 30)
     assert all(example.row > 70 and example.url for example in found.examples)
     assert measure(tracer, tmp_path / "mixed.jsonl", key="question").contaminated == 0
+    pq.write_table(pa.Table.from_pylist(lines), tmp_path / "mixed.pq")
+    assert measure(tracer, tmp_path / "mixed.pq").contaminated == 30
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "mixed.pq").read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"cut\.parquet is not a valid Parquet file \(.*\); copy it again"):
+        measure(tracer, tmp_path / "cut.parquet")
     assert run_command(app, ["data", "contamination", str(tmp_path / "mixed.jsonl"), str(tmp_path / "lines.txt"),
                              "--data", str(root)]) == 0  # fmt: skip
     shown = capsys.readouterr().out

@@ -35,15 +35,16 @@ def test_files_globs_and_folders_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "gpt2train")
-    for name in ("b.txt", "a.TXT", "c.lst", "sub/d.txt.gz", "sub/deep/e.parquet", "sub/notes.pdf", "odd[1].txt"):
+    below = ["a.TXT", "b.txt", "odd[1].txt", "sub/d.txt.gz", "sub/deep/e.parquet"]
+    for name in (*below, "c.lst", "sub/notes.pdf", "x.log.gz"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     assert names([f"{tmp_path}/c.lst", f"{tmp_path}/*.txt"]) == ["c.lst", "b.txt", "odd[1].txt"]
     assert names([f"{tmp_path}/odd[1].txt"]) == ["odd[1].txt"]  # a file that is there is no pattern
-    below = ["a.TXT", "b.txt", "odd[1].txt", "sub/d.txt.gz", "sub/deep/e.parquet"]
     assert not caplog.messages
     assert names([str(tmp_path)], ".txt", ".parquet") == below
-    assert caplog.messages == [f"{tmp_path}: not read, by their endings: .lst 1, .pdf 1"]
+    others = ".log.gz 1 (x.log.gz), .lst 1 (c.lst), .pdf 1 (sub/notes.pdf)"
+    assert caplog.messages == [f"{tmp_path}: not read, by their endings: {others}"]
     for name in (
         ".sub/e.txt",
         "__MACOSX/._b.txt",

@@ -41,7 +41,7 @@ from tasks.sources.user_files import grouped
 from tasks.sources.webpages import WebpagesSettings, webpages
 from tests.hub_server import Hub
 from tests.tasks.corpus import Inline, rejected_of, rows_of
-from tests.tasks.sources.archives import record
+from tests.tasks.sources.archives import record, zstd
 from tests.tasks.sources.text_files import COMPRESSORS, read, write
 
 NO_SUCH = {
@@ -65,6 +65,25 @@ def test_a_file_with_a_wrong_suffix_is_refused(tmp_path: Path, kind: str) -> Non
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=said):
         find_documents([str(tmp_path / name)], "text", 2**20)
+
+
+LINE = b'{"text": "one two"}\n'
+NAMED = {
+    **dict.fromkeys(("a.jsonlines", "a.jl", "a.ldjson", "a.geojsonl", "a.NDJSON"), LINE),
+    **{"a.json.gzip": gzip.compress(LINE), "a.jsonl.zstd": zstd(LINE)},
+    **dict.fromkeys(("a.text", "a.markdown"), b"one two"),
+}
+
+
+@pytest.mark.parametrize("name", [*NAMED, "a.pq", "a.parq"])
+def test_the_data_flow_and_data_tokenize_know_the_same_endings(tmp_path: Path, name: str) -> None:
+    if name in NAMED:
+        (tmp_path / name).write_bytes(NAMED[name])
+    else:
+        pq.write_table(pa.table({"text": ["one two"]}), tmp_path / name)
+    assert list(documents(tmp_path / name, "text")) == ["one two"]
+    manifest = read(tmp_path / "out", tmp_path)
+    assert [row["text"] for row in rows_of(Folder(tmp_path / "out"), manifest)] == ["one two"]
 
 
 def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path) -> None:
