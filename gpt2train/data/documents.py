@@ -72,7 +72,7 @@ class Row(NamedTuple):
     place: str  # file, and member of an archive after `!`
     number: int  # line in JSON lines, row in Parquet or text between separators, from 1; 0 for a file that is one text
     kind: Literal["json", "text", "cell", "too_large", "null", "not_text", "broken_file"]
-    """The last four have no text. After a broken file's row its file has no more rows."""
+    """The last four have no text. After a broken file's row its file, or row group of Parquet, has no more rows."""
     content: bytes  # text or JSON object; the fault of a broken file
 
 
@@ -307,7 +307,9 @@ def _cells(path: Path, key: str) -> Iterator[Row]:
 
     place = str(path)
     for cell in read_cells(place, lambda: path.open("rb"), key, (), MAX_DOCUMENT):
-        if not cell.fits or (cell.text is not None and cell.text.size > MAX_DOCUMENT):
+        if cell.fault and cell.fits:
+            yield Row(place, cell.number, "broken_file", cell.fault.encode(errors="replace"))
+        elif cell.fault or (cell.text is not None and cell.text.size > MAX_DOCUMENT):
             yield Row(place, cell.number, "too_large", b"")
         elif cell.text is None:
             yield Row(place, cell.number, "null", b"")

@@ -27,7 +27,8 @@ class Cell(NamedTuple):
     number: int  # row, from 1
     text: pa.Buffer | None
     others: dict[str, Any]  # strings and numbers of the other columns; None for other types and invalid UTF-8
-    fits: bool = True  # False if this and the following rows take too much memory to unpack; it is the last one
+    fault: str = ""  # why this and the following rows of a row group cannot be read; the next one is the next group's
+    fits: bool = True  # False if these take too much memory to unpack
 
 
 def read_cells(
@@ -37,7 +38,11 @@ def read_cells(
     others: Sequence[str],
     max_bytes: int,
 ) -> Iterator[Cell]:
-    """Yield the rows of a Parquet file, some at a time.
+    """Yield the rows of a Parquet file, some at a time; the fault of a row group ends that group alone.
+
+    A row group that takes too much memory is read again with its texts as a dictionary, so that a text that a thousand
+    rows repeat is in memory once and is measured before it is copied. Arrow copies the dictionary for each batch, which
+    takes three times as long.
 
     Args:
         place: name of the file, for error messages.
@@ -47,70 +52,92 @@ def read_cells(
         max_bytes: largest text that is wanted; the memory for reading grows with it.
 
     Raises:
-        DamagedFileError: the file is not Parquet or is damaged.
+        DamagedFileError: the file is not Parquet, or its only row group is damaged.
         UserError: it has no text column of this name, or cannot be read.
     """
     number = 0
     try:
-        for dictionary in (False, True):
-            try:
-                with open_file() as raw:
-                    for cell in _cells(place, raw, key, others, max_bytes, number, dictionary=dictionary):
-                        number += 1
+        with _opened(place, open_file, key, dictionary=False) as file:
+            for group in range(file.num_row_groups):
+                first, end = number, number + file.metadata.row_group(group).num_rows
+                try:
+                    for cell in _cells(file, group, first, key, others, max_bytes):
+                        number = cell.number
                         yield cell
-                return
-            except MemoryError:  # also Arrow's own exception
-                continue
-        yield Cell(number + 1, None, {}, fits=False)
+                except MemoryError:  # also Arrow's own exception
+                    with _opened(place, open_file, key, dictionary=True) as other:
+                        try:
+                            for cell in _cells(other, group, first, key, others, max_bytes):
+                                if cell.number > number:
+                                    number = cell.number
+                                    yield cell
+                        except MemoryError:
+                            fault = f"the rows from here to {end:,} take more than {PARQUET_MB:,} MB to unpack"
+                            yield Cell(number + 1, None, {}, fault, fits=False)
+                except (pa.ArrowException, OSError) as error:
+                    if file.num_row_groups == 1 or is_io_failure(error):
+                        raise
+                    yield Cell(
+                        number + 1, None, {}, f"the rows from here to {end:,} are damaged ({_first_line(error)})"
+                    )
+                number = end
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0][:150]
         if is_io_failure(error):
-            raise UserError(f"cannot read {place}: {reason}; check the path") from error
-        fault = f"not a valid Parquet file after row {number:,} ({reason})"
+            raise UserError(f"cannot read {place}: {_first_line(error)}; check the path") from error
+        fault = f"not a valid Parquet file after row {number:,} ({_first_line(error)})"
         raise DamagedFileError(f"{place} is {fault}; write it again or rename it", fault) from error
 
 
-def _cells(
-    place: str, raw: IO[bytes], key: str, others: Sequence[str], max_bytes: int, done: int, *, dictionary: bool
-) -> Iterator[Cell]:
-    """Yield the rows of a Parquet file after the first `done` ones.
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:150]
 
-    With `dictionary`, the texts are read as a dictionary, so that a text that a thousand rows repeat is in memory once
-    and is measured before it is copied. Arrow copies the dictionary for each batch, which takes three times as long.
 
-    Raises:
-        MemoryError: a batch takes more than `PARQUET_MB`.
-    """
-    with contextlib.ExitStack() as stack:
+@contextlib.contextmanager
+def _opened(
+    place: str, open_file: Callable[[], AbstractContextManager[IO[bytes]]], key: str, *, dictionary: bool
+) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file with a column of texts, read as a dictionary if wanted."""
+    with open_file() as raw:
         schema = pq.read_schema(raw)
         raw.seek(0)
         kind = _type_of(schema, key)
         columns = [key] if dictionary and kind is not None and _is_text(kind) else None
         options = {"buffer_size": 2**20, "pre_buffer": False, "read_dictionary": columns}
-        file = stack.enter_context(pq.ParquetFile(raw, **options))
-        schema = file.schema_arrow
-        kind = _type_of(schema, key)
-        if kind is None:
-            several = schema.names.count(key) > 1
-            found, remedy = ("several columns", "rename them") if several else ("no column", "name it by --json-key")
-            raise UserError(f"{place} has {found} {key!r}; it has {list_names(schema.names)}; {remedy}")
-        if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-            raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by --json-key")
-        columns = [key, *(name for name in others if name != key and _type_of(schema, name) is not None)]
-        # In this thread alone: one of Arrow's that still holds a file of Python's when the interpreter ends aborts it.
-        batches = file.iter_batches(ROWS, columns=columns, use_threads=False)
-        number = 0
-        while True:
-            with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            further = [(name, _column(batch, name)) for name in columns[1:]]
-            # As bytes, because Arrow does not check that a string is valid UTF-8.
-            for row, text in enumerate(_texts(_column(batch, key))):
-                number += 1
-                if number > done:
-                    yield Cell(number, text.as_buffer(), {name: _plain(column[row]) for name, column in further})
+        with pq.ParquetFile(raw, page_checksum_verification=True, **options) as file:
+            schema = file.schema_arrow
+            kind = _type_of(schema, key)
+            if kind is None:
+                several = schema.names.count(key) > 1
+                found, remedy = (
+                    ("several columns", "rename them") if several else ("no column", "name it by --json-key")
+                )
+                raise UserError(f"{place} has {found} {key!r}; it has {list_names(schema.names)}; {remedy}")
+            if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+                raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by --json-key")
+            yield file
+
+
+def _cells(
+    file: pq.ParquetFile, group: int, number: int, key: str, others: Sequence[str], max_bytes: int
+) -> Iterator[Cell]:
+    """Yield the rows of a row group; the number is that of the row before it.
+
+    Raises:
+        MemoryError: a batch takes more than `PARQUET_MB`.
+    """
+    columns = [key, *(name for name in others if name != key and _type_of(file.schema_arrow, name) is not None)]
+    # In this thread alone: one of Arrow's that still holds a file of Python's when the interpreter ends aborts it.
+    batches = file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False)
+    while True:
+        with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        further = [(name, _column(batch, name)) for name in columns[1:]]
+        # As bytes, because Arrow does not check that a string is valid UTF-8.
+        for row, text in enumerate(_texts(_column(batch, key))):
+            number += 1
+            yield Cell(number, text.as_buffer(), {name: _plain(column[row]) for name, column in further})
 
 
 def list_names(names: list[str]) -> str:

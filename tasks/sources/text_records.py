@@ -25,7 +25,7 @@ from gpt2train.data.documents import (
     read_lines,
     split_objects,
 )
-from gpt2train.data.parquet_column import PARQUET_MB, Cell, list_names, read_cells
+from gpt2train.data.parquet_column import Cell, list_names, read_cells
 from gpt2train.errors import UTF16, UTF16_REMEDY, UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, open_raw, read_any, unreachable
@@ -135,7 +135,7 @@ def parquet_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS)
     """Yield the records of a Parquet file.
 
     Raises:
-        UserError: The file is not Parquet or is damaged, or it has no text column of this name.
+        UserError: The file is not Parquet or its only row group is damaged, or it has no text column of this name.
         TransientError: Its store does not answer.
     """
     others = [path for found in paths.values() for path in found]
@@ -151,9 +151,8 @@ def parquet_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS)
 
 def _cell_item(cell: Cell, key: str, max_bytes: int, paths: Paths) -> Item:
     location, data = f"row {cell.number:,}", cell.text
-    if not cell.fits:
-        detail = f"the rows from here on take more than {PARQUET_MB:,} MB to unpack"
-        return Item(location, reason="too_large", detail=detail)
+    if cell.fault:
+        return Item(location, reason="broken_file" if cell.fits else "too_large", detail=cell.fault)
     if data is not None and data.size > max_bytes:
         detail = f"a text of {data.size:,} bytes, at most {max_bytes:,} expected"
         return Item(location, reason="too_large", detail=detail)

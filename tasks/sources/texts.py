@@ -2,7 +2,7 @@
 
 `texts/part-00000-00000.parquet`, schema `shards.DOCUMENT`, in the order of the files and of their records, with a file
 of rejected rows. A record without a URL gets `<file>#<id>` or `<file>#<row>`; a text file gets its name. A damaged file
-has the records before its first fault, and a rejected row `broken_file`.
+has the records before its first fault, and a rejected row `broken_file`; of Parquet each damaged row group has.
 """
 
 import logging
@@ -41,7 +41,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
     step = Step(
         root,
         "texts",
-        version=3,
+        version=4,
         parameters=settings.model_dump(mode="json") | {"key": key},
         inputs={"files": identity_of(files), **read_forgotten(root).inputs},
         packages=("orjson",),

@@ -28,7 +28,7 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.documents import documents, read_rows
+from gpt2train.data.documents import Rejected, documents, read_rows
 from gpt2train.errors import TransientError, UserError
 from gpt2train.store.folder import Folder
 from tasks.core import input_files
@@ -135,18 +135,25 @@ def test_the_rows_before_a_break_are_kept(tmp_path: Path, pack: str) -> None:
         webpages(root, found.pages, WebpagesSettings(), Inline())
 
 
-def test_the_rows_before_a_damaged_page_of_parquet_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["header", "checksum"])
+def test_a_damaged_row_group_of_parquet_is_lost_alone(tmp_path: Path, fault: str) -> None:
+    """A page that cannot be read, and one that could be, but has another checksum than its header says."""
     rows = [f"{n} {'words ' * 50}" for n in range(1000)]
-    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", compression="none", row_group_size=250)
+    options = {"compression": "none", "row_group_size": 250, "write_page_checksum": True}
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", **options)
     data = bytearray((tmp_path / "a.parquet").read_bytes())
-    place = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(3).column(0).dictionary_page_offset
-    data[place : place + 56] = b"\xff" * 56
+    place = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(1).column(0).dictionary_page_offset
+    data[place : place + 56] = b"\xff" * 56 if fault == "header" else data[place : place + 50] + b"WORDS "
     (tmp_path / "a.parquet").write_bytes(bytes(data))
     manifest = read(tmp_path / "out", tmp_path)
-    kept = [row["text"] for row in rows_of(Folder(tmp_path / "out"), manifest)]
-    assert kept == rows[: len(kept)] and len(kept) >= 600
+    whole = [*rows[:250], *rows[500:]]
+    assert [row["text"] for row in rows_of(Folder(tmp_path / "out"), manifest)] == whole
     (bad,) = rejected_of(Folder(tmp_path / "out"), manifest)
-    assert bad["reason"] == "broken_file" and f"a.parquet, after row {len(kept)}: not a valid Parquet" in bad["detail"]
+    assert bad["reason"] == "broken_file"
+    assert bad["detail"].startswith("a.parquet, row 251: the rows from here to 500 are damaged (")
+    found = list(documents(tmp_path / "a.parquet", "text"))
+    assert [one for one in found if isinstance(one, str)] == whole
+    assert [(one.line, one.reason) for one in found if isinstance(one, Rejected)] == [(251, "broken_file")]
 
 
 def test_a_zstd_window_that_is_too_large_is_named(tmp_path: Path) -> None:
