@@ -14,7 +14,7 @@ import glob
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,14 @@ from gpt2train.errors import LFS_POINTER, RunError, UserError, check_no_pointer
 
 SUFFIX = ".bin"
 HEADER_BYTES = 4 * 256
-NUMPY_MAGIC = b"\x93NUMPY"
+# First bytes of other files that are named `.bin`, whose headers would be read as tokens.
+OTHERS = {
+    b"\x93NUMPY": "a file of numpy.save",
+    b"LITPKDS": "a packed file of lit-gpt",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b\x08\x00": "packed by gzip",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+}
 CHUNK = 1 << 24  # tokens searched at a time
 NAME = re.compile(r"(.*\.bin)(?:#(\d{1,9}))?", re.DOTALL)
 
@@ -97,9 +104,12 @@ def _layout(path: Path) -> tuple[Layout, int]:
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(len(LFS_POINTER))
+        other = next((kind for start, kind in OTHERS.items() if first.startswith(start)), "")
+        if len(first) > 8 and _is_chunk(file, size):
+            other = "a chunk of litData or MosaicML"
     check_no_pointer(first, path)
-    if first.startswith(NUMPY_MAGIC):
-        raise UserError(f"{path} is a file of numpy.save, whose header would be tokens; write it by array.tofile")
+    if other:
+        raise UserError(f"{path} is {other}, whose header would be tokens; write its tokens by array.tofile")
     head = np.frombuffer(first[:12], dtype="<i4").tolist() if size >= HEADER_BYTES else []
     if head and any(head[0] == magic for magic, _ in LLMC):
         layout = LLMC.get((head[0], head[1]))
@@ -111,7 +121,24 @@ def _layout(path: Path) -> tuple[Layout, int]:
         return layout, head[2]
     if size % NANOGPT.dtype.itemsize:
         raise UserError(f"{path} has {size:,} bytes, which are no tokens of two bytes; give a pair of .bin and .idx")
+    if _is_wide(path):
+        remedy = "each would be two; give a pair of .bin and .idx"
+        raise UserError(f"{path} seems to have tokens of four bytes, of which {remedy}")
     return NANOGPT, size // NANOGPT.dtype.itemsize
+
+
+def _is_wide(path: Path) -> bool:
+    """Return True if every second one of the first ids is as small as the upper half of a wider one."""
+    ids = np.fromfile(path, NANOGPT.dtype, 512)
+    return len(ids) >= 128 and bool((ids[1::2] < 4).all() and (ids[::2] >= 4).any())
+
+
+def _is_chunk(file: IO[bytes], size: int) -> bool:
+    """Return True if a file begins with a number of samples and their offsets, the last of which is its size."""
+    file.seek(0)
+    count, first = np.frombuffer(file.read(8), "<u4").tolist()
+    file.seek(4 * (count + 1))
+    return bool(first == 4 * (count + 2) and file.read(4) == size.to_bytes(8, "little")[:4])
 
 
 @lru_cache(maxsize=64)

@@ -1,5 +1,6 @@
 """Token files: the .bin/.idx pair as Megatron's, many read as one, its older format, nanoGPT's and llm.c's files."""
 
+import gzip
 import struct
 from pathlib import Path
 
@@ -363,6 +364,11 @@ def test_damage_of_raw_tokens_is_named(tmp_path: Path) -> None:
         (b"abc", "no tokens of two bytes"),
         (pointer + b"\n" * (len(pointer) % 2), r"x\.bin is a pointer of Git LFS.*git lfs pull"),
         (b"\x93NUMPY\x01\0" + bytes(120), r"x\.bin is a file of numpy\.save.*array\.tofile"),
+        (struct.pack("<7sQBQ", b"LITPKDS", 1, 8, 4) + bytes(8), r"x\.bin is a packed file of lit-gpt, .*array\.tofile"),
+        (struct.pack("<IIII", 2, 16, 20, 24) + bytes(8), r"x\.bin is a chunk of litData or MosaicML, .*array\.tofile"),
+        (gzip.compress(bytes(8)) + b"\0", r"x\.bin is packed by gzip"),
+        (np.arange(128, dtype="<u4").tobytes(), r"x\.bin seems to have tokens of four bytes"),
+        (b"PK\x03\x04" + bytes(40), r"x\.bin is a zip archive"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=fault):
