@@ -82,11 +82,13 @@ def format_of(file: InputFile, task: TaskSettings) -> str:
 
 
 def check_columns(file: InputFile, found: Sequence[str], task: TaskSettings) -> None:
-    """Check that a file has the columns of a task; that of the label may be missing in test files.
+    """Check that a file has the columns of a task, each once; that of the label may be missing in test files.
 
     Raises:
-        UserError: one is missing; the message has those that the file has.
+        UserError: one is missing or there several times; the message has those that the file has.
     """
+    if several := next((name for name in (*task.columns, task.data.label) if found.count(name) > 1), None):
+        raise UserError(f"{file.location} has several columns {several!r}; rename all but one")
     for name in task.text_columns:
         if name not in found:
             shown = ", ".join(map(repr, found[:20]))
@@ -114,6 +116,7 @@ def _separated(file: InputFile, task: TaskSettings) -> Iterator[Row]:
                     if not isinstance(values, list):
                         raise UserError(f"{file.location} has no line of column names; give them in data.columns")
                     names = [name.strip() for name in values]
+                    check_columns(file, names, task)
                     continue
                 number += 1
                 if not isinstance(values, list):

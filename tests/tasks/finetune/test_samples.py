@@ -389,6 +389,13 @@ def test_rows_that_cannot_be_read_have_a_reason(tmp_path: Path) -> None:
 HEAD = "it has 'text', 'label'; name it in data."
 
 
+def twice() -> bytes:
+    """Parquet with two columns of a name."""
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array([1])], ["text", "text", "label"])
+    pq.write_table(table, sink := io.BytesIO())
+    return sink.getvalue()
+
+
 def dated(kind: pa.DataType) -> bytes:
     """Parquet with a date that Python cannot express."""
     pq.write_table(pa.table({"text": ["a"], "label": pa.array([2**62], kind)}), sink := io.BytesIO())
@@ -400,6 +407,9 @@ def dated(kind: pa.DataType) -> bytes:
     [
         ("a.tsv", b"text\tlabel\na\tb\n", {"text": "sentence"}, f"no column 'sentence'; {HEAD}"),
         ("a.tsv", b"text\tlabel\na\tb\n", {"pair": "two"}, f"no column 'two'; {HEAD}p"),
+        ("a.tsv", b"text\tlabel\ttext\na\t1\tb\n", {}, "has several columns 'text'; rename all but one"),
+        ("a.csv", b"text,label,label\na,1,0\n", {}, "has several columns 'label'; rename all but one"),
+        ("a.parquet", twice(), {}, "has several columns 'text'; rename all but one"),
         ("a.tsv", b"text\tlabel\n", {}, "has no rows that can be read as tsv"),
         ("a.tsv", b"", {}, "has no rows that can be read as tsv"),
         ("a.json", b"[]", {}, "has no rows that can be read as json"),
