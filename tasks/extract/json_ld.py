@@ -18,6 +18,13 @@ DATED = re.compile(r"(?:Article|Posting|Report|WebPage)$")  # types; reviews and
 BREAKS = ("p", "br", "div", "li", "h1", "h2", "h3", "h4", "h5", "h6", "tr", "blockquote")
 
 
+def scripts_of(tree: HtmlElement) -> Iterator[str]:
+    """Yield the sources of the JSON-LD of a page."""
+    for script in tree.iter("script"):
+        if (script.get("type") or "").strip().lower() == "application/ld+json":
+            yield script.text or ""
+
+
 def article_body(tree: HtmlElement, parse: Callable[[str], HtmlElement | None]) -> str:
     """Longest `articleBody` of a page that its site declares free to read, a paragraph a line; "" if there is none."""
     text = max((one["articleBody"] for one in _stating(tree, "articleBody") if _is_free(one)), key=len, default="")
@@ -42,10 +49,8 @@ def _is_dated(value: dict[str, Any]) -> bool:
 
 def _stating(tree: HtmlElement, key: str) -> Iterator[dict[str, Any]]:
     """Yield the objects of a page's JSON-LD that state a text by this key."""
-    for script in tree.iter("script"):
-        text = script.text or ""
-        is_json = (script.get("type") or "").strip().lower() == "application/ld+json"
-        if not is_json or key not in text or len(text) > MAX_SCRIPT:
+    for text in scripts_of(tree):
+        if key not in text or len(text) > MAX_SCRIPT:
             continue
         text = text if '"' in text else html.unescape(text)  # all of it was escaped for HTML
         try:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from lxml.etree import XPath
 from lxml.html import HtmlElement
 
+from tasks.extract.json_ld import scripts_of
+
 ARTICLE, DOCUMENTATION, FORUM = "article", "documentation", "forum"
 GENERATORS = {
     DOCUMENTATION: re.compile(
@@ -26,8 +28,9 @@ ITEMS = {
     DOCUMENTATION: re.compile(r"schema\.org/(?:TechArticle|APIReference)"),
     FORUM: re.compile(r"schema\.org/(?:DiscussionForumPosting|QAPage|Question)"),
 }
-LD_JSON = "application/ld+json"
-THREADS = ('"DiscussionForumPosting"', '"QAPage"')  # types in JSON-LD
+TYPES = re.compile(r'"@type"\s*:\s*(\[[^]]{0,999}\]|"[^"]*")')
+TYPE_NAME = re.compile(r'"(?:[^"]*[/:#])?(\w+)"')  # also of `https://schema.org/Article` and `schema:Article`
+THREADS = ("DiscussionForumPosting", "QAPage")  # types in JSON-LD
 # Classes and ids of the templates of documentation generators and forums.
 TEMPLATES = {
     DOCUMENTATION: frozenset(
@@ -117,7 +120,6 @@ MIN_CODE = 12
 
 
 ARTICLE_TYPE = r"(?:(?!Tech)\w*Article|BlogPosting|LiveBlogPosting|Recipe|Re(?:port|view)\w*)"
-STATED_ARTICLE = re.compile(rf'"@type"\s*:\s*\[?\s*"{ARTICLE_TYPE}"')
 HOLDS_BODY = XPath("boolean(//*[@itemprop = 'articleBody'])")
 ARTICLE_ITEM = re.compile(rf"schema\.org/{ARTICLE_TYPE}")
 
@@ -128,11 +130,8 @@ def states_article(tree: HtmlElement) -> bool:
         name, value = (meta.get("property") or meta.get("name") or "").lower(), meta.get("content") or ""
         if name.startswith("article:published") or (name == "og:type" and value.lower() == "article"):
             return True
-    return (
-        HOLDS_BODY(tree)
-        or any(map(ARTICLE_ITEM.search, ITEM_TYPES(tree)))
-        or any(map(STATED_ARTICLE.search, _stated(tree)))
-    )
+    is_stated = any(re.fullmatch(ARTICLE_TYPE, name) for name in _stated(tree))
+    return is_stated or HOLDS_BODY(tree) or any(map(ARTICLE_ITEM.search, ITEM_TYPES(tree)))
 
 
 def page_type(tree: HtmlElement, metas: Sequence[HtmlElement]) -> str:
@@ -162,10 +161,10 @@ def _stated_type(tree: HtmlElement) -> str | None:
         for kind, pattern in ITEMS.items():
             if pattern.search(value):
                 return kind
-    is_thread = any(any(map(text.__contains__, THREADS)) for text in _stated(tree))
-    return FORUM if is_thread else None
+    return FORUM if any(name in THREADS for name in _stated(tree)) else None
 
 
 def _stated(tree: HtmlElement) -> Iterator[str]:
-    """Yield the sources of the JSON-LD of a page."""
-    yield from (one.text for one in tree.iter("script") if one.get("type") == LD_JSON and one.text)
+    """Yield the names of the types in the JSON-LD of a page."""
+    for script in scripts_of(tree):
+        yield from (name for found in TYPES.findall(script) for name in TYPE_NAME.findall(found))

@@ -73,7 +73,7 @@ def extract(
     step = Step(
         root,
         "extract",
-        version=6,
+        version=7,
         parameters=options.model_dump(mode="json", exclude=IRRELEVANT)
         | {"engine_version": ENGINE_VERSIONS[options.engine]},
         inputs={"download": pages},

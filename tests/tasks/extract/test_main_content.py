@@ -579,8 +579,9 @@ def test_a_page_that_states_a_discussion_is_read_with_its_comments() -> None:
     posts = "".join(f"<div class='comment'><div class='comment_text'>{PARAGRAPH}</div></div>" for _ in range(4))
     body = f"<h1>Boats</h1>{PARAGRAPH}<section class='comments'>{posts}</section>"
     page = f"<html><head><title>Boats</title>{{}}</head><body>{body}</body></html>"
-    stated = '<script type="application/ld+json">{"@type": "DiscussionForumPosting"}</script>'
-    assert text_of(page.format(stated)).count("fox") == 15
+    for kind in ('"DiscussionForumPosting"', '"https://schema.org/QAPage"', '["WebPage", "schema:QAPage"]'):
+        stated = f'<script type="Application/ld+json">{{"@type": {kind}}}</script>'
+        assert text_of(page.format(stated)).count("fox") == 15
     assert text_of(page.format("")).count("fox") == 3
 
 
@@ -595,7 +596,7 @@ def test_a_container_with_the_title_and_a_text_is_a_part_of_the_page_whatever_it
 
 def test_a_recipe_is_no_documentation_though_its_facts_are_a_list_of_terms() -> None:
     facts = "<dl>" + "<dt>Fat</dt><dd>1 g</dd>" * 12 + "</dl>"
-    stated = '<script type="application/ld+json">[{"@type": ["Recipe"]}]</script>'
+    stated = '<script type="application/ld+json">[{"@type": ["WebPage", "http://schema.org/Recipe"]}]</script>'
     parts = f"<aside class='recipe-ingredients'><ul>{'<li>Flour</li>' * 5}</ul></aside>"
     assert (
         text_of(f"<html><head>{stated}</head><body>{PARAGRAPH}{parts}{PARAGRAPH}{facts}</body></html>").count("Flour")
