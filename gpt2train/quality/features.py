@@ -4,6 +4,7 @@ Single words and pairs of neighbours, in lower case; a sign of punctuation and a
 tables and lists differ from prose. In scripts without spaces between words each letter is a word.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,14 +14,16 @@ from zlib import crc32
 
 import numpy as np
 
-from gpt2train.data.text_units import UNSPACED, has_unspaced
+from gpt2train.data.text_units import UNSPACED, spaced_word
 
 BUCKETS = 2**17
 MAX_CHARACTERS = 20_000  # read of a text: its first half and its last half
-UNIT = re.compile(r"\w+|[^\w\s]|\n")
-# The same for a text with letters of scripts without spaces, of which each is a unit; the others have the same units.
-UNSPACED_UNIT = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+|[^\w\s]|\n")
 QUOTES = str.maketrans("‘’“”", "''\"\"")  # the cleaning replaces them in the texts that it keeps
+
+
+@functools.cache
+def _unit() -> re.Pattern[str]:
+    return re.compile(rf"{spaced_word()}|[^\w\s]|\n|{UNSPACED.pattern}")
 
 
 class Features(NamedTuple):
@@ -35,7 +38,7 @@ def features_of(text: str) -> Features:
     if len(text) > MAX_CHARACTERS:
         text = text[: MAX_CHARACTERS // 2] + text[-MAX_CHARACTERS // 2 :]
     text = text.lower().translate(QUOTES)
-    words = (UNSPACED_UNIT if has_unspaced(text) else UNIT).findall(text)
+    words = _unit().findall(text)
     counts = Counter(words)
     counts.update(f"{first} {second}" for first, second in pairwise(words))
     hashed = [crc32(gram.encode(errors="replace")) % BUCKETS for gram in counts]

@@ -12,7 +12,7 @@ from safetensors.numpy import load, save
 from gpt2train.errors import UserError
 from gpt2train.quality.features import BUCKETS, features_of
 
-FORMAT = "gpt2train quality model 2"  # raised when `features_of` changes
+FORMAT = "gpt2train quality model 3"  # raised when `features_of` changes
 MAX_BYTES = 1 << 24
 REMEDY = "give a file that gpt2train data label or train-quality wrote"
 

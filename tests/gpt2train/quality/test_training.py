@@ -104,6 +104,9 @@ def test_features_read_the_ends_of_a_long_text_and_letters_of_chinese() -> None:
     first, second = features_of(ends.format("x" * 50_000)), features_of(ends.format("y" * 60_000))
     assert np.array_equal(first.buckets, second.buckets)
     assert len(features_of("话说天下大势").buckets) == 6 + 5
+    assert (
+        len(features_of("किताब पढ़ना").buckets) == len(features_of("تَمَّ الأمر").buckets) == 2 + 1
+    )  # vowel signs and points
     a, b = features_of("the cat sat"), features_of("the dog sat")
     assert gram_matrix([a, b])[0, 1] == pytest.approx(2 / 5)  # of 3 words and 2 pairs, 2 words are equal
     assert np.array_equal(features_of("“so”").values, features_of('"so"').values)
@@ -127,7 +130,7 @@ def test_damaged_models_are_refused(texts: list[tuple[str, bool]]) -> None:
         with pytest.raises(UserError, match="no quality model"):
             from_bytes(whole[:size], "x")
     with pytest.raises(UserError, match="of another version"):
-        from_bytes(whole.replace(b"quality model 2", b"quality model 7"), "x")
+        from_bytes(whole.replace(b"quality model 3", b"quality model 7"), "x")
 
 
 def test_another_file_is_not_touched(tmp_path: Path) -> None:
