@@ -132,6 +132,12 @@ def _print(root: Folder, removal: Removal) -> None:
         lines += _run_lines(reading, removal.delete_checkpoints)
         if not _holds(root, reading.run):
             lines.append(f"  its own files are not searched, as it lies outside of {root.url}")
+    if "tokenizer" in removal.removed and any(reading.checkpoint for reading in removal.runs):
+        lines += [
+            "the tokenizer was trained on these documents too, and is trained again without the pages: if it comes out",
+            f"  otherwise, no run goes on; to keep it, copy {root.location('tokenizer')} before --yes,",
+            "  and run the data flow with --tokenizer.name folder --tokenizer.folder COPY",
+        ]
     print("\n".join(printable(line) for line in lines), flush=True)
 
 

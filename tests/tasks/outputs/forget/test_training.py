@@ -26,7 +26,7 @@ from gpt2train.store.run_folder import list_checkpoints, newest_checkpoint
 from tasks.core.forgotten import Forgotten, url_hash
 from tasks.core.shards import read_rows
 from tasks.core.step import Step
-from tasks.outputs.forget.command import _run_lines, forget
+from tasks.outputs.forget.command import _print, _run_lines, forget
 from tasks.outputs.forget.plan import Removal, plan_removal
 from tasks.outputs.forget.remove import remove_pages
 from tasks.outputs.forget.training import RunReading, find_runs, read_by, write_settings
@@ -278,6 +278,18 @@ def write_recorded(out: Path, folder: Path, outputs: list[Path]) -> Path:
     data = tuple(CorpusNote(prefix=prefix, identity=name, tokens=1, share=0.5) for prefix, name in notes)
     (run / "run.json").write_text(RunRecord(data=data).model_dump_json())
     return run
+
+
+def test_a_tokenizer_trained_on_the_pages_is_named_and_can_be_kept(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = out / "runs" / "tiny-0123abcd"
+    reading = read_by(run, wanted_of(page_read_late(run)))
+    _print(Folder(out), Removal(targets=(), wanted=Forgotten(), removed=("tokenizer",), runs=(reading,)))
+    assert f"copy {out}/tokenizer before --yes" in capsys.readouterr().out
+    kept = tokenizer(Folder(tmp_path), None, TokenizerSettings(name="folder", folder=f"{out}/tokenizer"), Inline())
+    for record in kept.outputs:
+        assert (tmp_path / kept.folder / record.name).read_bytes() == (out / "tokenizer" / record.name).read_bytes()
 
 
 def test_a_run_elsewhere_is_said_not_to_be_searched(
