@@ -13,14 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-import fsspec
 import idna
 
 from gpt2train.data.documents import read_lines
 from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import UserError
 from gpt2train.store.object_stores import check_store_url
-from tasks.core.input_files import open_input
+from tasks.core.input_files import file_system, open_input
 
 LONGEST = 8192  # bytes of a line; no host name or URL is longer
 HOSTS_LINE = re.compile(r"(?:[0-9.]+|[0-9a-f]*:[0-9a-f:]*(?:%\w+)?)\s+(?=\S)")  # the address of a hosts file
@@ -160,7 +159,7 @@ def check_blocklists(paths: Sequence[str]) -> None:
 def _files(location: str) -> list[tuple[str, str, bool]]:
     """Return (file, category, True if it holds URL prefixes) for each list of a file or folder."""
     check_store_url(location)
-    fs, path = fsspec.core.url_to_fs(location)
+    fs, path = file_system(location)
     in_folder = fs.isdir(path)
     found = []
     for name in sorted(fs.find(path)) if in_folder else [path]:

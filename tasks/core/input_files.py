@@ -168,10 +168,18 @@ def open_raw(location: str, *, columns: bool = False) -> Any:
     With `columns` it is read in several places in turn: of a URL the blocks around them are kept.
     """
     allow(location)
+    fs, path = file_system(location)
     if not columns or "://" not in location:
-        return fsspec.open(location, "rb")
-    fs, path = fsspec.core.url_to_fs(location)
+        return fs.open(path, "rb")
     return fs.open(path, "rb", block_size=STORE_BLOCK, cache_type="blockcache", cache_options={"maxblocks": 8})
+
+
+def file_system(location: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the file system of a path or URL, and the path in it; `::` and `file:` are parts of a local name."""
+    if "://" not in location:
+        return LocalFileSystem(), str(Path(in_home(location)).absolute())
+    found: tuple[fsspec.AbstractFileSystem, str] = fsspec.core.url_to_fs(location)
+    return found
 
 
 def read_any(location: str) -> bytes:
@@ -221,7 +229,7 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
     folder, pattern = "", pinned(pattern)
     with _translate_errors(pattern):
         check_store_url(pattern)
-        fs, path = fsspec.core.url_to_fs(pattern)
+        fs, path = file_system(pattern)
         if fs.isdir(path):
             folder = f"{path.rstrip('/')}/"
             every = files_below(path) if isinstance(fs, LocalFileSystem) else fs.find(path)
@@ -232,7 +240,9 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         elif not any(wildcard in pattern for wildcard in "*?[") or fs.exists(path):
             return [(pattern, base_name(pattern))]
         else:
-            names = [name for name in fs.glob(path) if not fs.isdir(name)]
+            # Brackets are also parts of names of folders.
+            found = fs.glob(path) or fs.glob(path.replace("[", "[[]"))
+            names = [name for name in found if not fs.isdir(name)]
             missing = f"no file matches {pattern}; {_check('pattern', pattern, flag)}"
     if not names:
         raise UserError(missing)
@@ -278,7 +288,7 @@ def _check(what: str, location: str, flag: str) -> str:
 
 def _describe(location: str, name: str, flag: str) -> InputFile:
     with _translate_errors(location, _check("path", location, flag)):
-        fs, path = fsspec.core.url_to_fs(location)
+        fs, path = file_system(location)
         if isinstance(fs, LocalFileSystem):
             status = Path(path).stat()
             with Path(path).open("rb") as file:

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, read_lines
 from gpt2train.errors import UserError
-from tasks.core.input_files import BLOCK, InputFile, find_inputs, kind_of, open_input
+from tasks.core.input_files import BLOCK, InputFile, find_inputs, kind_of, open_input, open_raw
 
 TEXT = (".txt", ".lst")
 LONGEST = 8192  # bytes of a URL; longer ones are crawler traps or not URLs
@@ -119,7 +118,7 @@ def _read_text(location: str) -> Iterator[tuple[int, str | None]]:
 def _read_parquet(location: str) -> Iterator[tuple[int, str | None]]:
     number = 0
     try:
-        with fsspec.open(location, "rb") as file:
+        with open_raw(location) as file:
             table = pq.ParquetFile(file)
             names = table.schema_arrow.names
             if names.count(COLUMN) != 1:

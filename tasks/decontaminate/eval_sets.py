@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, TEXT_NAMES, read_lines
 from gpt2train.errors import UserError, not_utf8
-from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input
+from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input, open_raw
 
 TEXT = (*TEXT_NAMES, ".raw", ".tokens")
 MAX_LINE_BYTES = 2**26
@@ -91,7 +90,7 @@ def _json(item: EvaluationSet) -> Iterator[tuple[int, str]]:
 
 def _parquet(item: EvaluationSet) -> Iterator[tuple[int, str]]:
     path, number = item.file.location, 0
-    with fsspec.open(path, "rb") as file:
+    with open_raw(path) as file:
         try:
             table = pq.ParquetFile(file)
             if item.key not in table.schema_arrow.names:

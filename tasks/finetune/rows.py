@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, read_lines
 from gpt2train.errors import UserError, not_utf8
-from tasks.core.input_files import InputFile, find_inputs, kind_of, open_input
+from tasks.core.input_files import InputFile, find_inputs, kind_of, open_input, open_raw
 from tasks.finetune.settings import TaskSettings
 
 FORMATS = {
@@ -184,7 +183,7 @@ def _json_array(file: InputFile, raw: IO[bytes]) -> Iterator[Row]:
 def _parquet(file: InputFile, task: TaskSettings) -> Iterator[Row]:
     number = 0
     try:
-        with fsspec.open(file.location, "rb") as raw, pq.ParquetFile(raw) as table:
+        with open_raw(file.location) as raw, pq.ParquetFile(raw) as table:
             names = table.schema_arrow.names
             check_columns(file, names, task)
             wanted = [name for name in dict.fromkeys([*task.columns, task.data.label]) if name in names]

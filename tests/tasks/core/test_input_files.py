@@ -58,6 +58,14 @@ def test_files_globs_and_folders_are_found(
     assert names([str(tmp_path)], ".txt", ".parquet", ".json") == below  # nor is what lies hidden data
     assert names([f"{tmp_path}/.sub"], ".txt") == ["e.txt"]
     monkeypatch.chdir(tmp_path / "sub")
+    (tmp_path / "[D]").mkdir()
+    odd = ["a::b.txt", "d\n#?%20.txt", "file:c.txt"]
+    for name in odd:
+        (tmp_path / "[D]" / name).write_bytes(b"x")
+        assert names([f"{tmp_path}/[D]/{name}"]) == [name]
+        with open_input(f"{tmp_path}/[D]/{name}") as stream:
+            assert stream.read() == b"x"
+    assert names([f"{tmp_path}/[D]/*.txt"]) == names([f"{tmp_path}/[D]"], ".txt") == odd
     once = ["../b.txt", "deep/../../b.txt", f"{tmp_path}/b.txt", f"file://{tmp_path}/b.txt", f"{tmp_path}/?.txt"]
     assert names(once) == ["b.txt"]  # each file once
 
