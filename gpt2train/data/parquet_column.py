@@ -143,7 +143,7 @@ def _cells(
 def list_names(names: list[str]) -> str:
     """Format keys or columns for an error message; a character that is no text is replaced."""
     shown = ", ".join(repr(name.encode(errors="replace").decode().replace("\0", "")[:40]) for name in names[:MAX_SHOWN])
-    return shown + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
+    return (shown or "none") + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
 
 
 def _type_of(schema: pa.Schema, path: str) -> pa.DataType | None:

@@ -118,7 +118,8 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int, paths: 
         try:
             record = json.loads(line.decode())
         except UnicodeDecodeError as fault:
-            detail = UTF16_REMEDY if line.startswith(UTF16) else f"byte {fault.start:,} of the line is no UTF-8"
+            is_utf16 = line.startswith(UTF16) or b"\0" in line[:2]
+            detail = UTF16_REMEDY if is_utf16 else f"byte {fault.start:,} of the line is no UTF-8"
             return None, Item(location, reason="invalid_utf8", detail=detail)
         except (ValueError, RecursionError):
             detail = f"{error.msg[:100]}, column {error.colno}"
@@ -238,7 +239,7 @@ def fields_of(record: Any, paths: Paths = PATHS) -> dict[str, str]:
                 value = find_value(record, path)
                 if key == "license" and isinstance(value, list):
                     value = ", ".join(sorted({str(one) for one in value})) or None
-                if isinstance(value, str | int | float):
+                if isinstance(value, str | int | float) and value == value:  # pandas writes NaN for none
                     found[key] = strip_unstorable(str(value))
                     break
     return found
@@ -267,7 +268,9 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> N
         fault = f"{fault}; it has {list_names(keys)}"
         raise UserError(f"{location}, {first.location}: {fault}; name the text by --json-key")
     if reasons <= {"broken_json", "wrong_type", "invalid_utf8"} and not keys:
-        remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array; or rename the file"
+        remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array, and jq -c . of objects"
+        if reasons == {"invalid_utf8"}:
+            remedy = "convert it: iconv -f LATIN1 -t UTF-8 IN > OUT; or rename the file if it is packed"
         if first.detail in (PYTHON_REMEDY, UTF16_REMEDY):
             raise UserError(f"{location}, {first.location}: {first.detail}")
         raise UserError(f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}")

@@ -48,6 +48,13 @@ NO_SUCH = {
     "an array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', "x.json", r"x\.json, row 1: .*one JSON object per line.*jq"),
     "a page": (b"<html>\n<p>hello\n", "x.jsonl", r"x\.jsonl, row 1: broken_json .*one JSON object per line"),
     "packed": (gzip.compress(b'{"text": "a"}'), "x.jsonl", r"x\.jsonl, row 1: invalid_utf8 .*rename the file"),
+    "Latin-1": (b'{"text": "caf\xe9"}\n', "x.jsonl", r"x\.jsonl, row 1: invalid_utf8 .* iconv -f LATIN1 -t UTF-8"),
+    "UTF-16 without a mark": (
+        '{"text": "é"}\n'.encode("utf-16-le"),
+        "x.jsonl",
+        r"row 1: it is UTF-16, .* iconv -f UTF-16",
+    ),
+    "objects over lines": (b'{\n  "text": "a"\n}\n', "x.json", r"x\.json, row 1: .*jq -c \. of objects"),
     "UTF-16": ('{"text": "a"}\n'.encode("utf-16"), "x.jsonl", r"x\.jsonl, row 1: it is UTF-16, .* iconv -f UTF-16"),
     "a dict of Python": (b"{'text': 'a'}\n", "x.json", r"x\.json, row 1: it is a dict as Python .*json\.dumps"),
     "another key": (b'{"body": "a", "u": 1}\n', "x.jsonl", r"row 1: no key 'text'; it has 'body', 'u'; .*--json-key"),

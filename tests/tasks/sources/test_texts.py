@@ -52,7 +52,7 @@ def test_metadata_is_kept_and_records_without_a_url_get_a_name(tmp_path: Path) -
         tmp_path / "in" / "a.jsonl",
         {"body": "one", "url": "http://a.example/", "title": "T\x00", "date": "2020-01-02", "id": "x", "more": [1]},
         b"",
-        {"body": "two", "id": 7, "title": ["no", "string"], "score": float("nan")},
+        {"body": "two", "id": 7, "title": ["no", "string"], "score": float("nan"), "date": float("nan")},
         {"body": "three\u2028still\x85three"},
     )
     rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", path, key="body"))
