@@ -37,6 +37,7 @@ def read_cells(
     key: str,
     others: Sequence[str],
     max_bytes: int,
+    setting: str = "--json-key",
 ) -> Iterator[Cell]:
     """Yield the rows of a Parquet file, some at a time; the fault of a row group ends that group alone.
 
@@ -50,6 +51,7 @@ def read_cells(
         key: column of the texts, or the path to it through columns of structs (`metadata.text`).
         others: further columns that are read if present, also by paths.
         max_bytes: largest text that is wanted; the memory for reading grows with it.
+        setting: setting that names the column, for error messages.
 
     Raises:
         DamagedFileError: the file is not Parquet, or its only row group is damaged.
@@ -57,7 +59,7 @@ def read_cells(
     """
     number = 0
     try:
-        with _opened(place, open_file, key, dictionary=False) as file:
+        with _opened(place, open_file, key, setting, dictionary=False) as file:
             for group in range(file.num_row_groups):
                 first, end = number, number + file.metadata.row_group(group).num_rows
                 try:
@@ -65,7 +67,7 @@ def read_cells(
                         number = cell.number
                         yield cell
                 except MemoryError:  # also Arrow's own exception
-                    with _opened(place, open_file, key, dictionary=True) as other:
+                    with _opened(place, open_file, key, setting, dictionary=True) as other:
                         try:
                             for cell in _cells(other, group, first, key, others, max_bytes):
                                 if cell.number > number:
@@ -94,7 +96,7 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _opened(
-    place: str, open_file: Callable[[], AbstractContextManager[IO[bytes]]], key: str, *, dictionary: bool
+    place: str, open_file: Callable[[], AbstractContextManager[IO[bytes]]], key: str, setting: str, *, dictionary: bool
 ) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file with a column of texts, read as a dictionary if wanted."""
     with open_file() as raw:
@@ -109,11 +111,11 @@ def _opened(
             if kind is None:
                 several = schema.names.count(key) > 1
                 found, remedy = (
-                    ("several columns", "rename them") if several else ("no column", "name it by --json-key")
+                    ("several columns", "rename them") if several else ("no column", f"name it by {setting}")
                 )
                 raise UserError(f"{place} has {found} {key!r}; it has {list_names(schema.names)}; {remedy}")
             if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-                raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by --json-key")
+                raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by {setting}")
             yield file
 
 

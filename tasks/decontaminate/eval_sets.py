@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, TEXT_NAMES, read_lines
+from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, TEXT_NAMES, find_value, read_lines
+from gpt2train.data.parquet_column import read_cells
 from gpt2train.errors import UserError, not_utf8
 from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input, open_raw
 
@@ -81,27 +79,22 @@ def _json(item: EvaluationSet) -> Iterator[tuple[int, str]]:
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[item.key]
+            text = find_value(json.loads(line), item.key)
         except (ValueError, KeyError, TypeError) as error:
             found = f"{item.file.location}, row {number} ({type(error).__name__})"
             raise UserError(f'{found}: expected {{"{item.key}": …}}, as in each row of a .jsonl file') from error
-        yield number, _string(text, item, number)
+        if text is not None and not isinstance(text, str):
+            found = f"{item.file.location}, row {number}: {item.key!r} is {type(text).__name__}"
+            raise UserError(f"{found}; expected text, see decontaminate.key")
+        yield number, (text or "").encode(errors="replace").decode()  # half of a surrogate pair is no text
 
 
 def _parquet(item: EvaluationSet) -> Iterator[tuple[int, str]]:
-    path, number = item.file.location, 0
-    with open_raw(path) as file:
-        try:
-            table = pq.ParquetFile(file)
-            if item.key not in table.schema_arrow.names:
-                valid = ", ".join(table.schema_arrow.names)
-                raise UserError(f"{path} has no column {item.key!r}, but {valid}; name one with decontaminate.key")
-            for batch in table.iter_batches(1024, columns=[item.key]):
-                for text in batch[0].to_pylist():
-                    number += 1
-                    yield number, _string(text, item, number)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"{path} is not a Parquet file: {error}; give another file") from error
+    path = item.file.location
+    for cell in read_cells(path, lambda: open_raw(path), item.key, (), MAX_LINE_BYTES, "decontaminate.key"):
+        if cell.fault:
+            raise UserError(f"{path}, row {cell.number:,}: {cell.fault}; give another file")
+        yield cell.number, str(cell.text or b"", "utf-8", "replace")
 
 
 def _text(item: EvaluationSet) -> Iterator[tuple[int, str]]:
@@ -133,12 +126,3 @@ def _lines(item: EvaluationSet) -> Iterator[tuple[int, str]]:
                 yield number, line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise UserError(f"the evaluation set {path}, line {number}: {not_utf8(error)}") from error
-
-
-def _string(text: Any, item: EvaluationSet, number: int) -> str:
-    if not isinstance(text, str):
-        found = type(text).__name__
-        raise UserError(
-            f"{item.file.location}, row {number}: {item.key!r} is {found}; expected text, see decontaminate.key"
-        )
-    return text

@@ -1,6 +1,7 @@
 """The n-gram index against a reference implementation, in all scripts; evaluation sets, and planted passages."""
 
 import gzip
+import json
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -246,6 +247,14 @@ def test_parquet_is_read(tmp_path: Path, kind: pa.DataType) -> None:
     assert rows(tmp_path, "s.parquet", (tmp_path / "s.parquet").read_bytes(), "q") == [("s", 1, "x"), ("s", 2, "y")]
 
 
+def test_a_row_without_a_text_has_no_passage_and_a_key_may_be_nested(tmp_path: Path) -> None:
+    found = [{"q": {"stem": "x"}}, {"q": {"stem": None}}, {"q": {"stem": "y\ud800"}}]
+    data = b"".join(json.dumps(row).encode() + b"\n" for row in found)
+    assert rows(tmp_path, "s.jsonl", data, "q.stem") == [("s", 1, "x"), ("s", 3, "y?")]
+    pq.write_table(pa.table({"q": [{"stem": b"x"}, {"stem": None}]}), tmp_path / "t.parquet")
+    assert rows(tmp_path, "t.parquet", (tmp_path / "t.parquet").read_bytes(), "q.stem") == [("t", 1, "x")]
+
+
 def test_sets_of_one_name_get_distinct_names(tmp_path: Path) -> None:
     for name in ("lambada.txt", "a.txt", "a.jsonl", "b.txt"):
         (tmp_path / name).write_text('{"text": "x"}')
@@ -258,12 +267,12 @@ def test_sets_of_one_name_get_distinct_names(tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', r"a.jsonl, row 2 \(KeyError\): expected {\"text\": …}"),
         ("a.jsonl", b'{"text": "x"}\nplain\n', r"row 2 \(JSONDecodeError\)"),
-        ("a.jsonl", b"[]", r"row 1 \(TypeError\)"),
+        ("a.jsonl", b"[]", r"row 1 \(KeyError\)"),
         ("a.jsonl", b'{"text": 3}', "row 1: 'text' is int; expected text, see decontaminate.key"),
         ("a.txt", b"x\ny\xff", "a.txt, line 2: it is not UTF-8"),
         ("a.jsonl", b"\n\n", "a.jsonl holds no passage; give another file"),
         ("a.txt", b"", "a.txt holds no passage"),
-        ("a.parquet", b"PAR1", "a.parquet is not a Parquet file"),
+        ("a.parquet", b"PAR1", "a.parquet is not a valid Parquet file"),
         ("a.jsonl.gz", b"plain", "a.jsonl.gz is not a complete .gz file"),
     ],
 )
@@ -274,7 +283,7 @@ def test_files_that_are_no_evaluation_set_are_refused(tmp_path: Path, name: str,
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"question": ["x"], "n": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"has no column 'text', but question, n; name one with decontaminate\.key"):
+    with pytest.raises(UserError, match=r"has no column 'text'; it has 'question', 'n'; name it by decontaminate\.key"):
         check_sets([str(tmp_path / "a.parquet")], "text")
 
 
