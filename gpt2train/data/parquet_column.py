@@ -103,7 +103,9 @@ def _opened(
         schema = pq.read_schema(raw)
         raw.seek(0)
         kind = _type_of(schema, key)
-        columns = [key] if dictionary and kind is not None and _is_text(kind) else None
+        columns = (
+            [key] if dictionary and kind is not None and not pa.types.is_dictionary(kind) and is_text(kind) else None
+        )
         options = {"buffer_size": 2**20, "pre_buffer": False, "read_dictionary": columns}
         with pq.ParquetFile(raw, page_checksum_verification=True, **options) as file:
             schema = file.schema_arrow
@@ -114,7 +116,7 @@ def _opened(
                     ("several columns", "rename them") if several else ("no column", f"name it by {setting}")
                 )
                 raise UserError(f"{place} has {found} {key!r}; it has {list_names(schema.names)}; {remedy}")
-            if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+            if not is_text(kind):
                 raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by {setting}")
             yield file
 
@@ -167,8 +169,9 @@ def _column(batch: pa.RecordBatch, path: str) -> pa.Array:
     return pc.struct_field(batch.column(first), rest)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    """True for strings, for bytes, and for a column of nulls, which has no other type."""
+def is_text(kind: pa.DataType) -> bool:
+    """True for strings, for bytes, for a dictionary of them, and for a column of nulls, which has no other type."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return any(test(kind) for test in TEXT_TYPES)
 
 

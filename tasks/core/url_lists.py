@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, read_lines
+from gpt2train.data.parquet_column import is_text
 from gpt2train.errors import UserError
 from tasks.core.input_files import BLOCK, InputFile, find_inputs, kind_of, open_input, open_raw
 
@@ -68,6 +69,8 @@ def _check_kind(location: str, head: bytes) -> None:
         raise UserError(f"{location} is a web archive, not a list of URLs; give it with --warcs")
     if kind in DOCUMENTS or head.startswith((b"{", b"<", b"[{")):
         raise UserError(f"{location} holds documents, not a list of URLs; give it with --documents")
+    if kind in (".csv", ".tsv"):  # read by lines, the other columns would be parts of the URLs
+        raise UserError(f"{location} is a table; give its URLs alone, one per line, or Parquet with a column 'url'")
     if b"\0" in head:
         raise UserError(f"{location} is not text; a list of URLs has one per line, or is Parquet with a column 'url'")
     if head.startswith(LISTED):
@@ -126,6 +129,9 @@ def _read_parquet(location: str) -> Iterator[tuple[int, str | None]]:
                 found = f"several columns {COLUMN!r}" if COLUMN in names else none
                 remedy = "rename the one with the URLs, or give documents with --documents"
                 raise UserError(f"{location} has {found}; {remedy}")
+            kind = table.schema_arrow.field(COLUMN).type
+            if not is_text(kind):
+                raise UserError(f"column {COLUMN!r} of {location} holds {kind}, strings expected; give another file")
             for batch in table.iter_batches(batch_size=ROWS, columns=[COLUMN]):
                 column = batch[COLUMN]
                 column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

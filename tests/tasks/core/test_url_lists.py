@@ -45,6 +45,9 @@ def test_parquet_is_read_by_its_url_column(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([column, column], ["url", "url"]), path)
     with pytest.raises(UserError, match=r"list\.parquet has several columns 'url'; rename"):
         find_url_lists([str(path)])
+    pq.write_table(pa.table({"url": [1, 2]}), path)
+    with pytest.raises(UserError, match=r"column 'url' of \S*list\.parquet holds int64, strings expected"):
+        find_url_lists([str(path)])
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"list.parquet is not a readable Parquet file"):
         find_url_lists([str(path)])
@@ -75,6 +78,8 @@ def test_a_list_is_read_over_http(tmp_path: Path) -> None:
     [
         ("missing.txt", None, "cannot read .*missing.txt"),
         ("*.none", None, "no file matches"),
+        ("a.csv", b"url,title\nhttp://a.example/,x\n", r"a\.csv is a table; give its URLs alone"),
+        ("a.tsv.gz", gzip.compress(b"http://a.example/\tx\n"), "is a table"),
         ("empty.txt", b"\n# nothing\n", "holds no URL"),
         ("cut.gz", gzip.compress(LINES, mtime=0)[:-9], "not a complete .gz file"),
         ("plain.xz", LINES, "not a complete .xz file"),
