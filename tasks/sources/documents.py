@@ -33,7 +33,7 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
 
     def check(location: str) -> None:
         if kind_of(location) not in known:
-            hint = "give archives with --warcs" if kind_of(location) == ".warc" else "rename it"
+            hint = "give archives with --warcs" if kind_of(location) == ".warc" else "convert, unpack or rename it"
             raise UserError(f"{location}: its ending is none of {' '.join(known)} (also {' '.join(PACKED)}); {hint}")
 
     files = _with_meta(find_inputs(patterns, "--documents", known, faults=True, check=check))

@@ -38,6 +38,7 @@ ENDINGS = (*JSON_NAMES, *PARQUET_NAMES, *TEXT_NAMES, *WET)
 HEAD = 10  # rows by which the format of a file is checked
 BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
+LIMIT = "texts.separator splits a file, texts.max_bytes is the limit"
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -177,8 +178,10 @@ def text_items(file: InputFile, max_bytes: int, separator: str = "") -> Iterator
             return
         data = stream.read(max_bytes + 1)
     item = _text_item("", data if len(data) <= max_bytes else None, encoding, fields, max_bytes)
-    is_joined = item.reason == "too_large" and END_OF_TEXT.encode(encoding) in data
-    yield item._replace(detail=f"{item.detail}; {SEPARATE}") if is_joined else item
+    if item.reason == "too_large":
+        remedy = SEPARATE if END_OF_TEXT.encode(encoding) in data else LIMIT
+        item = item._replace(detail=f"{item.detail}; {remedy}")
+    yield item
 
 
 def _text_item(location: str, data: bytes | None, encoding: str, fields: dict[str, str], max_bytes: int) -> Item:

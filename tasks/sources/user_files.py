@@ -13,7 +13,7 @@ from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome, digest
 from tasks.core.forgotten import REASON, forgotten_beside, name_of
 from tasks.core.input_files import InputFile, suffix_of
-from tasks.core.shards import commit_rows, rejected_row
+from tasks.core.shards import commit_rows, read_rows, rejected_row
 from tasks.core.step import Step
 
 
@@ -100,9 +100,12 @@ def commit_some(step: Step, outcomes: Sequence[Outcome], what: str, nothing: str
     """Write the manifest of a step that kept at least one row; else raise `what` with the reasons, or with `nothing`.
 
     Raises:
-        UserError: No row was kept; the message has the counts of the reasons. The next run reads the files again.
+        UserError: No row was kept; the message has the counts of the reasons and the first row. The next run reads the
+            files again.
     """
     total = Outcome.total(outcomes)
     if total.kept:
         return step.commit(total)
-    raise UserError(f"{what} ({step.reasons_of(total) or nothing}); see {step.folder.url}/rejected")
+    details = (row["detail"] for record in total.rejected for row in read_rows(step.folder, record.name))
+    first = f"; {detail}" if (detail := next(details, None)) else ""
+    raise UserError(f"{what} ({step.reasons_of(total) or nothing}{first}); see {step.folder.url}/rejected")

@@ -115,6 +115,15 @@ def test_a_damaged_file_is_refused_if_it_is_named_itself(tmp_path: Path) -> None
     assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_file": 2})
 
 
+def test_an_input_without_a_usable_text_ends_with_its_first_fault(tmp_path: Path) -> None:
+    (tmp_path / "big.txt").write_bytes(b"word " * 100)
+    said = (
+        r"\(too_large 1; big\.txt: more than 99 bytes; texts\.separator splits a file, texts\.max_bytes is the limit\)"
+    )
+    with pytest.raises(UserError, match=rf"hold no text that can be used {said}; see"):
+        read(tmp_path / "out", tmp_path / "big.txt", max_bytes=99)
+
+
 SMALL_BLOCKS = COMPRESSORS | {".bz2": partial(bz2.compress, compresslevel=1), ".xz": partial(lzma.compress, preset=0)}
 
 

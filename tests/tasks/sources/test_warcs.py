@@ -163,7 +163,9 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
             find_warcs([str(archive(tmp_path, data, name))])
     with pytest.raises(UserError, match=r"no file matches .*--warcs"):
         find_warcs([f"{tmp_path}/*.arc"])
-    with pytest.raises(UserError, match=r"hold no page that can be used \(http_status 1\)"):
+    with pytest.raises(
+        UserError, match=r"hold no page that can be used \(http_status 1; x\.warc\.gz, byte 0: 404, 200 exp"
+    ):
         index(tmp_path / "out", archive(tmp_path, members([response(1, BODY, status="404 gone")]), "x.warc.gz"))
 
 
