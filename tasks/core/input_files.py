@@ -226,34 +226,39 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         return [(pattern, base_name(pattern))]  # in a web URL `?` is not a wildcard, and there are no folders
     if dataset := split_of(pattern):
         return _of_split(*dataset, flag, suffixes)
-    folder, pattern = "", pinned(pattern)
+    pattern = pinned(pattern)
     with _translate_errors(pattern):
         check_store_url(pattern)
         fs, path = file_system(pattern)
         if fs.isdir(path):
-            folder = f"{path.rstrip('/')}/"
-            every = files_below(path) if isinstance(fs, LocalFileSystem) else fs.find(path)
-            shown = [name for name in every if not is_hidden(name.removeprefix(folder))]
-            names = [name for name in shown if kind_of(name) in suffixes]
-            _log_others(pattern, [name.removeprefix(folder) for name in shown if kind_of(name) not in suffixes])
+            names = _below(fs, path, suffixes)
             missing = f"no file in {pattern} ends in {', '.join(suffixes)}; {_check('folder', pattern, flag)}"
         elif not any(wildcard in pattern for wildcard in "*?[") or fs.exists(path):
             return [(pattern, base_name(pattern))]
         else:
             # Brackets are also parts of names of folders.
             found = fs.glob(path) or fs.glob(path.replace("[", "[[]"))
-            names = [name for name in found if not fs.isdir(name)]
+            folders = [name for name in found if fs.isdir(name)]
+            names = {name: base_name(name) for name in found if name not in folders}
+            for folder in folders if "**" not in path else ():  # which matches the files in them too
+                if not is_hidden(base_name(folder)):
+                    names |= {
+                        name: f"{base_name(folder)}/{inner}" for name, inner in _below(fs, folder, suffixes).items()
+                    }
             missing = f"no file matches {pattern}; {_check('pattern', pattern, flag)}"
     if not names:
         raise UserError(missing)
     local = isinstance(fs, LocalFileSystem)
-    return [
-        (
-            name if local else str(fs.unstrip_protocol(name)),
-            name.removeprefix(folder) if folder else base_name(name),  # two folders may hold a file of the same name
-        )
-        for name in sorted(names)
-    ]
+    return [(name if local else str(fs.unstrip_protocol(name)), names[name]) for name in sorted(names)]
+
+
+def _below(fs: fsspec.AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> dict[str, str]:
+    """Find the files of a folder with these suffixes; the values are their paths in it, since two may have one name."""
+    start = f"{folder.rstrip('/')}/"
+    every = files_below(folder) if isinstance(fs, LocalFileSystem) else fs.find(folder)
+    shown = {name: inner for name in every if not is_hidden(inner := name.removeprefix(start))}
+    _log_others(folder, [inner for name, inner in shown.items() if kind_of(name) not in suffixes])
+    return {name: inner for name, inner in shown.items() if kind_of(name) in suffixes}
 
 
 def _log_others(folder: str, names: Sequence[str]) -> None:

@@ -57,6 +57,9 @@ def test_files_globs_and_folders_are_found(
         (tmp_path / name).write_bytes(b"x")
     assert names([str(tmp_path)], ".txt", ".parquet", ".json") == below  # nor is what lies hidden data
     assert names([f"{tmp_path}/.sub"], ".txt") == ["e.txt"]
+    assert names([f"{tmp_path}/su*"], ".txt", ".parquet") == ["sub/d.txt.gz", "sub/deep/e.parquet"]
+    with pytest.raises(UserError, match="no file matches"):
+        names([f"{tmp_path}/[._]*"], ".txt")  # folders of hidden names
     monkeypatch.chdir(tmp_path / "sub")
     (tmp_path / "[D]").mkdir()
     odd = ["a::b.txt", "d\n#?%20.txt", "file:c.txt"]
