@@ -94,6 +94,8 @@ def find_inputs(
         raise UserError(f"no file was given; give one with {flag}")
     found: dict[str, tuple[str, str, bool]] = {}
     for pattern in patterns:
+        if not pattern.strip():  # such as "$UNSET", which would be the working folder
+            raise UserError(f"a path given with {flag} is empty; leave it out, or give . for the working folder")
         if "://" not in pattern and Path(pattern).is_file():
             check(pattern)  # before a large file is read for its hash
         for location, name in _expand(pattern, flag, suffixes):

@@ -60,6 +60,8 @@ def test_files_globs_and_folders_are_found(
     assert names([f"{tmp_path}/su*"], ".txt", ".parquet") == ["sub/d.txt.gz", "sub/deep/e.parquet"]
     with pytest.raises(UserError, match="no file matches"):
         names([f"{tmp_path}/[._]*"], ".txt")  # folders of hidden names
+    with pytest.raises(UserError, match="a path given with --urls is empty"):
+        names([""], ".txt")
     monkeypatch.chdir(tmp_path / "sub")
     (tmp_path / "[D]").mkdir()
     odd = ["a::b.txt", "d\n#?%20.txt", "file:c.txt"]
