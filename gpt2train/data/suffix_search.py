@@ -5,6 +5,7 @@ which stay in memory, then among the 256 suffixes between two keys. Files are me
 reads about ten pages of a block.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from gpt2train.data.token_arrays import read_ahead
 from gpt2train.errors import UserError
 
 COMPARED = 16  # tokens that are compared at a time
+MAX_COMPARED = 1 << 16  # of all matches together, once they are long
+SHORT = 256  # tokens of a match that is searched from each start alone
 MAX_LISTED = 1 << 16  # occurrences of a span in a block among which the first ones are found
 
 
@@ -53,15 +56,15 @@ class SuffixIndex:
         self.tokens: int = manifest["tokens"]
         self._blocks = [_Block(folder, record, manifest, self) for record in manifest["blocks"] if record["tokens"]]
 
-    def longest(self, text: np.ndarray, limits: np.ndarray) -> np.ndarray:
-        """Length of the longest match that begins at each token of a text and ends at its limit at the latest.
+    def longest(self, text: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> np.ndarray:
+        """Length of the longest match that begins at some tokens of a text and ends at its limit at the latest.
 
         Args:
             text: int64 [tokens].
-            limits: int64 [tokens] end of the longest possible match.
+            starts: int64 [matches] tokens of the text.
+            limits: int64 [matches] end of the longest possible match.
         """
-        found = np.zeros(len(text), dtype=np.int64)
-        starts = np.arange(len(text))
+        found = np.zeros(len(starts), dtype=np.int64)
         for block in self._blocks:
             np.maximum(found, block.longest(text, starts, limits), out=found)
         return found
@@ -106,11 +109,9 @@ def find_spans(
         return []
     stops = np.append(np.flatnonzero(np.isin(text, sorted(breaks))), len(text))
     limits = stops[np.searchsorted(stops, np.arange(len(text)))]
-    lengths = np.zeros(len(text), dtype=np.int64)
-    for index in indexes:
-        np.maximum(lengths, index.longest(text, limits), out=lengths)
+    ends = _ends(indexes, text, limits)
+    lengths = ends - np.arange(len(text))
     # A match that begins later ends no earlier, so that a span is maximal if it ends later than the one before it.
-    ends = np.arange(len(text)) + lengths
     maximal = (lengths >= min_tokens) & (ends > np.concatenate(([0], ends[:-1])))
     starts = np.flatnonzero(maximal)
     if not len(starts):
@@ -125,6 +126,40 @@ def find_spans(
         )
         for row, start in enumerate(starts.tolist())
     ]
+
+
+def _ends(indexes: Sequence[SuffixIndex], text: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """End of the longest match that begins at each token of a text.
+
+    A match of more than `SHORT` tokens is searched once for all starts whose matches end with it: else a text of n
+    tokens that is copied as a whole would take n^2 / 2 comparisons.
+    """
+
+    def ends_from(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(starts), dtype=np.int64)
+        for index in indexes:
+            np.maximum(found, index.longest(text, starts, stops), out=found)
+        return starts + found
+
+    starts = np.arange(len(text))
+    short = np.minimum(limits, starts + SHORT)
+    ends = ends_from(starts, short)
+    cut = np.flatnonzero((ends == short) & (short < limits))  # longer matches may begin there
+    exact = functools.cache(
+        lambda number: int(ends_from(cut[number : number + 1], limits[cut[number : number + 1]])[0])
+    )
+    at = 0
+    while at < len(cut):
+        end, last = exact(at), at
+        high = int(np.searchsorted(cut, exact(at)))  # a match ends after its start
+        # Ends never decrease: the last start with this end, of which most have that of the whole range.
+        middle = high - 1
+        while high - last > 1:
+            last, high = (middle, high) if exact(middle) == end else (last, middle)
+            middle = (last + high) // 2
+        ends[cut[at : last + 1]] = end
+        at = last + 1
+    return ends
 
 
 class _Block:
@@ -195,9 +230,9 @@ class _Block:
         stops = self._bounds[np.searchsorted(self._bounds, positions, side="right")]
         lengths = np.zeros(len(starts), dtype=np.int64)
         larger = np.zeros(len(starts), dtype=bool)
-        rows = np.arange(len(starts))
+        rows, width = np.arange(len(starts)), COMPARED
         while len(rows):
-            steps = lengths[rows, None] + np.arange(COMPARED)
+            steps = lengths[rows, None] + np.arange(width)
             here, there = starts[rows, None] + steps, positions[rows, None] + steps
             ours = np.where(here < limits[rows, None], text[np.minimum(here, len(text) - 1)], -1)
             theirs = tokens[np.minimum(there, self.first + self.count - 1)].astype(np.int64)
@@ -205,8 +240,9 @@ class _Block:
             different = ours != theirs
             first = different.argmax(axis=1)
             done = different[np.arange(len(rows)), first]
-            lengths[rows] += np.where(done, first, COMPARED)
+            lengths[rows] += np.where(done, first, width)
             ended, at = rows[done], first[done]
             larger[ended] = theirs[done, at] > ours[done, at]
             rows = rows[~done]
+            width = max(COMPARED, min(2 * width, MAX_COMPARED // max(1, len(rows))))
         return lengths, larger
