@@ -271,7 +271,7 @@ def _log_others(folder: str, names: Sequence[str]) -> None:
         endings.setdefault((kind + suffix if suffix in PACKED else suffix) or "none", []).append(name)
     if ordered := sorted(endings.items(), key=lambda pair: (-len(pair[1]), pair[0])):
         shown = [f"{ending} {len(found):,} ({found[0]})" for ending, found in ordered[:MAX_ENDINGS]]
-        more = f" and {len(ordered) - MAX_ENDINGS} more endings" if len(ordered) > MAX_ENDINGS else ""
+        more = f" and {len(ordered) - MAX_ENDINGS} more" if len(ordered) > MAX_ENDINGS else ""
         log.info("%s: not read, by their endings: %s%s", folder, ", ".join(shown), more)
 
 

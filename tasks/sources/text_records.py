@@ -71,6 +71,21 @@ def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "", p
     return wet_items(file.location, max_bytes) if kind in WET else text_items(file, max_bytes, separator)
 
 
+def check_format(file: InputFile, key: str, max_bytes: int) -> None:
+    """Read the first record of a file; of a text file its first line, which could be that of JSON lines.
+
+    Raises:
+        UserError: As for `read_items`; or a text file has JSON lines.
+    """
+    if kind_of(file.location) not in TEXT_NAMES:
+        next(read_items(file, key, max_bytes), None)
+        return
+    with open_input(file.location) as stream:
+        _, line = next(read_lines(stream, max_bytes), (1, b""))
+    if line and line.startswith(b"{") and json_item(1, line, key, max_bytes)[1].reason is None:
+        raise UserError(f"{file.location} has JSON lines with the key {key!r}; rename it to .jsonl")
+
+
 def json_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) -> Iterator[Item]:
     """Yield the records of a file of JSON lines; empty lines are skipped.
 

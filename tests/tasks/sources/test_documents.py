@@ -59,6 +59,11 @@ NO_SUCH = {
     "a dict of Python": (b"{'text': 'a'}\n", "x.json", r"x\.json, row 1: it is a dict as Python .*json\.dumps"),
     "another key": (b'{"body": "a", "u": 1}\n', "x.jsonl", r"row 1: no key 'text'; it has 'body', 'u'; .*--json-key"),
     "a wrong type": (b'{"text": {"a": 1}}\n', "x.jsonl", r"row 1: 'text' is dict, .*--json-key"),
+    "JSON lines": (
+        b'{"text": "a"}\n{"text": "b"}\n',
+        "x.txt",
+        r"x\.txt has JSON lines with the key 'text'; rename it to \.jsonl",
+    ),
     "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a complete \.gz file .*rename"),
     "no Parquet": (b'{"text": "a"}', "x.parquet", r"x\.parquet is not a valid Parquet file"),
     "an unknown ending": (b"a", "x.pdf", r"x\.pdf: its ending is none of \.jsonl .*rename"),
