@@ -11,6 +11,7 @@ inside functions.
 import contextlib
 import os
 import queue
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Signature
 from typing import Any
@@ -18,6 +19,7 @@ from uuid import UUID
 
 import httpx
 from prefect import Flow, flow_engine
+from prefect import context as prefect_context
 from prefect.assets import Asset, AssetProperties
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactUpdate
@@ -206,6 +208,25 @@ _maintain_lease = flow_engine.maintain_concurrency_lease
 
 def _hold_slot(lease: UUID, seconds: float, **_: Any) -> contextlib.AbstractContextManager[None]:
     return _maintain_lease(lease, seconds)
+
+
+def shield_temporary_server() -> None:
+    """Keep Ctrl-C from the temporary server that Prefect starts for a script or a notebook without a server.
+
+    It is in their process group, and was gone before a training had saved: the report of the run's end was repeated for
+    four minutes, ended with an error of the client, and the next call found no server.
+
+    Breaks when: the engine starts the server otherwise than by the first client of its context.
+    """
+    vars(prefect_context)["get_client"] = _get_client_in_shelter
+
+
+def _get_client_in_shelter(**settings: Any) -> Any:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child process inherits it
+    try:
+        return get_client(**settings)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def started_flow_run() -> str | None:

@@ -28,6 +28,7 @@ from flows.compat.prefect import (
     final_state,
     keep_running_without_slot,
     set_signature,
+    shield_temporary_server,
 )
 from flows.orchestration.run_context import run_context
 from flows.orchestration.run_guard import RunEndedError, await_server
@@ -156,6 +157,7 @@ def settings_flow(kind: type[PlannedRun[S]]) -> SettingsFlow[S]:
     """
     log_filter.install()
     keep_running_without_slot()
+    shield_temporary_server()
 
     @functools.wraps(kind.recipe, assigned=("__module__",))
     def execute(**parameters: Any) -> "str | State[Any]":

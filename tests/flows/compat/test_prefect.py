@@ -4,6 +4,9 @@ import contextlib
 import inspect
 import queue
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -12,15 +15,23 @@ from typing import Any
 import httpx
 import pytest
 from prefect import Flow, flow, flow_engine
+from prefect import context as prefect_context
 from prefect._internal.concurrency.cancellation import CancelledError
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.concurrency import _leases as leases
 from prefect.events.clients import NullEventsClient
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import FlowRunEngine
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    get_current_settings,
+    temporary_settings,
+)
 
 import flows.compat.prefect as compat
 from gpt2train.errors import RunError, UserError
@@ -150,6 +161,45 @@ def test_a_run_goes_on_without_its_slot(own: bool, monkeypatch: pytest.MonkeyPat
 
     with contextlib.nullcontext() if own else pytest.raises(CancelledError):
         work()
+
+
+# What Prefect starts instead of its temporary server, which takes 10 s: a child process that Ctrl-C ends.
+STAND_IN = """
+import http.server, sys
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_temporary_server_is_out_of_reach_of_ctrl_c(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal, and a notebook's kernel, send it to the whole process group, while a training still saves."""
+
+    def start(server: SubprocessASGIServer) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([sys.executable, "-c", STAND_IN, str(server.port)], stderr=subprocess.DEVNULL)
+
+    monkeypatch.setattr(SubprocessASGIServer, "_instances", {})  # one that runs would be taken
+    monkeypatch.setattr(SubprocessASGIServer, "_run_uvicorn_command", start)
+    monkeypatch.setattr(prefect_context, "get_client", get_client)
+    if own:
+        compat.shield_temporary_server()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    server = SubprocessASGIServer()
+    try:
+        with temporary_settings({PREFECT_API_URL: None, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}):
+            prefect_context.SyncClientContext()
+        process = server.server_process
+        assert process is not None and signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+        process.send_signal(signal.SIGINT)
+        if own:
+            assert httpx.get(f"{server.address}/api/health", trust_env=False).status_code == 200
+        else:
+            process.wait(60)
+    finally:
+        server.stop()
 
 
 def test_settings_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
