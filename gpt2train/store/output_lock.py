@@ -62,13 +62,25 @@ def _lock_file(root: Folder, patience: float) -> Iterator[None]:
     try:
         lock.acquire(timeout=patience, poll_interval=POLL_SECONDS)
     except Timeout as error:
-        raise UserError(_busy(root, "")) from error
+        raise UserError(_busy(root, _holder_of(root.path(LOCK)))) from error
     except OSError as error:  # also a disk without locks, as one of a network may be
         raise write_error(root.path(LOCK), error) from error
     try:
         yield
     finally:
         lock.release()
+
+
+def _holder_of(path: str) -> str:
+    """Process that holds a lock, as Linux lists it; empty for one of another machine or container."""
+    with contextlib.suppress(OSError, ValueError):
+        locks, found = Path("/proc/locks").read_text(), Path(path).stat()
+        file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        for line in locks.splitlines():
+            _, kind, _, _, pid, place, *_ = line.split()
+            if kind == "FLOCK" and place == file and int(pid) > 0:
+                return f" (process {pid})"
+    return ""
 
 
 @contextlib.contextmanager

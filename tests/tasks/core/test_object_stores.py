@@ -183,7 +183,10 @@ def test_a_run_with_patience_waits_for_the_other_one(kind: str, tmp_path: Path) 
     def other() -> None:
         with locked(folder):
             holds.set()
-            with pytest.raises(UserError, match="is at work"), locked(folder, patience=0.2):
+            with (
+                pytest.raises(UserError, match=f"another run .process {os.getpid()}.* is at work"),
+                locked(folder, patience=0.2),
+            ):
                 pass
             order.append("first ends")
 
