@@ -171,7 +171,8 @@ def export(
         Tokenizer folder, if the model's folder has none.
     """
     if to.suffix != SUFFIX:
-        raise UserError(f"--to {to}: the name of a GGUF file ends with {SUFFIX}; give {to.with_suffix(SUFFIX)}")
+        name = to / "NAME" if to.is_dir() else to.with_suffix("")
+        raise UserError(f"--to {to}: the name of a GGUF file ends with {SUFFIX}; give {name}{SUFFIX}")
     if to.exists():
         raise UserError(f"{to} already exists; give another --to, or remove it")
     from gpt2train.convert.detect import check_source

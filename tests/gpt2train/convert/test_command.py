@@ -104,6 +104,8 @@ def test_parts_left_out_of_a_megatron_checkpoint_are_reported(here: Path, capsys
         (["hf", "bpe", "--to", "megatron"], "bpe already exists"),
         (["hf", "bpe", "--to", "gpt2train"], "bpe already exists"),
         (["hf", "bpe", "--to", "huggingface"], "bpe already exists"),
+        (["export", "hf", "--to", "bpe"], "ends with .gguf; give bpe/NAME.gguf"),
+        (["export", "hf", "--to", "."], "ends with .gguf; give NAME.gguf"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -112,7 +114,7 @@ def test_mistakes_are_one_line(
     for name in ("m.zip", "m.tar.gz", "m.tgz"):
         (here / name).write_bytes(b"PK")
     before = sorted(str(file) for file in here.rglob("*"))
-    commands = [["convert", *arguments]]
+    commands = [arguments if arguments[0] == "export" else ["convert", *arguments]]
     if arguments[0] in ("m.zip", "hf/config.json", "gpt2") and "--tokenizer" not in arguments:  # no model's folder
         commands += [["generate", "--prompt", "a", "--model", arguments[0]], ["serve", "--model", arguments[0]]]
     for command in commands:
