@@ -57,10 +57,10 @@ class TuningSettings(TrainSettings):
 class FinetuneFlowSettings(OutputSettings):
     """Settings of fine-tuning: from a model and a task file to a tuned, merged and scored model."""
 
-    model: Place = Field(min_length=1)
+    model: Place
     """Model to start from: a Hugging Face folder, a run, a checkpoint, a checkpoint of Megatron-LM; or a preset (tiny,
     117m, …) with random weights."""
-    task: Place = Field(min_length=1)
+    task: Place
     """Task file: kind of task, files and columns, as docs/train/finetune.md describes them."""
     tokenizer: Place | None = None
     """Tokenizer of the model, a folder or a file; None takes the one in its folder."""

@@ -8,7 +8,7 @@ import importlib.resources
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -49,6 +49,7 @@ else:
 
 S = TypeVar("S", bound="LayeredSettings")
 SOURCES = ("urls", "domains", "warcs", "documents")
+Source = Annotated[str, Field(min_length=1)]  # empty, as of a shell variable that is not set, it is this folder
 # Tokenizer of a preset, where it is not the published one of GPT-2, whose vocabulary is part of the model's size.
 PRESET_TOKENIZERS: dict[str, dict[str, Any]] = {
     "tiny": {},
@@ -94,7 +95,7 @@ class LayeredSettings(Settings):
 class OutputSettings(LayeredSettings):
     """Output folder and execution settings; none of them changes a result."""
 
-    output: Place = Field("out", min_length=1)
+    output: Place = "out"
     """Folder, or any fsspec URL, that holds everything: pages, documents, tokens, runs, report."""
     workers: PositiveInt = Field(default_factory=usable_cores)
     """Worker processes, and batches in flight at a time. The outputs do not depend on it."""
@@ -116,14 +117,14 @@ class OutputSettings(LayeredSettings):
 class DataprepSettings(OutputSettings, DataStepSettings):
     """Settings of data preparation: from lists of URLs, web archives or texts to token shards."""
 
-    urls: tuple[str, ...] = ()
+    urls: tuple[Source, ...] = ()
     """Lists of URLs, one per line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. Without any source: the embedded
     demo."""
-    domains: tuple[str, ...] = ()
+    domains: tuple[Source, ...] = ()
     """Domains whose pages are searched for: names, start pages, or files with one per line."""
-    warcs: tuple[str, ...] = ()
+    warcs: tuple[Source, ...] = ()
     """Web archives (.warc, .warc.gz, .warc.zst), as Common Crawl publishes them: files, folders, globs, fsspec URLs."""
-    documents: tuple[str, ...] = ()
+    documents: tuple[Source, ...] = ()
     """Local texts: JSON lines, Parquet, WET, and .txt .md .html files of one document each; files, folders, globs,
     fsspec URLs; compressed or not."""
     json_key: str = Field("text", min_length=1)
@@ -343,7 +344,7 @@ def read_config(name: str) -> dict[str, Any]:
     Raises:
         UserError: the name is neither a file nor a deployment.
     """
-    if Path(name).suffix == ".toml" or Path(name).exists():
+    if name and (Path(name).suffix == ".toml" or Path(name).exists()):
         return read_toml(name)
     names = deployment_names()
     if name not in names:
@@ -372,7 +373,7 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     Raises:
         UserError: a setting is wrong, unknown or contradicts another; the message is one line.
     """
-    file = read_config(config) if config else {}
+    file = {} if config is None else read_config(config)
     from_file = model.of_file(file)
     given = layer(from_file, flags or {})
     base = model.base_layer(given, file, {})

@@ -28,7 +28,7 @@ def in_home(path: str) -> str:
     return os.path.expanduser(path) if path.startswith("~/") else path  # noqa: PTH111 - Path's fails without home
 
 
-Place = Annotated[str, AfterValidator(in_home)]  # path on this machine, or URL
+Place = Annotated[str, Field(min_length=1), AfterValidator(in_home)]  # path on this machine, or URL
 
 
 class Record(BaseModel):

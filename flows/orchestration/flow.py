@@ -208,7 +208,7 @@ def show_plan(text: str) -> None:
 def split_parameters(model: type[Settings], parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Split the parameters of a run into the value of `config` and the given settings, nested."""
     given = {name: value for name, value in parameters.items() if value is not NOT_GIVEN}
-    config = given.pop(CONFIG, None)
+    config = given.pop(CONFIG, None) or None  # empty: a form's field
     return config, _without_nulls(model, given)
 
 
