@@ -84,6 +84,8 @@ def exit_code(call: Callable[[], object], debug: bool) -> int:
             return BROKEN_PIPE
         return _fail_unexpectedly(error, debug)
     except BaseException as error:  # the last handler of a command: one line, and the traceback on demand
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # of rich, in a help page
+            return BROKEN_PIPE
         if not is_failure(error):
             raise
         return _fail_unexpectedly(error, debug)

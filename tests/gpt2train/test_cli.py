@@ -171,7 +171,7 @@ def test_every_error_is_one_line(
 
 def test_a_reader_that_has_ended_is_no_error(trained_run: TrainedRun) -> None:
     """As `head`, with more and with less output than is buffered."""
-    for arguments in (["config"], ["runs", str(trained_run.run)]):
+    for arguments in (["config"], ["runs", str(trained_run.run)], ["--help"]):
         reader, writer = os.pipe()
         os.close(reader)
         command = [sys.executable, "-m", "gpt2train", *arguments]
