@@ -400,6 +400,12 @@ def test_a_model_that_is_not_there_is_named(
     assert run_command(app, ["passport", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert "has no model" in err and "is not a folder" in err and "holds neither a corpus nor a run" in err
+    run = tmp_path / "runs/tiny-1"
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text("preset =")
+    (run / "metrics.jsonl").touch()
+    assert run_command(app, ["passport", str(tmp_path)]) == 2
+    assert f"warning: {run}/config.toml is not valid TOML" in capsys.readouterr().err
 
 
 @pytest.mark.slow

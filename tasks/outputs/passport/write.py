@@ -6,6 +6,7 @@ The Croissant description is `OUT/croissant.json`, since it names files below it
 import hashlib
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -104,11 +105,16 @@ def leave_passport(root: Folder, runs: Iterable[str] = ()) -> None:
 
 
 def runs_in(root: Folder) -> list[str]:
-    """Return the names of the runs below an output folder that can be read; none of one in an object store."""
+    """Return the names of the runs below an output folder that can be read; none of one in an object store.
+
+    What cannot be read is named on standard error.
+    """
     runs = Path(root.path("runs"))
     if not root.is_local or not runs.is_dir():
         return []
-    found, _ = read_runs([runs]) if any(find_runs(runs)) else ([], [])
+    found, unreadable = read_runs([runs]) if any(find_runs(runs)) else ([], [])
+    for one in unreadable:
+        print(f"warning: {one.reason}", file=sys.stderr)
     return sorted(run.folder.relative_to(runs.resolve()).as_posix() for run in found)
 
 
