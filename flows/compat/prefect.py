@@ -36,6 +36,7 @@ from gpt2train.errors import RunError, UserError
 # Environment variable of a process that a worker started for one flow run: the id of the run.
 # Breaks when: workers hand the id on in another way. Then no run watches its worker.
 FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"
+TEMPORARY_SERVER_SECONDS = 60  # of pauses alone, with which Prefect counts the time of the start
 
 
 def refresh_settings(heartbeats: bool = True) -> None:
@@ -214,7 +215,8 @@ def shield_temporary_server() -> None:
     """Keep Ctrl-C from the temporary server that Prefect starts for a script or a notebook without a server.
 
     It is in their process group, and was gone before a training had saved: the report of the run's end was repeated for
-    four minutes, ended with an error of the client, and the next call found no server.
+    four minutes, ended with an error of the client, and the next call found no server. Nor do the 20 s that Prefect
+    gives the server suffice on a busy machine, where the first one of a user creates its tables.
 
     Breaks when: the engine starts the server otherwise than by the first client of its context.
     """
@@ -222,6 +224,8 @@ def shield_temporary_server() -> None:
 
 
 def _get_client_in_shelter(**settings: Any) -> Any:
+    server = get_current_settings().server.ephemeral
+    server.startup_timeout_seconds = max(server.startup_timeout_seconds, TEMPORARY_SERVER_SECONDS)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child process inherits it
     try:
         return get_client(**settings)

@@ -191,7 +191,9 @@ def test_the_temporary_server_is_out_of_reach_of_ctrl_c(own: bool, monkeypatch: 
     try:
         with temporary_settings({PREFECT_API_URL: None, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}):
             prefect_context.SyncClientContext()
+            waits = get_current_settings().server.ephemeral.startup_timeout_seconds
         process = server.server_process
+        assert (waits >= compat.TEMPORARY_SERVER_SECONDS) == own
         assert process is not None and signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
         process.send_signal(signal.SIGINT)
         if own:
