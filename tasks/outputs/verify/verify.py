@@ -38,13 +38,15 @@ def verify(root: Folder, steps: tuple[str, ...], options: Options) -> Iterator[F
     """Verify the steps of an output in the order of their folders; those named, or all. Nothing is written there.
 
     Raises:
-        UserError: The output has no finished step, or none of a given name, or a removal of pages was interrupted.
+        UserError: The folder is no output, it has no finished step of a given name, or a removal was interrupted.
     """
     check_no_removal(root)
     output = Output(root)
     names = sorted({manifest.step for manifest in output.manifests.values()})
     if not names and not output.unreadable:
         raise UserError(f"{root.url} holds no finished step; give the --output of a flow")
+    if "" in output.manifests:
+        raise UserError(f"{root.url} is a step of an output, not all of it; give the --output of a flow")
     if missing := [step for step in steps if step not in names]:
         raise UserError(f"{root.url} has no finished step {missing[0]!r}; it has {', '.join(names)}")
     for folder in output.unreadable:

@@ -265,6 +265,8 @@ def test_an_output_in_a_store_is_verified(out: Path, capsys: pytest.CaptureFixtu
 
 
 def test_wrong_arguments_are_said(out: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="clean is a step of an output, not all of it; give the --output of a flow"):
+        verify_output(str(out / "clean"))
     with pytest.raises(UserError, match="holds no finished step"):
         verify_output(str(tmp_path / "none"))
     with pytest.raises(UserError, match="no finished step 'cleann'; it has clean, "):
