@@ -48,6 +48,7 @@ else:
     DataStepSettings, LimitSettings = settings_groups(__name__), limit_settings(__name__)
 
 S = TypeVar("S", bound="LayeredSettings")
+MAX_WORKERS = 4_096  # processes that start at once: a number with some digits too many would start them until none can
 SOURCES = ("urls", "domains", "warcs", "documents")
 Source = Annotated[str, Field(min_length=1)]  # empty, as of a shell variable that is not set, it is this folder
 # Tokenizer of a preset, where it is not the published one of GPT-2, whose vocabulary is part of the model's size.
@@ -97,7 +98,7 @@ class OutputSettings(LayeredSettings):
 
     output: Place = "out"
     """Folder, or any fsspec URL, that holds everything: pages, documents, tokens, runs, report."""
-    workers: PositiveInt = Field(default_factory=usable_cores)
+    workers: PositiveInt = Field(default_factory=usable_cores, le=MAX_WORKERS)
     """Worker processes, and batches in flight at a time. The outputs do not depend on it."""
     runner: Literal["local", "ray", "dask"] = "local"
     """Executor of the batches: processes of this machine, or a Ray or Dask cluster."""
@@ -305,7 +306,7 @@ class EvaluateFlowSettings(MergeAndScoreSettings):
     """Run folder, as `out/runs/tiny-0123abcd`."""
     lambada: Place | None = None
     """LAMBADA test file; None uses the cloze set that the data flow drew."""
-    workers: PositiveInt = Field(default_factory=usable_cores)
+    workers: PositiveInt = Field(default_factory=usable_cores, le=MAX_WORKERS)
     """Worker processes."""
     verify: bool = False
     """Compare the hashes of finished outputs too."""

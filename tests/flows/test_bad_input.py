@@ -174,6 +174,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"output": "nope://bucket/out"}, ["nope"]),
         ({"runner": "rya"}, ["runner", "'ray'", "rya"]),
         ({"workers": 0}, ["workers", "greater than 0"]),
+        ({"workers": 10**20}, ["workers", "less than or equal to 4096"]),
         ({"connect_to": {"a.test": "b.test"}}, ["connect_to", "'a.test'", "'b.test'", "address:port"]),
         ({"connect_to": {"a.test": "127.0.0.1:x"}}, ["connect_to", "address:port"]),
         ({"download": {"allow_private": ["home"]}}, ["allow_private", "home"]),
