@@ -35,18 +35,19 @@ def describe(schema: Mapping[str, Any]) -> str:
 
 def _kind(schema: Mapping[str, Any]) -> str:
     if schema["type"] == "array":
-        return (
-            f"list of ({describe(schema['items'])})" if "," in describe(schema["items"]) else _list_of(schema["items"])
-        )
+        return f"list of {_several(schema['items'])}"
     if schema["type"] == "object":
         values = schema.get("additionalProperties")
-        return f"table of {describe(values)}s" if isinstance(values, dict) else "table"
+        return f"table of {_several(values)}" if isinstance(values, dict) else "table"
     return "path" if schema.get("format") == "path" else NAMES[schema["type"]]
 
 
-def _list_of(items: Mapping[str, Any]) -> str:
-    first, *rest = describe(items).split(" ", 1)
-    return " ".join(["list of", f"{first}s", *rest])
+def _several(schema: Mapping[str, Any]) -> str:
+    text = describe(schema)
+    if "," in text:
+        return f"({text})"
+    first, *rest = text.split(" ", 1)
+    return " ".join([f"{first}s", *rest])
 
 
 def _bounds(schema: Mapping[str, Any]) -> list[str]:

@@ -124,7 +124,11 @@ def test_type_bounds_and_default_are_shown(pages: dict[str, str]) -> None:
     assert '`--runner` · one of `"local"`, `"ray"`, `"dask"` · default `"local"`\n' in data
     assert "`--train.batch.ramp-up` · table or not set · default: not set\n" in train
     assert "`--train.batch.ramp-up.start` · integer, from 1 to 2147483647 · required\n" in train
-    assert "### `train.mixture.corpora.prefix` { #train.mixture.corpora.prefix }\n\nstring · required\n" in train
+    assert (
+        "### `train.mixture.corpora.prefix` { #train.mixture.corpora.prefix }\n\nstring, not empty · required\n"
+        in train
+    )
+    assert "`--evals` · table of (string, not empty) · default `{}`\n" in train
     assert "| `model.layers` | 12 | 24 | 36 | 4 | 48 | 12 | 2 | 24 | 12 | 24 | 3 | 12 | 16 | 24 | 24 | 4 |\n" in train
 
 

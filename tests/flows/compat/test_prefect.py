@@ -165,7 +165,8 @@ def test_a_run_goes_on_without_its_slot(own: bool, monkeypatch: pytest.MonkeyPat
 
 # What Prefect starts instead of its temporary server, which takes 10 s: a child process that Ctrl-C ends.
 STAND_IN = """
-import http.server, sys
+import http.server, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
