@@ -3,6 +3,7 @@
 A class that marks boilerplate is a statement on a container: an inline element of it is dropped only as a line.
 """
 
+import itertools
 import sys
 from collections import defaultdict
 from functools import cached_property
@@ -84,6 +85,7 @@ DROPPED_BLOCKS = frozenset(["dialog", "figcaption", "footer", "menu", "nav"])
 PERMALINKS = frozenset("#¶§🔗")  # signs that link to the heading beside them
 MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
 MIN_ARTICLE = 250  # characters of running text on which comments may be
+MAX_AFTER = 20  # elements after a commented part of a text, among which the next part is
 MAX_CARD = 500  # characters of a card, an announcement under a link without text
 CARDS = frozenset(["div", "li", "article", "section"])
 MAX_FRAMES = 3 * 2048  # of the walk: three an element, on at most 2,048 levels (libxml2)
@@ -448,8 +450,9 @@ class Walk:
     def _note_comments(self, element: HtmlElement, tag: str, held: Contents) -> None:
         """Note a container that ends, if it is the smallest one with text and comments below it."""
         if self._commented > self.running - held.running:
-            # Sections of one text follow each other, with comments below each.
-            is_section = any(one.get("class") == element.get("class") for one in element.itersiblings(tag))
+            # Sections of one text follow each other, with comments below each; there may be 30,000.
+            after = itertools.islice(element.itersiblings(tag), MAX_AFTER)
+            is_section = any(one.get("class") == element.get("class") for one in after)
             self.commented, self._commented = 0 if is_section else held.end, 0
 
     def _note(self, tag: str, held: Contents) -> None:

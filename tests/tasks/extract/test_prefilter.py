@@ -211,6 +211,9 @@ HEAVY = {
     ),
     "nested navigations": "<nav><p>A text of some words, as long as it is.</p>" * 900,
     "nested recipes": PROSE + "<div class=recipe>" * 1500 + "<li>100 g flour</li>" * 9000,
+    "commented parts": "".join(
+        f"<div class=s{n}><p>A text of some words {n}.</p><div class=comments>x</div></div>" for n in range(30_000)
+    ),
     "asides": PROSE + "".join(f"<aside><p>{'A text of some words. ' * 5}{n}.</p></aside>" for n in range(9000)),
     "nested": f"{'<div>' * 100_000}{PROSE}",
     "unclosed quotes": "<p a='" * 30_000 + '<p a="' * 30_000 + PROSE,
