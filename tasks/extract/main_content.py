@@ -127,9 +127,7 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
         if _show_unscripted(tree) and _size((found := decide(tree, tables, account)).blocks) > least:
             return _text(found), found
     running = _running(walk.blocks)
-    if walk.page == ARTICLE and (
-        size < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree) and not _is_dated(walk))
-    ):
+    if walk.page == ARTICLE and (size < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree))):
         found = decide(tree, tables, account, LOOSE)
         if _size(found.blocks) > max(MIN_TEXT, GAIN * size) and _says_more(found.blocks, running):
             return _text(found), found
@@ -257,15 +255,16 @@ def _main_container(walk: Walk) -> tuple[int, int]:
 
 def _best_container(walk: Walk, tree: HtmlElement, titles: Sequence[str]) -> tuple[int, int]:
     """First and last block of an article's main content: the strongest kind of container that holds enough text."""
-    running = _running(walk.blocks)
-    contents = [walk.blocks[one.start : one.end] for one in walk.candidates.found]
-    beside_teasers = running - sum(_running(blocks) for blocks in contents if _is_teaser(blocks, titles))
+    running = beside_teasers = _running(walk.blocks)
+    weighed: list[tuple[int, Candidate]] = []
+    for one in walk.candidates.found:
+        blocks = walk.blocks[one.start : one.end]
+        if _is_teaser(blocks, titles):
+            beside_teasers -= _running(blocks)
+        else:
+            weighed.append((_running(blocks), one))
     for level in range(LEVELS):
-        found = [
-            (_running(walk.blocks[one.start : one.end]), one)
-            for one in walk.candidates.found
-            if one.level == level and not _is_teaser(walk.blocks[one.start : one.end], titles)
-        ]
+        found = [pair for pair in weighed if pair[1].level == level]
         if not found:
             continue
         size, best = max(found, key=lambda pair: pair[0])
