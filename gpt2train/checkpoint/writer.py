@@ -1,5 +1,6 @@
 """Atomic, collective writing of a checkpoint, removal of old ones, and clean-up after interrupted saves."""
 
+import contextlib
 import math
 import shutil
 from collections.abc import Mapping
@@ -106,7 +107,10 @@ def _publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, 
 def _save_error(path: Path, error: BaseException) -> RunError:
     full = no_space(error) if isinstance(error, OSError) else None
     # torch's writer reports a full disk as an "unexpected pos" of its zip file, so the disk itself is checked as well.
-    if full := full or probe_space(path.parent, max((file.stat().st_size for file in path.glob("*")), default=0)):
+    size = 0
+    with contextlib.suppress(OSError):  # other ranks write and remove files there
+        size = max((file.stat().st_size for file in path.glob("*")), default=0)
+    if full := full or probe_space(path.parent, size):
         remedy = f"{full.remedy} and run again: earlier checkpoints are intact"
         return RunError(f"{full.reason} while saving {path}; {remedy}")
     if (missing := missing_folder(path)) is not None:

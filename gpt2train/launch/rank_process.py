@@ -154,7 +154,7 @@ def _diagnose(error: BaseException, tb: TracebackType | None, rank: int) -> tupl
         return 130, None if rank else line
     for symptom, limit in LIMITS.items():
         if symptom in str(error):
-            return 1, f"rank {rank}: {symptom}; raise the limit ({limit}) and run again"
+            return 1, f"rank {rank}: {type(error).__name__}: {error}; raise the limit ({limit}) and run again"
     if not is_lost_contact(error):
         return 1, f"rank {rank}: {type(error).__name__}: {error}"
     timed_out = "timed out" in str(error).lower()

@@ -257,6 +257,6 @@ def translate_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Itera
     try:
         yield
     except OSError as error:
-        if error.errno in REFUSED or no_space(error):
-            raise write_error(location, error, remedy if no_space(error) else DEFAULT_REMEDY) from error
+        if (is_full := no_space(error) is not None) or error.errno in REFUSED:
+            raise write_error(location, error, remedy if is_full else DEFAULT_REMEDY) from error
         raise
