@@ -2,11 +2,13 @@
 
 Workers are never forked from this process: `tokenizers` and lxml misbehave after a fork of a process with threads. They
 are spawned; on Linux those of an early pool are forked from a process that has done nothing but import what they need.
-The pool is pebble's, which kills and replaces a single worker, where `concurrent.futures` would lose the whole pool.
+The pool is pebble's, which kills and replaces a single worker, where `concurrent.futures` would lose the whole pool. It
+gives up, though, when a worker dies between two calls; then a new one takes its place.
 """
 
 import concurrent.futures
 import contextlib
+import functools
 import importlib
 import multiprocessing.context
 import os
@@ -92,7 +94,8 @@ class WorkerPool:
             context.set_forkserver_preload([module])
         # The process from which they are forked has the environment of its own start.
         given = (module, dict(os.environ) if is_forked else None)
-        self._pool = pebble.ProcessPool(max_workers=workers, initializer=_begin_worker, initargs=given, context=context)
+        self._open = functools.partial(pebble.ProcessPool, workers, 0, _begin_worker, given, context)
+        self._pool, self._opening = self._open(), threading.Lock()
 
     def submit(
         self,
@@ -112,9 +115,12 @@ class WorkerPool:
             cpu_seconds: CPU time after which it is killed, whatever the machine's load; `spent_cpu` recognizes the
                 future's error. Ignored on Windows, which has no CPU timers.
         """
-        if cpu_seconds is not None:
-            return self._pool.schedule(_with_cpu_limit, args=(cpu_seconds, function, *args), timeout=timeout)
-        return self._pool.schedule(function, args=args, timeout=timeout)
+        call = (function, *args) if cpu_seconds is None else (_with_cpu_limit, cpu_seconds, function, *args)
+        with self._opening:
+            if not self._pool.active:
+                _end(self._pool)
+                self._pool = self._open()
+            return self._pool.schedule(call[0], args=call[1:], timeout=timeout)
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run `function(*args)` in a worker and wait for it.
@@ -122,14 +128,21 @@ class WorkerPool:
         Raises:
             WorkerLostError: The worker died. Exceptions of the function are passed on unchanged.
         """
-        return result(self.submit(function, *args))
+        try:
+            return result(self.submit(function, *args))
+        except concurrent.futures.BrokenExecutor:  # a worker died before this call began
+            return result(self.submit(function, *args))
 
     def close(self) -> None:
         """Kill all workers."""
         if _pool is self:
             adopt(None)
-        self._pool.stop()
-        self._pool.join()
+        _end(self._pool)
+
+
+def _end(pool: pebble.ProcessPool) -> None:
+    pool.stop()
+    pool.join()
 
 
 def _begin_worker(module: str | None, environment: dict[str, str] | None) -> None:

@@ -37,6 +37,7 @@ GROUP_PAGES = 16  # maximum pages per message
 GROUP_BYTES = 2**19  # maximum bytes per message: a third of a second of work
 WALL_CLOCK_FACTOR = 20  # wall clock limit of a call / `extract.deadline`: ends a worker that is stopped or sleeps
 MIN_CRASHES = 20  # fewer crashes than this never stop the step
+MAX_BROKEN = 2  # new pools for a call whose pool broke before the call began
 
 # Libraries that shape the texts of each engine.
 PACKAGES = {
@@ -216,10 +217,12 @@ def _await(
 
     Raises:
         ImportError: the installation is broken, not a page.
-        BrokenExecutor: the pool is broken, not a page.
+        BrokenExecutor: the pool is broken, not a page, and so were those that took its place.
     """
     error = answer.exception()  # not `except Exception`: any error of a hostile page is a result, none is hidden
-    while isinstance(error, pebble.ProcessExpired) and error.exitcode == WORKER_OUTGROWN:  # the call was not started
+    broken = 0
+    while _before_start(error) and broken < MAX_BROKEN:
+        broken += isinstance(error, concurrent.futures.BrokenExecutor)
         answer = _submit(pool, group, options)
         error = answer.exception()
     if error is None:
@@ -227,6 +230,12 @@ def _await(
     if isinstance(error, ImportError | concurrent.futures.BrokenExecutor):
         raise error
     return error
+
+
+def _before_start(error: BaseException | None) -> bool:
+    """Return True if a worker ended before it began a call."""
+    outgrown = isinstance(error, pebble.ProcessExpired) and error.exitcode == WORKER_OUTGROWN
+    return outgrown or isinstance(error, concurrent.futures.BrokenExecutor)
 
 
 def _reason(error: BaseException, page: Page, deadline: float) -> ExtractResult:

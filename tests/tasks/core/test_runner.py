@@ -146,6 +146,11 @@ def parent_of(seconds: float) -> int:
     return os.getppid()
 
 
+def begin_and_hang(path: Path) -> None:
+    path.touch()
+    time.sleep(600)
+
+
 def test_early_workers_share_one_import_and_see_the_environment_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("one", "two"):
         monkeypatch.setenv("SEEN_BY_A_WORKER", value)
@@ -173,16 +178,26 @@ def test_early_workers_that_do_not_start_are_done_without(monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are spawned")
-def test_workers_are_replaced_when_the_process_dies_from_which_they_are_forked() -> None:
+def test_workers_are_replaced_when_the_process_dies_from_which_they_are_forked(tmp_path: Path) -> None:
     with contextlib.closing(WorkerPool(2, "tabnanny")) as pool:
         parent = pool.call(parent_of, 0.0)
-        calls = [pool.submit(parent_of, 60.0) for _ in range(2)]
-        wait_for(lambda: all(call.running() for call in calls), 30, "both calls")
+        begun = [tmp_path / name for name in "ab"]  # only a call that has begun holds no lock of the pool
+        calls = [pool.submit(begin_and_hang, path) for path in begun]
+        wait_for(lambda: all(path.exists() for path in begun), 120, "both calls")
         os.kill(parent, signal.SIGKILL)
         for call in calls:
             with pytest.raises(WorkerLostError):
                 result(call)
         assert pool.call(parent_of, 0.0) != parent
+
+
+@pytest.mark.parametrize("module", [None, "tabnanny"])
+def test_a_pool_outlives_workers_that_die_between_two_calls(module: str | None) -> None:
+    with contextlib.closing(WorkerPool(2, module)) as pool:
+        for seconds in (0.0, 0.5):  # before and after the pool sees it
+            os.kill(worker := pool.call(os.getpid), signal.SIGKILL)
+            time.sleep(seconds)
+            assert pool.call(os.getpid) != worker
 
 
 @pytest.mark.parametrize("module", [None, "tabnanny"])

@@ -129,6 +129,7 @@ def hostile() -> Iterator[HostilePool]:
 def test_a_page_that_kills_its_worker_costs_no_other_page(hostile: HostilePool) -> None:
     good = [page(ARTICLE.encode(), f"http://a.example/{n}") for n in range(3)]
     pages = [good[0], page(b"DIE"), good[1], page(b"RAISE"), good[2]]
+    os.kill(hostile.call(os.getpid), signal.SIGKILL)  # between two calls
     found = [one for _, one in extracted(hostile, pages, ExtractOptions())]
     assert [one.reason for one in found] == [None, "extract_crashed", None, "extract_crashed", None]
     assert found[3].detail == "RecursionError on 5 bytes: too deep"
