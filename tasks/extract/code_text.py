@@ -10,8 +10,9 @@ from tasks.extract.blocks import HIDDEN, MARKED, TAG
 from tasks.extract.formulas import script_marks
 
 # Classes of code in other elements than `pre`, a row or a `div` a line: Scribble, Doxygen, GitHub, SyntaxHighlighter,
-# CodeMirror 6.
+# CodeMirror 6; those of the lines in it, where themes of blogs have such a name too.
 CODE_NAMES = frozenset(["RktBlk", "SVerbatim", "fragment", "blob-wrapper", "highlight", "container", "cm-content"])
+LINE_NAMES = {"fragment": "line", "cm-content": "cm-line"}
 LINES = frozenset(["tr", "div", "li", "p"])
 TABLE_PARTS = frozenset(["table", "tbody", "td", "th", "thead", "tr"])
 SCRIPTS = frozenset(["sub", "sup"])
@@ -29,7 +30,7 @@ def is_code(element: HtmlElement, tag: str, name: str) -> bool:
         return outer.tag == "td" and outer.get("class") == "code"
     if name in ("highlight", "blob-wrapper"):
         return tag == "table" and "blob-code" in (element.xpath("string(.//td[last()]/@class)"))
-    return tag == "div" or name != "fragment"
+    return name not in LINE_NAMES or any(LINE_NAMES[name] in (line.get("class") or "").split() for line in element)
 
 
 def code_text(element: HtmlElement, rules: AttributeRules, leave_out: LeaveOut) -> str:
