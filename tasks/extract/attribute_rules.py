@@ -7,6 +7,7 @@ classified once and cached.
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lxml.html import HtmlElement
@@ -233,18 +234,18 @@ def _classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ve
     role = attributes.get("role", "").lower()
     identity = rules.named(attributes["id"]) if attributes.get("id") else NAMELESS
     classes = rules.named(attributes["class"]) if attributes.get("class") else NAMELESS
+    marks = [one for one in (identity, classes) if one.boilerplate]
     if role in OTHER_ROLES:
-        return Verdict(hidden=True)
+        return Verdict(hidden=True, consent=_asks_for_consent(marks))
     if (
         attributes.get("hidden", "until-found").lower() != "until-found"
         or attributes.get("aria-hidden") == "true"
         or HIDDEN.search(attributes.get("style", ""))
         or classes.hides
     ):
-        marked = identity.boilerplate or classes.boilerplate
         is_panel = role == "tabpanel" or PANEL.search(f"{identity.words} {classes.words}") is not None
-        if marked or not is_panel:
-            return Verdict(hidden=True, closed=not marked)
+        if marks or not is_panel:
+            return Verdict(hidden=True, closed=not marks, consent=_asks_for_consent(marks))
     if tag in WORDS or (
         rules.page != ARTICLE
         and (tag in NAMED_TAGS or SECTION.search(classes.words) or SIGNATURE.search(attributes.get("id", "")))
@@ -281,13 +282,17 @@ def _classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ve
         marked=True,
         unseen=any(one.unseen or (tag == "a" and MARK_LINKS.search(one.words)) for one in marks),
         may_be_text=not is_site,
-        consent=any(CONSENT.search(one.words) for one in marks),
+        consent=_asks_for_consent(marks),
         dialog=any(DIALOG.search(one.words) for one in marks),
         comments=comments,
         toc=toc,
         level=level,
         main=main,
     )
+
+
+def _asks_for_consent(marks: Sequence[Named]) -> bool:
+    return any(CONSENT.search(one.words) for one in marks)
 
 
 def _level(tag: str, role: str, identity: Named, classes: Named, attributes: dict[str, str]) -> int:
