@@ -30,6 +30,7 @@ RULES = {
     "ending": "a heading at the end, without a text, or a line of links, a date or rights at an end of the page",
     "figure": "the text of a figure",
     "form": "a short form",
+    "fields": "a form that asks who you are",
     "header": "a short line before the first heading",
     "hidden": "not displayed, and no control opens it; or a role of navigation or dialog",
     "label": "a label of a control, a credit or a heading of links, not a sentence",

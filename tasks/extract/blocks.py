@@ -16,7 +16,7 @@ LISTS = frozenset(["ul", "ol"])
 # Reasons for which a container or an element is dropped; those for lines are in `main_content` and `article_lines`.
 KEPT = ""
 LINKS, MARKED, COMMENT, TOC, HIDDEN = "links", "class", "comments", "contents", "hidden"
-TAG, FORM, FIGURE, TABLE, PERMALINK = "tag", "form", "figure", "table", "permalink"
+TAG, FORM, ASKED, FIGURE, TABLE, PERMALINK = "tag", "form", "fields", "figure", "table", "permalink"
 ENDING, REPEATED = "ending", "repeated"
 SENTENCE_ENDS = tuple('.!?…。！？।"”»’')  # last characters of a sentence or of a quotation
 # The same with the number of a note or a bracket after it.

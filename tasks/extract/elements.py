@@ -32,6 +32,12 @@ NO_PROSE = ("article", "button", "iframe", "img", "input", "picture", "select", 
 HREFS = XPath("descendant::a/@href", smart_strings=False)
 MIN_ELSEWHERE, MAX_LINKS = 0.2, 100  # share of the links of a list of sources, among the first ones
 
+NO_FIELDS = frozenset(["hidden", "submit", "button", "image", "reset", "search"])
+CHOICES = frozenset(["checkbox", "radio"])
+PERSONAL = frozenset(["email", "password", "tel"])
+MIN_ANSWERS, MOST_ANSWERS = 3, 0.3  # fields to fill in; share of them, which are few in a questionnaire
+MAX_QUESTION = 250  # characters of a form for each of its fields
+
 
 def described(element: HtmlElement) -> str:
     """Tag, id and class of an element, as in a selector."""
@@ -76,6 +82,15 @@ def holds_block(element: HtmlElement, line_breaks: bool = False) -> bool:
 def holds_input(element: HtmlElement) -> bool:
     """Return True if a reader can enter something in an element."""
     return any(one.get("type") != "hidden" for one in element.iter("input", "button", "select", "textarea"))
+
+
+def asks_for_person(form: HtmlElement, size: int) -> bool:
+    """Return True for a form with so many characters that asks for a reader's name and address, and holds no page."""
+    types = [(one.get("type") or "").lower() for one in form.iter("input", "select", "textarea")]
+    fields = [one for one in types if one not in NO_FIELDS]
+    answers = sum(one not in CHOICES for one in fields)
+    is_person = answers >= max(MIN_ANSWERS, MOST_ANSWERS * len(fields)) and not PERSONAL.isdisjoint(fields)
+    return is_person and size <= MAX_QUESTION * len(fields) and form.find(".//h1") is None
 
 
 def is_picture(figure: HtmlElement, held: Contents) -> bool:

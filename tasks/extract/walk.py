@@ -14,6 +14,7 @@ from gpt2train.data.text_units import without_invisible
 from tasks.extract.attribute_names import CONTAINERS, DROPPED_TAGS, OWN_LINES
 from tasks.extract.attribute_rules import NEUTRAL, AttributeRules, Verdict
 from tasks.extract.blocks import (
+    ASKED,
     BLOCK_TAGS,
     CODE,
     COMMENT,
@@ -49,6 +50,7 @@ from tasks.extract.elements import (
     CELLS,
     PICTURES,
     QUESTIONS,
+    asks_for_person,
     described,
     holds_block,
     holds_input,
@@ -436,7 +438,7 @@ class Walk:
             self.sources.append(held)
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
         is_all = reason in (FORM, MARKED, TOC) and held.size == self.size  # of the text so far
-        if reason and (held.running > MAX_DROPPED or strong or is_all or reason == COMMENT):
+        if reason not in (KEPT, ASKED) and (held.running > MAX_DROPPED or strong or is_all or reason == COMMENT):
             self.doubtful.append((held, reason))
             if verdict.dialog:
                 self.dialogs.add(held)
@@ -481,6 +483,8 @@ class Walk:
             and not (tag == "div" and element.getparent().tag == "li")
         ):
             return LINKS
+        if tag == "form" and asks_for_person(element, held.size):
+            return ASKED
         blocks = self.blocks[held.start : held.end] if tag in ("form", "figure") else []
         is_form = tag == "form" and held.size < MAX_FORM and holds_input(element) and not is_guidance(blocks)
         is_figure = tag == "figure" and held.running <= MAX_DROPPED and is_picture(element, held)
