@@ -6,14 +6,14 @@ how the container is chosen. Lists keep their markers, tables a row a line, code
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from lxml.etree import ElementDefaultClassLookup, ParserError, XMLSyntaxError, XPath
 from lxml.html import HtmlElement, HTMLParser, document_fromstring
 from selectolax.lexbor import LexborHTMLParser
 
-from tasks.extract.article_lines import drop_lines, is_title, page_titles
+from tasks.extract.article_lines import drop_lines, holds_title, is_date, is_title, page_titles
 from tasks.extract.attribute_rules import AttributeRules
 from tasks.extract.blocks import (
     ENDING,
@@ -196,6 +196,7 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
         for one in walk.blocks:
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
     if kind == ARTICLE:
+        _drop_next_articles(walk, titles)
         start, end = _main_container(walk) if walk.rules.loose else _best_container(walk, tree, titles)
         end = _end_of_commented(walk, start, end)
         lead = _lead(walk.blocks[:start]) + [one for held in walk.recipes for one in walk.blocks[held.start : held.end]]
@@ -288,6 +289,21 @@ def _best_container(walk: Walk, tree: HtmlElement, titles: Sequence[str]) -> tup
             walk.level = level
             return _with_next_parts(walk, best, start, end)
     return _unnamed_container(walk) if running >= MIN_TEXT else (0, len(walk.blocks))
+
+
+def _drop_next_articles(walk: Walk, titles: Sequence[str]) -> None:
+    """Drop the articles after the one of the page's title, each with a heading and a date: pages that are scrolled."""
+    articles: defaultdict[str, list[Candidate]] = defaultdict(list)
+    for one in walk.candidates.found:
+        if one.tag == "article":
+            articles[one.name].append(one)
+    for alike in articles.values():
+        own = [one for one in alike if holds_title(walk.blocks[one.start : one.end], titles)]
+        if len(own) == 1 and _running(walk.blocks[own[0].start : own[0].end]) >= MIN_TEXT:
+            for one in alike:
+                blocks = walk.blocks[one.start : one.end]
+                if one.start >= own[0].end and any(block.kind == "h" for block in blocks) and any(map(is_date, blocks)):
+                    _drop(blocks, OUTSIDE)
 
 
 def _end_of_commented(walk: Walk, start: int, end: int) -> int:

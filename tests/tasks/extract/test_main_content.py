@@ -602,3 +602,42 @@ def test_a_recipe_is_no_documentation_though_its_facts_are_a_list_of_terms() -> 
         text_of(f"<html><head>{stated}</head><body>{PARAGRAPH}{parts}{PARAGRAPH}{facts}</body></html>").count("Flour")
         == 5
     )
+
+
+def test_a_form_that_asks_who_a_reader_is_is_no_text_however_long_it_is() -> None:
+    asked = "".join(f"<label>{name}</label><input type={name} value=''>" for name in ("text", "email", "password"))
+    sign_up = f"<form>{asked}<p>{WORDS.replace('fox', 'wolf') * 5}</p></form>"
+    page = f"<html><body><div><h1>A boat</h1><p>{WORDS * 3}</p></div>{{}}</body></html>"
+    assert text_of(page.format(sign_up)) == text_of(page.format(""))
+    whole = f"<form>{asked}<h1>A boat</h1>{PARAGRAPH * 2}</form>"  # of a page that is one form
+    questions = "<form>" + f"<p>{WORDS}</p><input type='radio'>" * 8 + f"{asked}</form>"
+    for text in (whole, questions):
+        assert text_of(f"<html><body>{text}</body></html>").count("fox") > 5
+
+
+def test_a_hidden_request_for_consent_is_no_text_of_a_page_with_little_else() -> None:
+    ask = f"<p>{WORDS.replace('fox', 'cookie') * 6}</p>"
+    page = f"<html><body><div><p>{WORDS}</p></div>{{}}</body></html>"
+    for hidden in ("aria-hidden='true'", "style='display:none'", "role='dialog'"):
+        assert "cookie" in text_of(page.format(f"<div class='text' {hidden}>{ask}</div>"))
+        assert "cookie" not in text_of(page.format(f"<div class='cookie-consent' {hidden}>{ask}</div>"))
+
+
+def test_a_page_that_goes_on_with_other_articles_is_its_own_article() -> None:
+    def part(name: str, day: int, times: int) -> str:
+        said = f"<p>{WORDS.replace('fox', name) * 4}</p>" * times
+        head = f"<h2>The {name}</h2><p>2 May 202{day}</p>"
+        return f"<article class='story'>{head}<div class='entry-text'>{said}</div></article>"
+
+    page = "<html><head><title>The fox - News</title></head><body><main>{}</main></body></html>"
+    for times in (1, 2, 6):
+        text = text_of(page.format(part("fox", 1, 2) + part("wolf", 2, times)))
+        assert "wolf" not in text and text.count("fox") == 8
+    undated = part("fox", 1, 2) + part("wolf", 2, 2).replace("2 May 2022", "")  # a part of this one
+    assert text_of(page.format(undated)).count("quick brown wolf") == 8
+
+
+def test_a_container_that_is_named_as_that_of_an_editor_is_no_code() -> None:
+    for name in ("cm-content", "fragment"):
+        page = f"<html><body><div class='{name}'><nav>Home</nav>{PARAGRAPH}<p>so\nlong</p></div></body></html>"
+        assert text_of(page) == f"{(WORDS * 3).strip()}\nso long"
