@@ -120,16 +120,24 @@ MIN_CODE = 12
 
 
 ARTICLE_TYPE = r"(?:(?!Tech)\w*Article|BlogPosting|LiveBlogPosting|Recipe|Re(?:port|view)\w*)"
+IS_PRODUCT = XPath("boolean(//body[contains(@class, 'single-product')])")
 HOLDS_BODY = XPath("boolean(//*[@itemprop = 'articleBody'])")
 ARTICLE_ITEM = re.compile(rf"schema\.org/{ARTICLE_TYPE}")
 
 
 def states_article(tree: HtmlElement) -> bool:
-    """Return True if a page says that it is an article: to social networks, or by schema.org."""
-    for meta in tree.iter("meta"):
-        name, value = (meta.get("property") or meta.get("name") or "").lower(), meta.get("content") or ""
-        if name.startswith("article:published") or (name == "og:type" and value.lower() == "article"):
-            return True
+    """Return True if a page says that it is an article: to social networks, or by schema.org.
+
+    WordPress calls each page an article, and gives those of a site the day of their last change alone.
+    """
+    names = {
+        (one.get("property") or one.get("name") or "").lower(): one.get("content") or "" for one in tree.iter("meta")
+    }
+    is_of_site = "article:modified_time" in names and not IS_PRODUCT(tree)
+    if any(name.startswith("article:published") for name in names):
+        return True
+    if names.get("og:type", "").lower() == "article" and not is_of_site:
+        return True
     is_stated = any(re.fullmatch(ARTICLE_TYPE, name) for name in _stated(tree))
     return is_stated or HOLDS_BODY(tree) or any(map(ARTICLE_ITEM.search, ITEM_TYPES(tree)))
 

@@ -173,9 +173,12 @@ def test_containers_that_announce_other_pages_are_not_the_main_content() -> None
 def test_a_weak_container_is_the_main_content_of_an_article_or_holds_nearly_all_text() -> None:
     page = "<html><head>{}</head><body><{tag}>{}</{end}><div class='x'>{}</div></body></html>"
     stated = "<meta property='og:type' content='article'>"
+    changed = "<meta property='article:modified_time' content='2020-01-02'>"
     for tag, head, beside, kept in (
         ("div class='content'", "", PARAGRAPH * 2, 18),
         ("div class='content'", stated, PARAGRAPH * 2, 12),
+        ("div class='content'", f"{stated}{changed}", PARAGRAPH * 2, 18),
+        ("div class='content'", f"{stated}{changed}{changed.replace('modified', 'published')}", PARAGRAPH * 2, 12),
         ("div class='content'", "", f"<p>{WORDS}</p>", 12),
         ("main", "", PARAGRAPH * 2, 12),
         ("div class='content'", "", f"<div class='content'><h3><a href='/b'>Boats</a></h3>{PARAGRAPH}</div>" * 2, 12),
