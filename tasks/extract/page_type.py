@@ -26,7 +26,7 @@ GENERATORS = {
 }
 ITEMS = {
     DOCUMENTATION: re.compile(r"schema\.org/(?:TechArticle|APIReference)"),
-    FORUM: re.compile(r"schema\.org/(?:DiscussionForumPosting|QAPage|Question)"),
+    FORUM: re.compile(r"schema\.org/(?:DiscussionForumPosting|QAPage)"),
 }
 TYPES = re.compile(r'"@type"\s*:\s*(\[[^]]{0,999}\]|"[^"]*")')
 TYPE_NAME = re.compile(r'"(?:[^"]*[/:#])?(\w+)"')  # also of `https://schema.org/Article` and `schema:Article`
