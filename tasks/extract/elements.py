@@ -89,8 +89,9 @@ def asks_for_person(form: HtmlElement, size: int) -> bool:
     types = [(one.get("type") or "").lower() for one in form.iter("input", "select", "textarea")]
     fields = [one for one in types if one not in NO_FIELDS]
     answers = sum(one not in CHOICES for one in fields)
-    is_person = answers >= max(MIN_ANSWERS, MOST_ANSWERS * len(fields)) and not PERSONAL.isdisjoint(fields)
-    return is_person and size <= MAX_QUESTION * len(fields) and form.find(".//h1") is None
+    if answers < max(MIN_ANSWERS, MOST_ANSWERS * len(fields)) or PERSONAL.isdisjoint(fields):
+        return False
+    return size <= MAX_QUESTION * len(fields) and form.find(".//h1") is None
 
 
 def is_picture(figure: HtmlElement, held: Contents) -> bool:

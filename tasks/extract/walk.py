@@ -91,6 +91,7 @@ MAX_AFTER = 20  # elements after a commented part of a text, among which the nex
 MAX_CARD = 500  # characters of a card, an announcement under a link without text
 CARDS = frozenset(["div", "li", "article", "section"])
 MAX_FRAMES = 3 * 2048  # of the walk: three an element, on at most 2,048 levels (libxml2)
+MOST_OF_PAGE = 0.8  # of its text in a form that is the page
 MAX_FORM = 500  # characters of a form that is no text; some sites are one form
 
 
@@ -390,6 +391,15 @@ class Walk:
     def _site(self) -> str:
         return own_site(self._opened.tree)
 
+    @cached_property
+    def _shown(self) -> int:
+        """Characters of the text of the page."""
+        return len(shown_text(self._opened.tree))
+
+    def _is_page(self, form: HtmlElement) -> bool:
+        """Return True for a form around most of a page, as those of some servers are."""
+        return len(shown_text(form)) > MOST_OF_PAGE * self._shown
+
     def _is_skipped(self, element: HtmlElement, verdict: Verdict) -> bool:
         """Return True for a container that is dropped whatever it holds, and so is not read: a sixth of the time."""
         if verdict.level == 0 or verdict.toc:
@@ -483,7 +493,7 @@ class Walk:
             and not (tag == "div" and element.getparent().tag == "li")
         ):
             return LINKS
-        if tag == "form" and asks_for_person(element, held.size):
+        if tag == "form" and asks_for_person(element, held.size) and not self._is_page(element):
             return ASKED
         blocks = self.blocks[held.start : held.end] if tag in ("form", "figure") else []
         is_form = tag == "form" and held.size < MAX_FORM and holds_input(element) and not is_guidance(blocks)

@@ -211,6 +211,14 @@ def with_inner(tag: str, attributes: dict[str, str], *around: str, every: int = 
     return change
 
 
+def in_form(tree: HtmlElement, chance: random.Random) -> None:
+    with_inner("form", {"action": "/page.aspx", "method": "post"}, "body")(tree, chance)
+    with_inner("div", {}, "body")(tree, chance)
+    for form in list(tree.iter("form"))[:1]:
+        for number in range(60):
+            form.append(form.makeelement("input", {"type": ("text", "email", "password")[number % 3]}))
+
+
 def in_table(tree: HtmlElement, chance: random.Random) -> None:
     with_inner("td", {}, "body")(tree, chance)
     body = tree.find("body")
@@ -299,6 +307,7 @@ TREES: dict[str, Change] = {
     "paragraph in a form of its own": enclosed("form", {"action": "/x"}),
     "paragraph in post of WordPress": enclosed("div", {"class": "post hentry category-newsletter tag-social"}),
     "page in form": with_inner("form", {"action": "/page.aspx", "method": "post"}, "body"),
+    "page in form with fields": in_form,
     "page in table": in_table,
     **{
         f"page in {name}": with_inner("div", {"class": name}, "body")
