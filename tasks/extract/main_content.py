@@ -298,6 +298,9 @@ def _drop_next_articles(walk: Walk, titles: Sequence[str]) -> None:
         if one.tag == "article":
             articles[one.name].append(one)
     for alike in articles.values():
+        alike.sort(key=lambda one: one.start)
+        if any(one.end > after.start for one, after in itertools.pairwise(alike)):
+            continue  # one in the other
         own = [one for one in alike if holds_title(walk.blocks[one.start : one.end], titles)]
         if len(own) == 1 and _running(walk.blocks[own[0].start : own[0].end]) >= MIN_TEXT:
             for one in alike:
