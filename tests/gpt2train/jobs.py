@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
@@ -104,10 +103,6 @@ def wait_for(
         assert process.poll() is None, process.communicate()
         time.sleep(pause)
     raise AssertionError("the condition did not hold in time")
-
-
-def all_ended(processes: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(processes, timeout=10)[1]
 
 
 def curve(run: Path | str, key: str = "loss") -> list[float]:

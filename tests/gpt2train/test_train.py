@@ -1,11 +1,9 @@
 """The training loop in real torchrun jobs: equal numbers on every layout; killed, stopped, failing, resumed."""
 
-import contextlib
 import json
 import logging
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,8 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.store.run_folder import newest_checkpoint
 from gpt2train.train import train
 from tests.gpt2train.forked_ranks import run_ranks
-from tests.gpt2train.jobs import all_ended, curve, finish, make, start, wait_for, weights, with_lr, write
+from tests.gpt2train.jobs import curve, finish, make, start, wait_for, weights, with_lr, write
+from tests.processes import command_of, wait_until_ended
 
 HERE = Path(__file__).parent
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -112,16 +111,12 @@ def test_a_failing_rank_ends_the_job_in_one_line(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     job = start(str(HERE / "failing_rank.py"), how, str(tmp_path))
-    ranks: set[psutil.Process] = set()
-    while job.poll() is None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            ranks |= set(psutil.Process(job.pid).children())
-        time.sleep(0.05)
     code, out, err = finish(job)
     assert (code, out) == (1, ""), err
     begin, _, end = line.partition("…")
     assert err.startswith(begin) and end in err and len(err.splitlines()) == 1, err
-    assert len(ranks) == 2 and all_ended(list(ranks))
+    assert (tmp_path / "rank-0.log").exists() and (tmp_path / "rank-1.log").exists()
+    wait_until_ended([one for one in psutil.process_iter() if str(tmp_path) in command_of(one)])
     assert not list(temporary.glob("torchelastic*"))
     if how == "raise":
         assert "Traceback" in (tmp_path / "rank-1.log").read_text()  # the other may be ended before it writes one

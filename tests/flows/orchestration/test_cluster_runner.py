@@ -128,7 +128,7 @@ def running_dask(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
         assert process.stdout is not None and process.stdin is not None
         yield process.stdout.readline().strip(), process
         process.stdin.close()
-        process.wait(30)
+        process.wait(60)
     finally:
         process.kill()
         process.wait()

@@ -62,7 +62,7 @@ def test_a_cancelled_crashed_or_killed_run_resumes_when_retried(training: Deploy
         before = training.ranks()
         before[1].kill()
         wait_for(lambda: len(set(training.ranks()) - set(before)) == 2, SECONDS, "new ranks")
-        wait_for(lambda: [task["run_count"] for task in training.task_runs(again)] == [2], 30, "the retry")
+        wait_for(lambda: [task["run_count"] for task in training.task_runs(again)] == [2], 60, "the retry")
         assert training.state(again)["type"] == "RUNNING"
 
         # Prefect's worker sees a flow that was killed.
@@ -190,7 +190,7 @@ def test_a_run_without_a_worker_is_ended(prefect_server: PrefectServer, tmp_path
         assert state or "the terminal was closed" in found["message"]
         assert mine.saved() == mine.steps()[-1]
         if state:
-            wait_for(lambda: b"error: the run was cancelled; run again to resume" in shown, 30, "the line")
+            wait_for(lambda: b"error: the run was cancelled; run again to resume" in shown, 60, "the line")
     finally:
         if job.is_running():
             job.kill()

@@ -269,11 +269,10 @@ def test_the_default_is_the_prompt_its_end_and_the_answer(tokenizer: Tokenizer) 
 def test_a_hostile_template_ends_in_one_line(template: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 0.3)
     with contextlib.closing(ChatRenderer(ChatTemplate(template, {}))) as renderer:
-        began = time.monotonic()
         with pytest.raises((ChatTemplateError, RunError)) as refused:
             renderer.render([{"role": "user", "content": "a"}], [(1, True)])
         assert error.lower() in str(refused.value).lower() and "\n" not in str(refused.value)
-        assert len(str(refused.value)) < 300 and time.monotonic() - began < 30
+        assert len(str(refused.value)) < 300
 
 
 def test_the_process_of_a_template_is_started_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

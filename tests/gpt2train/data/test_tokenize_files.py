@@ -420,7 +420,7 @@ def test_no_worker_outlives_a_killed_command(bpe: Path, tmp_path: Path) -> None:
         command.kill()
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
-    assert not (tmp_path / "t.bin").exists()
+    assert not (tmp_path / "t.bin").exists() or command.returncode == 0  # it ended while this process was stopped
 
 
 TEXTS = [f"Document {number}: {'the fox ' * (number % 7)}\n日本 \ufeff" for number in range(700)]

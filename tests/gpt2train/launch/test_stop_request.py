@@ -288,7 +288,7 @@ def test_a_rank_that_waits_for_the_others_ends_at_once(tmp_path: Path, rank: int
         # The default action is in force where it waits; before, the request is noted and found at the wait.
         wait_for((tmp_path / f"run/logs/rank-{rank}.log").exists, 60, "the log of the rank")
         process.send_signal(number)
-        assert process.wait(20) in (-signal.SIGTERM, -number)
+        assert process.wait(60) in (-signal.SIGTERM, -number)
     finally:
         process.kill()
 
@@ -312,6 +312,6 @@ def test_a_launcher_that_waits_for_another_machine_ends_soon(node: int, number: 
         # The threads of torch's store run, or try to connect, while it waits.
         wait_for(lambda: psutil.Process(process.pid).num_threads() > 1, 60, "the rendezvous")
         process.send_signal(number)
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
     finally:
         process.kill()

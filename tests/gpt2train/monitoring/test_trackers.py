@@ -112,7 +112,7 @@ class Calls(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-        self.server.hang.wait(20)
+        self.server.hang.wait(60)
         call = self.path.partition("?")[0].partition("/mlflow/")[2]
         self.server.calls.append(call)
         run = {"run": {"info": {"run_id": f"r{len(self.server.calls)}", "experiment_id": "1"}, "data": {}}}
@@ -160,13 +160,13 @@ def test_a_server_that_was_away_gets_all_rows_in_one_request_for_each_step_at_mo
         writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
         for step in range(1, 4):
             writer.write({"step": step} | rows(step)[step])
-        wait_for(lambda: away_first or len(server.rows) == 3, 20, "the first rows")
+        wait_for(lambda: away_first or len(server.rows) == 3, 60, "the first rows")
         server.away = 503
         for step in range(4, 9):
             writer.write({"step": step} | rows(step)[step])
-        wait_for(lambda: "the run goes on" in caplog.text, 20, "the warning")
+        wait_for(lambda: "the run goes on" in caplog.text, 60, "the warning")
         server.away = None
-        wait_for(lambda: "works again, and has all rows" in caplog.text, 20, "the rows")
+        wait_for(lambda: "works again, and has all rows" in caplog.text, 60, "the rows")
         writer.close()
     assert server.rows == rows(*range(1, 9)) and server.calls[-1] == "runs/update"
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
@@ -188,7 +188,7 @@ def test_a_server_that_does_not_answer_holds_neither_the_steps_nor_the_end(
     assert caplog.messages[-1] == "warning: logging.mlflow lacks 60 rows; metrics.jsonl has all"
     assert len(read_metrics(settings.output)) == 60
     server.hang.set()
-    wait_for(lambda: "logging.mlflow" not in [thread.name for thread in threading.enumerate()], 20, "its thread's end")
+    wait_for(lambda: "logging.mlflow" not in [thread.name for thread in threading.enumerate()], 60, "its thread's end")
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
@@ -238,14 +238,14 @@ def test_a_tracked_run_that_was_deleted_is_begun_anew(
     with caplog.at_level(logging.WARNING, "gpt2train"):
         writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
         writer.write({"step": 1} | rows(1)[1])
-        wait_for(lambda: server.rows == rows(1), 20, "the first row")
+        wait_for(lambda: server.rows == rows(1), 60, "the first row")
         assert caplog.messages == [
             "warning: logging.mlflow: the run deleted was deleted there; a new one gets the rows after step 0"
         ]
         second = json.loads(identity.read_text())["mlflow"]
         server.gone[second] = code
         writer.write({"step": 2} | rows(2)[2])
-        wait_for(lambda: server.rows == rows(1, 2), 20, "the second row")
+        wait_for(lambda: server.rows == rows(1, 2), 60, "the second row")
         writer.close()
     assert f"the run {second} was deleted there; a new one gets the rows after step 1" in caplog.text
     assert json.loads(identity.read_text())["mlflow"] not in (second, "deleted") and len(caplog.messages) == 3

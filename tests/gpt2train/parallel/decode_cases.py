@@ -160,16 +160,16 @@ def lambada(folder: str, tp: int, pp: int) -> dict[str, Any]:
     return run_distributed(folder, tp, pp, work)
 
 
-def idle(folder: str, tp: int, pp: int) -> dict[str, Any]:
+def idle(folder: str, tp: int, pp: int, seconds: int) -> dict[str, Any]:
     """A call after an idle time of three times the peer timeout."""
     before = psutil.Process().cpu_times()
 
     def work(team: DistributedModel) -> dict[str, Any]:
         decoder = team.decoder(1)
-        time.sleep(6)
+        time.sleep(3 * seconds)
         return {"answers": list(decoder.add([[1, 2]]).shape)}
 
-    found = run_distributed(folder, tp, pp, work, timedelta(seconds=2))
+    found = run_distributed(folder, tp, pp, work, timedelta(seconds=seconds))
     after = psutil.Process().cpu_times()
     return found | {"seconds": after.user + after.system - before.user - before.system}
 

@@ -253,7 +253,7 @@ async def is_left_running(iterations: int) -> bool:
     for _ in range(iterations):
         await asyncio.sleep(0)
     listening.cancel()
-    _, left = await asyncio.wait({listening}, timeout=1)
+    _, left = await asyncio.wait({listening}, timeout=60)
     return bool(left)
 
 

@@ -188,7 +188,7 @@ def test_a_full_queue_and_a_large_body_are_refused() -> None:
         body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
         waiting = [pool.submit(server.client.post, "/v1/completions", json=body) for _ in range(2)]
         batcher = server.server.service.batcher
-        wait_for(lambda: (batcher.rows, batcher.waiting) == (1, 1), 30, "one row and one place in the queue")
+        wait_for(lambda: (batcher.rows, batcher.waiting) == (1, 1), 60, "one row and one place in the queue")
         for stream in (True, False):
             answer = server.client.post("/v1/completions", json=body | {"stream": stream})
             assert answer.status_code == 503
@@ -212,18 +212,18 @@ def test_a_client_that_disconnects_frees_its_row() -> None:
             connection = http.client.HTTPConnection(host, int(port), timeout=60)
             sent = json.dumps(body | {"stream": streams})
             connection.request("POST", "/v1/completions", sent, {"Content-Type": "application/json"})
-            wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
+            wait_for(lambda: batcher.rows == 1, 60, "the row to be taken")
             if streams:
                 gate.allow(2)
                 assert connection.getresponse().read(10)
             assert connection.sock
             connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
-            wait_for(lambda: all(row.ticket.cancelled for row in list(batcher._running)), 30, "the server to notice")
+            wait_for(lambda: all(row.ticket.cancelled for row in list(batcher._running)), 60, "the server to notice")
             gate.allow(1)
-            wait_for(lambda: batcher.rows == 0, 30, "the row to be free")
+            wait_for(lambda: batcher.rows == 0, 60, "the row to be free")
         assert len(gate.rows_seen) < 10
-        wait_for(lambda: "disconnects_total 2.0" in server.client.get("/metrics").text, 30, "both to be counted")
+        wait_for(lambda: "disconnects_total 2.0" in server.client.get("/metrics").text, 60, "both to be counted")
 
 
 def test_a_request_ends_at_its_deadline() -> None:
@@ -232,19 +232,19 @@ def test_a_request_ends_at_its_deadline() -> None:
         batcher = server.server.service.batcher
 
         def wait_for_deadline(request: Future[httpx.Response]) -> None:
-            wait_for(lambda: request.done() or batcher.rows == 1, 30, "the row to be taken")
+            wait_for(lambda: request.done() or batcher.rows == 1, 60, "the row to be taken")
             tickets = [row.ticket for row in list(batcher._running)]
-            wait_for(lambda: all(time.monotonic() > ticket.deadline for ticket in tickets), 30, "the deadline")
+            wait_for(lambda: all(time.monotonic() > ticket.deadline for ticket in tickets), 60, "the deadline")
 
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 9})
-        wait_for(lambda: late.done() or batcher.rows == 1, 30, "the row to be taken")
+        wait_for(lambda: late.done() or batcher.rows == 1, 60, "the row to be taken")
         queued = pool.submit(server.client.post, "/v1/completions", json={"prompt": "b", "max_tokens": 2})
-        wait_for(lambda: queued.done() or batcher.waiting == 1, 30, "a request to wait")
+        wait_for(lambda: queued.done() or batcher.waiting == 1, 60, "a request to wait")
         wait_for_deadline(late)
         time.sleep(0.4)  # until the one that waits is late too
         gate.allow(1)
         assert [one.result().status_code for one in (late, queued)] == [504, 504]
-        wait_for(lambda: (batcher.rows, batcher.waiting) == (0, 0), 30, "the row to be free")
+        wait_for(lambda: (batcher.rows, batcher.waiting) == (0, 0), 60, "the row to be free")
         streamed = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "stream": True})
         wait_for_deadline(streamed)
         gate.allow(1)
@@ -260,7 +260,7 @@ def test_a_hanging_decoder_does_not_hang_its_clients(monkeypatch: pytest.MonkeyP
         health = server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "stuck")
         gate.allow(1)
-        wait_for(lambda: server.client.get("/health").status_code == 200, 30, "the step to end")
+        wait_for(lambda: server.client.get("/health").status_code == 200, 60, "the step to end")
 
 
 def test_requests_beyond_the_shutdown_timeout_are_cut_off() -> None:
@@ -268,12 +268,12 @@ def test_requests_beyond_the_shutdown_timeout_are_cut_off() -> None:
     with running(gate, ServeSettings(max_batch_size=1, shutdown_timeout=1)) as server, ThreadPoolExecutor(1) as pool:
         batcher = server.server.service.batcher
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 100})
-        wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
+        wait_for(lambda: batcher.rows == 1, 60, "the row to be taken")
         [running_row] = batcher._running
         server.server.http.should_exit = True
-        wait_for(lambda: running_row.ticket.cancelled, 30, "the server to give it up")
+        wait_for(lambda: running_row.ticket.cancelled, 60, "the server to give it up")
         gate.allow(1)
-        server.thread.join(30)
+        server.thread.join(60)
         assert not server.thread.is_alive()
         try:
             assert late.result().status_code >= 500
@@ -290,7 +290,7 @@ def test_a_failing_decoder_ends_the_service() -> None:
             answer = client.post("/v1/completions", json={"prompt": "a"})
         assert answer.status_code == 500
         assert "a rank is gone" not in answer.text
-        server.thread.join(30)
+        server.thread.join(60)
         assert not server.thread.is_alive()
 
 

@@ -23,7 +23,7 @@ def test_it_beats_until_the_block_ends() -> None:
         return True
 
     with Heartbeat(beat, 0.005):
-        assert three.wait(30)
+        assert three.wait(60)
     count = len(beats)
     time.sleep(0.05)
     assert len(beats) == count
@@ -37,7 +37,7 @@ def test_it_ends_by_itself_when_the_function_returns_false() -> None:
         return False
 
     heartbeat = Heartbeat(beat, 0.001)
-    heartbeat._thread.join(30)
+    heartbeat._thread.join(60)
     heartbeat.stop()
     assert beats == [1]
 

@@ -14,22 +14,20 @@ from gpt2train.store.progress import StageProgress, format_duration, progress_ba
 
 ROOT = Path(__file__).parents[3]
 DRAW = """
+from types import SimpleNamespace
+from gpt2train.store import progress
 from gpt2train.store.progress import ProgressBar, StageProgress
-import time
-progress = StageProgress("page", 8, started=time.monotonic() - 30)
+progress.time = SimpleNamespace(monotonic=lambda: 30.0)
+progress = StageProgress("page", 8, started=0.0)
 bar = ProgressBar("download", progress)
 progress.done, progress.rows = 2, 6000
 bar.update()
-time.sleep(0.3)
 bar.close()
 """
 BLOCK = """
 from gpt2train.store.progress import progress_bar
-import time
 with progress_bar("lambada") as report:
-    time.sleep(0.3)
     report(3, 4)
-    time.sleep(0.3)
 """
 
 
@@ -81,13 +79,13 @@ def drawn(code: str) -> str:
 
 def test_a_terminal_shows_rate_and_time_left() -> None:
     plain = drawn(DRAW)
-    assert re.search(r"download .* 2/8 (1[5-9]\d|200) pages/s 0:00:\d\d 1:[3-5]\d left", plain), plain
+    assert re.search(r"download .* 2/8 200 pages/s 0:00:\d\d 1:30 left", plain), plain
 
 
 def test_the_bar_of_a_block_of_work() -> None:
     """Total unknown at first, then as reported."""
     plain = drawn(BLOCK)
-    assert "0/?" in plain and re.search(r"lambada .* 3/4 .*0:00 left", plain), plain
+    assert "0/?" in plain and re.search(r"lambada .* 3/4 .*\d:\d\d left", plain), plain
 
 
 def test_nothing_is_drawn_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:

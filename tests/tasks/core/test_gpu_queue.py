@@ -47,7 +47,7 @@ class Training:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait(30)
+        self.process.wait(60)
 
 
 @pytest.fixture

@@ -256,7 +256,7 @@ def test_a_stopped_discovery_goes_on_with_the_domains_that_are_left(site: Site, 
 
         def held(_: Handler) -> None:
             runner.stopping.set()
-            hold.wait(10)
+            hold.wait(60)
 
         site.robots["h1.test"] = (200, "Sitemap: /held.xml\n")
         site.handlers["/held.xml"] = held

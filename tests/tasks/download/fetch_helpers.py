@@ -20,7 +20,7 @@ QUICK = {
     "delay": 0.0,
     "per_host": 8,
     "backoff": 0.0,
-    "deadline": 10.0,
+    "deadline": 60.0,
     "max_wire_bytes": 100_000,
     "max_bytes": 2**23,
     "consent": {"enabled": False},

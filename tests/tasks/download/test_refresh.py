@@ -4,7 +4,8 @@ import itertools
 import json
 import random
 import shutil
-import time
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from gpt2train.errors import RunError
 from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.step import Step
+from tasks.download import fetch
+from tasks.download.http_client import TimeBudget
 from tasks.download.journal import Journal
 from tasks.download.ledger import CONTENT, LEDGER, content_of, ledgers_of
 from tasks.download.revisit import checked_validator
@@ -98,35 +101,44 @@ def test_revisit_records_refer_to_the_pages(server: Server, tmp_path: Path) -> N
     assert found["http://a.test/both"][1].get_header("Last-Modified") == DATE
 
 
-def test_temporary_failures_keep_the_page(server: Server, tmp_path: Path) -> None:
+def test_temporary_failures_keep_the_page(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Busy servers, cut connections, time-outs, and a robots.txt that cannot be read; the next refresh asks again."""
     root, paths = Folder(tmp_path), [f"/{name}" for name in ("503", "501", "cut", "slow", "403")]
     for path in paths:
         server.put(path, f"The page {path}.")
     server.put("/robots", "A page.")
-    quick: dict[str, Any] = {"attempts": 1, "deadline": 1.5, "max_host_failures": 10}
+    quick: dict[str, Any] = {"attempts": 1, "max_host_failures": 10}
     first = run(root, server.site, [urls(*paths), urls("/robots", host="b")], **quick)
     before = {page.url: page for page in pages_of(root, first)}
     handlers, site = dict(server.site.handlers), server.site
     site.handlers |= {
         "/503": lambda h: h.answer(b"", status=503),
         "/501": lambda h: h.answer(b"", status=501),
-        "/cut": lambda h: h.connection.close(),
-        "/slow": lambda h: time.sleep(2),
+        "/cut": lambda h: h.connection.shutdown(socket.SHUT_RDWR),
         "/403": lambda h: h.answer(b"", status=403),
     }
     site.robots["b.test"] = (500, "")
     second = refresh(root, server, **quick)
     found = listed(root, second)
     assert {path: row["change"] for path, row in found.items()} == {
-        **dict.fromkeys(("/503", "/501", "/cut", "/slow", "/robots"), "kept"),
+        **dict.fromkeys(("/503", "/501", "/cut", "/robots"), "kept"),
+        "/slow": "unchanged",
         "/403": "gone",
     }
-    assert found["/robots"]["reason"] == "robots_unavailable" and found["/slow"]["reason"] == "deadline"
+    assert found["/robots"]["reason"] == "robots_unavailable"
     assert pages_of(root, second) == [page for url, page in before.items() if not url.endswith("/403")]
     notes = {row["url"]: row["detail"] for row in ledger_of(root, second) if row["status"] == "ok"}
-    assert "http_error: status 503" in notes["http://a.test/503"] and all(notes.values())
+    assert "http_error: status 503" in notes["http://a.test/503"]
+    assert "connection" in notes["http://a.test/cut"], notes
+    assert [url for url, note in notes.items() if not note] == ["http://a.test/slow"]
     assert not second.outcome.facts["retryable"] and second.outcome.reasons == {"http_error": 1}
+    over = threading.Event()
+    site.handlers["/slow"] = lambda h: over.wait(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "TimeBudget", lambda seconds, of: TimeBudget(1.0 if of == "the page" else seconds, of))
+        late = listed(root, refresh(root, server, **quick))["/slow"]
+    over.set()
+    assert (late["change"], late["reason"]) == ("kept", "deadline")
     site.handlers.update(handlers)
     site.robots.clear()
     third = refresh(root, server, **quick)

@@ -197,7 +197,7 @@ def fetch_all(urls: list[str], port: str, *answers: str, allowed: Sequence[str] 
 
     async def run() -> list[Fetched]:
         ports = (80, int(port))
-        settings = DownloadSettings(delay=0, backoff=0, deadline=2, attempts=1, ports=ports, allow_private=allowed)
+        settings = DownloadSettings(delay=0, backoff=0, deadline=60, attempts=1, ports=ports, allow_private=allowed)
         async with Fetcher(settings, {}, answer) as fetcher:
             return [await fetcher.fetch(url, "list") for url in urls]
 
