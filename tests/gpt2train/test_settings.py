@@ -52,23 +52,12 @@ def test_a_file_of_an_editor_of_windows(tmp_path: Path) -> None:
         read_toml(tmp_path / "b.toml")
 
 
-@pytest.mark.parametrize(
-    ("given", "place"),
-    [
-        ({"steps": True}, "steps"),
-        ({"rate": False}, "rate"),
-        ({"either": True}, "either"),
-        ({"pair": [0.9, True]}, "pair"),
-        ({"inner": {"steps": True}}, "inner.steps"),
-        ({"optional": True}, "optional"),
-    ],
-)
-def test_a_boolean_is_no_number(given: dict[str, object], place: str) -> None:
-    with pytest.raises(UserError, match=rf"^run.toml: {place}: input should be a number, not a boolean"):
-        build(Outer, given, source="run.toml")
-
-
-def test_a_boolean_is_kept_where_a_setting_takes_one() -> None:
+def test_a_boolean_is_no_number_and_is_kept_where_a_setting_takes_one() -> None:
+    wrong = {"steps": True, "rate": False, "either": True, "pair": [0.9, True], "optional": True}
+    for values in ({"inner": {"steps": True}}, *({name: value} for name, value in wrong.items())):
+        [place] = flatten(values)
+        with pytest.raises(UserError, match=rf"^run.toml: {place}: input should be a number, not a boolean"):
+            build(Outer, values, source="run.toml")
     built = build(Outer, {"on": True, "any_of": True, "options": {"qk_norm": True}, "switch": False})
     assert (built.on, built.any_of, built.options, built.switch) == (True, True, {"qk_norm": True}, False)
 
@@ -122,16 +111,12 @@ def test_installed_plug_ins_are_imported_before_a_registry_is_read(tmp_path: Pat
 def test_a_broken_plug_in_is_named_in_one_line(tmp_path: Path, source: str, reason: str) -> None:
     install(tmp_path, "broken", source)
     done = python(tmp_path, "from gpt2train import plugins; plugins.load_plugins()")
-    assert f"UserError: plug-in broken cannot be imported ({reason}); repair" in done.stderr, done.stderr
-
-
-def test_a_broken_plug_in_is_one_line_of_a_flow(tmp_path: Path) -> None:
-    install(tmp_path, "broken", "1 / 0")
+    line = f"plug-in broken cannot be imported ({reason}); repair or uninstall it\n"
+    assert done.stderr.endswith(f"UserError: {line}"), done.stderr
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
     command, env = [sys.executable, "-m", "flows.dataprep", "--help"], {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    line = "error: plug-in broken cannot be imported (ZeroDivisionError: division by zero); repair or uninstall it\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {line}")
 
 
 # No white space: an address ends there. Every secret begins with a letter, as `1234/…` after a colon is a port.
@@ -241,11 +226,8 @@ def test_an_extra_lacks_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -
     assert ("extras", "ui") in lines and ("", "odd lacks no-such-package") in lines
     assert [one.split()[0] for one in dict(lines)["packages"].split(", ")] == ["numpy", "pyarrow", "rich"]
 
-
-def test_a_checkout_that_is_not_installed_has_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
     def requires(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.metadata, "requires", requires)
-    monkeypatch.setattr(doctor, "TORCH", "")
+    monkeypatch.setattr(importlib.metadata, "requires", requires)  # of a checkout that is not installed
     assert dict(doctor.lines())["extras"] == "none"

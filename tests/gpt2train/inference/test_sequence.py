@@ -45,17 +45,13 @@ def wanted(**given: object) -> SamplingSettings:
     return SamplingSettings.model_validate({"temperature": 0, "max_new_tokens": 8} | given)
 
 
-def test_a_stop_string_ends_the_text_before_it(model: GPT2, tokenizer: Tokenizer) -> None:
+def test_a_stop_string_or_token_ends_the_text_before_it(model: GPT2, tokenizer: Tokenizer) -> None:
     whole = generate(model, tokenizer, ["One"], wanted())[0]
     stop = whole.text[len(whole.text) // 2 :][:3]
     cut = generate(model, tokenizer, ["One"], wanted(stop=["never there", stop]))[0]
     assert (cut.text, cut.stopped) == (whole.text[: whole.text.index(stop)], "stop")
     assert cut.tokens == whole.tokens[: len(cut.tokens)]
     assert len(cut.tokens) < len(whole.tokens) and stop in tokenizer.decode(list(cut.tokens))
-
-
-def test_a_stop_token_ends_and_is_not_text(model: GPT2, tokenizer: Tokenizer) -> None:
-    whole = generate(model, tokenizer, ["One"], wanted())[0]
     cut = generate(model, tokenizer, ["One"], wanted(stop_tokens=[whole.tokens[3]]))[0]
     place = whole.tokens.index(whole.tokens[3])
     assert (cut.tokens, cut.stopped) == (whole.tokens[: place + 1], "stop")
@@ -216,6 +212,9 @@ def test_draws_follow_the_distribution() -> None:
     shares = torch.bincount(drawn, minlength=4) / 20_000
     assert torch.allclose(shares, torch.tensor([0.5, 0.3, 0.0, 0.2]), atol=0.012)  # 3.4 standard errors
     assert shares[2] == 0
+    names = [(seed, row, sample) for seed in range(3) for row in range(3) for sample in range(3)]
+    assert len({rng_for(*name).random() for name in names}) == len(names)  # streams are distinct
+    assert rng_for(1, 2, 0).random() == rng_for(1, 2).random()
 
 
 def test_the_rounding_of_logits_changes_no_draw() -> None:
@@ -225,12 +224,6 @@ def test_the_rounding_of_logits_changes_no_draw() -> None:
     other = logits + torch.randn(logits.shape, generator=generator) * 1e-5
     chances, ones = [stream.random() for _ in range(640)], [1.0] * 640
     assert sample(logits, ones, 0, ones, chances) == sample(other, ones, 0, ones, chances)
-
-
-def test_random_streams_are_distinct() -> None:
-    names = [(seed, row, sample) for seed in range(3) for row in range(3) for sample in range(3)]
-    assert len({rng_for(*name).random() for name in names}) == len(names)
-    assert rng_for(1, 2, 0).random() == rng_for(1, 2).random()
 
 
 SETTINGS = [
@@ -265,9 +258,7 @@ def test_top_p_decays_to_its_bound() -> None:
         for place in range(4):
             seen[place].add(sequence.sample_next(logits))
     assert seen == [{0, 1, 2, 3}, {0, 1}, {0, 1}, {0, 1}]
-
-
-def test_top_p_that_decays_to_nothing_takes_the_most_likely() -> None:
+    # One that decays to nothing takes the most likely.
     sequence = TokenSequence([0], SamplingSettings(top_p_decay=1e-200, max_new_tokens=9), 100)
     for _ in range(9):
         sequence.sample_next(torch.tensor([0.1, 0.2, 0.15]))
@@ -320,10 +311,7 @@ def test_the_pieces_add_up_to_the_text(tokenizer: Tokenizer) -> None:
         assert b"".join(token_bytes(tokenizer, token) for token in tokens).decode(errors="replace") == made.text
 
     check()
-
-
-def test_no_piece_has_half_a_character(tokenizer: Tokenizer) -> None:
-    text = "a🙂漢b"
+    text = "a🙂漢b"  # no piece has half a character
     _, pieces = stream(tokenizer, encode_ordinary(tokenizer, [text])[0], [])
     assert "".join(pieces) == text
     assert len(pieces) > 5 and not any("\ufffd" in piece for piece in pieces)
@@ -354,15 +342,10 @@ def test_a_possible_start_of_a_stop_string_is_held_back(tokenizer: Tokenizer) ->
     assert made.stopped and made.text == "x###y"
     _, pieces = stream(tokenizer, tokens[:3], ["###z"])
     assert pieces == ["x", "", "", "##"]
-
-
-def test_an_invalid_byte_holds_nothing_back(tokenizer: Tokenizer) -> None:
+    # An invalid byte holds nothing back, and an unknown id has no text.
     broken = next(token for token in range(256) if token_bytes(tokenizer, token) == b"\xff")
     tokens = [broken, *encode_ordinary(tokenizer, [" text"])[0]]
     _, pieces = stream(tokenizer, tokens, [])
     assert pieces == ["\ufffd", " text", ""]
-
-
-def test_an_unknown_id_has_no_text(tokenizer: Tokenizer) -> None:
     assert token_bytes(tokenizer, 50257) == b""
     assert token_bytes(tokenizer, 50256) == b"<|endoftext|>"

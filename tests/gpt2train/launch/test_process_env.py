@@ -31,26 +31,20 @@ SLURM = variables(
 )
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "nodes"),
-    [
-        ("a[01-03,7],b", ["a01", "a02", "a03", "a7", "b"]),
-        ("node1", ["node1"]),
-        ("node1,node2", ["node1", "node2"]),
-        ("cn-[0998-1001]", ["cn-0998", "cn-0999", "cn-1000", "cn-1001"]),
-        ("rack[0-1]n[3,5]", ["rack0n3", "rack0n5", "rack1n3", "rack1n5"]),
-        ("gpu[1-2].cluster.example,login", ["gpu1.cluster.example", "gpu2.cluster.example", "login"]),
-        ("10.0.0.[7-8]", ["10.0.0.7", "10.0.0.8"]),
-    ],
-)
-def test_a_list_of_nodes_is_expanded(nodelist: str, nodes: list[str]) -> None:
-    assert expand_nodes(nodelist) == nodes
-
-
-@pytest.mark.parametrize("nodelist", ["", "a[", "a[1-", "a[x]", "a[3-1]", "a]b", "a[]", "a b"])
-def test_an_invalid_list_of_nodes_is_refused(nodelist: str) -> None:
-    with pytest.raises(UserError, match=re.escape(repr(nodelist)) + " is not a list of Slurm nodes"):
-        expand_nodes(nodelist)
+def test_a_list_of_nodes_is_expanded_and_an_invalid_one_refused() -> None:
+    for nodelist, nodes in {
+        "a[01-03,7],b": "a01 a02 a03 a7 b",
+        "node1": "node1",
+        "node1,node2": "node1 node2",
+        "cn-[0998-1001]": "cn-0998 cn-0999 cn-1000 cn-1001",
+        "rack[0-1]n[3,5]": "rack0n3 rack0n5 rack1n3 rack1n5",
+        "gpu[1-2].cluster.example,login": "gpu1.cluster.example gpu2.cluster.example login",
+        "10.0.0.[7-8]": "10.0.0.7 10.0.0.8",
+    }.items():
+        assert expand_nodes(nodelist) == nodes.split()
+    for nodelist in ("", "a[", "a[1-", "a[x]", "a[3-1]", "a]b", "a[]", "a b"):
+        with pytest.raises(UserError, match=re.escape(repr(nodelist)) + " is not a list of Slurm nodes"):
+            expand_nodes(nodelist)
 
 
 @given(st.integers(0, 2000), st.integers(1, 40), st.integers(1, 5))
@@ -62,6 +56,9 @@ def test_a_range_of_nodes_is_expanded_with_its_zero_padding(first: int, count: i
 def test_a_process_without_a_launcher_is_rank_0_of_1() -> None:
     assert read_process_env({}) == ProcessEnv(0, 1, 0, 1)
     assert read_process_env({"RANK": "", "WORLD_SIZE": ""}) == ProcessEnv()  # of a composed environment
+    # A batch script without srun.
+    script = {name: value for name, value in SLURM.items() if not name.startswith("SLURM_STEP")}
+    assert read_process_env(script | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == ProcessEnv()
 
 
 def test_the_variables_of_torchrun_are_read() -> None:
@@ -79,14 +76,7 @@ def test_the_variables_of_slurm_are_read() -> None:
     assert read_process_env(SLURM | {"MASTER_PORT": "999", "MASTER_ADDR": "x"}).host == "x"
     assert read_process_env(SLURM | {"CUDA_VISIBLE_DEVICES": "1"}).own_gpu
     assert not read_process_env(SLURM | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}).own_gpu
-
-
-def test_a_batch_script_without_srun_is_one_process() -> None:
-    script = {name: value for name, value in SLURM.items() if not name.startswith("SLURM_STEP")}
-    assert read_process_env(script | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == ProcessEnv()
-
-
-def test_tasks_are_divided_equally_where_slurm_does_not_count_them() -> None:
+    # Tasks are divided equally where Slurm does not count them.
     bare = {k: v for k, v in SLURM.items() if not k.endswith("TASKS_PER_NODE")} | {"SLURM_STEP_NUM_TASKS": "6"}
     assert read_process_env(bare).local_world == 3
 
@@ -129,9 +119,7 @@ def test_a_job_of_one_machine_is_recognised() -> None:
     step = {"SLURM_STEP_NODELIST": "gpu08", "SLURM_STEP_TASKS_PER_NODE": "7", "SLURM_NODEID": "0", "SLURM_LOCALID": "5"}
     here = read_process_env(SLURM | step)
     assert here.one_machine and here.host == "127.0.0.1" and not read_process_env(SLURM).one_machine
-
-
-def test_ranks_of_one_machine_have_a_file_for_each_attempt() -> None:
+    # Ranks of one machine have a file for each attempt.
     env = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     env |= {"GPT2TRAIN_STORE": "/tmp/x", "TORCHELASTIC_RESTART_COUNT": "2", "MASTER_PORT": "0"}
     assert read_process_env(env) == ProcessEnv(5, 8, 1, 4, store="/tmp/x/2", one_machine=True)
@@ -154,13 +142,10 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: made)
 
 
-def test_a_job_of_one_machine_uses_loopback(interfaces: None) -> None:
+def test_a_job_of_one_machine_uses_loopback_and_a_choice_of_the_user_is_kept(interfaces: None) -> None:
     env: dict[str, str] = {}
     network_interfaces.use_loopback(env)
     assert env == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-
-
-def test_a_choice_of_the_user_is_kept(interfaces: None) -> None:
     chosen = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "routed"}
     env = dict(chosen)
     network_interfaces.use_loopback(env)
@@ -175,9 +160,7 @@ def test_a_job_of_several_machines_ignores_an_inherited_loopback_interface(inter
     network_interfaces.forget_loopback(env)
     network_interfaces.use_interface_of("192.0.2.5", env)
     assert env == {"OTHER": "lo", "GLOO_SOCKET_IFNAME": "eth0"}
-
-
-def test_an_interface_with_other_addresses_beside_loopback_is_kept(interfaces: None) -> None:
+    # One with other addresses beside loopback is kept.
     env = {"GLOO_SOCKET_IFNAME": "routed", "NCCL_SOCKET_IFNAME": "down"}
     network_interfaces.forget_loopback(env)
     assert env == {"GLOO_SOCKET_IFNAME": "routed", "NCCL_SOCKET_IFNAME": "down"}

@@ -71,7 +71,9 @@ def install(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> Nvml:
     return nvml
 
 
-def test_energy_is_that_since_the_last_reading(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_energy_is_that_since_the_last_reading_or_power_is_counted(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
     nvml = install(monkeypatch, Nvml())
     meter = open_meter(UUID)
     assert meter is not None
@@ -81,21 +83,13 @@ def test_energy_is_that_since_the_last_reading(monkeypatch: pytest.MonkeyPatch, 
     nvml.millijoules += 500
     clock[0] += 1
     assert meter.read() == (0.5, 0.5, 0.87, 20.0)
-
-
-def test_a_gpu_without_a_counter_counts_its_power(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    install(monkeypatch, Nvml(counts=False))
+    nvml = install(monkeypatch, Nvml(counts=False))
     meter = open_meter(UUID)
     assert meter is not None
     clock[0] += 10
     assert meter.read() == (3500.0, 350.0, 0.87, 20.0)
-
-
-def test_a_driver_that_fails_later_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = install(monkeypatch, Nvml())
-    meter = open_meter(UUID)
-    nvml.driver = False
-    assert meter is not None and meter.read() is None
+    nvml.driver = False  # a driver that fails later ends no run
+    assert meter.read() is None
 
 
 def test_there_is_no_meter_without_library_driver_or_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,12 +100,6 @@ def test_there_is_no_meter_without_library_driver_or_gpu(monkeypatch: pytest.Mon
     install(monkeypatch, Nvml())
     assert open_meter("another") is None
     assert gpu_meter(torch.device("cpu")) is None
-
-
-def test_the_energy_of_a_run_is_the_sum_of_its_rows() -> None:
-    rows = [{"gpu_joules": 1.8e6}, {}, {"gpu_joules": None}, {"gpu_joules": 0.9e6}]
-    assert kwh(rows, "gpu_joules", repeated_joules=0.9e6) == 1.0
-    assert kwh([{}, {}], "gpu_joules") is None
 
 
 RANGE = 262_143_328_850  # microjoules, of an Intel server
@@ -160,18 +148,14 @@ def test_there_is_no_meter_without_counters_to_read(tmp_path: Path) -> None:
     assert open_cpu_meter(tmp_path / "missing") is None
     assert open_cpu_meter(tmp_path) is None
     counter = zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    counter.unlink()
-    counter.mkdir()  # as a file that only root may read: root can read any file
-    assert open_cpu_meter(tmp_path) is None
-
-
-def test_a_counter_that_fails_later_is_unknown_and_ends_no_run(tmp_path: Path) -> None:
-    counter = zone(tmp_path, "intel-rapl:0", "package-0", 0)
     meter = open_cpu_meter(tmp_path)
-    counter.write_text("")
+    counter.write_text("")  # a counter that fails later is unknown and ends no run
     assert meter is not None and meter.read() is None
     counter.write_text("5000000\n")
     assert meter.read() is None  # what it took meanwhile is not known
+    counter.unlink()
+    counter.mkdir()  # as a file that only root may read: root can read any file
+    assert open_cpu_meter(tmp_path) is None
 
 
 def test_the_energy_of_a_run_is_in_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +171,11 @@ def test_the_energy_of_a_run_is_in_its_rows(tmp_path: Path, monkeypatch: pytest.
         torch.distributed.destroy_process_group()
     # Sent a step before a line, and at the end.
     assert rows == [{}, {"cpu_joules": 0.9}, {}, {"cpu_joules": 2.7}]
-    assert kwh([{}, {"cpu_joules": None}], "cpu_joules") is None
+    assert kwh([{}, {"cpu_joules": None}], "cpu_joules") is None is kwh([{}, {}], "gpu_joules")
     assert kwh([{"cpu_joules": 1.8e6}], "cpu_joules", repeated_joules=1.8e6) == 1.0
-
-
-def test_machines_are_added_up_and_an_unknown_one_makes_all_unknown() -> None:
+    several = [{"gpu_joules": 1.8e6}, {}, {"gpu_joules": None}, {"gpu_joules": 0.9e6}]
+    assert kwh(several, "gpu_joules", repeated_joules=0.9e6) == 1.0
+    # Machines are added up, and an unknown one makes all unknown.
     assert cpu_columns([10.0, 0.0, 5.5]) == {"cpu_joules": 15.5}
     assert cpu_columns([10.0, 0.0, math.nan]) == {}
 
@@ -234,9 +218,6 @@ UNKNOWN = [
 
 
 def test_peak_belongs_to_the_variant_of_the_gpu() -> None:
+    assert {name: peak_flops(f"NVIDIA {name}") for name in PEAKS} == PEAKS
     assert {name: peak_flops(name) for name in NAMES} == NAMES
     assert {name: peak_flops(name) for name in UNKNOWN} == dict.fromkeys(UNKNOWN)
-
-
-def test_every_name_of_the_table_finds_its_own_row() -> None:
-    assert {name: peak_flops(f"NVIDIA {name}") for name in PEAKS} == PEAKS

@@ -77,15 +77,13 @@ def row(rank: int, pp: int = 0, dp: int = 0, tp: int = 0, allocated: int = 0) ->
     return RankMemory(rank, f"node{rank}", pp, dp, tp, 89_714_688, 2 * GIB, allocated, 2 * allocated)
 
 
-def test_the_table_has_one_line_per_rank() -> None:
+def test_the_table_has_one_line_per_rank_or_per_group() -> None:
     title, head, first, second = table([row(0), row(1, tp=1, allocated=3 * GIB // 2)], "at the end")
     assert (title, head) == ("memory at the end", HEAD)
     assert first.split() == ["0", "node0", "0", "0", "0", "89,714,688", "2.00", "GiB", "-", "-"]
     assert second.split()[4:] == ["1", "89,714,688", "2.00", "GiB", "1.50", "GiB", "3.00", "GiB"]
     assert len(head) == len(first) == len(second)
-
-
-def test_with_many_ranks_only_the_largest_of_each_group_is_listed() -> None:
+    # With many ranks only the largest of each group is listed.
     rows = [row(rank, pp=rank % 2, dp=rank // 2, allocated=rank * GIB) for rank in range(MAX_ROWS + 2)]
     title, _, *lines = table(rows, "at the end")
     assert f"of {MAX_ROWS + 2} ranks" in title
@@ -101,15 +99,12 @@ def test_the_peak_stays_after_memory_is_freed() -> None:
     assert peak_resident() - before < 80 << 20
 
 
-def test_the_rank_that_works_longest_is_the_slowest() -> None:
+def test_the_rank_that_works_longest_is_named_if_it_is_slower() -> None:
     found = slowest([(1.0, 1.0), (1.0, 1.0), (2.0, 0.0), (1.5, 0.5)])
     waiting = pytest.approx((0.5 + 0.5 + 0.25) / 3, abs=1e-4)
     assert found == {"slowest_rank": 2, "slowest_rank_excess": 0.6, "waiting": waiting}
     assert slowest([(1.0, 0.0)]) == {}
     assert slowest([(math.nan, math.nan)] * 2) == {}  # on a GPU
-
-
-def test_a_line_names_a_rank_only_if_it_is_slower() -> None:
     row: dict[str, Any] = {"slowest_rank": 1, "slowest_rank_excess": 0.31, "waiting": 0.12}
     expected = "slowest rank 1 (b): 31% more work than the median, the others wait 12%"
     assert slowest_line(row, ["a", "b"]) == expected
@@ -128,17 +123,17 @@ def rows(count: int, **changes: Any) -> list[dict[str, Any]]:
     return [{"step": step, "seconds": 1.0} | changes for step in range(1, count + 1)]
 
 
-def test_before_the_first_step_nothing_is_known() -> None:
+def test_the_speed_is_that_of_usual_steps_and_is_followed() -> None:
+    """Before the first step nothing is known, and single slow steps do not count."""
     assert TimeLeft().seconds(100) is None
     assert TimeLeft([{"step": 1, "seconds": None}, {"step": 2, "seconds": math.nan}]).seconds(100) is None
-
-
-def test_single_slow_steps_do_not_count() -> None:
     found = rows(40)
     for step in (0, 7, 39):
         found[step]["seconds"] = 600.0
     assert TimeLeft(found).seconds(100) == 60
     assert TimeLeft(found).seconds(40) == 0
+    found = [*rows(1000), *({"step": 1000 + step, "seconds": 3.0} for step in range(1, 51))]
+    assert TimeLeft(found).seconds(1060) == 30
 
 
 @pytest.mark.parametrize("done", [250, 251, 499, 500])
@@ -150,11 +145,6 @@ def test_pauses_count_by_their_share(done: int) -> None:
         if row["step"] % 100 == 0:
             row["save_stall_seconds"] = 10.0
     assert TimeLeft(found).seconds(1250) == pytest.approx((1250 - done) * (1 + 0.1 + 0.1))
-
-
-def test_a_speed_that_changed_is_followed() -> None:
-    found = [*rows(1000), *({"step": 1000 + step, "seconds": 3.0} for step in range(1, 51))]
-    assert TimeLeft(found).seconds(1060) == 30
 
 
 def test_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +192,8 @@ def test_overfitting_is_warned_of_after_two_rises() -> None:
     assert "risen 2 times in a row (4.2000 to 4.4000)" in warning and "step 4 (4.2000)" in warning
     assert overfitting_warning(validated_rows(falling[:3], [5.1, 4.2, 4.3])) is None  # one rise is noise
     assert overfitting_warning(validated_rows(falling, [5.1, 4.2, 4.1, 4.4])) is None
-    assert (
-        overfitting_warning(validated_rows([5.0, 4.0, 4.1, 4.2], [5.1, 4.2, 4.3, 4.4])) is None
-    )  # both rise: something else
+    both_rise = validated_rows([5.0, 4.0, 4.1, 4.2], [5.1, 4.2, 4.3, 4.4])  # which is something else
+    assert overfitting_warning(both_rise) is None
     assert overfitting_warning([]) is None
 
 

@@ -30,23 +30,16 @@ def chosen(budget: str, cores: int = 2) -> Recipe:
     return choose_recipe("modern", None, budget, lambda: cpu_rate(cores))
 
 
-@pytest.mark.parametrize("flops", [3e15, 1e18, 2.5e19, 1e21])
-def test_a_budget_is_spent_on_the_largest_depth_whose_own_tokens_it_pays(flops: float) -> None:
-    recipe = chosen(str(flops))
-    assert recipe.flops == pytest.approx(flops, rel=0.001)
-    assert horizon(recipe.depth) <= recipe.tokens
-    larger = recipe.depth + 2
-    assert horizon(larger) * cost_of_token(larger) > flops
-    assert recipe.settings == modern(recipe.depth, recipe.tokens)
-
-
-def test_a_small_budget_buys_fewer_tokens_of_the_smallest_model() -> None:
-    recipe = chosen("1e13")
-    assert recipe.depth == 2 and recipe.tokens < horizon(2)
-    assert recipe.flops == pytest.approx(1e13, rel=0.001)
-
-
-def test_a_time_is_the_flops_of_the_devices_in_that_time() -> None:
+def test_a_budget_is_spent_on_the_largest_depth_whose_own_tokens_it_pays() -> None:
+    """A small one buys fewer tokens of the smallest model; a time is the FLOPs of the devices in that time."""
+    for flops in (1e13, 3e15, 1e18, 2.5e19, 1e21):
+        recipe = chosen(str(flops))
+        assert recipe.flops == pytest.approx(flops, rel=0.001)
+        assert (horizon(recipe.depth) <= recipe.tokens) == (flops > 1e13)
+        larger = recipe.depth + 2
+        assert horizon(larger) * cost_of_token(larger) > flops
+        assert recipe.settings == modern(recipe.depth, recipe.tokens)
+    assert chosen("1e13").depth == 2
     two_cores = 2 * 60e9 * 8 * 3600
     assert chosen("8h") == chosen(str(two_cores))
     assert chosen("480m") == chosen("8H")
@@ -60,10 +53,11 @@ def test_the_speed_of_this_machine_is_that_of_its_gpus_if_each_process_has_one()
     assert machine_rate(gpus, processes=4, **launch)("fp32") == cpu_rate(8)("fp32")
 
 
-@pytest.mark.parametrize("text", ["8x", "", "h", "-1h", "1e", "0", "-1e18", "inf", "nan", "8 hours", "1s"])
-def test_a_budget_that_is_neither_time_nor_flops_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"is neither a time \(90m, 8h, 2d\) nor FLOPs \(1e18\) nor a goal \(gpt2\)"):
-        read_budget(text)
+def test_a_budget_that_is_neither_time_nor_flops_is_refused() -> None:
+    said = r"is neither a time \(90m, 8h, 2d\) nor FLOPs \(1e18\) nor a goal \(gpt2\)"
+    for text in ("8x", "", "h", "-1h", "1e", "0", "-1e18", "inf", "nan", "8 hours", "1s"):
+        with pytest.raises(UserError, match=said):
+            read_budget(text)
 
 
 def test_the_plan_of_a_budget_says_what_comes_out_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,24 +127,10 @@ def test_the_output_of_nvidia_smi_is_parsed() -> None:
     assert (first.tflops, second.tflops, odd.tflops) == (989, 989, None)
     assert odd.name == "Odd, Name"
     assert odd.memory > 0
-
-
-@pytest.mark.parametrize(
-    ("visible", "kept"),
-    [
-        (None, [0, 1, 2]),
-        ("1", [1]),
-        ("2, 0", [2, 0]),
-        ("0,9,1", [0]),  # CUDA: what follows an entry that names none is hidden
-        ("-1", []),
-        ("GPU-bb22,0", [1, 0]),
-        ("GPU-aa", [0]),
-        ("0,0", [0]),
-        ("GPU-", []),
-    ],
-)
-def test_cuda_visible_devices_selects_gpus(visible: str | None, kept: list[int]) -> None:
-    assert [gpu.index for gpu in visible_of(parse(SAID), visible)] == kept
+    # CUDA_VISIBLE_DEVICES selects some; for CUDA what follows an entry that names none is hidden.
+    selected = {None: [0, 1, 2], "1": [1], "2, 0": [2, 0], "0,9,1": [0], "-1": [], "0,0": [0], "GPU-": []}
+    for visible, kept in (selected | {"GPU-bb22,0": [1, 0], "GPU-aa": [0]}).items():
+        assert [gpu.index for gpu in visible_of(parse(SAID), visible)] == kept, visible
 
 
 def test_nvidia_smi_is_run_and_its_failure_means_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +171,7 @@ def test_a_small_model_fits() -> None:
     # Measured on two quiet cores: 3,783 tokens/s a core (docs/develop/benchmarks.md).
     assert fit.tokens / fit.hours / 3600 == pytest.approx(2 * 3783, rel=0.25)
     assert fit.checkpoints == 4 * 12 * fit.parameters  # two kept, the best, the one that is written
-
-
-def test_another_family_is_estimated_by_its_own_parameters() -> None:
+    # Another family is estimated by its own parameters.
     llama = settings_of("tiny", model={"family": "llama", "options": {"inner": 1024}})
     fit = estimate_resources(llama, 4096, (), processes=2, cores=2)
     assert fit.parameters == parameter_count(llama.model.shape(4096))
@@ -231,9 +209,6 @@ def test_epochs_need_the_number_of_tokens() -> None:
     assert known.hours == plain.hours
 
 
-@pytest.mark.parametrize(
-    ("hours", "said"),
-    [(0.001, "1 minute"), (1.0, "60 minutes"), (30, "30 hours"), (240, "10 days"), (87600, "10 years")],
-)
-def test_durations_are_formatted(hours: float, said: str) -> None:
-    assert duration(hours) == said
+def test_durations_are_formatted() -> None:
+    said = {0.001: "1 minute", 1.0: "60 minutes", 30: "30 hours", 240: "10 days", 87600: "10 years"}
+    assert {hours: duration(hours) for hours in said} == said

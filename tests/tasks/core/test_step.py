@@ -150,21 +150,16 @@ def test_committed_batches_are_not_run_again(tmp_path: Path) -> None:
     assert ids == ["2", "4"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated"])
-def test_a_damaged_output_is_written_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_output_is_written_again_and_verify_finds_a_flipped_bit(tmp_path: Path) -> None:
     root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
     first = run(root, calls, [1, 2])
     victim = Path((root / "double").path("part-00001.parquet"))
-    victim.unlink() if damage == "missing" else victim.write_bytes(victim.read_bytes()[:-1])
-    assert run(root, calls, [1, 2]) == first
-
-
-def test_verify_finds_a_flipped_bit(tmp_path: Path) -> None:
-    root = Folder(tmp_path / "out")
-    run(root, tmp_path / "calls", [1])
-    data = bytearray((root / "double").read_bytes("part-00000.parquet"))
+    for damage in (victim.unlink, lambda: victim.write_bytes(victim.read_bytes()[:-1])):
+        damage()
+        assert run(root, calls, [1, 2]) == first
+    data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
-    (root / "double").write_bytes("part-00000.parquet", bytes(data))
+    victim.write_bytes(data)
     step = make_step(root)
     assert step.finished() is not None
     step.verify = True
@@ -177,10 +172,7 @@ def test_manifest_of_an_unfinished_step_is_not_trusted(tmp_path: Path) -> None:
     assert read_manifest(folder) is None
     with pytest.raises(RunError, match="no finished step"):
         need_manifest(folder)
-
-
-def test_an_unwritable_output_is_reported_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("")  # an unwritable output is reported with the remedy
     with pytest.raises(UserError, match="--output"):
         Folder(tmp_path / "file" / "out").check_writable()
 
@@ -191,9 +183,7 @@ def test_rejected_rows_hold_an_excerpt_only(tmp_path: Path) -> None:
     outcome = commit_rows(folder, "p.parquet", [], [row], SCHEMA)
     assert outcome.reasons == {"too_short": 1}
     assert len(next(read_rows(folder, "rejected/p.parquet"))["text"]) == 300
-
-
-def test_parquet_bytes_depend_on_rows_alone(tmp_path: Path) -> None:
+    # The bytes of Parquet files depend on rows alone.
     rows = [{"id": str(i), "url": "u"} for i in range(3000)]
     first = write_rows(Folder(tmp_path / "a"), "p.parquet", rows, SCHEMA)
     second = write_rows(Folder(tmp_path / "b"), "p.parquet", rows, SCHEMA)

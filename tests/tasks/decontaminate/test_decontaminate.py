@@ -143,11 +143,11 @@ def test_cut_positions_refer_to_the_original_text() -> None:
     assert cut_once(f"{head}{PASSAGE} Last.", PASSAGE) == f"{head.strip()}\n\nLast."
     spread = PASSAGE.replace(" ", " — \t ")  # far longer than its words
     assert cut_once(f"First. {spread} Last.", PASSAGE) == "First.\n\nLast."
-
-
-def test_the_rest_of_a_document_keeps_its_indentation() -> None:
+    # The rest of a document keeps its indentation.
     text = f"    if x:\n{PASSAGE}\n        y = 1\n{PASSAGE} \n\n    z = 2"
     assert cut_once(text, PASSAGE) == "    if x:\n\n        y = 1\n\n    z = 2"
+    text = f"{FILLER} {PASSAGE} Tiny. {PASSAGE} {FILLER}"  # short remaining pieces are dropped
+    assert cut_once(text, PASSAGE, min_piece=200) == f"{FILLER}\n\n{FILLER}"
 
 
 def test_short_documents_and_the_last_words_of_one_are_checked() -> None:
@@ -175,13 +175,6 @@ def test_cuts_end_at_sentence_boundaries() -> None:
     [cut] = plan_cuts(text, index.matches(text), margin=10)
     assert text[cut.start : cut.end] == " Then we left os.path here. The match is this. After it version 3.12 came."
     assert cut.start == start - 1
-
-
-def test_short_remaining_pieces_are_dropped() -> None:
-    text = f"{FILLER} {PASSAGE} Tiny. {PASSAGE} {FILLER}"
-    left = cut_once(text, PASSAGE, min_piece=200)
-    assert "Tiny" not in left
-    assert left == f"{FILLER}\n\n{FILLER}"
 
 
 def test_planted_passages_of_lambada_are_removed(open_data: Path) -> None:
@@ -221,12 +214,9 @@ def test_evaluation_sets_of_the_user_are_searched(tmp_path: Path, runner: Runner
     assert decontaminate(root, clean, [], settings, runner) == second  # the content counts, not the path
 
 
-def test_contradicting_lengths_are_refused() -> None:
+def test_contradicting_lengths_and_a_missing_evaluation_file_are_named(tmp_path: Path, runner: Runner) -> None:
     with pytest.raises(UserError, match="min_ngram 9 is more than ngram 8; give at most that value"):
         build(DecontaminateSettings, {"ngram": 8, "min_ngram": 9})
-
-
-def test_a_missing_evaluation_file_is_named(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     clean = cleaned(root, [(FILLER, "train")])
     with pytest.raises(UserError, match=r"nowhere\.jsonl"):

@@ -88,14 +88,11 @@ def test_boilerplate_in_a_hot_bucket_gives_linear_pairs(tmp_path: Path) -> None:
     assert manifest.outcome.facts["candidate_pairs"] <= 2 * 8 * 3000  # not every page is in each of the buckets
 
 
-def test_parity_sets_the_defaults_of_settings_not_given() -> None:
+def test_parity_sets_other_defaults_and_includes_the_last_shingle_unlike_megatron(tmp_path: Path) -> None:
+    """Five letters are one shingle: Megatron's `range(0, len - 5)` had none."""
     settings = DedupSettings(parity="megatron", rows_per_band=9)
     given = settings.shingle, settings.num_bands, settings.rows_per_band, settings.threshold
     assert given == ("characters", 10, 9, 0.7) and DedupSettings(**settings.model_dump()) == settings
-
-
-def test_parity_includes_the_last_shingle_unlike_megatron(tmp_path: Path) -> None:
-    """Five letters are one shingle: Megatron's `range(0, len - 5)` had none."""
     rows = [row("abcde", document_id="a"), row("abcde", document_id="b"), row("abcdf", document_id="c")]
     root, manifest = run(tmp_path, rows, DedupSettings(parity="megatron"))
     assert [r["id"] for r in rows_of(root, manifest)] == ["a", "c"]

@@ -221,19 +221,14 @@ def same_files(one: tuple[Folder, Manifest], other: tuple[Folder, Manifest]) -> 
     assert any(name.startswith("clusters/") for name in names) and any(name.startswith("pairs/") for name in names)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chosen", [CHOICES[0], CHOICES[1], DedupSettings(bucket_pivots=2, policy="connected")])
-def test_the_engine_changes_no_byte(tmp_path: Path, open_data: Path, chosen: DedupSettings) -> None:
-    rows = similar(real_texts(open_data)[::5])
-    ours = run(tmp_path / "ours", rows, chosen, 60)
-    assert ours[1].outcome.facts["clusters"] > 40
-    same_files(ours, run(tmp_path / "theirs", rows, by_datasketch(chosen), 60))
-
-
-def test_the_check_is_in_the_manifest_and_the_other_engine_in_the_fingerprint(tmp_path: Path, open_data: Path) -> None:
+def test_the_engine_changes_the_fingerprint_and_no_byte(tmp_path: Path, open_data: Path) -> None:
     rows = similar(real_texts(open_data)[:10])
-    ours = run(tmp_path / "ours", rows)[1]
-    theirs = run(tmp_path / "theirs", rows, DedupSettings(engine="datasketch"))[1]
+    for name, chosen in (("raw", CHOICES[1]), ("connected", DedupSettings(bucket_pivots=2, policy="connected"))):
+        both = [run(tmp_path / f"{name}-{one.engine}", rows, one, 4) for one in (chosen, by_datasketch(chosen))]
+        same_files(*both)
+    both = [run(tmp_path / one.engine, rows, one) for one in (DedupSettings(), DedupSettings(engine="datasketch"))]
+    same_files(*both)
+    ours, theirs = (manifest for _, manifest in both)
     assert ours.outcome.facts["engine_checked"] == 30 and "engine_mismatches" not in ours.outcome.facts
     assert "engine" not in ours.parameters and ours.versions.keys() == {"unicodedata"}
     assert "engine_checked" not in theirs.outcome.facts

@@ -187,15 +187,12 @@ def test_the_run_stops_by_setting_and_goes_on_without_it(tmp_path: Path) -> None
         assert "\n" not in str(error.value)
     _, manifest = run(tmp_path, corpus())
     assert len(rows_of(*run(tmp_path, corpus()))) == 42 == manifest.outcome.kept
-    assert run(tmp_path / "fine", corpus()[:40], stop)[1].outcome.kept == 40
-
-
-def test_documents_of_a_previous_run_are_not_lost(tmp_path: Path) -> None:
-    old, _ = run(tmp_path / "old", corpus()[:40])
+    old, fine = run(tmp_path / "fine", corpus()[:40], stop)
+    assert fine.outcome.kept == 40
+    # Documents of a previous run are not lost.
     again = [page("mirror.example", number, "list") for number in range(38)]
     stop = DedupSettings(previous=(f"{old.url}/dedup",), stop_on_lost_source=True)
-    _, manifest = run(tmp_path / "new", again, stop)
-    assert manifest.outcome.kept == 0
+    assert run(tmp_path / "new", again, stop)[1].outcome.kept == 0
 
 
 def test_hosts_of_odd_addresses(tmp_path: Path) -> None:
