@@ -96,7 +96,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
             read(folder)
 
 
-def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_no_checkpoint_and_a_missing_tensor_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint in"):
         newest_checkpoint(tmp_path)
     with pytest.raises(UserError, match="is not a checkpoint"):
@@ -105,10 +105,7 @@ def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     (folder / "manifest.json").write_text('{"format": 1}')
     with pytest.raises(RunError, match="damaged or has another format version"):
         load_weights(folder)
-
-
-def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
-    folder = save(tmp_path, 1)
+    folder = save(tmp_path, 2)
     with pytest.raises(RunError, match=r"cannot load .*model\.other"):
         store.load(folder, {"model.other": torch.zeros(3)})
     with pytest.raises(RunError, match="cannot load"):
@@ -187,16 +184,11 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path: Path) -> None:
     retained_save(tmp_path, 7, 2.0)
     assert checkpoint_steps(tmp_path) == [6, 7]
     assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (7, 7)
-
-
-def test_several_best_are_kept_and_ties_go_to_the_first(tmp_path: Path) -> None:
+    # Of several best ones ties go to the first; without validation, or when it is switched off, there is none.
     for step, loss in enumerate([2.0, 1.0, 1.0, 9.0, 9.0], 1):
-        retained_save(tmp_path, step, loss, last=1, best=2)
-    assert checkpoint_steps(tmp_path) == [2, 3, 5]
-    assert pointer_step(tmp_path, "best") == 2
-
-
-def test_no_best_is_kept_without_validation_or_when_switched_off(tmp_path: Path) -> None:
+        retained_save(tmp_path / "several", step, loss, last=1, best=2)
+    assert checkpoint_steps(tmp_path / "several") == [2, 3, 5]
+    assert pointer_step(tmp_path / "several", "best") == 2
     for step in (1, 2, 3):
         retained_save(tmp_path / "without", step)
         retained_save(tmp_path / "nan", step, float("nan"))
@@ -211,14 +203,12 @@ def test_later_checkpoints_are_removed_after_a_restart_from_an_earlier_one(tmp_p
     retained_save(tmp_path, 20, 2.5, last=9)  # 30 was damaged, and the run went on from 10
     assert checkpoint_steps(tmp_path) == [10, 20]
     assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (20, 20)
-
-
-def test_a_checkpoint_with_a_damaged_manifest_is_not_the_best_and_is_removed(tmp_path: Path) -> None:
-    (retained_save(tmp_path, 1, 1.0) / "manifest.json").write_text("{")
+    # One with a damaged manifest is not the best, and is removed.
+    (retained_save(tmp_path / "damaged", 1, 1.0) / "manifest.json").write_text("{")
     for step in (2, 3):
-        retained_save(tmp_path, step, 5.0)
-    assert checkpoint_steps(tmp_path) == [2, 3]
-    assert pointer_step(tmp_path, "best") == 2
+        retained_save(tmp_path / "damaged", step, 5.0)
+    assert checkpoint_steps(tmp_path / "damaged") == [2, 3]
+    assert pointer_step(tmp_path / "damaged", "best") == 2
 
 
 @pytest.mark.parametrize("pointer", ["latest", "best"])
@@ -238,17 +228,15 @@ def test_leftovers_of_a_kill_are_repaired(tmp_path: Path, pointer: str) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["best", "latest", "step-00000002", "step-00000003"]
 
 
-def test_a_half_removed_checkpoint_does_not_stop_a_save(tmp_path: Path) -> None:
+def test_removing_takes_the_manifest_first_and_half_of_it_does_not_stop_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = retained_save(tmp_path, 1)
     (folder / "manifest.json").unlink()
     (folder / "__0_0.distcp").write_bytes(b"x")
     assert checkpoint_steps(tmp_path) == []
     retained_save(tmp_path, 1)
     assert checkpoint_steps(tmp_path) == [1] and not (folder / "__0_0.distcp").exists()
-
-
-def test_removing_takes_the_manifest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = retained_save(tmp_path, 1)
 
     def killed(_: Path) -> None:
         raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """`gpt2train compare-data`: intervals, seeds, near-duplicates, settings of the data flow as arms, bad input, kills."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -43,9 +44,9 @@ def write(path: Path, texts: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 99, 1_000, 100_000])
-def test_quantiles_are_those_of_students_distribution(freedom: int) -> None:
-    for probability in (0.5, 0.6, 0.8, 0.99, 0.999, 0.9999):
+def test_quantiles_are_those_of_students_distribution() -> None:
+    probabilities = (0.5, 0.6, 0.8, 0.99, 0.999, 0.9999)
+    for freedom, probability in itertools.product((1, 2, 3, 9, 99, 1_000, 100_000), probabilities):
         expected = stats.t.ppf(probability, freedom)
         assert student_t(probability, freedom) == pytest.approx(expected, rel=1e-7, abs=1e-12)
 
@@ -127,12 +128,8 @@ def test_bad_requests_are_one_line(tmp_path: Path, change: dict[str, object], me
     with pytest.raises(UserError) as caught:
         Comparison(files, tmp_path / "out", Request(**request))  # type: ignore[arg-type]
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_held_out_files_that_hold_a_whole_corpus_are_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", reviews(50, 0))
     with pytest.raises(UserError, match="all of its documents are in the held-out files"):
-        Comparison([file, file], tmp_path / "out", Request(heldout=(file,), proxy="micro"))
+        Comparison(files, tmp_path / "out", Request(heldout=(files[0],), proxy="micro"))
 
 
 def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
@@ -155,23 +152,19 @@ def test_a_large_corpus_is_cut_by_the_bytes_of_its_texts(tmp_path: Path, monkeyp
         assert read_corpus(write(tmp_path / "b.jsonl", texts), "text", "A").copies == cut.copies
 
 
-@pytest.mark.parametrize(
-    ("manifest", "message"),
-    [
-        ("_manifest.json", "is one step of a data flow; give its output folder"),
-        ("clean/_manifest.json", "is the output of a data flow without tokens/train; run the flow to its end"),
-    ],
-)
-def test_folders_of_a_data_flow_without_tokens(tmp_path: Path, manifest: str, message: str) -> None:
+def test_folders_of_a_data_flow_without_tokens_and_tokens_without_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the prefix of the tokens has no folder."""
     write(tmp_path / "documents.jsonl", reviews(3, 0))
     (tmp_path / "clean").mkdir()
-    (tmp_path / manifest).write_text("{}")
-    with pytest.raises(UserError, match=message):
-        read_corpus(tmp_path, "text", "A")
-
-
-def test_token_files_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the prefix has no folder."""
+    for manifest, message in (
+        ("clean/_manifest.json", "is the output of a data flow without tokens/train; run the flow to its end"),
+        ("_manifest.json", "is one step of a data flow; give its output folder"),
+    ):
+        (tmp_path / manifest).write_text("{}")
+        with pytest.raises(UserError, match=message):
+            read_corpus(tmp_path, "text", "A")
     write_pair(tmp_path / "tokens", [[1, 2], [3]], 10)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="tokens has no tokenizer beside it; put its folder at "):
@@ -259,11 +252,7 @@ def test_texts_without_spaces_are_compared_by_characters() -> None:
     texts = ["".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(120)) for _ in range(10)]
     copies = [f"{text[:50]}一{text[51:]}二" for text in texts]
     assert near_duplicate_groups([*texts, *copies]) == [*range(10), *range(10)]
-
-
-def test_lines_of_a_text_without_spaces_are_no_words() -> None:
-    """Poems: short lines, in each of which a copy has another character."""
-    rng = random.Random(0)
+    # Lines are no words. Poems: short lines, in each of which a copy has another character.
     poems = [["".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(15)) for _ in range(20)] for _ in range(10)]
     copies = ["\n".join([f"一{line[1:]}" if at % 3 == 0 else line for at, line in enumerate(poem)]) for poem in poems]
     assert near_duplicate_groups([*map("\n".join, poems), *copies]) == [*range(10), *range(10)]

@@ -175,10 +175,7 @@ def test_a_permutation_is_complete_and_depends_on_the_seed(count: int, seed: int
     assert sorted(order.tolist()) == list(range(count))
     assert (order == permutation(count, seed, epoch, 0)).all()
     assert count < 20 or (order != permutation(count, seed, epoch, 1)).any()
-
-
-def test_permutations_do_not_change_between_versions() -> None:
-    assert permutation(8, 1234, 0, 0).tolist() == [1, 6, 2, 0, 3, 5, 7, 4]
+    assert permutation(8, 1234, 0, 0).tolist() == [1, 6, 2, 0, 3, 5, 7, 4]  # in each version
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
@@ -272,12 +269,14 @@ def test_equal_shares_alternate_and_a_single_corpus_is_unchanged() -> None:
     assert interleave([7, 2, 1]).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 0, 2]
     corpora, mine = Mixture([0.37]).of(range(5))
     assert corpora.tolist() == [0] * 5 and mine.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_shares_are_exact_as_written() -> None:
+    # Shares are exact as written, and positions at large indices.
     assert shares([0.7, 0.2, 0.1]) == [7, 2, 1]
     assert shares([3, 1]) == shares([0.75, 0.25]) == [3, 1]
     assert shares([5.0]) == [1]
+    n = 10**12
+    corpora, mine = Mixture([2, 1]).of([3 * n, 3 * n + 1, 3 * n + 2])
+    assert sorted(zip(corpora.tolist(), mine.tolist(), strict=True)) == [(0, 2 * n), (0, 2 * n + 1), (1, n)]
+    assert Mixture([9, 2]).per_epoch([99, 99]) == 121
 
 
 @given(st.lists(st.floats(1e-7, 1e7), min_size=2, max_size=9))
@@ -314,13 +313,6 @@ def test_an_epoch_ends_before_the_first_corpus_repeats(corpora: list[tuple[int, 
         assert mixture.drawn(number, epoch) <= count
 
 
-def test_positions_are_exact_at_large_indices() -> None:
-    n = 10**12
-    corpora, mine = Mixture([2, 1]).of([3 * n, 3 * n + 1, 3 * n + 2])
-    assert sorted(zip(corpora.tolist(), mine.tolist(), strict=True)) == [(0, 2 * n), (0, 2 * n + 1), (1, n)]
-    assert Mixture([9, 2]).per_epoch([99, 99]) == 121
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> TrainingData:
     prefix = write_documents(tmp_path / "t", [[number] * 9 for number in range(80)])
@@ -352,22 +344,16 @@ def test_prefetching_stays_within_its_depth() -> None:
     with prefetch(counting(asked), 3) as items:
         assert [next(items), next(items)] == [0, 1]
     assert asked in ([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]) and threads() == []
-
-
-def test_an_error_is_raised_at_the_position_of_its_item() -> None:
-    seen = []
+    seen = []  # an error is raised at the position of its item, and any in the loop ends the thread
     with pytest.raises(UserError, match="no such sample"), prefetch(counting([], failing=4), 3) as items:
         for item in items:
             seen.append(item)
     assert seen == [0, 1, 2, 3] and threads() == []
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_any_exception_in_the_loop_ends_the_thread(error: type[BaseException]) -> None:
-    with pytest.raises(error), prefetch(counting([]), 2) as items:
-        next(items)
-        raise error
-    assert threads() == []
+    for error in (ZeroDivisionError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(error), prefetch(counting([]), 2) as items:
+            next(items)
+            raise error
+        assert threads() == []
 
 
 def test_the_ranks_of_a_step_share_its_samples(data: TrainingData) -> None:

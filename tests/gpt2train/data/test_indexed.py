@@ -54,10 +54,6 @@ def test_files_equal_the_reference_implementation_and_are_read_back(
     assert dataset.documents.tolist() == list(range(len(documents) + 1))
 
 
-def test_the_dtype_depends_on_the_vocabulary_size() -> None:
-    assert [token_dtype(size) for size in (50257, 65499, 65500)] == [np.uint16, np.uint16, np.int32]
-
-
 def test_documents_of_several_sequences_and_modes_are_read(tmp_path: Path) -> None:
     """Other writers group sequences to documents and append int8 modes; both are read."""
     (tmp_path / "t.bin").write_bytes(np.arange(6, dtype="<u2").tobytes())
@@ -117,6 +113,7 @@ def test_indices_are_those_of_a_list_and_tokens_are_read_only(tmp_path: Path) ->
         dataset.tokens[0] = 7
     with pytest.raises(IndexError):
         IndexedDataset(write(tmp_path, []))[0]
+    assert [token_dtype(size) for size in (50257, 65499, 65500)] == [np.uint16, np.uint16, np.int32]
 
 
 NUMBERED = [[number] * (number % 7 + 1) for number in range(60)]
@@ -335,16 +332,13 @@ def test_a_file_without_an_end_is_one_document_and_an_unended_one_is_kept(tmp_pa
     assert len(open_tokens(tmp_path / "empty.bin")) == 0
 
 
-def test_a_pattern_names_the_shards_in_their_order(tmp_path: Path) -> None:
+def test_a_pattern_names_the_shards_in_their_order_and_a_file_of_a_pair_its_pair(tmp_path: Path) -> None:
     for number in (2, 1):
         llmc(tmp_path / f"fineweb_train_{number:06d}.bin", [[number]] * number)
     pattern = str(tmp_path / "fineweb_train_*.bin")
     assert with_end(pattern, END) == pattern and with_end(pattern, 2) == f"{pattern}#2"
     assert len(open_tokens(f"{pattern}#2")) == 4
     assert sequences(open_tokens(pattern)) == [[END, 1], [END, 2], [END, 2]]
-
-
-def test_a_file_of_a_pair_stands_for_the_pair(tmp_path: Path) -> None:
     for name in ("x", "y.bin"):  # a prefix may have the ending itself
         write_documents(tmp_path / name, [[1, 2]])
         for given_name in (name, f"{name}.bin", f"{name}.idx"):

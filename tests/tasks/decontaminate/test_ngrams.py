@@ -85,18 +85,13 @@ ODD_PARTS = ["中", "の", "а", "𝐡", "ﬁ", "²", "\u0301", "İ", "ß", "\u0
 PIECES = st.lists(st.sampled_from(PARTS + ODD_PARTS) | st.characters(exclude_categories=())).map("".join)
 
 
-@pytest.mark.parametrize(
-    ("latin", "alike"), [("ABEZHIKMNOPTYX", "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧ"), ("ABESIJKMHOPCTYXQWY", "АВЕЅІЈКМНОРСТУХԚԜҮ")]
-)
-def test_capitals_that_look_alike_are_folded(latin: str, alike: str) -> None:
-    assert [folded(letter) for letter in alike] == list(latin.lower())
-
-
 def test_every_letter_is_folded_alike_in_both_cases() -> None:
     """The kernel must pass whatever is equal when folded, or a passage would stay unseen.
 
     Greek eta, nu and upsilon look like h, n and y in capitals, but like n, v and u in small letters.
     """
+    same = {"ABEZHIKMNOPTYX": "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "ABESIJKMHOPCTYXQWY": "АВЕЅІЈКМНОРСТУХԚԜҮ"}
+    assert {"".join(map(folded, alike)) for alike in same.values()} == {latin.lower() for latin in same}
     kinds = letters().kinds
     for code in [*range(0xD800), *range(0xF900, 0x20000), *range(0xE0000, 0xE0200)]:
         letter = chr(code)
@@ -187,29 +182,23 @@ def test_planted_passages_are_cut_out(open_data: Path) -> None:
         assert cuts and passage[30:-30] not in rest, language
 
 
-def test_cuts_end_at_the_sentence_boundaries_of_chinese() -> None:
+def test_cuts_end_at_the_sentence_boundaries_of_chinese_and_hindi() -> None:
     text = "第一句在这里。他说：“第二句。”然后这是考试的文章中的一句话，再来一句！最后一句。"
     index = NgramIndex(["这是考试的文章中的一句话"], 8, 8)
     cuts = plan_cuts(text, index.matches(text), margin=1)
     assert [text[cut.start : cut.end] for cut in cuts] == ["然后这是考试的文章中的一句话，再来一句！"]
-
-
-def test_cuts_end_at_the_sentence_boundaries_of_hindi() -> None:
     text = "पहला वाक्य यहाँ है। यह परीक्षा का एक वाक्य है जो यहाँ लिखा है। अंतिम वाक्य।"
     index = NgramIndex(["परीक्षा का एक वाक्य है जो यहाँ लिखा है"], 8, 8)
     [cut] = plan_cuts(text, index.matches(text), margin=0)
     assert text[cut.start : cut.end] == " यह परीक्षा का एक वाक्य है जो यहाँ लिखा है।"
 
 
-def test_each_ideograph_is_a_word() -> None:
+def test_each_ideograph_is_a_word_and_vowel_signs_are_part_of_theirs() -> None:
+    """Not the ends of words: 13 words of Tamil would be three, which any text may share."""
     for text in ("佐々木さんの話", "ｶﾅの話", "ㄅㄆㄇ", "ꆈꌠꁱ"):
         assert len(words_of(text)) == len(re.findall(r"\w", text)), text
-
-
-@pytest.mark.parametrize("text", ["भारत की राजधानी क्या है", "தமிழ் ஒரு மொழி", "മലയാളം സംസാരിക്കുന്നവർ", "ދިވެހި ބަސް", "བོད་སྐད་"])
-def test_vowel_signs_are_part_of_their_word(text: str) -> None:
-    """Not the ends of words: 13 words of Tamil would be three, which any text may share."""
-    assert len(words_of(text)) == len(re.split("[ ་]", text.strip("་")))
+    for text in ("भारत की राजधानी क्या है", "தமிழ் ஒரு மொழி", "മലയാളം സംസാരിക്കുന്നവർ", "ދިވެހި ބަސް", "བོད་སྐད་"):
+        assert len(words_of(text)) == len(re.split("[ ་]", text.strip("་"))), text
 
 
 def sets(folder: Path, name: str, data: bytes, key: str = "text") -> list[EvaluationSet]:
@@ -221,11 +210,19 @@ def rows(folder: Path, name: str, data: bytes, key: str = "text") -> list[tuple[
     return [tuple(row.values()) for item in sets(folder, name, data, key) for row in passages(item)]
 
 
-@pytest.mark.parametrize("name", ["s.jsonl", "s.ndjson", "s.json", "s.jsonl.gz"])
-def test_json_lines_are_read(tmp_path: Path, name: str) -> None:
+def test_json_lines_plain_text_and_parquet_are_read(tmp_path: Path) -> None:
+    """Plain text is split into lines and paragraphs."""
     data = b'{"text": "x y"}\n\n{"text": "z"}\n{"text": " "}'
-    data = gzip.compress(data) if name.endswith(".gz") else data
-    assert rows(tmp_path, name, data) == [("s", 1, "x y"), ("s", 3, "z")]
+    for name in ("s.jsonl", "s.ndjson", "s.json", "s.jsonl.gz"):
+        packed = gzip.compress(data) if name.endswith(".gz") else data
+        assert rows(tmp_path, name, packed) == [("s", 1, "x y"), ("s", 3, "z")]
+    data = "\ufeffone\r\ntwo\n \nthree\n\nfour\nfive".encode()
+    expected = [(1, "one"), (2, "two"), (1, "one\ntwo"), (4, "three"), (6, "four"), (7, "five"), (6, "four\nfive")]
+    assert rows(tmp_path, "s.txt", data) == [("s", *row) for row in expected]
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+        pq.write_table(pa.table({"n": [1, 2], "q": pa.array(["x", "y"], kind)}), tmp_path / "s.parquet")
+        data = (tmp_path / "s.parquet").read_bytes()
+        assert rows(tmp_path, "s.parquet", data, "q") == [("s", 1, "x"), ("s", 2, "y")]
 
 
 def test_letters_that_are_written_apart_are_found(tmp_path: Path) -> None:
@@ -233,18 +230,6 @@ def test_letters_that_are_written_apart_are_found(tmp_path: Path) -> None:
     apart = unicodedata.normalize("NFD", "한국어 말하다")
     [(_, _, text)] = rows(tmp_path, "s.txt", apart.encode())
     assert NgramIndex([text], 2, 2).matches("그 한국어 말하다")
-
-
-def test_plain_text_is_split_into_lines_and_paragraphs(tmp_path: Path) -> None:
-    data = "\ufeffone\r\ntwo\n \nthree\n\nfour\nfive".encode()
-    expected = [(1, "one"), (2, "two"), (1, "one\ntwo"), (4, "three"), (6, "four"), (7, "five"), (6, "four\nfive")]
-    assert rows(tmp_path, "s.txt", data) == [("s", *row) for row in expected]
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
-def test_parquet_is_read(tmp_path: Path, kind: pa.DataType) -> None:
-    pq.write_table(pa.table({"n": [1, 2], "q": pa.array(["x", "y"], kind)}), tmp_path / "s.parquet")
-    assert rows(tmp_path, "s.parquet", (tmp_path / "s.parquet").read_bytes(), "q") == [("s", 1, "x"), ("s", 2, "y")]
 
 
 def test_a_row_without_a_text_has_no_passage_and_a_key_may_be_nested(tmp_path: Path) -> None:
@@ -285,9 +270,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"question": ["x"], "n": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"has no column 'text'; it has 'question', 'n'; name it by decontaminate\.key"):
         check_sets([str(tmp_path / "a.parquet")], "text")
-
-
-def test_the_check_reads_only_the_first_passage(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").unlink()  # the check reads only the first passage
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\nbroken\n')
     check_sets([str(tmp_path)], "text")
     with pytest.raises(UserError, match=r"nowhere\.txt"):
