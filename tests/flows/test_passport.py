@@ -392,9 +392,7 @@ def test_what_cannot_be_published_is_one_line(
     assert message in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_there_is_named(
-    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(app, ["publish", str(tmp_path), "--to", str(tmp_path / "x")]) == 2
     assert run_command(app, ["publish", str(tmp_path / "none"), "--to", str(tmp_path / "x")]) == 2
     assert run_command(app, ["passport", str(tmp_path)]) == 2

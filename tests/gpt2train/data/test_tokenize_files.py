@@ -154,7 +154,7 @@ def test_no_member_of_an_archive_is_lost_silently(
 
 
 def test_a_member_that_cannot_be_read_ends_with_itself(tmp_path: Path) -> None:
-    """A damaged packed one, unknown kinds, what macOS and Git LFS leave: each is named, and the others are read."""
+    """A damaged packed one, unknown kinds, links, what macOS and Git LFS leave: each is named, the others are read."""
     inner = lzma.compress(tar_of({"1.txt": b"one", "2.txt": b"two" * 999}))
     bad = {"a.txt": b"PK\x03\x04", "a.json": "{}".encode("utf-16"), "./._b.txt": b"\0\5\x16\7", "c.txt": POINTER}
     (tmp_path / "a.tar").write_bytes(tar_of({"0_data.xz": inner[:-40], "1_data.xz": b"", **bad, "../d.txt": b"end"}))
@@ -162,9 +162,6 @@ def test_a_member_that_cannot_be_read_ends_with_itself(tmp_path: Path) -> None:
     texts = [("0_data.xz!1.txt", "text")] * (rows[0][1] == "text")
     broken = [(texts[-1][0] if texts else "0_data.xz", "broken_file"), ("1_data.xz", "broken_file")]
     assert rows == [*texts, *broken, *((name, "not_text") for name in bad), ("../d.txt", "text")]
-
-
-def test_links_in_an_archive_are_named(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, kind in (("folder", tarfile.DIRTYPE), ("b.txt", tarfile.LNKTYPE)):
             member = tarfile.TarInfo(name)
@@ -335,13 +332,10 @@ def test_a_text_of_utf_16_is_read(bpe: Path, tmp_path: Path) -> None:
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.txt", tmp_path / "b.jsonl", "--workers", 1) == 0
     assert texts_of(bpe, tmp_path / "t") == ["über", "x"]
     assert [row["reason"] for row in rejected(tmp_path / "t")] == ["not_json"]
-
-
-def test_a_text_may_begin_as_packed_files_do(bpe: Path, tmp_path: Path) -> None:
-    texts = {"a.txt": b"BZhang wrote this", "b.txt": b"Rar! cried the lion"}
+    texts = {"a.txt": b"BZhang wrote this", "b.txt": b"Rar! cried the lion"}  # they begin as packed files do
     (tmp_path / "a.tar").write_bytes(tar_of(texts))
-    assert tokenize(bpe, tmp_path / "t", tmp_path / "a.tar", "--workers", 1) == 0
-    assert texts_of(bpe, tmp_path / "t") == [text.decode() for text in texts.values()]
+    assert tokenize(bpe, tmp_path / "u", tmp_path / "a.tar", "--workers", 1) == 0
+    assert texts_of(bpe, tmp_path / "u") == [text.decode() for text in texts.values()]
 
 
 def test_texts_are_separated(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

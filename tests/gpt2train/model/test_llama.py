@@ -66,13 +66,16 @@ def test_options_that_follow_from_others_are_written_out() -> None:
     assert options_of(model.shape(VOCAB)).model_dump() == model.options
 
 
-def test_a_width_that_tensor_parallelism_cannot_split_is_refused(tmp_path: Path) -> None:
+def test_a_width_that_cannot_be_split_and_a_z_loss_without_tokens_are_refused(tmp_path: Path) -> None:
     model = {"layers": 4, "heads": 4, "family": "llama", "options": {"inner": 47}}
     config = make(tmp_path, tmp_path / "run", model=model, parallel={"tp": 2})
     with pytest.raises(UserError, match=r"parallel.tp 2 does not divide the size 47 of blocks.0.gate.weight"):
         Layout.of(config, 2)
     with pytest.raises(UserError, match=r"--tp 2 does not divide the size 47 of blocks.0.gate.weight"):
         Layout.of_model(config.shape, 2, 1, 2)
+    objective = {"name": "classification", "z_loss": 1e-4}
+    with pytest.raises(ValidationError, match=r"objective.z_loss is for the prediction of tokens"):
+        TrainSettings.model_validate({"model": {"labels": 2}, "objective": objective})
 
 
 def test_the_norm_of_the_embedding_is_that_of_its_rows() -> None:
@@ -134,12 +137,6 @@ def test_the_z_loss_is_apart_from_the_loss(tokens: Path, tmp_path: Path) -> None
     expected = 0.01 * logits.logsumexp(-1).square().mean().item()
     assert curve(config.output, "z_loss")[0] == pytest.approx(expected, rel=1e-5)
     assert "z_loss" not in read_metrics(plain.output)[0]
-
-
-def test_a_z_loss_without_predicted_tokens_is_refused() -> None:
-    objective = {"name": "classification", "z_loss": 1e-4}
-    with pytest.raises(ValidationError, match=r"objective.z_loss is for the prediction of tokens"):
-        TrainSettings.model_validate({"model": {"labels": 2}, "objective": objective})
 
 
 # Options that meet the values: heads of keys and values, their size and their bias.

@@ -45,14 +45,8 @@ def test_files_globs_and_folders_are_found(
     assert names([str(tmp_path)], ".txt", ".parquet") == below
     others = ".log.gz 1 (x.log.gz), .lst 1 (c.lst), .pdf 1 (sub/notes.pdf)"
     assert caplog.messages == [f"{tmp_path}: not read, by their endings: {others}"]
-    for name in (
-        ".sub/e.txt",
-        "__MACOSX/._b.txt",
-        "_temporary/0/e.txt",
-        "sub/.e.txt",
-        "sub/dataset_info.json",
-        "state.json",
-    ):
+    hidden = (".sub/e.txt", "__MACOSX/._b.txt", "_temporary/0/e.txt", "sub/.e.txt")
+    for name in (*hidden, "sub/dataset_info.json", "state.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     assert names([str(tmp_path)], ".txt", ".parquet", ".json") == below  # nor is what lies hidden data
@@ -76,6 +70,9 @@ def test_files_globs_and_folders_are_found(
 
 
 def test_any_fsspec_file_system_is_read() -> None:
+    for places, said in (([], "--warcs"), (["nosuch://x"], "cannot read nosuch://x")):
+        with pytest.raises(UserError, match=said):
+            find_inputs(places, "--warcs", [".warc"])
     fs = fsspec.filesystem("memory")
     fs.pipe({"/lists/b.txt": b"b", "/lists/a.txt": b"a"})
     found = find_inputs(["memory://lists"], "--urls", [".txt"])
@@ -128,12 +125,6 @@ def test_a_name_that_is_not_utf_8_is_named_in_readable_form(tmp_path: Path) -> N
     [found] = find_inputs([str(folder)], "--documents", (".txt",), faults=True)
     assert found.name == "b\\xff.txt" and found.fault == "its name is not valid UTF-8"
     found.location.encode()
-
-
-def test_an_empty_list_and_an_unknown_protocol_are_refused() -> None:
-    for places, said in (([], "--warcs"), (["nosuch://x"], "cannot read nosuch://x")):
-        with pytest.raises(UserError, match=said):
-            find_inputs(places, "--warcs", [".warc"])
 
 
 @pytest.mark.parametrize("suffix", COMPRESSORS)
@@ -241,12 +232,12 @@ def test_names_and_kinds_are_derived_from_paths() -> None:
     assert base_name("http://h.example/a/urls.txt.gz?x=1/2") == "urls.txt.gz"
     assert base_name("s3://bucket/a/what? #1.txt") == "what? #1.txt"
     kinds = {"a.TXT.gz": ".txt", "b.parquet": ".parquet", "c": "", "d.gz": "", "e.warc.gz": ".warc"}
+    kinds |= {"https://h.example/a.txt?b.json": ".txt", "memory://b/why?.txt": ".txt"}
     kinds |= {
-        "https://h.example/a.txt?b.json": ".txt",
         "s3://b/a#1 ?.jsonl.gz": ".jsonl",
-        "memory://b/why?.txt": ".txt",
+        "s3://b/a.jsonl?versionId=x.y": ".jsonl",
+        "gs://b/a.jsonl#1700000000000001": ".jsonl",
     }
-    kinds |= {"s3://b/a.jsonl?versionId=x.y": ".jsonl", "gs://b/a.jsonl#1700000000000001": ".jsonl"}
     assert {name: kind_of(name) for name in kinds} == kinds
 
 
@@ -341,16 +332,14 @@ def test_a_hostile_card_is_one_line(tmp_path: Path, card: str, error: str) -> No
     assert "\n" not in str(raised.value)
 
 
-def test_addresses_of_splits_and_of_files() -> None:
+def test_addresses_of_splits_and_of_files(tmp_path: Path) -> None:
     base = "hf://datasets/some/set"
     assert split_of(base) == split_of(f"{base}/") == split_of(f"{base}:") == (base, "")
     assert split_of(f"{base}@refs/convert/parquet:a/b") == (f"{base}@refs/convert/parquet", "a/b")
     assert split_of(f"{base}@v1:test") == (f"{base}@v1", "test")
     for other in (f"{base}/data/*.parquet", f"{base}@v1/a:b.jsonl", "hf://some/model", "s3://datasets/a/b", "data"):
         assert split_of(other) is None, other
-
-
-def test_the_data_are_the_files_of_the_most_frequent_kind(tmp_path: Path) -> None:
+    # The data are the files of the most frequent kind.
     root = write(tmp_path, ["a.parquet", "b.parquet", "LICENSE.md", "stats.json"])
     names = files_of_split(LocalFileSystem(), str(root), "", lambda path: Path(path).suffix)
     assert [Path(name).name for name in names] == ["a.parquet", "b.parquet"]

@@ -173,16 +173,13 @@ def test_settings_of_the_launcher_are_checked(tmp_path: Path) -> None:
     assert "launcher: input should be 'torchrun', 'ssh', 'slurm' or 'nice' (got 'nise')" in wrong.stderr
 
 
-def test_launchers_without_plug_ins() -> None:
+def test_launchers_without_plug_ins_and_wrong_registrations() -> None:
     assert list(registered()) == ["torchrun", "ssh", "slurm"]
     with pytest.raises(UserError, match="launcher: input should be 'torchrun', 'ssh' or 'slurm' \\(got 'nice'\\)"):
         build(LaunchSettings, {"launcher": "nice"})
-
-
-@pytest.mark.parametrize(("name", "message"), [("hosts", "is no setting"), ("nice", "must not import them")])
-def test_a_wrong_registration_is_refused(name: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        register_launcher(name, Launcher(lambda job, on_line: 0))
+    for name, message in (("hosts", "is no setting"), ("nice", "must not import them")):
+        with pytest.raises(UserError, match=message):
+            register_launcher(name, Launcher(lambda job, on_line: 0))
 
 
 Records = list[logging.LogRecord]
