@@ -40,7 +40,7 @@ gpt2train/convert/test_generation_config.py: test_a_folder_has_the_default_templ
 gpt2train/convert/test_huggingface.py: test_a_model_folder_is_written_atomically
 gpt2train/data: test_chat.py test_tokenizer_kinds.py
 gpt2train/data/test_document_split.py: test_a_resumed_run_is_bit_equal_and_another_split_is_refused
-    test_too_few_documents_for_validation_are_logged
+    test_too_few_documents_are_refused_for_training_and_logged_for_validation
 gpt2train/data/test_index_cache.py: test_a_kill_during_the_write_is_harmless
     test_concurrent_processes_leave_one_valid_file
 gpt2train/data/test_indexed.py: test_the_command_converts_a_legacy_dataset
@@ -90,7 +90,7 @@ tasks/clean/filters/test_plugin.py: test_help_and_errors_name_its_settings
 tasks/clean/test_clean.py: test_a_fast_library_that_disagrees_is_not_used test_real_mojibake_is_repaired
     test_token_counts_of_real_texts_are_exact
 tasks/clean/test_language.py: test_any_text_is_ranked_as_by_fasttext test_both_detectors_agree_on_most_texts
-    test_real_documents_are_decided_and_cut_as_by_fasttext test_real_texts_are_ranked_as_by_fasttext
+    test_real_documents_are_ranked_decided_and_cut_as_by_fasttext
     test_the_language_does_not_depend_on_process_or_earlier_texts
     test_the_model_is_the_one_that_was_measured_and_another_one_is_refused
 tasks/cloze/test_step.py: test_passages_have_lambadas_format_and_come_from_the_test_split

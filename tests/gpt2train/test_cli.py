@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def model(trained_run: TrainedRun) -> Path:
     return folder
 
 
-def test_the_merged_model_equals_the_trained_one(trained_run: TrainedRun, model: Path) -> None:
+def test_the_merged_model_equals_the_trained_one(trained_run: TrainedRun, tmp_path: Path, model: Path) -> None:
     weights = load_weights(trained_run.run / "checkpoints/step-00000002")
     merged = read_model(model)
     assert merged.shape.vocab == VOCAB
@@ -43,9 +44,7 @@ def test_the_merged_model_equals_the_trained_one(trained_run: TrainedRun, model:
     tokens = torch.randint(0, VOCAB, (2, 64))
     with torch.no_grad():
         assert torch.allclose(theirs(tokens).logits, merged(tokens)[..., :VOCAB], atol=1e-5)
-
-
-def test_a_checkpoint_can_be_named(trained_run: TrainedRun, tmp_path: Path, model: Path) -> None:
+    # A checkpoint can be named.
     merge(trained_run.run / "checkpoints/step-00000002", tmp_path / "m", trained_run.tokenizer)
     assert (tmp_path / "m/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
@@ -79,18 +78,12 @@ def test_text_is_generated(model: Path, capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    arguments: list[str], message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_command(app, arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert message in error
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
 
 
 def test_the_exit_code_reaches_the_shell(tmp_path: Path) -> None:
@@ -128,15 +121,17 @@ def test_a_damaged_checkpoint_exits_1(
     assert not (tmp_path / "m").exists()
 
 
-def test_a_wrong_tokenizer_is_refused(trained_run: TrainedRun, tmp_path: Path, open_data: Path) -> None:
+def test_a_wrong_tokenizer_and_a_run_without_a_checkpoint_are_refused(
+    trained_run: TrainedRun, tmp_path: Path, open_data: Path
+) -> None:
     with pytest.raises(UserError, match="not the one"):
         merge(trained_run.run, tmp_path / "m", open_data / "bpe")
-
-
-def test_a_run_without_a_checkpoint_is_refused(trained_run: TrainedRun, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes((trained_run.run / "config.toml").read_bytes())
     with pytest.raises(UserError, match="no checkpoint"):
         find_source(tmp_path)
+
+
+OUTPUT = "a file or standard output"
 
 
 @pytest.mark.parametrize(
@@ -144,11 +139,7 @@ def test_a_run_without_a_checkpoint_is_refused(trained_run: TrainedRun, tmp_path
     [
         (UserError("a b\nc"), 2, "error: a b c\n"),
         (RunError("full"), 1, "error: full\n"),
-        (
-            OSError(28, "no"),
-            1,
-            "error: no space left while writing a file or standard output; free some and run again\n",
-        ),
+        (OSError(28, "no"), 1, f"error: no space left while writing {OUTPUT}; free some and run again\n"),
         (PermissionError(13, "no", "a"), 2, "error: no permission for a; change its mode, or run as its owner\n"),
         (KeyError("k"), 1, "error: KeyError: 'k' (--debug shows the traceback)\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),

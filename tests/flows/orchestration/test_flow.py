@@ -107,22 +107,16 @@ def test_a_run_changes_one_value_of_its_deployment() -> None:
     assert (settings.train.steps, settings.output) == (1000, "out/x")
     assert settings.train.model.layers == preset("345m")["model"]["layers"]
     assert (settings.launch.processes, settings.train.parallel.zero) == (8, 1)
-
-
-def test_null_is_a_value_only_where_a_setting_may_be_none() -> None:
-    """A form may send null for a field that was touched and emptied."""
+    # A form may send null for a field that was touched and emptied: it counts only where a setting may be None.
     given = {"data": None, "workers": None, "train": {"steps": None, "checkpoints": {"init_from": None}}}
     assert split_parameters(PretrainSettings, given)[1] == {"data": None, "train": {"checkpoints": {"init_from": None}}}
 
 
-def test_a_run_shows_only_the_given_parameters() -> None:
+def test_a_run_shows_only_the_given_parameters_and_the_first_of_many_files() -> None:
+    """Prefect's server refuses a run whose parameters are larger than 524,288 bytes."""
     given = {"output": Path("out"), "urls": ("a.txt",), "clean": NOT_GIVEN, "workers": 2, "config": None}
     shown = dataprep.serialize_parameters(given)
     assert shown == {"output": "out", "urls": ["a.txt"], "workers": 2, "config": None}
-
-
-def test_a_run_of_many_files_shows_the_first() -> None:
-    """Prefect's server refuses a run whose parameters are larger than 524,288 bytes."""
     names = [f"/data/{'folder/' * 20}{number:05}.txt" for number in range(6_000)]
     shown = dataprep.serialize_parameters({"documents": names, "clean": {"language": {"keep": ["en"]}}})
     assert shown == {"documents": [*names[:20], "… and 5,980 more"], "clean": {"language": {"keep": ["en"]}}}

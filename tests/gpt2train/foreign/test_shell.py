@@ -192,30 +192,16 @@ def test_arguments_of_a_call_are_values() -> None:
     assert not read_python(text, "x.py").called
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x = (",
-        "x = 2 ** 9 ** 9 ** 9",
-        "x = 10 ** 4000 * 10 ** 4000 * 10 ** 4000",
-        "x = 'a' * 10 ** 9",
-        "x = 'a'\n" + "x = x + x\n" * 40,
-        "x = [1]\n" + "x = [x, x]\n" * 40,
-        "x = dict(a=1)\n" + "x = dict(a=x, b=x)\n" * 40,
-        "x = " + "-" * 50_000 + "1",
-        "x = " + "[" * 50_000 + "]" * 50_000,
-        "x = " + "(" * 500 + "1" + ")" * 500,
-        "x = 1 / 0",
-        "x = -8 ** 0.5 + (-8) ** 0.5",
-        "\0",
-    ],
-    ids=range(13),
-)
-def test_hostile_configs_are_refused_or_left(text: str) -> None:
-    try:
-        found = read_python(text, "x.py").values
-    except UserError as error:
-        assert str(error).count("\n") == 0
-        assert "x.py" in str(error)
-    else:
-        assert all(len(str(value)) < 20_000 for value in found.values())
+def test_hostile_configs_are_refused_or_left() -> None:
+    values = ["(", "2 ** 9 ** 9 ** 9", "10 ** 4000 * 10 ** 4000 * 10 ** 4000", "'a' * 10 ** 9", "1 / 0"]
+    values += ["'a'\n" + "x = x + x\n" * 40, "[1]\n" + "x = [x, x]\n" * 40]
+    values += ["dict(a=1)\n" + "x = dict(a=x, b=x)\n" * 40, "-" * 50_000 + "1", "[" * 50_000 + "]" * 50_000]
+    values += ["(" * 500 + "1" + ")" * 500, "-8 ** 0.5 + (-8) ** 0.5"]
+    for text in (*(f"x = {value}" for value in values), "\0"):
+        try:
+            found = read_python(text, "x.py").values
+        except UserError as error:
+            assert str(error).count("\n") == 0
+            assert "x.py" in str(error)
+        else:
+            assert all(len(str(value)) < 20_000 for value in found.values()), text[:60]

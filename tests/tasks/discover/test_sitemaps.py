@@ -147,29 +147,24 @@ def test_a_fault_changes_no_other_url() -> None:
         assert [url for url, _ in read_entries(body, 100).entries][-4:] == [*stated.values()]
 
 
-@pytest.mark.parametrize("declared", ["UTF-16", "utf-16le", "ISO-10646-UCS-2", "UTF-7", "x-unknown"])
-def test_a_wrong_declaration_of_the_encoding_is_passed_over(declared: str) -> None:
-    body = f"<?xml version='1.0' encoding='{declared}'?><urlset><url><loc>{A}/ä</loc></url></urlset>".encode()
-    for marks in (b"", b"\xef\xbb\xbf" * 3, b"\r\n\xef\xbb\xbf"):
-        assert read_entries(marks + body, 100).entries == [(f"{A}/ä", "")]
-    latin = body.replace(declared.encode(), b"ISO-8859-1").decode().encode("latin-1")
-    assert read_entries(latin, 100).entries == [(f"{A}/ä", "")]
-
-
-@pytest.mark.parametrize(
-    "notice",
-    ["Warning: Undefined variable in /srv/map.php on line 3\n", "<br />\n<b>Notice</b>:  a &amp; b<br />\n", "PHP\n\n"],
-)
-def test_notices_of_a_script_before_a_file_are_passed_over(notice: str) -> None:
-    for body in (urlset([f"{A}/1"]), urlset([f"{A}/1"]).partition(b"?>")[2], gzip.compress(urlset([f"{A}/1"]))):
-        found = gzip.compress(notice.encode() + urlset([f"{A}/1"])) if body[:1] == b"\x1f" else notice.encode() + body
-        assert read_entries(found, 100).entries == [(f"{A}/1", "2024-01-02")]
-    with pytest.raises(FetchRejectedError) as error:
-        read_entries(notice.encode() + BOMB, 100)
-    assert error.value.reason == "xml_entities"
-
-
-def test_names_of_elements_and_relations_are_read_in_any_case() -> None:
+def test_a_wrong_declaration_of_the_encoding_is_passed_over() -> None:
+    """So are notices of a script before a file; names of elements and relations are read in any case."""
+    for declared in ("UTF-16", "utf-16le", "ISO-10646-UCS-2", "UTF-7", "x-unknown"):
+        body = f"<?xml version='1.0' encoding='{declared}'?><urlset><url><loc>{A}/ä</loc></url></urlset>".encode()
+        latin = body.replace(declared.encode(), b"ISO-8859-1").decode().encode("latin-1")
+        for whole in (latin, *(marks + body for marks in (b"", b"\xef\xbb\xbf" * 3, b"\r\n\xef\xbb\xbf"))):
+            assert read_entries(whole, 100).entries == [(f"{A}/ä", "")], declared
+    plain = urlset([f"{A}/1"])
+    for notice in (
+        b"Warning: Undefined variable in /x.php on line 3\n",
+        b"<br />\n<b>N</b>:  a &amp; b<br />\n",
+        b"PHP\n\n",
+    ):
+        for whole in (notice + plain, notice + plain.partition(b"?>")[2], gzip.compress(notice + plain)):
+            assert read_entries(whole, 100).entries == [(f"{A}/1", "2024-01-02")]
+        with pytest.raises(FetchRejectedError) as error:
+            read_entries(notice + BOMB, 100)
+        assert error.value.reason == "xml_entities"
     body = b"<URLSET><URL><LOC>/1</LOC><LastMod>2024</LastMod></URL></URLSET>"
     assert read_entries(body, 100).entries == [("/1", "2024")]
     feed = b"<Feed><Entry><Link Rel='x' rel='Alternate' href='/2'/></Entry></Feed>"

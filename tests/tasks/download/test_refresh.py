@@ -15,8 +15,6 @@ import pytest
 from gpt2train.errors import RunError
 from gpt2train.store.manifest import Folder, need_manifest
 from tasks.core.step import Step
-from tasks.download import fetch
-from tasks.download.http_client import TimeBudget
 from tasks.download.journal import Journal
 from tasks.download.ledger import CONTENT, LEDGER, content_of, ledgers_of
 from tasks.download.revisit import checked_validator
@@ -134,8 +132,12 @@ def test_temporary_failures_keep_the_page(server: Server, tmp_path: Path, monkey
     assert not second.outcome.facts["retryable"] and second.outcome.reasons == {"http_error": 1}
     over = threading.Event()
     site.handlers["/slow"] = lambda h: over.wait(60)
+
+    def brief(self: Any, budget: float, what: str) -> None:
+        self.budget, self.what, self.used = 1.0 if what == "the page" else budget, what, 0.0
+
     with monkeypatch.context() as patch:
-        patch.setattr(fetch, "TimeBudget", lambda seconds, of: TimeBudget(1.0 if of == "the page" else seconds, of))
+        patch.setattr("tasks.download.http_client.TimeBudget.__init__", brief)
         late = listed(root, refresh(root, server, **quick))["/slow"]
     over.set()
     assert (late["change"], late["reason"]) == ("kept", "deadline")
