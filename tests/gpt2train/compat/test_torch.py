@@ -64,11 +64,8 @@ def test_pack_linear(rows: int, biased: bool) -> None:
 
 
 def test_layer_norm_backward() -> None:
-    x, weight, grad = (
-        torch.randn(3, 5, 16, requires_grad=True),
-        torch.randn(16, requires_grad=True),
-        torch.randn(3, 5, 16),
-    )
+    x, weight = torch.randn(3, 5, 16, requires_grad=True), torch.randn(16, requires_grad=True)
+    grad = torch.randn(3, 5, 16)
     mean, scale = x.detach().mean(-1, True), (x.detach().var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
     expected = torch.autograd.grad(F.layer_norm(x, (16,), weight), (x, weight), grad)
     found = layer_norm_backward(grad, x.detach(), mean, scale, weight.detach())
@@ -101,7 +98,8 @@ def test_only_float32_on_a_cpu_can_be_packed() -> None:
     assert not can_pack_linear(torch.zeros(1, device="meta"))
 
 
-def test_attention_on_this_cpu_is_one_of_the_operators() -> None:
+def test_the_operators_of_attention_are_all_that_torch_has() -> None:
+    """But the ones of a math fallback, which is made of public operators, and the backward passes."""
     seen: list[Any] = []
 
     class Recorder(TorchDispatchMode):
@@ -112,11 +110,7 @@ def test_attention_on_this_cpu_is_one_of_the_operators() -> None:
     query = torch.randn(1, 2, 8, 16, requires_grad=True)
     with Recorder():
         F.scaled_dot_product_attention(query, query, query, is_causal=True)
-    assert [operator for operator in seen if operator in ATTENTION_OPERATORS]
-
-
-def test_the_operators_are_all_that_torch_has() -> None:
-    """But the ones of a math fallback, which is made of public operators, and the backward passes."""
+    assert [operator for operator in seen if operator in ATTENTION_OPERATORS]  # that of this CPU
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     fused = {name for name in names if name.startswith("aten::_scaled_dot_product_") and "backward" not in name}
     ours = {operator.name().split(".")[0] for operator in ATTENTION_OPERATORS}

@@ -49,16 +49,12 @@ def test_a_spike_is_found_and_does_not_hide_the_next() -> None:
     values[30] = values[32] = 40.0
     values[31] = math.nan
     assert walk(values) == [30, 32]
-
-
-def test_nothing_is_a_spike_before_the_window_is_full_or_when_detection_is_off() -> None:
+    # Nothing is one before the window is full, or when detection is off.
     values = [*noise(7), 40.0, *noise(20)]
     assert walk(values) == []
     assert walk([*noise(40), 40.0], SpikeSettings(threshold_sigma=0.0, window=16)) == []
     assert walk([*noise(40), -40.0]) == []  # below the mean is no spike
-
-
-def test_a_lasting_rise_is_soon_no_spike() -> None:
+    # A lasting rise is soon no spike.
     spikes = walk([*noise(40), *(3.0 + v for v in noise(60, 1))])
     assert spikes[0] == 40 and 1 <= len(spikes) < 8 and spikes[-1] < 50
 

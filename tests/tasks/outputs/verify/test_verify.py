@@ -90,10 +90,7 @@ def test_a_sound_output_is_equal_and_not_written(out: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("engine", ["structure", "trafilatura"])
 def test_the_extraction_is_done_again_by_its_own_engine(
-    engine: Literal["structure", "trafilatura"],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    engine: Literal["structure", "trafilatura"], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = Folder(tmp_path / "out")
     items = "<ul><li><code>open</code> reads the file</li></ul>"  # one engine loses its first word
