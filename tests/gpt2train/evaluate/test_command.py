@@ -130,11 +130,13 @@ def test_without_data_the_curve_consists_of_validation_losses(call: Call, run: P
 )
 def test_mistakes_are_one_error_line(call: Call, run: Path, passages: Path, arguments: list[str], message: str) -> None:
     before = passages.read_bytes()
-    code, _, err = call(*(argument.format(run=run, data=passages) for argument in arguments))
-    assert code == 2
-    assert err.startswith("error: ") and err.count("\n") == 1
-    assert message in err
+    check_refusal(call, message, *(argument.format(run=run, data=passages) for argument in arguments))
     assert passages.read_bytes() == before
+
+
+def check_refusal(call: Call, message: str, *arguments: str) -> None:
+    code, _, err = call(*arguments)
+    assert code == 2 and message in err and err.startswith("error: ") and err.count("\n") == 1, err
 
 
 @pytest.fixture
@@ -290,7 +292,4 @@ def test_an_edited_description_of_the_package_scores_again(folder: Path, monkeyp
     ],
 )
 def test_mistakes_about_tasks_are_one_error_line(call: Call, folder: Path, arguments: list[str], message: str) -> None:
-    code, _, err = call(*(argument.format(folder=folder, data=folder / "data") for argument in arguments))
-    assert code == 2
-    assert err.startswith("error: ") and err.count("\n") == 1
-    assert message in err
+    check_refusal(call, message, *(word.format(folder=folder, data=folder / "data") for word in arguments))

@@ -93,9 +93,7 @@ def evaluated(config: RunConfig) -> dict[str, float]:
     return found
 
 
-def test_scores_are_those_of_the_command(
-    tokens: Path, tmp_path: Path, alone: DistContext, tasks: dict[str, Any]
-) -> None:
+def test_scores_are_those_of_the_command(tokens: Path, tmp_path: Path, alone: DistContext, tasks: Any) -> None:
     config = run(tokens, tmp_path / "run", tasks)
     train(config, alone)
     first, last = task_rows(config)
@@ -153,9 +151,7 @@ def test_mistakes_are_found_before_the_first_step(
     assert not read_metrics(config.output)
 
 
-def test_tasks_need_a_tokenizer_and_data(
-    tokens: Path, tmp_path: Path, alone: DistContext, tasks: dict[str, Any]
-) -> None:
+def test_tasks_need_a_tokenizer_and_data(tokens: Path, tmp_path: Path, alone: DistContext, tasks: Any) -> None:
     config = make(tokens, tmp_path / "run", steps=4, validation={"interval": 2, "tasks": tasks})
     with pytest.raises(UserError, match=r"validation\.tasks need the tokenizer of the run; put it into "):
         train(config, alone)

@@ -105,7 +105,11 @@ def test_a_run_without_a_tokenizer_has_the_loss_alone(tokens: Path, tmp_path: Pa
     assert "valid_loss" in row and "valid_bits_per_byte" not in row and not read_samples(config.output)
 
 
-def test_a_prompt_that_fills_the_context_is_refused(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_a_prompt_that_fills_the_context_and_too_few_epochs_are_refused(
+    tokens: Path, tmp_path: Path, alone: DistContext
+) -> None:
+    with pytest.raises(UserError, match=r"schedule.warmup 3 steps must be below steps 1; lower it or train longer"):
+        train(make(tokens, tmp_path / "few", epochs=0.01), alone)
     sample = {"tokens": 4, "prompt": "\u0105" * 16}
     config = run(tokens, tmp_path / "run", validation={"interval": 2, "samples": 5, "sample": sample})
     with pytest.raises(UserError, match=r"validation\.sample\.prompt has 16 tokens"):
@@ -166,9 +170,7 @@ def test_values_to_stop_at_are_of_columns_that_a_validation_has(tokens: Path, tm
     ):
         with pytest.raises(UserError, match=f"stop_at has '?{column}'?.*{problem}"):
             make(tokens, tmp_path / "run", validation={"stop_at": {column: 1.0}})
-
-
-def test_scores_are_reached_from_below_and_losses_from_above() -> None:
+    # Scores are reached from below, losses from above.
     found = Measured({"valid_loss": 2.5, "valid_task_core_centred": 0.25})
     assert found.reached({"valid_loss": 2.5, "valid_task_core_centred": 0.25}) is not None
     for name, value in (("valid_loss", 2.4), ("valid_task_core_centred", 0.26), ("valid_task_blimp_accuracy", 0.0)):
@@ -279,11 +281,6 @@ def test_a_run_of_epochs_that_resumes_with_another_batch_fills_its_passes(
     assert train(make(tokens, tmp_path / "run", epochs=1.5, schedule=schedule), alone) == state
     with pytest.raises(UserError, match=r"is at step \d+ \(1.5\d epochs\), beyond epochs = 0.5; raise epochs or"):
         train(make(tokens, tmp_path / "run", epochs=0.5, schedule=schedule), alone)
-
-
-def test_epochs_too_few_for_the_warmup_are_refused(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    with pytest.raises(UserError, match=r"schedule.warmup 3 steps must be below steps 1; lower it or train longer"):
-        train(make(tokens, tmp_path / "run", epochs=0.01), alone)
 
 
 def test_samples_may_be_shorter_than_the_position_embedding(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
