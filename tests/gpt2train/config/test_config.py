@@ -177,7 +177,7 @@ def test_the_zero_stage_may_be_the_text_of_a_flag() -> None:
     assert build(TrainSettings, {"parallel": {"zero": "1"}}).parallel.zero == 1
 
 
-def test_a_preset_is_what_the_recipe_gives() -> None:
+def test_a_preset_is_what_the_recipe_gives_and_a_depth_out_of_bounds_is_refused() -> None:
     """The demo's is depth 3 for as many tokens as two cores see in minutes."""
     keys = ("steps", "model.heads", "batch.global_batch", "optimizer.lr", "schedule.warmup")
     for depth, expected in ((12, (18853, 6, 128, 0.003, 377)), (24, (28868, 12, 512, 0.0012, 577))):
@@ -188,6 +188,9 @@ def test_a_preset_is_what_the_recipe_gives() -> None:
     assert given["model"] == model_of(3)
     assert given["optimizer"] == rules["optimizer"]
     assert given["schedule"] == rules["schedule"] | {"warmup": round(0.02 * given["steps"])}
+    for depth in (0, -3, 129):
+        with pytest.raises(UserError, match=rf"--depth {depth}: the recipe has 1 to 128 blocks"):
+            modern(depth)
 
 
 def test_the_numbers_of_depth_12_follow_from_the_published_rules() -> None:
@@ -219,12 +222,6 @@ def test_every_depth_is_a_valid_run_that_grows_with_it(depth: int) -> None:
     if depth in (3, 7, 8, 12):  # the vocabulary's rows are not most of a small model
         shape = shape_of(model_of(depth))
         assert math.prod(sizes(shape)["lm_head.weight"]) < parameter_count(shape) / 2
-
-
-def test_a_depth_out_of_bounds_is_refused() -> None:
-    for depth in (0, -3, 129):
-        with pytest.raises(UserError, match=rf"--depth {depth}: the recipe has 1 to 128 blocks"):
-            modern(depth)
 
 
 FILE = """

@@ -352,16 +352,12 @@ def test_batches_and_padding_change_nothing(spans: list[list[int]], batch_tokens
         assert answer.log_probs == pytest.approx(alone.log_probs, abs=1e-5)
 
 
-def test_padded_vocabulary_rows_never_count() -> None:
+def test_padded_vocabulary_rows_never_count_and_numbers_that_are_not_finite_are_an_error() -> None:
     lambada_model = initialise(GPT2(Shape(vocab=100, layers=1, heads=1, hidden=8, context=8)), 1).eval()
     before = score(lambada_model, [ScoringRequest((1, 2, 3), 2)])
     with torch.no_grad():
         lambada_model.wte.weight[100:] = 1e3
     assert score(lambada_model, [ScoringRequest((1, 2, 3), 2)]) == before
-
-
-def test_numbers_that_are_not_finite_are_an_error() -> None:
-    lambada_model = initialise(GPT2(Shape(vocab=100, layers=1, heads=1, hidden=8, context=8)), 1).eval()
     with torch.no_grad():
         lambada_model.ln_f.weight[0] = torch.nan
     with pytest.raises(RunError, match="not finite"):

@@ -222,7 +222,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_a_phase_within_another_is_counted_once(now: list[float]) -> None:
+def test_a_phase_within_another_is_counted_once_and_an_error_leaves_it(now: list[float]) -> None:
     phases = PhaseTimer()
     with phases("backward"):
         now[0] += 1
@@ -235,6 +235,11 @@ def test_a_phase_within_another_is_counted_once(now: list[float]) -> None:
     expected = {"data": 0, "forward": 2, "backward": 9, "communication": 4, "optimizer": 0, "other": 16}
     assert phases.lap() == expected
     assert phases.lap() == dict.fromkeys(PHASES, 0)
+    with pytest.raises(ValueError), phases("data"):
+        now[0] += 1
+        raise ValueError
+    now[0] += 2
+    assert phases.lap()["other"] == 2
 
 
 def test_pauses_and_other_threads_do_not_count(now: list[float]) -> None:
@@ -259,15 +264,6 @@ def test_pauses_and_other_threads_do_not_count(now: list[float]) -> None:
     now[0] += 4
     found = phases.lap()
     assert found["other"] == sum(found.values()) == 4
-
-
-def test_an_error_leaves_the_phase(now: list[float]) -> None:
-    phases = PhaseTimer()
-    with pytest.raises(ValueError), phases("data"):
-        now[0] += 1
-        raise ValueError
-    now[0] += 2
-    assert phases.lap()["other"] == 2
 
 
 def test_the_line_has_means_and_shares() -> None:

@@ -185,16 +185,14 @@ def test_the_end_of_a_text_does_not_count_as_a_token(tmp_path: Path, runner: Run
 SHARES = st.tuples(st.floats(0, 0.5), st.floats(0, 0.49))
 
 
-@given(st.text(), st.integers(0, 2**63 - 1), SHARES)
-def test_the_split_is_a_function_of_text_and_seed(text: str, seed: int, shares: tuple[float, float]) -> None:
+@given(st.text(), st.integers(0, 2**63 - 1), SHARES, st.floats(0, 0.9), st.floats(0, 0.9))
+def test_the_split_is_a_function_of_text_and_seed_and_a_larger_test_share_only_adds_documents(
+    text: str, seed: int, shares: tuple[float, float], one: float, other: float
+) -> None:
     settings = SplitSettings(seed=seed, valid=shares[0], test=shares[1])
     split = split_of(text, settings)
     assert split == split_of(text, settings.model_copy())
     assert split in {"train"} | {name for name, share in zip(("valid", "test"), shares, strict=True) if share > 0}
-
-
-@given(st.text(), st.floats(0, 0.9), st.floats(0, 0.9))
-def test_a_larger_test_share_only_adds_documents(text: str, one: float, other: float) -> None:
     small, large = sorted((one, other))
     if split_of(text, SplitSettings(valid=0, test=small)) == "test":
         assert split_of(text, SplitSettings(valid=0, test=large)) == "test"
