@@ -43,7 +43,7 @@ def chromium(folder: Path, size: str = "1400,900", **logs: str) -> Iterator[Any]
         browser.quit()
 
 
-def until(condition: Callable[[], object], what: str = "", seconds: float = 20) -> None:
+def until(condition: Callable[[], object], what: str = "", seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, what

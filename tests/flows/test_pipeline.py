@@ -108,7 +108,7 @@ def test_evaluate_scores_a_finished_run(finished: Finished, server: Server) -> N
 def test_a_flow_killed_in_training_leaves_no_rank_and_loses_no_step(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     before = set(output.glob("runs/*"))
-    long = ("--train.steps", "2000", "--train.checkpoints.interval", "5")
+    long = ("--train.steps", "20000", "--train.checkpoints.interval", "5")
     process = mini.start("pretrain", "--output", str(output), *long)
     begun = {run / "checkpoints/latest" for run in before}
     wait_for(lambda: set(output.glob("runs/*/checkpoints/latest")) - begun, 90, "a save")
@@ -125,7 +125,7 @@ def test_a_flow_killed_in_training_leaves_no_rank_and_loses_no_step(finished: Fi
 @pytest.mark.exhaustive
 def test_ctrl_c_saves_and_the_same_command_resumes(finished: Finished) -> None:
     mini, output = finished.mini, finished.output
-    flags = ["--output", str(output), "--train.steps", "1500", "--train.checkpoints.interval", "700"]
+    flags = ["--output", str(output), "--train.steps", "15000", "--train.checkpoints.interval", "7000"]
     log, before = mini.folder / "started.log", set(output.glob("runs/*"))
 
     def has_rows() -> bool:
@@ -140,7 +140,7 @@ def test_ctrl_c_saves_and_the_same_command_resumes(finished: Finished) -> None:
     assert "error: interrupted" in log.read_text() and "Traceback" not in log.read_text()
     (run,) = set(output.glob("runs/*")) - before
     saved = int((run / "checkpoints" / "latest").read_text().split("-")[1])
-    assert 20 <= saved < 700
+    assert 20 <= saved < 7000
     on = mini.start("pretrain", *flags)
     wait_for(lambda: f"resuming from step {saved}" in log.read_text(), 60, "the resume")
     on.send_signal(signal.SIGINT)

@@ -90,12 +90,12 @@ def test_an_error_of_the_training_waits_for_the_save_under_way(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, error: type, saved: int
 ) -> None:
     config = make(tokens, tmp_path / "run", steps=8, checkpoints={"interval": 2, "keep": 9})
-    failing = threading.Event()
+    failing, checked = threading.Event(), threading.Event()
 
     def until_the_error(manifest: CheckpointManifest) -> None:
         if manifest.position.step == 4:
             failing.wait()
-            time.sleep(0.3)
+            checked.wait(60 if saved == 2 else 0.3)  # the save is under way when the training ends without it
 
     def fail(logger: RunLogger, row: dict[str, Any], *rest: Any) -> None:
         if row["step"] == 5:
@@ -107,6 +107,7 @@ def test_an_error_of_the_training_waits_for_the_save_under_way(
     with pytest.raises(error):
         train(config, alone)
     assert newest_checkpoint(config.output).name == f"step-0000000{saved}"
+    checked.set()
     wait_until(lambda: newest_checkpoint(config.output).name == "step-00000004")  # its thread, in the same process
 
 

@@ -120,11 +120,6 @@ def test_a_non_finite_element_is_found_also_in_an_uncounted_copy(kind: float, ex
         assert square.isfinite() == expected and (square.item() == pytest.approx(size) or not expected)
 
 
-def muon_gradients(model: GPT2, step: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return [torch.randn(parameter.shape, generator=generator) for parameter in model.parameters()]
-
-
 @given(rows=st.integers(1, 40), columns=st.integers(1, 40), seed=st.integers(0, 99))
 def test_singular_values_come_near_one_and_directions_stay(rows: int, columns: int, seed: int) -> None:
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -146,13 +141,13 @@ def test_updates_equal_those_of_torch_muon() -> None:
     others = [pair for pair in theirs.named_parameters() if not is_orthogonalised(*pair)]
     adamw = AdamW(others, settings)
     for step, rate in enumerate([1e-2, 5e-3, 2e-3]):
-        given = dict(zip((name for name, _ in theirs.named_parameters()), muon_gradients(theirs, step), strict=True))
+        given = dict(zip((name for name, _ in theirs.named_parameters()), gradients(theirs, step), strict=True))
         for name, parameter in theirs.named_parameters():
             parameter.grad = given[name] / 2
         reference.param_groups[0]["lr"] = rate
         reference.step()
         adamw.step([given[name] for name, _ in others], scalar(rate), scalar(2.0), scalar(0.0))
-        mine.step(muon_gradients(ours, step), scalar(rate), scalar(2.0), scalar(0.0))
+        mine.step(gradients(ours, step), scalar(rate), scalar(2.0), scalar(0.0))
     start = dict(initialise(GPT2(SHAPE), 1).named_parameters())
     for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         if is_orthogonalised(name, found):
@@ -168,9 +163,9 @@ def test_updates_equal_those_of_torch_muon() -> None:
 def test_a_skipped_step_changes_nothing_whatever_the_gradient_is(optimizer: type[AdamW | Muon], bad: float) -> None:
     model = initialise(GPT2(SHAPE), 1)
     made = optimizer(model.named_parameters(), OptimizerSettings())
-    made.step(muon_gradients(model, 1), scalar(1e-2), scalar(1.0), scalar(0.0))
+    made.step(gradients(model, 1), scalar(1e-2), scalar(1.0), scalar(0.0))
     before = {name: value.clone() for name, value in [*made.state().items(), *model.named_parameters()]}
-    broken = [gradient.fill_(bad) for gradient in muon_gradients(model, 2)]
+    broken = [gradient.fill_(bad) for gradient in gradients(model, 2)]
     made.step(broken, scalar(1e-2), scalar(bad), scalar(1.0))
     for name, value in [*made.state().items(), *model.named_parameters()]:
         assert torch.equal(value, before[name]), name
