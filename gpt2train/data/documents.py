@@ -5,6 +5,7 @@ Archives are read as streams and nothing is unpacked to the disk. A compressed m
 """
 
 import codecs
+import contextlib
 import io
 import json
 import lzma
@@ -436,11 +437,14 @@ def _split(line: bytes) -> list[bytes]:
 
 
 def find_value(record: Any, key: str) -> Any:
-    """Return the value of a key, or of a path of keys through nested objects (`metadata.id`).
+    """Return the value of a key, or of a path of keys through nested objects (`metadata.id`) or the JSON text of them.
 
     Raises:
         KeyError: there is none.
     """
+    if isinstance(record, str) and record.startswith("{"):  # as RedPajama writes its metadata
+        with contextlib.suppress(ValueError, RecursionError):
+            record = parse(record.encode(errors="surrogatepass"))
     if not isinstance(record, Mapping):
         raise KeyError(key)
     if key in record:

@@ -1,7 +1,7 @@
 """Texts of a Parquet file's column, row by row, in bounded memory also for columns that repeat large values."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Any, NamedTuple
 
@@ -49,7 +49,7 @@ def read_cells(
         place: name of the file, for error messages.
         open_file: function that opens it.
         key: column of the texts, or the path to it through columns of structs (`metadata.text`).
-        others: further columns that are read if present, also by paths.
+        others: further columns that are read if present, also by paths; of a path into JSON text the column with it.
         max_bytes: largest text that is wanted; the memory for reading grows with it.
         setting: setting that names the column, for error messages.
 
@@ -129,7 +129,8 @@ def _cells(
     Raises:
         MemoryError: a batch takes more than `PARQUET_MB`.
     """
-    columns = [key, *(name for name in others if name != key and _type_of(file.schema_arrow, name) is not None)]
+    present = filter(None, (_place_of(file.schema_arrow, name) for name in others))
+    columns = [*dict.fromkeys((key, *present))]
     # In this thread alone: one of Arrow's that still holds a file of Python's when the interpreter ends aborts it.
     batches = file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False)
     while True:
@@ -161,6 +162,14 @@ def _type_of(schema: pa.Schema, path: str) -> pa.DataType | None:
     return kind
 
 
+def _place_of(schema: pa.Schema, path: str) -> str | None:
+    """Path of the column or field with a value, or column of texts that may hold it; None if there is none."""
+    if _type_of(schema, path) is not None:
+        return path
+    first = path.partition(".")[0]
+    return first if (kind := _type_of(schema, first)) is not None and is_text(kind) else None
+
+
 def _column(batch: pa.RecordBatch, path: str) -> pa.Array:
     """Column of a batch, or a field in a column of structs."""
     if path in batch.schema.names:
@@ -184,9 +193,10 @@ def _texts(column: pa.Array) -> Iterable[pa.Scalar]:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Convert a cell to a string or a number; None for other types and unusable values."""
+    """Convert a cell to a string, number or list, other single values to a string; None for unusable ones."""
     try:
         found = value.as_py()
+        found = found.decode() if isinstance(found, bytes) else found
     except (ValueError, OverflowError, KeyError):  # no UTF-8, a date out of range, an unknown time zone
         return None
-    return str(found) if hasattr(found, "isoformat") else found
+    return found if isinstance(found, int | float | list | Mapping | None) else str(found)

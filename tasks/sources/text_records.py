@@ -40,6 +40,7 @@ BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
 LIMIT = "texts.separator splits a file, texts.max_bytes is the limit"
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
+MAX_INTEGER = 2**63  # orjson reads a larger one as a float, which many ids have in common
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -145,7 +146,7 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int, paths: 
     if not isinstance(record, dict):
         found = type(record).__name__
         return record, Item(location, reason="wrong_type", detail=f"a JSON {found}, an object expected")
-    return record, make_item(location, record, key, max_bytes, paths)
+    return record, make_item(location, record, key, max_bytes, paths, line)
 
 
 def parquet_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) -> Iterator[Item]:
@@ -235,8 +236,10 @@ def wet_items(location: str, max_bytes: int) -> Iterator[Item]:
                 yield Item(where, "", fields, "invalid_utf8", f"byte {fault.start:,} of the text is no UTF-8")
 
 
-def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int, paths: Paths = PATHS) -> Item:
-    """Make a record from parsed fields."""
+def make_item(
+    location: str, record: Mapping[str, Any], key: str, max_bytes: int, paths: Paths = PATHS, line: bytes = b""
+) -> Item:
+    """Make a record from parsed fields, and the line they were parsed from."""
     try:
         text = find_value(record, key)
     except KeyError:
@@ -245,16 +248,18 @@ def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int
         return Item(location, reason="no_text", detail=f"{key!r} is null")
     if not isinstance(text, str):
         return Item(location, reason="wrong_type", detail=f"{key!r} is {type(text).__name__}, a string expected")
-    return checked(location, text, fields_of(record, paths), max_bytes)
+    return checked(location, text, fields_of(record, paths, line), max_bytes)
 
 
-def fields_of(record: Any, paths: Paths = PATHS) -> dict[str, str]:
-    """Return the values that a record has, by the keys of `paths`; of a list all, in order."""
+def fields_of(record: Any, paths: Paths = PATHS, line: bytes = b"") -> dict[str, str]:
+    """Return the values that a record, or the line with it, has by the keys of `paths`; of a list all, in order."""
     found: dict[str, str] = {}
     for key, places in paths.items():
         for path in places:
             with contextlib.suppress(KeyError):
                 value = find_value(record, path)
+                if line and isinstance(value, float) and abs(value) >= MAX_INTEGER:
+                    return fields_of(json.loads(line), paths)
                 if key == "license" and isinstance(value, list):
                     value = ", ".join(sorted({str(one) for one in value})) or None
                 if isinstance(value, str | int | float) and value == value:  # pandas writes NaN for none

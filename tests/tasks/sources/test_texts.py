@@ -7,6 +7,7 @@ import json
 import lzma
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,35 @@ def test_nested_keys_are_read(tmp_path: Path) -> None:
     nested = ("nested", "http://a.example/x", None)
     assert found == [nested, ("flat", "u", "2020"), nested]
     assert manifest.outcome.reasons == {"no_text": 4}
+
+
+NAMES: list[dict[str, str]] = [
+    {"metadata": '{"url": "http://a.example/m", "title": "T"}'},
+    {"meta": '{"url": "half'},
+    {"meta": "a note", "id": "x"},
+]
+
+
+def test_names_are_kept_in_any_form(tmp_path: Path) -> None:
+    """Metadata as a string of JSON (RedPajama); ids of more than 64 bits; columns of bytes (Spark) and decimals."""
+    large = 10**29
+    given = [*NAMES, {"id": large + 1}, {"id": large + 2, "date": -large}, {"id": 1e29}, {"id": 2.5}]
+    write(tmp_path / "a.jsonl", *({"text": "words"} | row for row in given))
+    columns = {name: [row.get(name) for row in NAMES] for name in ("metadata", "meta", "id")}
+    pq.write_table(pa.table({"text": ["words"] * 3, **columns}), tmp_path / "b.parquet")
+    for name, ids in (
+        ("c", pa.array([b"c-1", b"\xff"])),
+        ("d", pa.array([Decimal(large + 1), None], pa.decimal128(38, 0))),
+    ):
+        pq.write_table(pa.table({"text": ["words"] * 2, "id": ids}), tmp_path / f"{name}.parquet")
+    rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", tmp_path))
+    assert [row["url"] for row in rows] == [
+        *("http://a.example/m", "a.jsonl#2", "a.jsonl#x"),
+        *(f"a.jsonl#{large + 1}", f"a.jsonl#{large + 2}", "a.jsonl#1e+29", "a.jsonl#2.5"),
+        *("http://a.example/m", "b.parquet#2", "b.parquet#x", "c.parquet#c-1", "c.parquet#2"),
+        *(f"d.parquet#{large + 1}", "d.parquet#2"),
+    ]
+    assert (rows[0]["title"], rows[4]["date"], rows[7]["title"]) == ("T", str(-large), "T")
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["text", "}{", "n"]), st.text('ab}{"\\ \n', max_size=6)), max_size=5))
