@@ -41,6 +41,7 @@ DATASET_FILES = (
 )  # of the library datasets
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
 PARQUET_MAGIC = b"PAR1"
+BLANK = b" \t\r\n" + codecs.BOM_UTF8  # bytes before the first line of a text
 ARCHIVES = (*PACKED, ".tgz", ".tar")
 UNKNOWN = {
     b"PK\x03\x04": "zip",
@@ -251,10 +252,10 @@ def _file_rows(path: Path, key: str, separator: bytes) -> Iterator[Row]:
             yield from _cells(path, key)
             return
         file.seek(0)
-        yield from _rows(file, str(path), separator, depth=0)
+        yield from _rows(file, str(path), key, separator, depth=0)
 
 
-def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator[Row]:
+def _rows(file: IO[bytes], place: str, key: str, separator: bytes, depth: int) -> Iterator[Row]:
     """Documents of a stream, unpacked as its first bytes require."""
     head, stream = _peek(file)
     name = place.lower()
@@ -269,14 +270,13 @@ def _rows(file: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator
             raise UserError(fault)
         yield Row(place, 0, "not_text", b"")
     elif head[257:262] == b"ustar":
-        yield from _members(stream, place, separator, depth)
+        yield from _members(stream, place, key, separator, depth)
     elif name.endswith(TEXT_NAMES) and separator:
         for number, text in read_lines(stream, MAX_DOCUMENT, separator):
             if text is None or text.strip():
                 yield Row(place, number, "too_large" if text is None else "text", (text or b"").strip(b"\r\n"))
     elif name.endswith(TEXT_NAMES):
-        content = stream.read(MAX_DOCUMENT + 1)
-        yield Row(place, 0, "text", content) if len(content) <= MAX_DOCUMENT else Row(place, 0, "too_large", b"")
+        yield _text(stream, place, "" if depth else key)
     elif not head or first == b"{" or (name.endswith(JSON_NAMES) and first != b"["):
         yield from _lines(stream, place)
     elif depth:
@@ -300,6 +300,28 @@ def _refusal(head: bytes, place: str, name: str, separator: bytes) -> str:
     if head.startswith(UTF16) and name.endswith((*JSON_NAMES, *TEXT_NAMES) if separator else JSON_NAMES):
         return f"{place}: {UTF16_REMEDY}"
     return f"{place} {LFS_REMEDY}" if head.startswith(LFS_POINTER) else ""
+
+
+def _text(stream: IO[bytes], place: str, key: str) -> Row:
+    """Text of a whole stream, which is checked if a key is given."""
+    content = stream.read(MAX_DOCUMENT + 1)
+    if key:
+        check_text(place, content[:BLOCK].lstrip(BLANK).partition(b"\n")[0], key)
+    return Row(place, 0, "text", content) if len(content) <= MAX_DOCUMENT else Row(place, 0, "too_large", b"")
+
+
+def check_text(place: str, line: bytes, key: str) -> None:
+    """Check the first line of a text file that is not blank.
+
+    Raises:
+        UserError: it is a row of JSON lines with the key.
+    """
+    text = None
+    if line.lstrip(BLANK).startswith(b"{"):
+        with contextlib.suppress(ValueError, RecursionError, KeyError):
+            text = find_value(parse(line.lstrip(BLANK)), key)
+    if isinstance(text, str):
+        raise UserError(f"{place} has JSON lines with the key {key!r}; rename it to .jsonl")
 
 
 def _cells(path: Path, key: str) -> Iterator[Row]:
@@ -360,7 +382,7 @@ class _Archive(tarfile.TarFile):
     ended = False  # the last block was an end mark
 
 
-def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Iterator[Row]:
+def _members(stream: IO[bytes], place: str, key: str, separator: bytes, depth: int) -> Iterator[Row]:
     """Documents of a tar archive, in its order; other members are named as rejected."""
     with _Archive.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
@@ -376,7 +398,7 @@ def _members(stream: IO[bytes], place: str, separator: bytes, depth: int) -> Ite
                 yield row
                 continue
             try:
-                for row in _rows(content, where, separator, depth + 1):
+                for row in _rows(content, where, key, separator, depth + 1):
                     yield row
             except DAMAGE as error:
                 if not packed or getattr(error, "errno", None):  # of the archive, or of the disk

@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from gpt2train.data.documents import (
+    BLANK,
     END_OF_TEXT,
     JSON_NAMES,
     PARQUET_NAMES,
     PYTHON_REMEDY,
     PYTHON_ROW,
     TEXT_NAMES,
+    check_text,
     find_value,
     parse,
     read_lines,
@@ -82,9 +84,8 @@ def check_format(file: InputFile, key: str, max_bytes: int) -> None:
         next(read_items(file, key, max_bytes), None)
         return
     with open_input(file.location) as stream:
-        _, line = next(read_lines(stream, max_bytes), (1, b""))
-    if line and line.startswith(b"{") and json_item(1, line, key, max_bytes)[1].reason is None:
-        raise UserError(f"{file.location} has JSON lines with the key {key!r}; rename it to .jsonl")
+        line = next((line for _, line in read_lines(stream, max_bytes) if line is None or line.strip(BLANK)), None)
+    check_text(file.location, line or b"", key)
 
 
 def json_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) -> Iterator[Item]:

@@ -290,6 +290,8 @@ def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: p
         ("a.json", b"", "the inputs are empty"),
         ("a.json.gz", b"", "cannot read on: it has 0 bytes"),
         ("a.parquet", b"", "cannot read on: it has 0 bytes"),
+        ("a.txt", SAMPLE.encode(), "a.txt has JSON lines with the key 'text'; rename it to .jsonl"),
+        ("a.txt.gz", gzip.compress(b"\xef\xbb\xbf" + SAMPLE.encode()), "rename it to .jsonl"),
         ("a.txt", POINTER, "a.txt is a pointer of Git LFS, not the file itself; fetch it: git lfs pull"),
         ("a.parquet", POINTER, "git lfs pull"),
         (None, b"", "there is no file"),
@@ -332,7 +334,8 @@ def test_a_text_of_utf_16_is_read(bpe: Path, tmp_path: Path) -> None:
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.txt", tmp_path / "b.jsonl", "--workers", 1) == 0
     assert texts_of(bpe, tmp_path / "t") == ["über", "x"]
     assert [row["reason"] for row in rejected(tmp_path / "t")] == ["not_json"]
-    texts = {"a.txt": b"BZhang wrote this", "b.txt": b"Rar! cried the lion"}  # they begin as packed files do
+    # They begin as packed files do.
+    texts = {"a.txt": b"BZhang wrote this", "b.txt": b"Rar! cried the lion", "c.txt": SAMPLE.encode()}
     (tmp_path / "a.tar").write_bytes(tar_of(texts))
     assert tokenize(bpe, tmp_path / "u", tmp_path / "a.tar", "--workers", 1) == 0
     assert texts_of(bpe, tmp_path / "u") == [text.decode() for text in texts.values()]

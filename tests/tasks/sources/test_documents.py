@@ -64,6 +64,7 @@ NO_SUCH = {
         "x.txt",
         r"x\.txt has JSON lines with the key 'text'; rename it to \.jsonl",
     ),
+    "JSON lines with a mark": (b'\xef\xbb\xbf\n{"text": "a"}\r\n', "x.txt", r"x\.txt has JSON lines with"),
     "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a complete \.gz file .*rename"),
     "no Parquet": (b'{"text": "a"}', "x.parquet", r"x\.parquet is not a valid Parquet file"),
     "an unknown ending": (b"a", "x.pdf", r"x\.pdf: its ending is none of \.jsonl .*rename"),
