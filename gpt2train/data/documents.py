@@ -61,6 +61,7 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, Value
 _SEAM = re.compile(rb"\}(?:\s|\xef\xbb\xbf)*\{")
 _SPACE = re.compile(r"[\s\ufeff]*")
 _DECODER = json.JSONDecoder()
+NO_MARK = "as in UTF-16 without a byte order mark, or UTF-32; convert it: iconv -f UTF-16LE -t UTF-8 IN > OUT"
 PYTHON_ROW = re.compile(rb"\s*\{\s*'")  # as Python prints a dict
 PYTHON_REMEDY = (
     "it is a dict as Python prints it, not JSON; convert the file: python -c 'import ast, json, sys; "
@@ -123,8 +124,7 @@ def read_text(row: Row, key: str) -> str | Rejected:
             return rejected(row, "not_text", f"{key} is not a string")
     else:
         try:
-            utf16 = row.kind == "text" and row.content.startswith(UTF16)
-            text = row.content.decode("utf-16" if utf16 else "utf-8" if row.kind == "cell" else "utf-8-sig")
+            text = row.content.decode() if row.kind == "cell" else _decode(row.content)
         except UnicodeDecodeError as error:
             return rejected(row, "not_utf8", str(error))
     if not text:
@@ -134,6 +134,20 @@ def read_text(row: Row, key: str) -> str | Rejected:
     except UnicodeEncodeError:
         return rejected(row, "not_utf8", "a lone surrogate, which UTF-8 cannot encode")
     return text
+
+
+def _decode(content: bytes) -> str:
+    """Decode a text file, UTF-8 or UTF-16 with a byte order mark.
+
+    Raises:
+        UnicodeDecodeError: it is neither, by its first bytes also where these could be UTF-8.
+    """
+    head = content[:4]
+    if head.startswith(UTF16) and head[2:] != b"\0\0":
+        return content.decode("utf-16")
+    if (at := head.find(0)) >= 0:
+        raise UnicodeDecodeError("utf-8", head, at, at + 1, NO_MARK)
+    return content.decode("utf-8-sig")
 
 
 def rejected(row: Row, reason: str, detail: str) -> Rejected:

@@ -132,12 +132,13 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int, paths: 
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
+        if line.startswith(UTF16) or line[:2].count(0) == 1:
+            return None, Item(location, reason="invalid_utf8", detail=UTF16_REMEDY)
         # The standard library accepts NaN and lone surrogates, as Python writes them; the latter are rejected below.
         try:
             record = json.loads(line.decode())
         except UnicodeDecodeError as fault:
-            is_utf16 = line.startswith(UTF16) or b"\0" in line[:2]
-            detail = UTF16_REMEDY if is_utf16 else f"byte {fault.start:,} of the line is no UTF-8"
+            detail = f"byte {fault.start:,} of the line is no UTF-8"
             return None, Item(location, reason="invalid_utf8", detail=detail)
         except (ValueError, RecursionError):
             detail = f"{error.msg[:100]}, column {error.colno}"

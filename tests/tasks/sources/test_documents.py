@@ -54,6 +54,7 @@ NO_SUCH = {
         "x.jsonl",
         r"row 1: it is UTF-16, .* iconv -f UTF-16",
     ),
+    "UTF-16 of ASCII": ('{"text": "a"}\n'.encode("utf-16-le"), "x.jsonl", r"row 1: it is UTF-16, .* iconv -f UTF-16"),
     "objects over lines": (b'{\n  "text": "a"\n}\n', "x.json", r"x\.json, row 1: .*jq -c \. of objects"),
     "UTF-16": ('{"text": "a"}\n'.encode("utf-16"), "x.jsonl", r"x\.jsonl, row 1: it is UTF-16, .* iconv -f UTF-16"),
     "a dict of Python": (b"{'text': 'a'}\n", "x.json", r"x\.json, row 1: it is a dict as Python .*json\.dumps"),
