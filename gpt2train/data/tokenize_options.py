@@ -19,7 +19,7 @@ class TokenizeOptions:
     append_eod: Annotated[bool, Parameter(negative=())] = False
     """Append the end-of-text token to each document."""
     prepend_bos: Annotated[bool, Parameter(negative=())] = False
-    """Begin each document with what the tokenizer's template puts before a text, as <s> of Llama 2."""
+    """Begin each document with what the tokenizer's template puts before a text, as `<s>` of Llama 2."""
     separator: str = ""
     """String between the documents of a .txt file, such as '<|endoftext|>'; without one a file is a document."""
     workers: Annotated[int | None, Parameter(validator=Number(gte=1))] = None
