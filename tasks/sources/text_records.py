@@ -43,6 +43,7 @@ SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
 LIMIT = "texts.separator splits a file, texts.max_bytes is the limit"
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
 MAX_INTEGER = 2**63  # orjson reads a larger one as a float, which many ids have in common
+NULL = "{!r} is null"
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -247,7 +248,7 @@ def make_item(
     except KeyError:
         return Item(location, reason="no_text", detail=f"no key {key!r}")
     if text is None:
-        return Item(location, reason="no_text", detail=f"{key!r} is null")
+        return Item(location, reason="no_text", detail=NULL.format(key))
     if not isinstance(text, str):
         return Item(location, reason="wrong_type", detail=f"{key!r} is {type(text).__name__}, a string expected")
     return checked(location, text, fields_of(record, paths, line), max_bytes)
@@ -288,7 +289,8 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> N
     """Raise a `UserError` if the first records show that a file does not consist of JSON lines with this key."""
     reasons = {item.reason for item in head}
     first = head[0]
-    if keys and reasons in ({"no_text"}, {"wrong_type"}):
+    null = any(item.detail == NULL.format(key) for item in head)  # the key is there
+    if keys and reasons in ({"no_text"}, {"wrong_type"}) and not null:
         fault = f"no key {key!r}" if reasons == {"no_text"} else first.detail
         fault = f"{fault}; it has {list_names(keys)}"
         raise UserError(f"{location}, {first.location}: {fault}; name the text by --json-key")

@@ -155,6 +155,15 @@ def test_parquet_columns_of_other_types_are_read(tmp_path: Path) -> None:
     assert manifest.outcome.reasons == {"no_text": len(TEXT_TYPES) + 2}
 
 
+def test_a_file_may_begin_with_null_texts(tmp_path: Path) -> None:
+    """A row of a failed page has the key, also where its file has no other row."""
+    write(tmp_path / "in" / "a.jsonl", *[{"text": None}] * 12, {"text": "words"})
+    write(tmp_path / "in" / "b.json", {"text": None, "url": "http://a.example/"})
+    manifest = read(tmp_path / "out", tmp_path / "in")
+    assert [row["url"] for row in rows_of(Folder(tmp_path / "out"), manifest)] == ["a.jsonl#13"]
+    assert manifest.outcome.reasons == {"no_text": 13}
+
+
 DOLMA = {"id": "x1", "text": "", "source": "wiki", "metadata": {"url": "http://a.example/x", "body": {"en": "nested"}}}
 
 
