@@ -16,6 +16,7 @@ the remaining occurrences of common ones.
 """
 
 import functools
+import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -26,6 +27,7 @@ import pyarrow as pa
 
 from gpt2train.data.text_units import SENTENCE_END
 from gpt2train.errors import RunError
+from gpt2train.store.counts import count_of
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.clean.splits import Split
@@ -55,6 +57,7 @@ CUTS = pa.schema(
 COUNTS = pa.schema([("gram", pa.int32()), ("count", pa.int64())])
 END = re.compile(rf"{SENTENCE_END}|\n")  # the extraction writes one block per line
 SEPARATOR = "\n\n"
+log = logging.getLogger("gpt2train")
 # Documents of this split are unchanged: they are the source of the run's own cloze set and are never trained on.
 EXEMPT: Split = "test"
 
@@ -97,6 +100,8 @@ def decontaminate(
     if done := runner.finished(step):
         return done
     rows = [row for item in sets for row in passages(item)]
+    if settings.against:
+        _warn_of_short(rows, settings.min_ngram)
     eval_sets = write_rows(step.folder, "evaluation.parquet", rows, EVALUATION)
     parts, source = [record.name for record in clean.outputs], root / clean.folder
     common: frozenset[int] = frozenset()
@@ -109,6 +114,19 @@ def decontaminate(
     if left := 0 if settings.key_threshold else total.facts.get("matches_after", 0):
         raise RunError(f"{left:,} n-grams of the evaluation sets are left in {step.folder.url}; please report this")
     return step.commit(total.model_copy(update={"audit": (eval_sets, *total.audit)}))
+
+
+def _warn_of_short(rows: Sequence[dict[str, Any]], shortest: int) -> None:
+    """Log the sets without a passage of as many words."""
+    found: set[str] = set()
+    for row in rows:
+        if row["set"] not in found and len(word_spans(row["text"])) >= shortest:
+            found.add(row["set"])
+    for name, count in Counter(row["set"] for row in rows if row["set"] not in found).items():
+        log.warning(
+            f"decontaminate: {name} is not searched for: of its {count_of(count, 'passage')} none has {shortest} "
+            "words; a lower decontaminate.min_ngram searches for them"
+        )
 
 
 def cut_part(

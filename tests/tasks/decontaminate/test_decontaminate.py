@@ -214,6 +214,22 @@ def test_evaluation_sets_of_the_user_are_searched(tmp_path: Path, runner: Runner
     assert decontaminate(root, clean, [], settings, runner) == second  # the content counts, not the path
 
 
+def test_a_set_of_short_passages_is_named(tmp_path: Path, runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    root = Folder(tmp_path)
+    clean = cleaned(root, [(f"{FILLER} {PASSAGE}", "train")])
+    trivia = jsonl(tmp_path / "trivia.jsonl", "Who built the mill?", "Where is the harbour?")
+    mixed = jsonl(tmp_path / "mixed.jsonl", "Who built the mill?", PASSAGE)
+    settings = DecontaminateSettings(against=(trivia, mixed))
+    decontaminate(root, clean, [], settings, runner)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "decontaminate: trivia is not searched for: of its 2 passages none has 8 words; "
+        "a lower decontaminate.min_ngram searches for them"
+    ]
+    caplog.clear()
+    assert decontaminate(root, clean, [], settings.model_copy(update={"min_ngram": 4}), runner).outcome.kept == 1
+    assert not caplog.records
+
+
 def test_contradicting_lengths_and_a_missing_evaluation_file_are_named(tmp_path: Path, runner: Runner) -> None:
     with pytest.raises(UserError, match="min_ngram 9 is more than ngram 8; give at most that value"):
         build(DecontaminateSettings, {"ngram": 8, "min_ngram": 9})
