@@ -23,7 +23,10 @@ PACKINGS = {
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
 }
 PACKED = (*PACKINGS, ".gzip", ".zstd")  # endings of packed files
-TOO_LARGE = "too much memory"  # in pyarrow's error for a frame with a window beyond zstd's own limit, 2^27 bytes
+NEEDS = {  # by parts of pyarrow's errors; the first is that of a window beyond zstd's own limit, 2^27 bytes
+    "too much memory": "needs a window of more than 128 MiB; unpack it with zstd -d --long=31",
+    "Dictionary": "needs a dictionary; unpack it with zstd -d -D DICTIONARY",
+}
 SKIP = 1 << 20  # bytes per read on the way back to the position
 
 
@@ -119,11 +122,8 @@ class StreamsFile(io.RawIOBase):
         return len(data)
 
 
-class WindowError(OSError):
-    """A stream that was compressed with a larger window than is read, as by `zstd --long=28`."""
-
-    def __init__(self) -> None:
-        super().__init__("needs a window of more than 128 MiB; unpack it with zstd -d --long=31")
+class FrameError(OSError):
+    """A stream that is not read, with one of `NEEDS`; the rest of it may be whole."""
 
 
 class ZstdFile(io.RawIOBase):
@@ -152,7 +152,8 @@ class ZstdFile(io.RawIOBase):
         try:
             data = bytes(self._stream.read(len(buffer)))
         except (OSError, ValueError) as error:
-            self._fault = WindowError() if TOO_LARGE in str(error) else OSError(str(error))
+            need = next((need for part, need in NEEDS.items() if part in str(error)), None)
+            self._fault = FrameError(need) if need else OSError(str(error))
             if isinstance(error, OSError) and is_io_failure(error):
                 self._fault = error
             data = self._bytes_before_fault(len(buffer))

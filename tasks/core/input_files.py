@@ -24,7 +24,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.data.documents import files_below, is_hidden
-from gpt2train.data.packed_file import PACKED, FaultLast, WindowError, unpack
+from gpt2train.data.packed_file import PACKED, FaultLast, FrameError, unpack
 from gpt2train.errors import (
     LFS_POINTER,
     DamagedFileError,
@@ -361,7 +361,7 @@ class ErrorTranslatingFile(io.RawIOBase):
             if away := unreachable(self._location, error):
                 raise away from error
             suffix, reason = suffix_of(self._location), redact(str(error), self._location)
-            if isinstance(error, WindowError):
+            if isinstance(error, FrameError):
                 raise DamagedFileError(f"{self._location} {error}", str(error)) from error
             is_damage = isinstance(error, DAMAGE) or (isinstance(error, OSError) and not is_io_failure(error))
             if suffix not in PACKED or not is_damage:

@@ -197,7 +197,7 @@ class ArchiveStream:
         try:
             data = b"" if self._broken else self._read_file(BLOCK)
         except DamagedFileError as error:
-            raise self._damage("the packed data are broken or end too soon", truncated=True) from error
+            raise self._damage(f"the packed data end too soon: {error.fault}", truncated=True) from error
         self._read += len(data)
         return data
 

@@ -179,15 +179,21 @@ def test_a_damaged_row_group_of_parquet_is_lost_alone(tmp_path: Path, fault: str
     assert [(one.line, one.reason) for one in found if isinstance(one, Rejected)] == [(251, "broken_file")]
 
 
-def test_a_zstd_window_that_is_too_large_is_named(tmp_path: Path) -> None:
-    """As in files of `zstd --long=28`: the window of the frame is 2^28 bytes."""
-    frame = b"\x28\xb5\x2f\xfd\x00" + bytes([(28 - 10) << 3]) + (14 << 3 | 1).to_bytes(3, "little") + b'{"text": "a"}\n'
+@pytest.mark.parametrize(
+    ("header", "need"),
+    [
+        (bytes([0x00, (28 - 10) << 3]), "a window of more than 128 MiB; unpack it with zstd -d --long=31"),
+        (b"\x21\x07\x0e", "a dictionary; unpack it with zstd -d -D DICTIONARY"),
+    ],
+)
+def test_what_a_zstd_frame_needs_is_named(tmp_path: Path, header: bytes, need: str) -> None:
+    """As in files of `zstd --long=28`, with a window of 2^28 bytes, and in web archives with a dictionary, number 7."""
+    frame = b"\x28\xb5\x2f\xfd" + header + (14 << 3 | 1).to_bytes(3, "little") + b'{"text": "a"}\n'
     (tmp_path / "a.jsonl.zst").write_bytes(frame)
-    remedy = r"a\.jsonl\.zst needs a window of more than 128 MiB; unpack it with zstd -d --long=31"
-    with pytest.raises(UserError, match=remedy):
+    with pytest.raises(UserError, match=rf"a\.jsonl\.zst needs {need}"):
         find_documents([str(tmp_path / "a.jsonl.zst")], "text", 2**20)
     (row,) = read_rows(tmp_path / "a.jsonl.zst", "text")
-    assert row.kind == "broken_file" and b"zstd -d --long=31" in row.content
+    assert row.kind == "broken_file" and need in row.content.decode()
 
 
 def test_a_later_file_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

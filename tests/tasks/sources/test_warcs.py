@@ -113,7 +113,7 @@ def test_signals_of_headers_and_tags_are_honoured_if_enabled(tmp_path: Path) -> 
     ]
     path = archive(tmp_path, members(records))
     before = index(tmp_path / "out", path)
-    assert (before.outcome.kept, before.version) == (7, 8)
+    assert (before.outcome.kept, before.version) == (7, 9)
     consent = ArchiveConsent(agent="gpt2train", honour=("noai", "tdm_reservation", "content_signal"))
     manifest = index(tmp_path / "out", path, consent=consent)
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(5), url(7)]
@@ -167,6 +167,12 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
         UserError, match=r"hold no page that can be used \(http_status 1; x\.warc\.gz, byte 0: 404, 200 exp"
     ):
         index(tmp_path / "out", archive(tmp_path, members([response(1, BODY, status="404 gone")]), "x.warc.gz"))
+
+
+def test_an_archive_that_needs_a_dictionary_is_named(tmp_path: Path) -> None:
+    frame = b"\x28\xb5\x2f\xfd\x21\x07\x0e" + (14 << 3 | 1).to_bytes(3, "little") + b"WARC/1.0\r\nX: y"
+    with pytest.raises(UserError, match=r"a\.warc\.zst, byte 0: the packed data end too soon: needs a dictionary; unp"):
+        index(tmp_path / "out", archive(tmp_path, frame, "a.warc.zst"))
 
 
 def test_pages_without_a_media_type_are_sniffed_and_malformed_ones_are_read(tmp_path: Path) -> None:
