@@ -30,6 +30,9 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, ow
     """
     if record.block is None:
         raise FetchRejectedError("too_large", "the record is longer than the bound")
+    kind = record.head.get_header("Content-Type") or "application/http"
+    if not record.block.startswith(b"HTTP/") and not kind.lower().startswith("application/http"):
+        raise FetchRejectedError("content_type", f"{kind[:60]}, application/http expected")  # as Heritrix writes dns:
     head, body = split_response(record.block)
     status = (head.get_statuscode() or "")[:20]
     if status != "200":

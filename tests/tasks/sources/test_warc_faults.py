@@ -57,6 +57,13 @@ REFUSED = {
     "no status": (response(1, BODY, status=""), "http_status", "none"),
     "nothing": (response(1, b""), "empty", "no bytes"),
     "not HTTP": (record("response", 1, b"\x00\x01\x02"), "broken_record", "no HTTP head"),
+    "a name's address": (
+        record("response", 1, b"20260102030405\na.example. 60 IN A 192.0.2.1\n").replace(
+            b"application/http", b"text/dns"
+        ),
+        "content_type",
+        "text/dns, application/http expected",
+    ),
     "endless HTTP head": (record("response", 1, b"HTTP/1.1 200 OK\r\n" + b"x" * 10**5), "broken_record", "no HTTP"),
     "cut gzip": (coded("gzip", gzip.compress(BODY)[:-20]), "content_encoding", "end too soon"),
     "cut brotli": (coded("br", brotli.compress(BODY)[:-9]), "content_encoding", "too soon"),
