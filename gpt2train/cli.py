@@ -260,6 +260,8 @@ def tokenize_data(
         print(
             f"warning: {count_of(count, '.txt file')} with {END_OF_TEXT} as text; --separator '{END_OF_TEXT}' splits it"
         )
+    if options.separator and not made.notes.get("separated"):
+        print(f"warning: the separator {options.separator!r} divides no .txt file; each is one document")
     if count := made.notes.get("blank"):
         print(f"warning: {count_of(count, 'document')} of nothing but spaces; python -m flows.dataprep drops those")
     print(f"tokens: {output}")

@@ -26,7 +26,7 @@ class EncodedBlock(NamedTuple):
     lengths: np.ndarray  # int32 [documents]
     rejected: list[Rejected]
     notes: dict[str, int]
-    """Documents of `blank` texts, white space alone, and of `.txt` files that contain `END_OF_TEXT`."""
+    """Documents of `blank` texts, white space alone; after separators, and of files that contain `END_OF_TEXT`."""
 
 
 class BlockEncoder:
@@ -60,6 +60,7 @@ class BlockEncoder:
                 texts.append(found)
                 origins.append(row)
                 notes["blank"] += found.isspace()
+                notes["separated"] += row.kind == "text" and row.number > 1
                 notes["end_of_text"] += row.kind == "text" and END_OF_TEXT in found
         encoded = self._encoder(texts)(Texts.of(texts))
         for index in np.flatnonzero(encoded.lengths == 0).tolist():

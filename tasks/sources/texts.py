@@ -57,6 +57,9 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
             f"texts: {END_OF_TEXT} stays text in {count_of(count, 'text file')}; "
             f"--texts.separator '{END_OF_TEXT}' makes what stands between documents of their own"
         )
+    plain = all(kind_of(file.location) in TEXT_NAMES for file in files)
+    if settings.separator and plain and Outcome.total(outcomes).seen == len(files):
+        log.warning(f"texts: the separator {settings.separator!r} divides no text file; each is one document")
     return commit_some(step, outcomes, "the files given with --documents hold no text that can be used", "no records")
 
 

@@ -357,6 +357,8 @@ def test_texts_are_separated(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFix
     assert texts_of(bpe, tmp_path / "t") == [text]
     assert tokenize(bpe, tmp_path / "u", tmp_path / "in", "--workers", 1, "--separator", "<|endoftext|>") == 0
     assert texts_of(bpe, tmp_path / "u") == ["one", "two"] and "warning" not in capfd.readouterr().out
+    assert tokenize(bpe, tmp_path / "w", tmp_path / "in", "--workers", 1, "--separator", r"\n\n") == 0
+    assert "warning: the separator '\\\\n\\\\n' divides no .txt file" in capfd.readouterr().out
     (tmp_path / "in/data/a.txt").write_text(text, encoding="utf-16")
     assert tokenize(bpe, tmp_path / "v", tmp_path / "in", "--workers", 1, "--separator", "<|endoftext|>") == 2
     assert "a.txt: it is UTF-16, not UTF-8; convert it" in capfd.readouterr().err

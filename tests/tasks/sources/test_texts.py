@@ -242,6 +242,9 @@ def test_texts_of_a_file_are_separated(tmp_path: Path, encoding: str, caplog: py
     assert [row["text"] for row in rows] == ["Once upon a time.", "The end, \nagain.", "Schöne Worte."]
     assert [row["url"] for row in rows] == ["a.txt#1", "a.txt#2", "a.txt#4"]
     assert not caplog.records
+    read(tmp_path / "whole", tmp_path / "in", separator=r"\n")  # a line end would be $'\n' in a shell
+    assert "texts: the separator '\\\\n' divides no text file; each is one document" in caplog.text
+    caplog.clear()
     (tmp_path / "in" / "b.txt").write_bytes(b"plain")
     for size, reasons in ((1000, {}), (70, {"too_large": 1})):
         manifest = read(tmp_path / f"out{size}", tmp_path / "in", max_bytes=size)
