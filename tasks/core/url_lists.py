@@ -59,6 +59,9 @@ def _check_start(location: str) -> None:
     with open_input(location) as stream:
         head = stream.read(BLOCK)  # so much that a truncated list of some thousand URLs is found here
         _check_kind(location, head[:256].removeprefix(b"\xef\xbb\xbf").lstrip())
+        if b"\r" in head.strip() and b"\n" not in head:  # as spreadsheets of macOS write text
+            remedy = r"convert it: tr '\r' '\n' < IN > OUT"
+            raise UserError(f"{location} is one line to others than old Macs, whose line ends it has; {remedy}")
 
 
 def _check_kind(location: str, head: bytes) -> None:
