@@ -5,11 +5,12 @@ change its length: 'İ' becomes two characters). A text of an evaluation set is 
 words; a shorter text of at least `min_ngram` words is one n-gram; still shorter texts are ignored.
 
 Every n-gram has at least `min_ngram` words, and its first `min_ngram` words are its key. A compiled loop (`kernel`)
-hashes every window of `min_ngram` words of a document and returns the few windows whose hash is a key; those are
-compared word by word. The result therefore does not depend on the hash. A text without such a window takes 21 ms per
-megabyte.
+hashes every window of `min_ngram` words of a document and returns the few windows whose hash is a key. There the
+n-grams of the hash of all their words are looked up, since a thousand may have one key, as in prompts with the same
+beginning; those are compared word by word. The result therefore does not depend on the hash. A text without such a
+window takes 21 ms per megabyte.
 
-Memory: the words of the sets as numbers (4 bytes each), 37 bytes per n-gram, a table of 2^16 to 2^26 booleans of one
+Memory: the words of the sets as numbers (4 bytes each), 45 bytes per n-gram, a table of 2^16 to 2^26 booleans of one
 byte each, and the vocabulary.
 """
 
@@ -33,6 +34,17 @@ class Match(NamedTuple):
     gram: int  # number of the n-gram in the index
 
 
+class Keys(NamedTuple):
+    """Hashes that windows are searched for by; see `kernel.find_windows`."""
+
+    keys: npt.NDArray[np.uint64]  # ascending
+    known: npt.NDArray[np.bool_]
+    shift: np.uint64
+
+
+NO_KEYS = Keys(np.zeros(0, dtype=np.uint64), np.zeros(2, dtype=bool), np.uint64(63))
+
+
 class NgramIndex:
     """Index of the distinct n-grams of a list of texts.
 
@@ -49,9 +61,6 @@ class NgramIndex:
         self.min_ngram = min_ngram
         self.ignored = 0
         self._vocabulary: dict[str, int] = {}
-        self._keys = np.zeros(0, dtype=np.uint64)
-        self._known = np.zeros(2, dtype=bool)
-        self._shift = np.uint64(63)  # the table is empty
         numbers = [self._numbers(text) for text in texts]
         self._words = np.concatenate([*numbers, np.zeros(0, dtype=np.uint32)])
         sizes = np.array([len(words) for words in numbers], dtype=np.int64)
@@ -67,15 +76,22 @@ class NgramIndex:
         holders = np.unique(gram * len(texts) + text)  # pairs of an n-gram and a text
         self._holders = (holders % max(len(texts), 1)).astype(np.int32)
         self._ends = np.cumsum(np.bincount(holders // max(len(texts), 1), minlength=len(first)))
-        hashes = [self._windows(text)[0] for text in texts]
-        before = np.cumsum([0, *map(len, hashes)])
-        keys = np.concatenate([*hashes, np.zeros(0, dtype=np.uint64)])[(before[text] + offset)[first]]
-        self._grams = np.argsort(keys, kind="stable").astype(np.int32)
-        self._keys = keys[self._grams]
-        bits = min(max(16, (SLOTS_PER_NGRAM * len(keys)).bit_length()), 26)
-        self._shift = np.uint64(64 - bits)
-        self._known = np.zeros(1 << bits, dtype=bool)
-        self._known[self._keys >> self._shift] = True
+        keys, whole = [np.zeros(0, dtype=np.uint64)], [np.zeros(0, dtype=np.uint64)]
+        for other, size in zip(texts, sizes.tolist(), strict=True):
+            if size >= min_ngram:
+                words, _, _ = _split(other, spans=False)
+                whole.append(_windows(words, min(size, ngram))[0])
+                keys.append(_windows(words, min_ngram)[0][: len(whole[-1])])
+        every = np.unique(np.concatenate(keys))
+        bits = min(max(16, (SLOTS_PER_NGRAM * len(every)).bit_length()), 26)
+        self._keys = Keys(every, np.zeros(1 << bits, dtype=bool), np.uint64(64 - bits))
+        self._keys.known[every >> self._keys.shift] = True
+        hashes = np.concatenate(whole)[first]
+        order = np.argsort(hashes, kind="stable")
+        self._by_hash: dict[int, tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]] = {}
+        for words_each in np.unique(self._lengths).tolist():
+            grams = order[self._lengths[order] == words_each]
+            self._by_hash[words_each] = hashes[grams], grams.astype(np.int32)
 
     def _numbers(self, text: str) -> npt.NDArray[np.uint32]:
         """Words of an evaluation text as numbers from 1; new words are added to the vocabulary."""
@@ -93,16 +109,28 @@ class NgramIndex:
 
     def matches(self, text: str) -> list[Match]:
         """All occurrences of n-grams of the index in a text, by start, then length."""
-        hashes, windows_found = self._windows(text)
-        return self._verify(text, hashes[windows_found], windows_found) if len(windows_found) else []
+        words, _, _ = _split(text, spans=False)
+        _, found = _windows(words, self.min_ngram, self._keys)
+        return self._verify(text, *self._candidates(words, found)) if len(found) else []
 
-    def _verify(self, text: str, hashes: npt.NDArray[np.uint64], windows_found: npt.NDArray[np.int64]) -> list[Match]:
-        """Occurrences at the windows found, compared word by word."""
-        first = np.searchsorted(self._keys, hashes, side="left")
-        counts = np.searchsorted(self._keys, hashes, side="right") - first
-        before = np.cumsum(counts) - counts
-        windows = np.repeat(windows_found, counts)
-        grams = self._grams[np.arange(len(windows)) + np.repeat(first - before, counts)]
+    def _candidates(
+        self, words: npt.NDArray[np.uint64], found: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Pairs of a window found and an n-gram with the hash of as many words."""
+        pairs = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))]
+        for length, (known, numbers) in self._by_hash.items():
+            hashes, _ = _windows(words, length)
+            windows = found[found < len(hashes)]
+            first = np.searchsorted(known, hashes[windows], side="left")
+            counts = np.searchsorted(known, hashes[windows], side="right") - first
+            before = np.cumsum(counts) - counts
+            grams = numbers[np.arange(counts.sum()) + np.repeat(first - before, counts)]
+            pairs.append((np.repeat(windows, counts), grams))
+        starts, grams = zip(*pairs, strict=True)
+        return np.concatenate(starts), np.concatenate(grams)
+
+    def _verify(self, text: str, windows: npt.NDArray[np.int64], grams: npt.NDArray[np.int32]) -> list[Match]:
+        """Occurrences among pairs of a window and an n-gram, compared word by word."""
         lengths = self._lengths[grams].astype(np.int64)
         equal = np.flatnonzero(self._equal(self._numbers_near(text, windows, lengths), windows, grams, lengths))
         return sorted(map(Match, *(found[equal].tolist() for found in (windows, lengths, grams))))
@@ -136,16 +164,16 @@ class NgramIndex:
             equal[left] = self._words[self._starts[grams[left]] + offset] == numbers[windows[left] + offset]
         return equal
 
-    def _windows(self, text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Hash of every window of `min_ngram` words, and the numbers of the windows whose hash is a key."""
-        from tasks.decontaminate.kernel import find_windows
 
-        words, _, _ = _split(text, spans=False)
-        hashes, windows_found = np.empty(len(words), dtype=np.uint64), np.empty(len(words), dtype=np.int64)
-        windows, found = find_windows(
-            words, self.min_ngram, self._keys, self._known, self._shift, hashes, windows_found
-        )
-        return hashes[:windows], windows_found[:found]
+def _windows(
+    words: npt.NDArray[np.uint64], length: int, keys: Keys = NO_KEYS
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """Hash of every window of `length` words, and the numbers of the windows whose hash is a key."""
+    from tasks.decontaminate.kernel import find_windows
+
+    hashes, found = np.empty(len(words), dtype=np.uint64), np.empty(len(words), dtype=np.int64)
+    windows, count = find_windows(words, length, *keys, hashes, found)
+    return hashes[:windows], found[:count]
 
 
 def _distinct(
