@@ -28,7 +28,7 @@ from gpt2train.data.documents import (
     split_objects,
 )
 from gpt2train.data.parquet_column import Cell, list_names, read_cells
-from gpt2train.errors import UTF16, UTF16_REMEDY, UserError
+from gpt2train.errors import UTF16, UTF16_REMEDY, DamagedFileError, UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, open_raw, read_any, unreachable
 from tasks.sources.archive_stream import open_archive
@@ -93,10 +93,11 @@ def json_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) ->
     """Yield the records of a file of JSON lines; empty lines are skipped.
 
     Raises:
-        UserError: None of the first lines is a JSON object, or none has the key.
+        UserError: None of the first lines is a JSON object, or none has the key; `DamagedFileError` if there is one.
     """
     head: list[Item] = []
     keys: dict[str, None] = {}
+    array = False
     with open_input(location) as stream:
         items = _json_items(stream, key, max_bytes, paths)
         for line, record, item in items:
@@ -108,7 +109,7 @@ def json_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) ->
             if array or item.reason is None or len(head) == HEAD:
                 break
         if head:
-            _check_head(location, key, head, list(keys))
+            _check_head(location, key, head, list(keys), alone=len(head) == 1 and not array)
         yield from head
         for _, _, item in items:
             yield item
@@ -285,8 +286,11 @@ def checked(location: str, text: str, fields: Mapping[str, str], max_bytes: int)
     return Item(location, "" if reason else text, fields, reason, detail)
 
 
-def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> None:
-    """Raise a `UserError` if the first records show that a file does not consist of JSON lines with this key."""
+def _check_head(location: str, key: str, head: list[Item], keys: list[str], *, alone: bool) -> None:
+    """Raise a `UserError` if the first records show that a file does not consist of JSON lines with this key.
+
+    A file of a broken line `alone` is a damaged one.
+    """
     reasons = {item.reason for item in head}
     first = head[0]
     null = any(item.detail == NULL.format(key) for item in head)  # the key is there
@@ -300,4 +304,7 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> N
             remedy = "convert it: iconv -f LATIN1 -t UTF-8 IN > OUT; or rename the file if it is packed"
         if first.detail in (PYTHON_REMEDY, UTF16_REMEDY):
             raise UserError(f"{location}, {first.location}: {first.detail}")
-        raise UserError(f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}")
+        said = f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}"
+        if reasons == {"broken_json"} and alone:
+            raise DamagedFileError(said, f"{first.location}: {first.detail}")
+        raise UserError(said)

@@ -122,6 +122,20 @@ def test_a_damaged_file_is_refused_if_it_is_named_itself(tmp_path: Path) -> None
     assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_file": 2})
 
 
+def test_a_broken_file_of_one_line_is_a_rejected_row_of_a_folder(tmp_path: Path) -> None:
+    """As crawlers that write an object per file leave one behind, or the page of an error in its place."""
+    write(tmp_path / "in" / "a.json", {"text": "whole"})
+    write(tmp_path / "in" / "b.json", b'{"text": "cut of')
+    write(tmp_path / "in" / "c.json", b"<html>502 Bad Gateway</html>")
+    find_documents([str(tmp_path / "in")], "text", 2**20)
+    manifest = read(tmp_path / "out", tmp_path / "in")
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_file": 2})
+    details = [row["detail"] for row in rejected_of(Folder(tmp_path / "out"), manifest)]
+    assert details[0].startswith("b.json: row 1: ") and "end of data" in details[0]
+    with pytest.raises(UserError, match=r"b\.json, row 1: broken_json .*one JSON object per line"):
+        find_documents([str(tmp_path / "in" / "b.json")], "text", 2**20)
+
+
 def test_an_input_without_a_usable_text_ends_with_its_first_fault(tmp_path: Path) -> None:
     (tmp_path / "big.txt").write_bytes(b"word " * 100)
     said = (
