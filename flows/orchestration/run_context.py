@@ -13,6 +13,7 @@ from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
 from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
 from flows.settings import FlowSettings, OutputSettings
+from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
 from gpt2train.store.lost_files import translate_lost_files
 from gpt2train.store.output import check_no_removal
@@ -83,5 +84,7 @@ def check_output(settings: OutputSettings) -> None:
     """
     check_cluster(settings, has_api=configured_server() is not None)
     root = Folder(settings.output)
+    if root.url.startswith("memory:"):
+        raise UserError(f"{root.url} is seen by one process alone, and a run has several; give a folder or a store")
     root.check_writable(leave=not settings.dry_run)
     check_no_removal(root)

@@ -63,6 +63,7 @@ def test_a_missing_list_is_refused(tmp_path: Path, more: list[str]) -> None:
         ("pipeline", ["--urls", "{}/urls.txt", "--output", "{}/out"], ["urls.txt", "holds no URL", "one per line"]),
         ("pipeline", ["--urls", "{}/a.warc.gz", "--output", "{}/out"], ["a.warc.gz", "web archive", "--warcs"]),
         ("dataprep", ["--output", "{}/out", "--cluster", "tcp://127.0.0.1:1"], ["tcp://127.0.0.1:1 needs --runner"]),
+        ("dataprep", ["--output", "memory://out"], ["memory://out is seen by one process", "give a folder"]),
         ("pipeline", ["--output", "memory://out"], ["a local disk, not to memory://out; run flows.dataprep"]),
         ("pretrain", ["--output", "memory://out"], ["a local disk, not to memory://out; run flows.dataprep"]),
         ("pretrain", ["--output", "{}/file/out", "--launch.skip-resource-check"], ["file/out", "--output"]),
