@@ -117,6 +117,12 @@ def _instead(row: Row, options: Collection[str] | None) -> str:
     return f"is {forms[0]}{value} of {command}{remark}"
 
 
+def _is_elsewhere(name: str, options: Collection[str]) -> bool:
+    """Return True if what takes the place of a name is no option of the command, but of others."""
+    targets = [target for _, row in known(name) for target in row.to]
+    return bool(targets) and not any(form in options for target in targets for form in _target(target, None)[0])
+
+
 def _target(target: str, value: Any) -> tuple[list[str], str, str]:
     """Forms of a target's option, the value to give it, and the command that has the first form."""
     if target.startswith("--"):
@@ -160,7 +166,8 @@ def unknown_option(name: str, options: Collection[str], *, sets: bool = False) -
     if not (found or near) and any(last.replace("-", "_") in system.names for system in systems().values()):
         found = hint(f"--{last}", None if sets else options)  # of `--train.seq-length`, a name in a group of ours
     if found:
-        return f"unknown option {shown}: {found}" + ("; give a setting by --set SETTING=VALUE" if sets else "")
+        nearer = f"; did you mean {near}?" if near and _is_elsewhere(shown, options) else ""
+        return f"unknown option {shown}: {found}" + ("; give a setting by --set SETTING=VALUE" if sets else nearer)
     members = sorted(option for option in options if option.rpartition(".")[0] == group)
     if near or not (group and members):
         return f"unknown option {shown}; " + (f"did you mean {near}?" if near else "--help lists the options")

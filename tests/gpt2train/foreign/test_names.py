@@ -122,6 +122,8 @@ def test_a_name_of_several_systems_says_whom_it_follows() -> None:
         (["plan", "--tensor-model-parallel-size", "2"], "--tensor-model-parallel-size is --tp here"),
         (["plan", "--no-bias-gelu-fusion"], "torch.compile fuses"),
         (["generate", "--out-seq-length", "5"], "--out-seq-length is --max-new-tokens here"),
+        (["generate", "--max-tokens", "5"], "(docs/coming-from/names.md); did you mean --max-new-tokens?"),
+        (["serve", "--batch-size", "5"], "(docs/coming-from/megatron-lm.md); did you mean --max-batch-size?"),
         (["plan", "--preset"], "--preset requires an argument"),
     ],
 )
