@@ -129,10 +129,15 @@ def tasks(
         RUN/checkpoints/step-…; several are compared in a table.
     """
     if not task:
+        if model or options != DEFAULTS:
+            raise UserError("evaluate: name a task or an evaluation, as in gpt2train evaluate hellaswag; see --help")
         evaluate.help_print()
         return
+    commands = [*EVALUATIONS, "curve"]
     for name in task:
-        read_description(name, [*EVALUATIONS, "curve"])
+        if name in commands:
+            raise UserError(f"{name} has a command of its own: gpt2train evaluate {name}, followed by its options")
+        read_description(name, commands)
     score_tasks(task, model or (), options)
 
 

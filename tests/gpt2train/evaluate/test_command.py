@@ -275,6 +275,8 @@ def test_an_edited_description_of_the_package_scores_again(folder: Path, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--limit", "10"], "name a task or an evaluation, as in gpt2train evaluate hellaswag"),
+        (["--device", "cpu", "lambada"], "lambada has a command of its own: gpt2train evaluate lambada"),
         (["helaswag", "--model", "m", "--data", "d"], "there is no task 'helaswag'; did you mean 'hellaswag'"),
         (["core/bolq", "--model", "m", "--data", "d"], "did you mean 'core/boolq'"),
         (["hellaswag", "--data", "d"], "evaluate hellaswag: give --model"),
