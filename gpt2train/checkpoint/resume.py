@@ -31,8 +31,9 @@ OPTIMIZER = ("optimizer.name",)
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
 FIXED = ("model.context", *SHAPE, "objective", "seed", "documents")
-# Settings whose change is not logged on resuming, since it does not affect the losses.
+# Groups whose change is not logged on resuming, since it does not affect the losses, but for some settings in them.
 NOT_LOGGED_ON_CHANGE = ("output", "data", "checkpoints", "logging", "validation", "performance")
+LOGGED_ON_CHANGE = ("performance.fp8", "performance.stream")
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,19 @@ def find_own(
     if found is not None:
         all_or_raise(lambda: check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
         log.info("resuming from step %d", found.manifest.position.step)
-        before = flatten(found.manifest.config)
-        for key, now in flatten(config.model_dump(mode="json")).items():
-            if key == "steps" and config.epochs:  # not computed yet
-                continue
-            if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in before and before[key] != now:
-                log.info("changed setting: %s from %s to %s", key, before[key], now)
-        if (fp8 := before.get("performance.fp8", "off")) != config.performance.fp8:  # the only one that affects losses
-            log.info("changed setting: performance.fp8 from %s to %s", fp8, config.performance.fp8)
+        _log_changes(flatten(found.manifest.config), flatten(config.model_dump(mode="json")), config.epochs > 0)
     return found
+
+
+def _log_changes(before: Mapping[str, Any], now: Mapping[str, Any], epochs: bool) -> None:
+    """Log the settings that affect the losses and that differ; files leave out one that is off."""
+    for key in {**before, **now}:
+        if key == "steps" and epochs:  # not computed yet
+            continue
+        there, here = (None if value == "off" else value for value in (before.get(key), now.get(key)))
+        if there != here and (key in LOGGED_ON_CHANGE or key.split(".")[0] not in NOT_LOGGED_ON_CHANGE):
+            shown = ("off" if value is None else value for value in (there, here))
+            log.info("changed setting: %s from %s to %s", key, *shown)
 
 
 def _check_no_checkpoint(output: str) -> None:

@@ -210,7 +210,8 @@ def test_other_training_settings_may_change_and_are_logged(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = copy(saved_run, tmp_path / "run")
-    changes = {"model": {"dropout": 0.1}, "optimizer": {"lr": 5e-3}, "batch": {"global_batch": 4}}
+    ramp_up = {"start": 2, "increment": 2, "samples": 4}
+    changes = {"model": {"dropout": 0.1}, "optimizer": {"lr": 5e-3}, "batch": {"global_batch": 4, "ramp_up": ramp_up}}
     changed = make(tokens, run, steps=12, precision="bf16", **changes)
     logging.getLogger("gpt2train").propagate = True
     with caplog.at_level(logging.INFO):
@@ -218,6 +219,7 @@ def test_other_training_settings_may_change_and_are_logged(
     assert (position.step, position.samples) == (12, 88)
     assert "changed setting: optimizer.lr from 0.01 to 0.005" in caplog.text
     assert "changed setting: precision from fp32 to bf16" in caplog.text
+    assert "changed setting: batch.ramp_up.start from off to 2" in caplog.text
     assert "changed setting: output" not in caplog.text
 
 
