@@ -102,7 +102,7 @@ def open_model(folder: Path) -> LazyWeights:
         UserError: the folder is not a model folder, a file is damaged, or no model family has the architecture.
     """
     shape = read_shape(folder)
-    return replace(imported(open_tensors(folder), shape), labels=read_label_names(folder))
+    return replace(imported(open_tensors(folder), shape, str(folder)), labels=read_label_names(folder))
 
 
 def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifier: bool = False) -> CausalLM:
@@ -132,13 +132,13 @@ def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifie
     return model.requires_grad_(False).eval().to(chosen)
 
 
-def imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
-    """Convert lazy tensors from the names and layouts of a weights file to ours."""
+def imported(tensors: Mapping[str, LazyTensor], shape: Shape, source: str) -> LazyWeights:
+    """Convert lazy tensors from the names and layouts of a weights file to ours; an error names the source."""
     layout = layout_of(shape.family)
     expected, theirs = layout.sizes(shape), layout.names(shape)
-    found = layout.found(unwrapped(tensors, theirs[EMBEDDING]), shape)
+    found = layout.found(unwrapped(tensors, theirs[EMBEDDING], source), shape)
     wanted = {theirs[name]: size for name, size in expected.items()}
-    check_sizes({name: stored.size for name, stored in found.items()}, wanted, "the model file")
+    check_sizes({name: stored.size for name, stored in found.items()}, wanted, source)
 
     def lazy(name: str, size: tuple[int, ...]) -> LazyTensor:
         return LazyTensor(size, lambda dtype: layout.imported(name, found[theirs[name]].read(dtype), shape))

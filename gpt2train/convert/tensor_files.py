@@ -46,12 +46,13 @@ def open_tensors(folder: Path) -> dict[str, LazyTensor]:
     raise no_weights(folder)
 
 
-def unwrapped(tensors: Mapping[str, LazyTensor], anchor: str) -> dict[str, LazyTensor]:
+def unwrapped(tensors: Mapping[str, LazyTensor], anchor: str, source: str) -> dict[str, LazyTensor]:
     """Remove from the names what wrappers of a training add: compilation, DDP, FSDP, a module that holds the model.
 
     Args:
         tensors: tensors of a model, by their names in the file.
         anchor: name that one of them has, with or without its first component, once the wrappers are removed.
+        source: folder of the tensors, for the error.
 
     Raises:
         UserError: two names become one.
@@ -65,7 +66,7 @@ def unwrapped(tensors: Mapping[str, LazyTensor], anchor: str) -> dict[str, LazyT
         plain = {name: own.removeprefix(prefix) for name, own in plain.items()}
     if len(set(plain.values())) < len(plain):
         twice = next(own for own, count in Counter(plain.values()).items() if count > 1)
-        raise UserError(f"the model file has several tensors {twice}, below different wrappers; save one model alone")
+        raise UserError(f"{source} has several tensors {twice}, below different wrappers; save one model alone")
     return {plain[name]: stored for name, stored in tensors.items()}
 
 

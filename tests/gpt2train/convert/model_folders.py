@@ -30,7 +30,7 @@ def to_huggingface(weights: Mapping[str, Tensor], shape: Shape) -> dict[str, Ten
 
 def from_huggingface(tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
     """Convert weights to our names and layouts in float32."""
-    return imported(in_memory(tensors), shape).read()
+    return imported(in_memory(tensors), shape, "the model").read()
 
 
 def write_model(
