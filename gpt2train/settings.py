@@ -97,6 +97,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: {not_utf8(error)}") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: its values are nested too deeply; write them with fewer brackets") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(_of_another_system(path) or f"{path} is not valid TOML: {error}") from error
 

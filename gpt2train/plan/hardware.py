@@ -5,12 +5,13 @@ from pydantic import Field, PositiveInt
 from gpt2train.settings import Settings
 
 GB = 1_000_000_000
+MAX_GPUS = 1_000_000  # all of their divisors are tried as degrees
 
 
 class Hardware(Settings):
     """GPUs and their interconnects. The defaults describe machines with 8 H100 or H200 SXM GPUs."""
 
-    gpus: PositiveInt = 8
+    gpus: int = Field(8, ge=1, le=MAX_GPUS)
     """GPUs of the job."""
     gpus_per_node: PositiveInt = 8
     """GPUs per machine; tensor parallelism stays within a machine."""

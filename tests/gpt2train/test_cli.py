@@ -72,6 +72,8 @@ def test_text_is_generated(model: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["generate", "--model", "nowhere", "--prompt", "x"], "there is no folder nowhere"),
         (["generate", "--model=~/nowhere", "--prompt", "x"], f"there is no folder {Path.home()}{os.sep}nowhere"),
         (["plan", "--config=~/none.toml"], f"cannot read the settings file {Path.home()}{os.sep}none.toml"),
+        (["plan", "--gpus", "99999999999"], "--gpus: input should be less than or equal to 1000000"),
+        (["plan", "--config", "deep.toml"], "deep.toml: its values are nested too deeply"),
         (["merge", "nowhere", "--output", "m"], "no folder nowhere"),
         (["merge", ".", "--output", "m"], "config.toml"),
         (["evaluate", "lambada", "--model", "m", "--data", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
@@ -81,6 +83,7 @@ def test_mistakes_are_one_line_and_exit_2(
     arguments: list[str], message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.toml").write_text(f"values = {'[' * 5000}{']' * 5000}\n")
     assert run_command(app, arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
