@@ -25,7 +25,17 @@ from gpt2train.store.files import (
     probe_space,
     write_error,
 )
-from gpt2train.store.run_folder import BEST, FOLDER, LATEST, MANIFEST, TEMPORARY, checkpoint_name, list_checkpoints
+from gpt2train.store.run_folder import (
+    BEST,
+    FOLDER,
+    LATEST,
+    MANIFEST,
+    TEMPORARY,
+    checkpoint_name,
+    list_checkpoints,
+    list_drafts,
+    list_without_manifest,
+)
 
 
 def write(
@@ -140,9 +150,8 @@ def clean_up(run: str | Path) -> None:
         UserError: the run folder cannot be written.
     """
     folder = Path(run) / FOLDER
-    for left in sorted(folder.glob("step-*")):
-        if left.name.endswith(TEMPORARY) or not (left / MANIFEST).exists():
-            shutil.rmtree(left)
+    for left in [*list_drafts(run), *list_without_manifest(run)]:
+        shutil.rmtree(left)
     if found := list_checkpoints(run):
         try:
             _point(folder, found[-1], best_first(found))
@@ -168,7 +177,10 @@ def best_first(checkpoints: list[Path]) -> list[Path]:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint, manifest first, so that a partly removed folder does not count as one."""
+    """Remove a checkpoint, or a link to one; the manifest first, so that a partly removed folder does not count."""
+    if checkpoint.is_symlink():
+        checkpoint.unlink()
+        return
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 

@@ -5,11 +5,13 @@
     RUN/checkpoints/latest                name of the newest checkpoint
     RUN/checkpoints/best                  name of the checkpoint with the best validation, by default the lowest loss
 
-A folder without a manifest is no checkpoint.
+A folder without a manifest is no checkpoint, nor is one with another name, such as a copy step-00000100-good, which
+its owner keeps.
 """
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 from gpt2train.errors import UserError
@@ -41,14 +43,24 @@ def last_step(run: str | Path, steps: int) -> int:
 
 def list_checkpoints(run: str | Path) -> list[Path]:
     """List the complete checkpoints of a run folder, oldest first, without verifying them."""
-    folder = Path(run) / FOLDER
-    return sorted(p.parent for p in folder.glob(f"{_PREFIX}*/{MANIFEST}") if not p.parent.name.endswith(TEMPORARY))
+    return [folder for folder in _folders(run) if (folder / MANIFEST).exists()]
 
 
 def list_without_manifest(run: str | Path) -> list[Path]:
     """List the folders of a run that are named like a checkpoint but have no manifest, oldest first, without drafts."""
-    folders = (Path(run) / FOLDER).glob(f"{_PREFIX}*")
-    return sorted(p for p in folders if p.is_dir() and p.name[-4:] != TEMPORARY and not (p / MANIFEST).exists())
+    return [folder for folder in _folders(run) if not (folder / MANIFEST).exists()]
+
+
+def list_drafts(run: str | Path) -> list[Path]:
+    """List the drafts of checkpoints that interrupted saves have left."""
+    return _folders(run, TEMPORARY)
+
+
+def _folders(run: str | Path, ending: str = "") -> list[Path]:
+    """List the folders of a run that are named by a step and an ending, oldest first."""
+    names = re.compile(rf"{_PREFIX}\d+{re.escape(ending)}", re.ASCII)
+    found = (Path(run) / FOLDER).glob(f"{_PREFIX}*{ending}")
+    return sorted(path for path in found if names.fullmatch(path.name) and path.is_dir())
 
 
 def newest_checkpoint(run: str | Path) -> Path:

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,6 +227,21 @@ def test_leftovers_of_a_kill_are_repaired(tmp_path: Path, pointer: str) -> None:
     assert checkpoint_steps(tmp_path) == [2, 3]
     assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (3, 3)
     assert sorted(path.name for path in folder.iterdir()) == ["best", "latest", "step-00000002", "step-00000003"]
+
+
+def test_copies_that_a_user_made_are_no_checkpoints_and_stay(tmp_path: Path) -> None:
+    first = retained_save(tmp_path, 1)
+    mine = shutil.copytree(first, tmp_path / "checkpoints/step-00000001-good")
+    first.symlink_to(shutil.move(first, tmp_path / "elsewhere"))
+    (mine / "manifest.json").rename(tmp_path / "checkpoints/step-00000001.bak")
+    shutil.copytree(retained_save(tmp_path, 2), tmp_path / "checkpoints/step-00000009.best")
+    for step in (3, 4, 5):
+        retained_save(tmp_path, step)
+    clean_up(tmp_path)
+    assert checkpoint_steps(tmp_path) == [4, 5]
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert (tmp_path / "elsewhere/manifest.json").is_file() and first.name not in left
+    assert left >= {"step-00000001-good", "step-00000001.bak", "step-00000009.best"}
 
 
 def test_removing_takes_the_manifest_first_and_half_of_it_does_not_stop_a_save(
