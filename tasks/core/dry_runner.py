@@ -42,7 +42,9 @@ class DryRunner(Runner):
     def finished(self, step: Step) -> Manifest | None:
         """End the step's function before it does any work."""
         self.prepare(step)
-        raise _FinishedCalledError(step, step.finished())
+        if (found := step.finished()) is None:
+            step.check_own()
+        raise _FinishedCalledError(step, found)
 
     def run_step(
         self,

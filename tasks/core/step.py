@@ -35,10 +35,11 @@ from gpt2train.store.manifest import (
 )
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
 from tasks.core.row_reuse import PreviousRows, is_leftover, previous_rows, set_aside
-from tasks.core.timings import append_timing, cpu_seconds
+from tasks.core.timings import append_timing, cpu_seconds, read_timings
 
 BATCHES = "_batches"
 Environment = Literal["redo", "refuse", "accept"]
+BEGUN = "_begun"  # file of a step that has begun: what its folder holds is its own, and may be removed
 SWEEP = "sweep"  # name of the batch record that marks a commit with stale files still to be removed
 
 
@@ -66,6 +67,7 @@ class Step:
         row_input: Name of the input whose rows the step maps one by one, each by itself. If it alone has changed, the
             batches may take unchanged rows from the earlier outputs (`previous_rows`).
         read: Manifests of other steps that it reads: for the lineage, not for the fingerprint.
+        shared: Set to True for a folder that also holds files of others (a training run's logs), which stay.
         commits: Commits at which it reads repositories of the hub, by their addresses: as `read`, since a commit that
             changes none of the files that are read is no other work.
     """
@@ -84,6 +86,7 @@ class Step:
         row_input: str | None = None,
         read: Sequence["Manifest"] = (),
         commits: Mapping[str, str] | None = None,
+        shared: bool = False,
     ) -> None:
         self.root, self.name, self.version = root, name, version
         self.read = {manifest.step: manifest.identity for manifest in read} | dict(commits or {})
@@ -95,7 +98,7 @@ class Step:
         self.folder_name = folder or name
         self.folder = root / self.folder_name
         self.records = root / (records or self.folder_name)
-        self.row_input = row_input
+        self.row_input, self.shared = row_input, shared
         self.verify = False  # set by the runner, as are the limits
         self.limits: LimitSettings | None = None
         self.environment: Environment = "redo"
@@ -156,11 +159,28 @@ class Step:
         return self._intact(manifest.outcome, self.folder.sizes())
 
     def begin(self) -> None:
-        """Prepare the folder: remove an outdated manifest before any of its files is replaced."""
+        """Prepare the folder: remove an outdated manifest before any of its files is replaced.
+
+        Raises:
+            UserError: The folder holds files, and none that a step writes: they are the user's, and would be removed.
+        """
+        if not self.shared:
+            self.check_own()
+            self.records.write_bytes(BEGUN, b"")
         if self.row_input is not None:
             set_aside(self)
         self.records.remove(MANIFEST)
         self.start_timing()
+
+    def check_own(self) -> None:
+        """Raise a UserError if the folder holds files of the user, such as texts/ of the working folder."""
+        names = [] if self.shared else self.folder.files()
+        known = any(name.startswith(("_", ".")) for name in names)
+        if names and not known and self.name not in read_timings(self.root):  # those list each step that was finished
+            raise UserError(
+                f"{self.folder.url} holds files of yours, such as {names[0]}, and the step {self.name} writes there; "
+                "give another --output, or move them"
+            )
 
     def start_timing(self) -> None:
         """Count the time of the step from here."""
@@ -210,7 +230,7 @@ class Step:
         record = BatchRecord(fingerprint=self.fingerprint, outcome=outcome, versions=self.versions)
         self.records.write_bytes(_record_name(batch), canonical(record.model_dump(mode="json")) + b"\n")
 
-    def commit(self, outcome: Outcome, content: str | None = None, sweep: bool = True) -> Manifest:
+    def commit(self, outcome: Outcome, content: str | None = None) -> Manifest:
         """Write the manifest, then remove the files that it does not name.
 
         This order makes an interrupted commit safe: it leaves the earlier manifest with all its files, or the new one
@@ -220,7 +240,6 @@ class Step:
             outcome: Files and counts of the whole step.
             content: Identity of the outputs if their bytes depend on the clock (fetch times); default: the hash of
                 the files' names and hashes.
-            sweep: Set to False for a folder that also holds files of others (a training run's logs and curves).
 
         Raises:
             RunError: The step rejected more rows than its limit allows.
@@ -239,12 +258,13 @@ class Step:
             versions=self.versions,
             read=self.read,
         )
-        stale = self._stale(outcome) if sweep else []
+        stale = [] if self.shared else self._stale(outcome)
         if stale:  # if the run is killed after the manifest, the next run finds this record and sweeps
             self.commit_batch(SWEEP, Outcome())
         text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
         self.records.write_bytes(MANIFEST, text.encode() + b"\n")
         self.folder.remove(*stale)  # not earlier: an earlier manifest may name these files until now
+        self.records.remove(BEGUN)
         self.remove_batch_records()
         elapsed, cpu = time.monotonic() - self._started, max(0.0, cpu_seconds() - self._cpu)
         append_timing(self.root, self.name, elapsed, cpu, outcome.seen)
@@ -264,6 +284,7 @@ class Step:
 
         Records with another fingerprint (of an unfinished retry) stay, and so do the files that they name.
         """
+        self.records.remove(BEGUN)
         texts = self.records.read_all([name for name in self._record_files() if TEMPORARY not in name])
         records = {name: _read_record(text, self.records.location(name)) for name, text in texts.items()}
         own = {name for name, record in records.items() if record and record.fingerprint == self.fingerprint}

@@ -54,6 +54,7 @@ def merge(
         folder=f"{training.folder}/model",
         records=f"{training.folder}/{RECORDS}",  # not in the folder that users upload
         packages=("safetensors", "tokenizers", "torch"),
+        shared=True,  # users may edit the model card, which is not an output
     )
     if done := runner.finished(step):
         return done
@@ -67,8 +68,7 @@ def merge(
     if tokenizer is not None and source.is_local:
         folder = (source / tokenizer.folder).path()
     outcomes = runner.batches(step, "part", ["model"], merge_part, checkpoint, folder, settings)
-    # No sweep: the model card is not an output, since users may edit it. The names of the outputs never change.
-    manifest = step.commit(Outcome.total(outcomes), sweep=False)
+    manifest = step.commit(Outcome.total(outcomes))
     write_card(root, training, settings)
     return manifest
 

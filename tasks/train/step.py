@@ -78,6 +78,7 @@ def train(
         parameters=settings,
         inputs=content_of(tokens, tokenizer),
         folder=run_folder(tokens, tokenizer, settings, name),
+        shared=True,
     )
     if done := runner.finished(step):
         return done
@@ -102,7 +103,7 @@ def train(
         log.info("training finished at step %d of %d: %s", reached, config.steps, early.reason)
     elif reached < config.steps:
         raise RunError(f"the training was stopped from outside at step {reached} of {config.steps}; run again to go on")
-    return step.commit(_outcome(step.folder, config, reached), sweep=False)
+    return step.commit(_outcome(step.folder, config, reached))
 
 
 def content_of(tokens: Manifest, tokenizer: Manifest | None) -> dict[str, str]:

@@ -152,6 +152,17 @@ def test_the_plan_of_a_data_flow_lists_steps_and_sources(tmp_path: Path, capsys:
     assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
 
 
+def test_a_step_that_would_write_to_the_folder_of_its_inputs_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/essay.txt").write_text("mine")
+    assert run("dataprep", "--documents", "texts", "--output", ".", "--dry-run") == 2
+    assert "texts holds files of yours, such as essay.txt" in capsys.readouterr().err
+    assert run("dataprep", "--documents", "texts", "--output", "out", "--dry-run") == 0
+
+
 def test_finished_steps_are_listed_as_cached_and_a_finished_training_needs_no_resources(
     finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

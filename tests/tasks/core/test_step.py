@@ -94,6 +94,24 @@ def test_a_second_run_is_cached_and_a_changed_parameter_runs_again(tmp_path: Pat
     assert (root / "double").files() == ["_manifest.json", "part-00000.parquet", "part-00001.parquet"]
 
 
+def test_files_of_the_user_are_neither_removed_nor_written_over(tmp_path: Path) -> None:
+    """As texts/ of the working folder with `--documents texts --output .`."""
+    root = Folder(tmp_path)
+    (root / "double").write_bytes("sub/essay.txt", b"mine")
+    with pytest.raises(UserError, match=r"double holds files of yours, such as sub/essay.txt, and the step double"):
+        run(root, tmp_path / "calls", [1])
+    assert (root / "double").files() == ["sub/essay.txt"]
+
+
+def test_a_step_that_was_killed_before_its_first_batch_goes_on(tmp_path: Path) -> None:
+    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
+    make_step(root).begin()
+    assert make_step(root).reasons_of(Outcome()) == ""  # of a run that kept nothing
+    double(root / "double", "part-00000", 1, str(calls))  # no record of the batch
+    assert run(root, calls, [1, 2]).outcome.facts == {"sum": 3}
+    assert (root / "double").files() == ["_manifest.json", "part-00000.parquet", "part-00001.parquet"]
+
+
 class Cut(BaseException):
     """Simulated kill."""
 

@@ -50,9 +50,9 @@ class Upstream:
         self.passages = len(lines)
 
     def step(self, name: str, folder: str, files: list[str]) -> Manifest:
-        step = Step(self.root, name, version=1, parameters={}, inputs={}, folder=folder)
+        step = Step(self.root, name, version=1, parameters={}, inputs={}, folder=folder, shared=True)
         outputs = tuple(step.folder.record(file) for file in files)
-        return step.commit(Outcome(outputs=outputs), sweep=False)
+        return step.commit(Outcome(outputs=outputs))
 
 
 @pytest.fixture(scope="module")

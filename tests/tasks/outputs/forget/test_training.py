@@ -208,9 +208,10 @@ def test_a_model_merged_from_a_later_checkpoint_is_removed(run: Path, tmp_path: 
     page = page_read_late(run)
     reading = read_by(run, wanted_of(page))
     assert reading.merged and f"model merged from a checkpoint: {run}/model" in "\n".join(_run_lines(reading, False))
-    step = Step(Folder(tmp_path), "train", version=1, parameters={}, inputs={}, folder="runs/tiny-0123abcd")
+    folder = "runs/tiny-0123abcd"
+    step = Step(Folder(tmp_path), "train", version=1, parameters={}, inputs={}, folder=folder, shared=True)
     for name, is_merged in ((str(reading.checkpoint), False), (reading.later[-1], True)):
-        step.commit(Outcome(outputs=(step.folder.record(f"checkpoints/{name}/manifest.json"),)), sweep=False)
+        step.commit(Outcome(outputs=(step.folder.record(f"checkpoints/{name}/manifest.json"),)))
         assert read_by(run, wanted_of(page)).merged == is_merged
     plan = Removal(targets=("http://a.test/3",), wanted=wanted_of(page), delete_checkpoints=True)
     remove_pages(Folder(tmp_path), plan.model_copy(update={"runs": (read_by(run, wanted_of(page)),)}))
