@@ -6,8 +6,6 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gpt2train.store.files import write_atomic
-
 PRECISION = 0.9
 
 
@@ -29,13 +27,13 @@ def train_quality(
     precision
         Share of good documents among those that the model keeps, by cross-validation.
     """
-    from gpt2train.quality.model_file import to_bytes
+    from gpt2train.quality.model_file import write_model
     from gpt2train.quality.training import train, with_precision
     from gpt2train.quality.votes import read_votes
 
     model, evaluation = train(read_votes(votes))
     model = with_precision(model, evaluation, precision)
-    write_atomic(output, to_bytes(model))
+    write_model(output, model)
     print(f"{evaluation.good} good and {evaluation.bad} bad votes")
     print(f"AUC {evaluation.auc:.3f} ± {evaluation.auc_error:.3f}, cross-validated")
     print(

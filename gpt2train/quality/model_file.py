@@ -3,6 +3,7 @@
 import functools
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import load, save
 
 from gpt2train.errors import UserError
 from gpt2train.quality.features import BUCKETS, features_of
+from gpt2train.store.files import write_atomic
 
 FORMAT = "gpt2train quality model 3"  # raised when `features_of` changes
 MAX_BYTES = 1 << 24
@@ -49,8 +51,7 @@ def from_bytes(content: bytes, name: str) -> QualityModel:
     try:
         if len(content) > MAX_BYTES:
             raise ValueError("it is too large")
-        size = int.from_bytes(content[:8], "little")  # of the header; the library reads metadata from a path only
-        header = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["quality"])
+        header = _header(content)
         weights = load(content)["weights"]
         if header["format"] != FORMAT:
             raise UserError(f"{name} is of another version ({header['format']}); train the model again")
@@ -62,6 +63,26 @@ def from_bytes(content: bytes, name: str) -> QualityModel:
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{name} is no quality model; {REMEDY}") from error
     return model
+
+
+def write_model(path: Path, model: QualityModel) -> None:
+    """Write the file of a model, or replace that of another one.
+
+    Raises:
+        UserError: the path has another file, such as the votes, or cannot be written.
+    """
+    try:
+        _header(path.read_bytes())
+    except OSError:  # there is none; of another error the write says more
+        pass
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} already exists and is no quality model; give another --output") from error
+    write_atomic(path, to_bytes(model))
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    size = int.from_bytes(content[:8], "little")  # of the header; the library reads metadata from a path only
+    return dict(json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["quality"]))
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,10 +9,9 @@ from typing import Any
 
 from gpt2train.errors import UserError
 from gpt2train.quality.documents import Document
-from gpt2train.quality.model_file import to_bytes
+from gpt2train.quality.model_file import write_model
 from gpt2train.quality.training import MIN_VOTES, train, with_precision
 from gpt2train.quality.votes import Vote, VoteFile
-from gpt2train.store.files import write_atomic
 
 MAX_SHOWN = 20_000  # characters of a document on the page
 CURVE_POINTS = 200
@@ -70,7 +69,7 @@ class Session:
             votes = list(self._votes.votes.values())
         model, evaluation = train(votes)
         model = with_precision(model, evaluation, precision)
-        write_atomic(self._model, to_bytes(model))
+        write_model(self._model, model)
         points = evaluation.curve[:: -(-len(evaluation.curve) // CURVE_POINTS)]
         return {
             **model.about,

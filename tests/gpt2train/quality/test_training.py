@@ -179,5 +179,10 @@ def test_the_command_trains_from_the_file(
     shown = capsys.readouterr().out
     assert "100 good and 100 bad votes\nAUC 1.000 ± 0.000" in shown and f"model: {tmp_path}/m" in shown
     assert from_bytes((tmp_path / "m").read_bytes(), "m").about["precision"] >= 0.95
+    assert run_command(app, given) == 0  # over the older model
+    votes = file.path.read_bytes()
+    assert run_command(app, [*given[:3], "--output", str(file.path)]) == 2
+    assert "votes.jsonl already exists and is no quality model" in capsys.readouterr().err
+    assert file.path.read_bytes() == votes
     assert run_command(app, ["data", "train-quality", str(tmp_path / "none"), "--output", "m"]) == 2
     assert "cannot read" in capsys.readouterr().err
