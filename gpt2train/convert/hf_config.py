@@ -30,6 +30,8 @@ from gpt2train.store.files import ADAPTER, adapter_alone, check_model_folder
 from gpt2train.store.inner_path import inner_path
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+ENDINGS = (".json", ".safetensors", ".txt", ".model", ".jinja", ".md")  # of the files that a model is written with
+SCORES = "eval"  # folder of the scores of a model
 CLASSIFIER = "ForSequenceClassification"
 LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM")
 MAX_LABELS = 2**16
@@ -223,13 +225,16 @@ def check_free(folder: Path) -> None:
     """Check that a model may be written to a path: it does not exist, is empty, or is an older model folder.
 
     Raises:
-        UserError: the path is something else.
+        UserError: the path is something else, or a model folder with files that none is written with, such as `.git`.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         try:
             read_shape(folder)  # a folder with any other `config.json` is not overwritten
         except UserError as error:
             raise UserError(f"{folder} already exists and is not a model folder; give another folder") from error
+        for path in sorted(folder.iterdir()):
+            if path.name != SCORES if path.is_dir() else path.suffix not in ENDINGS:
+                raise UserError(f"{folder} has {path.name} of yours, which would be removed; give another folder")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import IO, Any
 
@@ -94,8 +95,17 @@ def test_a_model_folder_is_written_atomically(tmp_path: Path, open_data: Path) -
     assert (tmp_path / "m/model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
     write_model(tmp_path / "m", weights_of(make_model(SHAPE, seed=2)), SHAPE, open_data / "bpe")
-    assert (tmp_path / "m/model.safetensors").read_bytes() != before
+    after = (tmp_path / "m/model.safetensors").read_bytes()
+    assert after != before
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    for mine in (".git/HEAD", "run.py"):  # of a clone of the hub's repository
+        (tmp_path / "m" / mine).parent.mkdir(exist_ok=True)
+        (tmp_path / "m" / mine).write_text("mine")
+        with pytest.raises(UserError, match=rf"m has {mine.partition('/')[0]} of yours, which would be removed"):
+            write_model(tmp_path / "m", weights, SHAPE, open_data / "bpe")
+        assert (tmp_path / "m" / mine).read_text() == "mine"
+        shutil.move(tmp_path / "m" / mine.partition("/")[0], tmp_path / "elsewhere")
+    assert (tmp_path / "m/model.safetensors").read_bytes() == after
 
 
 @pytest.mark.parametrize("name", ["letter.txt", "config.json"])  # any program has a config.json
