@@ -62,7 +62,9 @@ class Guard:
                     unread = False
                     await self.app(scope, _replay(body, receive), counted)
             else:
-                await self.app(scope, receive, counted)
+                # RFC 9110 9.1: HEAD is GET without the body, which uvicorn leaves out. Monitors ask for it.
+                routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+                await self.app(routed, receive, counted)
         except ApiError as refusal:
             await error_response(path, refusal)(scope, receive, counted)
         except ClientDisconnectedError:

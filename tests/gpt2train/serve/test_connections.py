@@ -96,6 +96,20 @@ def test_a_foreign_host_header_is_refused(server: Running) -> None:
     assert status(read(without)) == 200
 
 
+def test_head_is_get_without_the_body(server: Running) -> None:
+    """As monitors send it."""
+    for path, expected in (
+        ("/health", 200),
+        ("/", 200),
+        ("/v1/models", 200),
+        ("/nothing", 404),
+        ("/v1/completions", 405),
+    ):
+        raw = read(connect(server, f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()))
+        assert status(raw) == expected and raw.endswith(b"\r\n\r\n"), path
+        assert int(raw.lower().partition(b"content-length: ")[2].partition(b"\r")[0]) > 0
+
+
 def test_a_page_of_another_origin_is_refused(server: Running) -> None:
     own = (server.url, "http://localhost:3000")
     for origin in ("https://evil.example", "http://evil.example:5000", "null", "file://", "http://[", *own):
