@@ -53,10 +53,11 @@ def find_own(
     """Find the checkpoint from which a run resumes, but a `diverged` one; None if it has none. Collective.
 
     Raises:
-        UserError: the run folder has another model, tokenizer, seed or data, or is itself a checkpoint.
+        UserError: the run folder has another model, tokenizer, seed or data, or is itself a checkpoint, or its
+            checkpoints are a link to what is not there.
         RunError: all checkpoints are damaged; the run never silently restarts from scratch.
     """
-    all_or_raise(lambda: _check_no_checkpoint(config.output), group)
+    all_or_raise(lambda: _check_folder(config.output), group)
     found = newest_intact(config.output, group, diverged)
     if found is not None:
         all_or_raise(lambda: check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
@@ -76,10 +77,13 @@ def _log_changes(before: Mapping[str, Any], now: Mapping[str, Any], epochs: bool
             log.info("changed setting: %s from %s to %s", key, *shown)
 
 
-def _check_no_checkpoint(output: str) -> None:
+def _check_folder(output: str) -> None:
     if (Path(output) / run_folder.MANIFEST).exists():
         remedy = "give it as checkpoints.init_from, and another output"
         raise UserError(f"{output} is a checkpoint, not the folder of a run: it would not be read; {remedy}")
+    folder = Path(output) / run_folder.FOLDER
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"{folder} is a link to {folder.readlink()}, which is not there; mount it, or remove the link")
 
 
 def validation_identity(config: RunConfig, data: Dataset | None = None) -> str | None:

@@ -82,6 +82,19 @@ def _read(run: str | Path) -> tuple[list[dict[str, Any]], list[int]]:
     return read_json_lines(path.read_bytes() if path.exists() else b"", lambda row: type(row.get("step")) is int)
 
 
+def set_aside(run: str | Path, interval: int) -> None:
+    """Keep the metrics of a run that begins at step 0 again though it had passed its first checkpoint, and warn.
+
+    Its checkpoints were removed, or are on a disk that is not there.
+    """
+    last = max((row["step"] for row in read_metrics(run)), default=0)
+    if last > interval:
+        path = Path(run) / FILE
+        aside = path.replace(path.with_name(f"{FILE}.old"))
+        found = f"{run} has metrics of {last:,} steps, but no checkpoint of them"
+        log.warning("warning: %s: training begins at step 0; the metrics are kept in %s", found, aside)
+
+
 class MetricsWriter:
     """Writer that appends one row per step to metrics.jsonl and forwards it to trackers.
 

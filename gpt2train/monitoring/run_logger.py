@@ -21,7 +21,7 @@ from gpt2train.data.dataset import Dataset
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.gpu_meter import gpu_meter
 from gpt2train.monitoring.memory_report import peak_resident
-from gpt2train.monitoring.metrics import MetricsWriter, mfu
+from gpt2train.monitoring.metrics import MetricsWriter, mfu, set_aside
 from gpt2train.monitoring.rank_report import RankReport, slowest_line
 from gpt2train.monitoring.run_record import record_start
 from gpt2train.monitoring.samples import SampleWriter
@@ -121,6 +121,8 @@ class RunLogger:
             corpora=[(corpus.identity, corpus.tokens, corpus.share) for corpus in corpora],
             source=source,
         )
+        if not state.step:
+            set_aside(run, self._config.checkpoints.interval)
         self._samples = SampleWriter(run, state.step)
         return MetricsWriter(run, state.step, open_trackers(self._config, state.step))
 

@@ -223,6 +223,24 @@ def test_other_training_settings_may_change_and_are_logged(
     assert "changed setting: output" not in caplog.text
 
 
+def test_a_run_whose_checkpoints_are_gone_keeps_its_metrics(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = copy(saved_run, tmp_path / "run")
+    before = (run / "metrics.jsonl").read_bytes()
+    shutil.move(run / "checkpoints", tmp_path / "disk")
+    (run / "checkpoints").symlink_to(tmp_path / "unmounted")
+    config = make(tokens, run, steps=10, checkpoints=SAVING)
+    with pytest.raises(UserError, match=r"is a link to .*unmounted, which is not there; mount it"):
+        train(config, alone)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    (run / "checkpoints").unlink()
+    logging.getLogger("gpt2train").propagate = True
+    assert train(config, alone).step == 10
+    assert "has metrics of 10 steps, but no checkpoint of them: training begins at step 0" in caplog.text
+    assert (run / "metrics.jsonl.old").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("lost", "said"),
     [
