@@ -84,6 +84,8 @@ def _check_folder(output: str) -> None:
     folder = Path(output) / run_folder.FOLDER
     if folder.is_symlink() and not folder.exists():
         raise UserError(f"{folder} is a link to {folder.readlink()}, which is not there; mount it, or remove the link")
+    if folder.exists() and not folder.is_dir():  # the first save would fail
+        raise UserError(f"{folder} is a file, not the folder of the checkpoints; remove it")
 
 
 def validation_identity(config: RunConfig, data: Dataset | None = None) -> str | None:

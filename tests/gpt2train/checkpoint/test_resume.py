@@ -235,6 +235,10 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_metrics(
         train(config, alone)
     assert (run / "metrics.jsonl").read_bytes() == before
     (run / "checkpoints").unlink()
+    (run / "checkpoints").touch()
+    with pytest.raises(UserError, match="is a file, not the folder of the checkpoints"):
+        train(config, alone)
+    (run / "checkpoints").unlink()
     logging.getLogger("gpt2train").propagate = True
     assert train(config, alone).step == 10
     assert "has metrics of 10 steps, but no checkpoint of them: training begins at step 0" in caplog.text
