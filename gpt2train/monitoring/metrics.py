@@ -83,16 +83,17 @@ def _read(run: str | Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def set_aside(run: str | Path, interval: int) -> None:
-    """Keep the metrics of a run that begins at step 0 again though it had passed its first checkpoint, and warn.
+    """Keep what a run that begins at step 0 would remove from metrics.jsonl, and warn.
 
-    Its checkpoints were removed, or are on a disk that is not there.
+    That is the file of another program, or the metrics of a run that had passed its first checkpoint: its checkpoints
+    were removed, or are on a disk that is not there.
     """
     last = max((row["step"] for row in read_metrics(run)), default=0)
-    if last > interval:
+    if last > interval or (not last and unreadable_lines(run)):
         path = Path(run) / FILE
         aside = path.replace(path.with_name(f"{FILE}.old"))
-        found = f"{run} has metrics of {last:,} steps, but no checkpoint of them"
-        log.warning("warning: %s: training begins at step 0; the metrics are kept in %s", found, aside)
+        found = f"has metrics of {last:,} steps, but no checkpoint of them" if last else f"has another {FILE}"
+        log.warning("warning: %s %s: training begins at step 0; it is kept in %s", run, found, aside)
 
 
 class MetricsWriter:

@@ -243,6 +243,10 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_metrics(
     assert train(config, alone).step == 10
     assert "has metrics of 10 steps, but no checkpoint of them: training begins at step 0" in caplog.text
     assert (run / "metrics.jsonl.old").read_bytes() == before
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/metrics.jsonl").write_text('{"visitors": 12}\n')
+    train(make(tokens, tmp_path / "own", steps=4), alone)
+    assert (tmp_path / "own/metrics.jsonl.old").read_text() == '{"visitors": 12}\n'
 
 
 @pytest.mark.parametrize(
