@@ -15,11 +15,13 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.store.run_folder import FOLDER
 
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DEFAULT_REMEDY = "give another --output"  # of a write that failed
 ADAPTER = "adapter_config.json"  # of PEFT
+OTHER_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin")  # of nanoGPT, LitGPT, Lightning, llm.c
 PROBE_BYTES = 1 << 20  # that a disk has to take; one that refuses them counts as full
 
 
@@ -94,7 +96,11 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
     if not (Path(path) / "config.json").is_file():
         if (Path(path) / ADAPTER).is_file():
             raise UserError(adapter_alone(path))
-        remedy = f"create one: gpt2train merge RUN --output {quote(str(path))}"
+        remedy = "give a folder with config.json and model.safetensors, as gpt2train merge RUN --output MODEL writes it"
+        if (Path(path) / FOLDER).is_dir():
+            remedy = f"create one of this run: gpt2train merge {quote(str(path))} --output {quote(f'{path}/model')}"
+        elif other := next((file.name for file in sorted(Path(path).iterdir()) if file.suffix in OTHER_WEIGHTS), None):
+            remedy = f"export {other} as a Hugging Face folder by the program that wrote it"
         raise UserError(f"{path} is not a model folder (no config.json); {remedy}")
 
 

@@ -158,8 +158,13 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
 
 
 def test_damage_and_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"no config\.json"):
+    with pytest.raises(UserError, match=r"no config\.json\); give a folder with config\.json and model"):
         read_model(tmp_path)
+    for name, remedy in (("ckpt.pt", "export ckpt.pt as a Hugging Face folder"), ("checkpoints/x", "gpt2train merge")):
+        (tmp_path / "other" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "other" / name).touch()
+        with pytest.raises(UserError, match=remedy):
+            read_model(tmp_path / "other")
     (tmp_path / "adapter_config.json").write_text("{}")
     for content in (None, LFS, json.dumps(CONFIG)):
         if content:
