@@ -181,6 +181,13 @@ class AnswerData(TaskData):
         """Count the tokens of the answers that a token precedes."""
         return max(1, int(self._counts[self.documents_of(indices)].sum()))
 
+    def check_validation(self, samples: int) -> None:
+        """Raise a UserError if the first samples have no target: their loss of 0 would make any checkpoint the best."""
+        read = self.documents_of(range(min(samples, self.per_epoch)))
+        if not self._counts[read].any():
+            found = f"{self.prefix}: the first {len(read):,} samples have no token of an answer"
+            raise UserError(f"{found}, and validation reads those; raise validation.samples, or give other samples")
+
     def _check_form(self) -> None:
         lengths = np.asarray(self.dataset.lengths, dtype=np.int64)
         odd = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -225,7 +232,10 @@ def labelled_data(config: RunConfig, part: Part) -> LabelledData | None:
 
 def answer_data(config: RunConfig, part: Part) -> AnswerData | None:
     """Open the prompts and answers, "train" or "valid"; errors as `TaskData`."""
-    return _open(AnswerData, config, part)
+    found = _open(AnswerData, config, part)
+    if found is not None and part == "valid":
+        found.check_validation(config.validation.samples)
+    return found
 
 
 def _open(kind: type[T], config: RunConfig, part: Part) -> T | None:

@@ -198,6 +198,11 @@ def test_wrong_objectives_are_refused(tmp_path: Path, alone: DistContext) -> Non
     write_documents(tmp_path / "lm" / "train", [[[1, 2], []], [[], [3]]])
     with pytest.raises(UserError, match="has no token of an answer, so that nothing is learned"):
         train(make(tmp_path / "lm", tmp_path / "run", objective={"name": "answers"}), alone)
+    answered, empty = [[1, 2], [3]], [[1, 2], []]
+    write_documents(tmp_path / "lm/train", [answered] * 8)
+    write_documents(tmp_path / "lm/valid", [*[empty] * 7, answered])
+    with pytest.raises(UserError, match="valid: the first 7 samples have no token of an answer"):
+        train(make(tmp_path / "lm", tmp_path / "run", objective={"name": "answers"}), alone)
     with pytest.raises(UserError, match="is not prompts and answers"):
         train(make(write_tokens(tmp_path / "lm"), tmp_path / "run", objective={"name": "answers"}), alone)
 
