@@ -5,6 +5,7 @@ Importing this module loads the plug-ins: each evaluation has a command.
 
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -136,7 +137,7 @@ def tasks(
     commands = [*EVALUATIONS, "curve"]
     for name in task:
         if name in commands:
-            raise UserError(f"{name} has a command of its own: gpt2train evaluate {name}, followed by its options")
+            raise UserError(f"{name} has a command of its own: gpt2train evaluate {quote(name)}")
         read_description(name, commands)
     score_tasks(task, model or (), options)
 

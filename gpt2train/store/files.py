@@ -96,7 +96,7 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
     if not (Path(path) / "config.json").is_file():
         if (Path(path) / ADAPTER).is_file():
             raise UserError(adapter_alone(path))
-        remedy = "give a folder with config.json and model.safetensors, as gpt2train merge RUN --output MODEL writes it"
+        remedy = "give a folder with config.json and model.safetensors: gpt2train merge RUN --output MODEL"
         if (Path(path) / FOLDER).is_dir():
             remedy = f"create one of this run: gpt2train merge {quote(str(path))} --output {quote(f'{path}/model')}"
         elif other := next((file.name for file in sorted(Path(path).iterdir()) if file.suffix in OTHER_WEIGHTS), None):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.shards import CLEAN, read_table
-from tasks.core.step import Step
+from tasks.core.step import BEGUN, Step
 from tasks.shuffle.step import ShuffleSettings, cell_of, count_cells, scatter_shards, shuffle, shuffle_key
 from tests.tasks.corpus import Inline, content_of, documents_of, row, rows_of
 
@@ -98,6 +98,7 @@ def test_a_truncated_scatter_file_is_not_used(tmp_path: Path) -> None:
     source = documents_of(root, ROWS, 70)
     folder = root / "shuffled"
     shards = [f"part-{number:05d}.parquet" for number in range(5)]
+    folder.write_bytes(BEGUN, b"")
     scatter_shards(folder, "scatter-00000", shards, root / "clean", 1, 3)
     path = Path(folder.path("scatter/scatter-00000.parquet"))
     path.write_bytes(path.read_bytes()[:100])
