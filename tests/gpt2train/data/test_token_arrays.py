@@ -50,7 +50,7 @@ def test_the_pages_of_each_place_are_asked_for_once(tmp_path: Path, asked: list[
 def test_arrays_in_memory_and_systems_without_the_call(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.arange(5000)
     read_ahead(array, np.array([0, 4999]), 16)
-    assert len(asked) == 2 and (array == np.arange(5000)).all()
+    assert 2 <= len(asked) <= 4 and (array == np.arange(5000)).all()  # each part may lie in two pages
     asked.clear()
     read_ahead(np.empty(0, dtype=np.uint16), np.empty(0, dtype=np.int64), 16)
     monkeypatch.setattr(module, "_madvise", None)
