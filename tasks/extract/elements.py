@@ -35,7 +35,7 @@ MIN_ELSEWHERE, MAX_LINKS = 0.2, 100  # share of the links of a list of sources, 
 NO_FIELDS = frozenset(["hidden", "submit", "button", "image", "reset", "search"])
 CHOICES = frozenset(["checkbox", "radio"])
 PERSONAL = frozenset(["email", "password", "tel"])
-MIN_ANSWERS, MOST_ANSWERS = 3, 0.3  # fields to fill in; share of them, which are few in a questionnaire
+MIN_ANSWERS, SHARE_OF_ANSWERS = 3, 0.4  # fields to fill in; share of them: .3 in a questionnaire, .43 in sign-ups
 MAX_QUESTION = 250  # characters of a form for each of its fields
 
 
@@ -89,7 +89,7 @@ def asks_for_person(form: HtmlElement, size: int) -> bool:
     types = [(one.get("type") or "").lower() for one in form.iter("input", "select", "textarea")]
     fields = [one for one in types if one not in NO_FIELDS]
     answers = sum(one not in CHOICES for one in fields)
-    if answers < max(MIN_ANSWERS, MOST_ANSWERS * len(fields)) or PERSONAL.isdisjoint(fields):
+    if answers < max(MIN_ANSWERS, SHARE_OF_ANSWERS * len(fields)) or PERSONAL.isdisjoint(fields):
         return False
     return size <= MAX_QUESTION * len(fields) and form.find(".//h1") is None
 
