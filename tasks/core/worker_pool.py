@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 import pebble
@@ -96,6 +97,7 @@ class WorkerPool:
         given = (module, dict(os.environ) if is_forked else None)
         self._open = functools.partial(pebble.ProcessPool, workers, 0, _begin_worker, given, context)
         self._pool, self._opening = self._open(), threading.Lock()
+        self._calls: set[concurrent.futures.Future[Any]] = set()  # that have not ended
 
     def submit(
         self,
@@ -118,9 +120,12 @@ class WorkerPool:
         call = (function, *args) if cpu_seconds is None else (_with_cpu_limit, cpu_seconds, function, *args)
         with self._opening:
             if not self._pool.active:
-                _end(self._pool)
+                self._end()
                 self._pool = self._open()
-            return self._pool.schedule(call[0], args=call[1:], timeout=timeout)
+            future = self._pool.schedule(call[0], args=call[1:], timeout=timeout)
+            self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return future
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run `function(*args)` in a worker and wait for it.
@@ -137,12 +142,15 @@ class WorkerPool:
         """Kill all workers."""
         if _pool is self:
             adopt(None)
-        _end(self._pool)
+        self._end()
 
-
-def _end(pool: pebble.ProcessPool) -> None:
-    pool.stop()
-    pool.join()
+    def _end(self) -> None:
+        """Kill all workers, and end the calls that pebble has not sent to one: it forgets them."""
+        self._pool.stop()
+        self._pool.join()
+        for call in self._calls.copy():
+            if not call.done():
+                call.set_exception(BrokenProcessPool("the workers ended before this call began"))
 
 
 def _begin_worker(module: str | None, environment: dict[str, str] | None) -> None:

@@ -200,6 +200,16 @@ def test_a_pool_outlives_workers_that_die_between_two_calls(module: str | None) 
             assert pool.call(os.getpid) != worker
 
 
+def test_no_call_waits_for_workers_that_died_before_it_was_sent() -> None:
+    with contextlib.closing(WorkerPool(1)) as pool:
+        calls = [pool.submit(len, b"x" * 1_000_000) for _ in range(8)]  # more than the pipe to the workers takes
+        for worker in multiprocessing.active_children():  # it is about to start
+            worker.kill()
+        ended = calls[0].exception(timeout=120)
+        assert pool.call(len, b"xx") == 2
+        assert ended is None or all(isinstance(call.exception(timeout=120), BrokenProcessPool) for call in calls)
+
+
 @pytest.mark.parametrize("module", [None, "tabnanny"])
 def test_a_worker_does_not_run_the_script_that_starts_it(module: str | None, tmp_path: Path) -> None:
     (script := tmp_path / "script.py").write_text(
