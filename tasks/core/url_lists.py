@@ -61,7 +61,7 @@ def _check_start(location: str) -> None:
         _check_kind(location, head[:256].removeprefix(b"\xef\xbb\xbf").lstrip())
         if b"\r" in head.strip() and b"\n" not in head:  # as spreadsheets of macOS write text
             remedy = r"convert it: tr '\r' '\n' < IN > OUT"
-            raise UserError(f"{location} is one line to others than old Macs, whose line ends it has; {remedy}")
+            raise UserError(f"{location} is a single line: its lines end in carriage returns; {remedy}")
 
 
 def _check_kind(location: str, head: bytes) -> None:

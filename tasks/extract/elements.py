@@ -85,7 +85,7 @@ def holds_input(element: HtmlElement) -> bool:
 
 
 def asks_for_person(form: HtmlElement, size: int) -> bool:
-    """Return True for a form with so many characters that asks for a reader's name and address, and holds no page."""
+    """Return True for a form of `size` characters that asks for a name and an address, without a title of a page."""
     types = [(one.get("type") or "").lower() for one in form.iter("input", "select", "textarea")]
     fields = [one for one in types if one not in NO_FIELDS]
     answers = sum(one not in CHOICES for one in fields)

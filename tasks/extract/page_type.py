@@ -120,7 +120,7 @@ MIN_CODE = 12
 
 
 ARTICLE_TYPE = r"(?:(?!Tech)\w*Article|BlogPosting|LiveBlogPosting|Recipe|Re(?:port|view)\w*)"
-IS_PRODUCT = XPath("boolean(//body[contains(@class, 'single-product')])")
+IS_PRODUCT = XPath("boolean(//body[contains(@class, 'single-product')])")  # of a shop in WordPress
 HOLDS_BODY = XPath("boolean(//*[@itemprop = 'articleBody'])")
 ARTICLE_ITEM = re.compile(rf"schema\.org/{ARTICLE_TYPE}")
 
@@ -130,16 +130,16 @@ def states_article(tree: HtmlElement) -> bool:
 
     WordPress calls each page an article, and gives those of a site the day of their last change alone.
     """
-    names = {
+    stated = {
         (one.get("property") or one.get("name") or "").lower(): one.get("content") or "" for one in tree.iter("meta")
     }
-    is_of_site = "article:modified_time" in names and not IS_PRODUCT(tree)
-    if any(name.startswith("article:published") for name in names):
+    is_of_site = "article:modified_time" in stated and not IS_PRODUCT(tree)
+    if any(name.startswith("article:published") for name in stated):
         return True
-    if names.get("og:type", "").lower() == "article" and not is_of_site:
+    if stated.get("og:type", "").lower() == "article" and not is_of_site:
         return True
-    is_stated = any(re.fullmatch(ARTICLE_TYPE, name) for name in _stated(tree))
-    return is_stated or HOLDS_BODY(tree) or any(map(ARTICLE_ITEM.search, ITEM_TYPES(tree)))
+    is_typed = any(re.fullmatch(ARTICLE_TYPE, name) for name in _stated(tree))
+    return is_typed or HOLDS_BODY(tree) or any(map(ARTICLE_ITEM.search, ITEM_TYPES(tree)))
 
 
 def page_type(tree: HtmlElement, metas: Sequence[HtmlElement]) -> str:

@@ -143,7 +143,7 @@ IBANS = ("de89 3704 0044 0532 0130 00", "Fr14 2004 1010 0505 0001 3m02 606", "be
 
 
 def test_an_iban_may_have_small_letters_and_other_separators() -> None:
-    """What resembles one in small letters stays."""
+    """Words in small letters that resemble one stay."""
     settings = private(ibans=True)
     for separator in ("", " ", "-", ".", "\t", "\u2011", "\u2013"):
         for written in (*IBANS, *map(str.upper, IBANS)):
