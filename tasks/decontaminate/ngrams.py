@@ -60,10 +60,12 @@ class NgramIndex:
     def __init__(self, texts: Sequence[str], ngram: int = 13, min_ngram: int = 8) -> None:
         self.min_ngram = min_ngram
         self.ignored = 0
-        self._vocabulary: dict[str, int] = {}
-        numbers = [self._numbers(text) for text in texts]
-        self._words = np.concatenate([*numbers, np.zeros(0, dtype=np.uint32)])
-        sizes = np.array([len(words) for words in numbers], dtype=np.int64)
+        # Separated by line ends, the texts have the same words as one by one.
+        whole_text = "\n\n".join(texts)
+        words, starts, ends = _split(whole_text, spans=True)
+        self._vocabulary, self._words = _numbered(whole_text, starts, ends)
+        places = np.cumsum([0, *(len(text) + 2 for text in texts)])
+        sizes = np.diff(np.searchsorted(starts, places))
         self.ignored = int((sizes < min_ngram).sum())
         # All n-grams: their text, their first word within it and among all words, and their number of words.
         lengths = np.minimum(sizes, ngram)
@@ -71,32 +73,24 @@ class NgramIndex:
         text = np.repeat(np.arange(len(texts)), counts)
         offset = np.arange(len(text)) - (np.cumsum(counts) - counts)[text]
         start, length = (np.cumsum(sizes) - sizes)[text] + offset, lengths[text]
-        first, gram = _distinct(self._words, start, length, ngram)
+        hashes = np.zeros(len(start), dtype=np.uint64)
+        for size in np.unique(length).tolist():
+            hashes[length == size] = _windows(words, size)[0][start[length == size]]
+        first, gram = distinct(hashes, self._words, start, length, ngram)
         self._starts, self._lengths = start[first], length[first].astype(np.uint8)
         holders = np.unique(gram * len(texts) + text)  # pairs of an n-gram and a text
         self._holders = (holders % max(len(texts), 1)).astype(np.int32)
         self._ends = np.cumsum(np.bincount(holders // max(len(texts), 1), minlength=len(first)))
-        keys, whole = [np.zeros(0, dtype=np.uint64)], [np.zeros(0, dtype=np.uint64)]
-        for other, size in zip(texts, sizes.tolist(), strict=True):
-            if size >= min_ngram:
-                words, _, _ = _split(other, spans=False)
-                whole.append(_windows(words, min(size, ngram))[0])
-                keys.append(_windows(words, min_ngram)[0][: len(whole[-1])])
-        every = np.unique(np.concatenate(keys))
+        every = np.unique(_windows(words, min_ngram)[0][start])
         bits = min(max(16, (SLOTS_PER_NGRAM * len(every)).bit_length()), 26)
         self._keys = Keys(every, np.zeros(1 << bits, dtype=bool), np.uint64(64 - bits))
         self._keys.known[every >> self._keys.shift] = True
-        hashes = np.concatenate(whole)[first]
+        hashes = hashes[first]
         order = np.argsort(hashes, kind="stable")
         self._by_hash: dict[int, tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]] = {}
-        for words_each in np.unique(self._lengths).tolist():
-            grams = order[self._lengths[order] == words_each]
-            self._by_hash[words_each] = hashes[grams], grams.astype(np.int32)
-
-    def _numbers(self, text: str) -> npt.NDArray[np.uint32]:
-        """Words of an evaluation text as numbers from 1; new words are added to the vocabulary."""
-        known = self._vocabulary
-        return np.array([known.setdefault(word, len(known) + 1) for word in words_of(text)], dtype=np.uint32)
+        for size in np.unique(self._lengths).tolist():
+            grams = order[self._lengths[order] == size]
+            self._by_hash[size] = hashes[grams], grams.astype(np.int32)
 
     @property
     def size(self) -> int:
@@ -176,14 +170,30 @@ def _windows(
     return hashes[:windows], found[:count]
 
 
-def _distinct(
-    words: npt.NDArray[np.uint32], start: npt.NDArray[np.int64], length: npt.NDArray[np.int64], ngram: int
+def _numbered(
+    text: str, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[dict[str, int], npt.NDArray[np.uint32]]:
+    """Number of each folded word of a text, from 1, and its words as these numbers."""
+    words = [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    vocabulary: dict[str, int] = {}
+    numbers = {word: vocabulary.setdefault(folded(word), len(vocabulary) + 1) for word in dict.fromkeys(words)}
+    return vocabulary, np.fromiter(map(numbers.__getitem__, words), dtype=np.uint32, count=len(words))
+
+
+def distinct(
+    hashes: npt.NDArray[np.uint64],
+    words: npt.NDArray[np.uint32],
+    start: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int64],
+    ngram: int,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Index of the first of each distinct n-gram, in their order, and of each n-gram its number among these."""
     padded = np.concatenate([words, np.zeros(ngram, dtype=np.uint32)])
     rows = np.lib.stride_tricks.sliding_window_view(padded, ngram)[start]
     rows[np.arange(ngram) >= length[:, None]] = 0  # the number of no word
-    _, first, found = np.unique(rows.view(f"V{4 * ngram}").ravel(), return_index=True, return_inverse=True)
+    _, first, found = np.unique(hashes, return_index=True, return_inverse=True)
+    if (rows != rows[first[found]]).any():  # two n-grams have one hash: compare the words, four times as slow
+        _, first, found = np.unique(rows.view(f"V{4 * ngram}").ravel(), return_index=True, return_inverse=True)
     order = np.argsort(first)
     return first[order], np.argsort(order)[found]
 

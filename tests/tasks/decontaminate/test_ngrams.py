@@ -20,7 +20,7 @@ from gpt2train.data.text_units import UNSPACED, spaced_word
 from gpt2train.errors import UserError
 from tasks.decontaminate.eval_sets import EvaluationSet, check_sets, find_sets, passages
 from tasks.decontaminate.folding import IDEOGRAPH, IGNORED, LETTER, folded, letters
-from tasks.decontaminate.ngrams import NgramIndex, word_spans, words_of
+from tasks.decontaminate.ngrams import NgramIndex, distinct, word_spans, words_of
 from tasks.decontaminate.step import DecontaminateSettings, plan_cuts, remove
 from tests.tasks.corpus import read_jsonl, texts_of
 
@@ -50,6 +50,18 @@ def plain_matches(texts: Sequence[str], text: str, longest: int, shortest: int) 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     NgramIndex(["one two"], 2, 2)
+
+
+@given(st.lists(st.integers(1, 2), max_size=40))
+def test_n_grams_with_one_hash_are_told_apart(words: list[int]) -> None:
+    starts, numbers = np.arange(len(words)), np.array(words, dtype=np.uint32)
+    lengths = np.minimum(3, len(words) - starts)
+    grams = [tuple(words[start : start + 3]) for start in range(len(words))]
+    of_words = np.array([hash(gram) & 0xFFFF for gram in grams], dtype=np.uint64)
+    for hashes in (of_words, np.zeros(len(words), dtype=np.uint64)):
+        first, found = distinct(hashes, numbers, starts, lengths, 3)
+        assert [grams[at] for at in first] == list(dict.fromkeys(grams))
+        assert [grams[first[number]] for number in found] == grams
 
 
 @given(st.lists(TEXTS, max_size=6), TEXTS, st.integers(1, 4), st.integers(0, 4))
