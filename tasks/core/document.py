@@ -15,7 +15,12 @@ def document_id(url: str, text: str) -> str:
 
 def strip_unstorable(text: str) -> str:
     """Remove characters that Arrow or tokenizers reject: NUL and lone surrogates."""
-    return SURROGATES.sub("", text.replace("\0", ""))
+    text = text.replace("\0", "")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return SURROGATES.sub("", text)
+    return text
 
 
 def trim(text: str) -> str:
