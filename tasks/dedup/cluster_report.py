@@ -48,11 +48,9 @@ def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, member
     sizes = pa.Table.from_struct_array(pc.value_counts(names))
     sizes = sizes.sort_by([("counts", "descending"), ("values", "ascending")]).slice(0, count)
     order = sizes["values"].to_pylist()
-    if not order:  # Parquet filters reject an empty set
-        return []
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in order}
     for part in parts:
-        for row in read_table(folder, part, filters=[("cluster", "in", order)]).to_pylist():
+        for row in _rows_with(read_table(folder, part), "cluster", order).to_pylist():
             rows[row["cluster"]].append(row)
     shown = [row for found in rows.values() for row in found[:members]]
     excerpts = _excerpts(folder, manifest, shown)
@@ -60,6 +58,10 @@ def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, member
         Cluster(name, size, tuple(_member(row, excerpts) for row in rows[name][:members]))
         for name, size in zip(order, sizes["counts"].to_pylist(), strict=True)
     ]
+
+
+def _rows_with(table: pa.Table, column: str, values: list[str]) -> pa.Table:
+    return table.filter(pc.is_in(table[column], pa.array(values, pa.string())))
 
 
 def _member(row: dict[str, Any], excerpts: dict[str, str]) -> ClusterMember:
@@ -78,7 +80,7 @@ def _excerpts(folder: Folder, manifest: Manifest, rows: list[dict[str, Any]]) ->
     for name, ids in sorted(wanted.items()):
         if name not in named:
             continue
-        table = read_table(folder, name, ["id", "text"], [("id", "in", ids)])
+        table = _rows_with(read_table(folder, name, ["id", "text"]), "id", ids)
         heads = pc.utf8_slice_codeunits(table["text"], 0, EXCERPT).to_pylist()
         found.update(zip(table["id"].to_pylist(), heads, strict=True))
     return found

@@ -1,24 +1,26 @@
 """Characters of pages that the extraction drops, by rule; and rules that drop more than usual on a host.
 
 Of a sample, a twentieth of the pages: the first with a document in evenly spaced shards, which the extraction has read
-within its limits. An account takes as long as an extraction.
+within its limits. An account takes as long as an extraction, so the workers make them.
 """
 
+import functools
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from gpt2train.errors import RunError
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, merge_manifests
 from gpt2train.store.output import Origins
 from tasks.core.shards import read_table
 from tasks.core.url_lists import host_of
-from tasks.download.warc import Page
+from tasks.core.worker_pool import WorkerPool, result
 from tasks.extract.account import RULES, characters_by_rule, page_account
 from tasks.extract.blocks import KEPT
 from tasks.extract.settings import ACCOUNTED_ENGINE
-from tasks.sources.index import pages_behind
+from tasks.sources.index import read_pages, shard_behind
 
 MIN_SAMPLE, MAX_SAMPLE, MAX_SHARDS = 100, 1000, 32  # pages, and shards
 SHARE = 20  # pages of which one is in the sample
@@ -28,24 +30,39 @@ MIN_FACTOR = 2  # of the rule's share of all pages
 TOP = 20
 
 
-def dropped_text(root: Folder, by_step: Mapping[str, Manifest]) -> dict[str, Any] | None:
-    """Characters by rule in a sample of pages, and the hosts on which a rule drops an unusual share.
+def dropped_text(
+    root: Folder, by_step: Mapping[str, Manifest], pool: WorkerPool
+) -> Callable[[], dict[str, Any] | None]:
+    """Start to sum up the characters by rule in a sample of pages; the result is a function that waits for them.
 
-    None without pages, or if they are gone.
+    It returns the sums, and the hosts on which a rule drops an unusual share; None without pages.
+
+    Raises:
+        RunError, FileNotFoundError, WorkerLostError: the pages are gone, or a worker was (the function raises it).
     """
     made = by_step.get("extract")
     if made is None or made.parameters.get("engine") != ACCOUNTED_ENGINE:
-        return None
-    pages = Origins(by_step.values()).behind(made.inputs.get("download", ""))
-    if not pages:
-        return None
+        return lambda: None
+    read = Origins(by_step.values()).behind(made.inputs.get("download", ""))
+    if not read:
+        return lambda: None
+    pages, tables = merge_manifests(read), bool(made.parameters.get("tables", True))
+    numbers = range(len(made.outputs))[:: -(-len(made.outputs) // MAX_SHARDS) or 1]
+    limit = min(MAX_SAMPLE, max(MIN_SAMPLE, made.outcome.seen // SHARE)) // max(1, len(numbers))
+    accounts = [
+        pool.submit(_accounts, root / made.folder, name, root / pages.folder, shard_behind(pages, name), limit, tables)
+        for name in (made.outputs[number].name for number in numbers)
+    ]
+    return functools.partial(_summed, accounts)
+
+
+Account = tuple[str, Counter[str]]  # host of a page, and its characters by rule
+
+
+def _summed(accounts: Sequence[Future[list[Account]]]) -> dict[str, Any] | None:
     hosts: dict[str, list[Counter[str]]] = defaultdict(list)
-    try:
-        for page in _sample(root, made, merge_manifests(pages)):
-            if found := page_account(page, bool(made.parameters.get("tables", True))):
-                hosts[host_of(page.url) or ""].append(characters_by_rule(found[2]))
-    except (RunError, FileNotFoundError):
-        return None
+    for host, counts in itertools.chain.from_iterable(map(result, accounts)):
+        hosts[host].append(counts)
     total = _sum(counts for found in hosts.values() for counts in found)
     if not total.total():
         return None
@@ -56,20 +73,18 @@ def dropped_text(root: Folder, by_step: Mapping[str, Manifest]) -> dict[str, Any
     return {"pages": sum(map(len, hosts.values())), "rules": rules, "hosts": _unusual(hosts, total)[:TOP]}
 
 
-def _sample(root: Folder, made: Manifest, pages: Manifest) -> Iterator[Page]:
-    """Yield the first pages that have a document, of evenly spaced shards."""
-    numbers = range(len(made.outputs))[:: -(-len(made.outputs) // MAX_SHARDS) or 1]
-    limit = min(MAX_SAMPLE, max(MIN_SAMPLE, made.outcome.seen // SHARE)) // max(1, len(numbers))
-    for number in numbers:
-        name = made.outputs[number].name
-        wanted = read_table(root / made.folder, name, ["url"])["url"].to_pylist()[:limit]
-        remaining = Counter(wanted)
-        for page in pages_behind(root, pages, name) if wanted else ():
-            if remaining[page.url] > 0:
-                remaining[page.url] -= 1
-                yield page
-                if not remaining.total():
-                    break
+def _accounts(documents: Folder, name: str, pages: Folder, shard: str, limit: int, tables: bool) -> list[Account]:
+    """Read the first pages of a shard that have a document, and sum up the characters of each."""
+    remaining = Counter(read_table(documents, name, ["url"])["url"].to_pylist()[:limit])
+    found: list[Account] = []
+    for page in read_pages(pages, shard) if remaining else ():
+        if remaining[page.url] > 0:
+            remaining[page.url] -= 1
+            if account := page_account(page, tables):
+                found.append((host_of(page.url) or "", characters_by_rule(account[2])))
+            if not remaining.total():
+                break
+    return found
 
 
 def _unusual(hosts: Mapping[str, list[Counter[str]]], total: Counter[str]) -> list[dict[str, Any]]:

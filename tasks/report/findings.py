@@ -5,11 +5,13 @@ spaced shards, which the page states.
 """
 
 import difflib
+import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +19,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.data.text_units import has_unspaced, units_of
+from gpt2train.errors import RunError
 from gpt2train.runs.contamination import RESULT, parse_result
 from gpt2train.store.counts import count_of
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest
 from tasks.core.shards import read_rows, read_table
+from tasks.core.worker_pool import WorkerLostError, WorkerPool, result
 from tasks.dedup.cluster_report import Cluster, largest_clusters
 from tasks.dedup.lost_sources import MAX_LOST_SHARE, lost_sources
 from tasks.download.shard_writer import REFRESH, changes
 from tasks.report.dropped_text import dropped_text
 from tasks.report.pictures import length_histogram
+
+log = logging.getLogger("gpt2train")
+T = TypeVar("T")
 
 TOP = 20  # entries of a list
 MAX_SHARDS, MAX_ROWS = 32, 5000  # sampled shards of each step, and rows of each shard
@@ -34,24 +41,24 @@ MAX_CLUSTERS, MAX_MEMBERS = 10, 8
 FOUND_LANGUAGE = re.compile(r"found (\S+), expected")  # in the detail of a row rejected for its language
 
 
-def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dict[str, Any]:
+def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int, pool: WorkerPool) -> dict[str, Any]:
     """Facts of the data part of the page as plain values; empty for steps that the run does not have.
 
-    There are at most `samples` rejected rows per reason.
+    There are at most `samples` rejected rows per reason. What takes longest is made in worker processes meanwhile.
     """
     before, after = by_step.get("extract"), by_step.get("shuffle")
     dedup, download = by_step.get("dedup"), by_step.get("download")
-    clusters = largest_clusters(root / dedup.folder, dedup, MAX_CLUSTERS, MAX_MEMBERS) if dedup else []
     lengths = [(name, _lengths(root, step)) for name, step in (("extracted", before), ("kept", after)) if step]
-    return {
+    picture = pool.submit(length_histogram, lengths) if any(len(sizes) for _, sizes in lengths) else None
+    dropped = dropped_text(root, by_step, pool)
+    clusters = largest_clusters(root / dedup.folder, dedup, MAX_CLUSTERS, MAX_MEMBERS) if dedup else []
+    found = {
         "reasons": reasons([step for name, step in by_step.items() if name != "cloze"]),  # passages, not documents
         "lengths": [_summary(name, sizes) for name, sizes in lengths if len(sizes)],
-        "length_picture": length_histogram(lengths) if any(len(sizes) for _, sizes in lengths) else None,
         "languages": languages(root, by_step.get("clean"), after),
         "hosts": hosts(root, download) if download else [],
         "consent": consent_signals(root, download) if download else None,
         "refresh": refresh_changes(root, download) if download else None,
-        "dropped": dropped_text(root, by_step),
         "lines": _boilerplate_lines(root, by_step.get("boilerplate")),
         "clusters": [_cluster(found) for found in clusters],
         "rejected": {
@@ -65,6 +72,20 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dic
             if step
         ),
     }
+    made = {
+        "length_picture": _or_none(lambda: result(picture)) if picture else None,
+        "dropped": _or_none(dropped),
+    }
+    return found | made
+
+
+def _or_none(wait: Callable[[], T]) -> T | None:
+    """Wait for a part of the page that workers make; without it a report is still a report."""
+    try:
+        return wait()
+    except (RunError, FileNotFoundError, WorkerLostError, BrokenExecutor) as error:
+        log.warning("warning: a part of the report is left out: %s", error)
+        return None
 
 
 def contamination(root: Folder, tokens: Manifest | None) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ def report(
     step = Step(root, "report", version=11, parameters=settings, inputs=inputs, folder=folder, packages=packages)
     if done := runner.finished(step):
         return done
-    facts = {**gather(root, manifests), "data": findings(root, made, settings.samples)}
+    facts = {**gather(root, manifests), "data": findings(root, made, settings.samples, runner.pool)}
     step.folder.write_bytes(REPORT, _render("report.html", facts).encode())
     return step.commit(Outcome(outputs=(step.folder.record(REPORT),)))
 

@@ -95,15 +95,19 @@ def read_pages(folder: Folder, shard: str) -> Iterator[Page]:
 
 
 def pages_behind(root: Folder, pages: Manifest, documents: str) -> Iterator[Page]:
-    """Yield the pages from which the extraction made a file of documents, `part-00003.parquet` of the fourth shard.
+    """Yield the pages from which the extraction made a file of documents; see `shard_behind`.
 
     Raises:
         RunError: as `read_pages`.
         FileNotFoundError: the shard of the download is gone.
         IndexError: the download has no such shard.
     """
-    number = int(documents.removesuffix(".parquet").rpartition("-")[2])
-    return read_pages(root / pages.folder, pages.outputs[number].name)
+    return read_pages(root / pages.folder, shard_behind(pages, documents))
+
+
+def shard_behind(pages: Manifest, documents: str) -> str:
+    """Name of the shard of pages behind a file of documents, of the fourth behind `part-00003.parquet`."""
+    return pages.outputs[int(documents.removesuffix(".parquet").rpartition("-")[2])].name
 
 
 def read_members(

@@ -1,9 +1,10 @@
 """Documents for tests of the corpus steps: rows of schema CLEAN cut into shards, with a manifest."""
 
+import concurrent.futures
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,33 @@ from gpt2train.store.manifest import Folder, Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, DOCUMENT, commit_rows, read_rows
 from tasks.core.step import Step
+from tasks.core.worker_pool import WorkerPool
+
+
+class InlinePool(WorkerPool):
+    """Pool that calls in this process: spawning would take most of the time of a small test."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def submit(self, function: Callable[..., Any], *args: Any, **_limits: float | None) -> Any:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:  # noqa: BLE001 - as a pool would hand it on
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        pass
 
 
 class Inline(Runner):
-    """Runs every batch in a thread of this process: spawning would take most of the time of a small test."""
+    """Runs every batch in a thread of this process."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._pool = InlinePool(1)
 
     def batches(self, *args: Any, **options: Any) -> list[Outcome]:
         return super().batches(*args, **{**options, "where": "thread"})

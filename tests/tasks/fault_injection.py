@@ -1,10 +1,9 @@
 """Runs of the data recipe that are killed at a given instant of a given write, as orders of `forked_orders`."""
 
-import concurrent.futures
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,36 +16,19 @@ from flows.sources import Sources
 from gpt2train.store.folder import Folder
 from tasks.core.runner import Runner
 from tasks.core.step import Step
-from tasks.core.worker_pool import WorkerLostError, WorkerPool, adopt
+from tasks.core.worker_pool import WorkerLostError, adopt
 from tasks.download.fetch import Fetcher
 from tasks.download.ledger import Fetched
 from tasks.report.step import report
+from tests.tasks.corpus import Inline, InlinePool
 from tests.tasks.kill_points import INSTANTS, kill_at, work_and_die
 
 
-class InlinePool(WorkerPool):
-    """Pool that calls in this process: the matrix kills the writing process, and spawning takes a second."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-
-    def submit(self, function: Callable[..., Any], *args: Any, **_limits: float | None) -> Any:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:  # noqa: BLE001 - as a pool would hand it on
-            future.set_exception(error)
-        return future
-
-    def close(self) -> None:
-        pass
-
-
-class InlineRunner(Runner):
+class InlineRunner(Inline):
     """Runner of one batch after the other, in this process."""
 
     def batches(self, *args: Any, **options: Any) -> Any:
-        return super().batches(*args, **{**options, "where": "thread", "at_once": 1})
+        return super().batches(*args, **{**options, "at_once": 1})
 
 
 class LossyRunner(Runner):

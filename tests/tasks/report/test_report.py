@@ -18,7 +18,7 @@ from tasks.report.dropped_text import dropped_text
 from tasks.report.findings import TOP, findings, rejected_samples, word_diff
 from tasks.report.step import REPORT, ReportSettings, gather, report, summary
 from tasks.shuffle.step import ShuffleSettings, shuffle
-from tests.tasks.corpus import Inline, row
+from tests.tasks.corpus import Inline, InlinePool, row
 from tests.tasks.extract.made_pages import article
 from tests.tasks.extract.test_step import download, page
 
@@ -81,7 +81,7 @@ def test_text_of_documents_is_escaped(made: tuple[Folder, list[Manifest], str]) 
 
 def test_counts_are_correct(made: tuple[Folder, list[Manifest], str]) -> None:
     root, manifests, _ = made
-    data = findings(root, {manifest.step: manifest for manifest in manifests}, 2)
+    data = findings(root, {manifest.step: manifest for manifest in manifests}, 2, InlinePool(1))
     kept = manifests[-1].outcome.kept
     languages = [("en", 23, kept), ("fr", 7, 0)]
     assert [(found["language"], found["before"], found["after"]) for found in data["languages"]] == languages
@@ -93,7 +93,7 @@ def test_counts_are_correct(made: tuple[Folder, list[Manifest], str]) -> None:
 
 def test_lists_are_bounded(made: tuple[Folder, list[Manifest], str]) -> None:
     root, manifests, page = made
-    data = findings(root, {manifest.step: manifest for manifest in manifests}, 2)
+    data = findings(root, {manifest.step: manifest for manifest in manifests}, 2, InlinePool(1))
     assert len(data["hosts"]) == TOP and data["hosts"][0]["failed"] == 100
     assert "well.example" not in page
     found = {reason: (entry["count"], len(entry["rows"])) for reason, entry in data["rejected"]["clean"].items()}
@@ -115,7 +115,7 @@ def test_characters_are_summed_by_rule_and_a_rule_that_drops_much_of_a_host_is_n
     with Inline(workers=1) as runner:
         made = extract(root, pages, ExtractSettings(prefilter=False), runner)
         assert made.outcome.kept == 46
-        found = dropped_text(root, {"extract": made, "download": pages})
+        found = dropped_text(root, {"extract": made, "download": pages}, runner.pool)()
         written = report(root, [pages, made], ReportSettings(), runner=runner)
     assert found is not None and found["pages"] == 46
     assert sum(row["share"] for row in found["rules"]) == pytest.approx(1)
@@ -123,12 +123,12 @@ def test_characters_are_summed_by_rule_and_a_rule_that_drops_much_of_a_host_is_n
     shown = (root / written.folder).read_bytes(REPORT).decode()
     assert "Rules that drop more than usual on a host" in shown and "a sample of 46 pages" in shown
     (root / pages.folder).remove(*(record.name for record in pages.outputs))
-    assert dropped_text(root, {"extract": made, "download": pages}) is None
+    assert findings(root, {"extract": made, "download": pages}, 2, InlinePool(1))["dropped"] is None
 
 
 def test_the_largest_cluster_is_shown_with_a_diff(made: tuple[Folder, list[Manifest], str]) -> None:
     root, manifests, page = made
-    first = findings(root, {manifest.step: manifest for manifest in manifests}, 2)["clusters"][0]
+    first = findings(root, {manifest.step: manifest for manifest in manifests}, 2, InlinePool(1))["clusters"][0]
     assert first["size"] >= 3 and first["kept"].reason is None and first["other"].reason == "near_duplicate"
     kinds = [kind for kind, _ in first["diff"]]
     assert kinds == ["same", "gone", "new", "same"] or kinds == ["gone", "new", "same"]

@@ -20,7 +20,8 @@ from gpt2train.store.manifest import MANIFEST, Folder
 from tasks.core.worker_pool import adopt
 from tasks.report.step import report
 from tests.tasks.cloze.test_step import story
-from tests.tasks.fault_injection import InlinePool, InlineRunner
+from tests.tasks.corpus import InlinePool
+from tests.tasks.fault_injection import InlineRunner
 from tests.tasks.sources.archives import members, response
 from tests.tasks.web_server import Handler, Site
 
