@@ -12,6 +12,7 @@ from tasks.core.shards import sample_texts
 from tasks.core.step import Step
 
 CHECK_SHARDS = 16  # evenly spaced
+CHECKS = 2  # batches; all others of the step wait for them
 
 Compare = Callable[[list[str]], int | None]
 """Number of texts for which two engines differ; None if the fast one does not work here."""
@@ -25,16 +26,17 @@ def check_engine(
     Return an outcome with the documents that were compared (`engine_checked`) and that differ (`engine_mismatches`),
     and the latter in words; both are empty if there are none.
     """
-    sample = tuple(shards[:: -(-len(shards) // CHECK_SHARDS)]) if shards else ()
-    checked = runner.batches(step, "check", [sample], _check, source, max_bytes, compare)[0]
+    sample = shards[:: -(-len(shards) // CHECK_SHARDS)] if shards else ()
+    compared = runner.batches(step, "check", range(CHECKS), _check, source, tuple(sample), max_bytes, compare)
+    checked = Outcome.total(compared)
     wrong, seen = checked.facts.get("engine_mismatches", 0), checked.facts.get("engine_checked", 0)
     return checked, f"for {wrong:,} of {seen:,} documents of {source.url}" if wrong else ""
 
 
 def _check(
-    folder: Folder, name: str, shards: Sequence[str], source: Folder, max_bytes: int, compare: Compare
+    folder: Folder, name: str, number: int, source: Folder, shards: Sequence[str], max_bytes: int, compare: Compare
 ) -> Outcome:
-    texts = sample_texts(source, shards, max_bytes)
+    texts = sample_texts(source, shards, max_bytes)[number::CHECKS]
     if (wrong := compare(texts)) is None:
         return Outcome()
     return Outcome(facts={"engine_checked": len(texts)} | ({"engine_mismatches": wrong} if wrong else {}))

@@ -27,6 +27,7 @@ from tasks.shuffle.settings import ShuffleSettings
 CELL, KEY = "_cell", "_key"
 MAX_CELLS = 1024
 GROUP_ROWS, GROUP_BYTES, MAX_GROUPS = 1 << 16, 32 << 20, 2048
+MIN_GROUPS = 4  # of a small corpus, so that several workers read it
 
 
 def shuffle(root: Folder, documents: Manifest, settings: ShuffleSettings, runner: Runner) -> Manifest:
@@ -37,11 +38,10 @@ def shuffle(root: Folder, documents: Manifest, settings: ShuffleSettings, runner
     records = documents.outputs
     if not records:
         return step.commit(Outcome())
-    groups = [
-        tuple(records[shard].name for shard in shards)
-        for shards in in_groups(records, GROUP_ROWS, GROUP_BYTES, MAX_GROUPS)
-    ]
-    cells = count_cells(sum(r.rows or 0 for r in records), sum(r.bytes for r in records), settings)
+    rows, size = sum(record.rows or 0 for record in records), sum(record.bytes for record in records)
+    cuts = in_groups(records, GROUP_ROWS, min(GROUP_BYTES, size // MIN_GROUPS), MAX_GROUPS)
+    groups = [tuple(records[shard].name for shard in shards) for shards in cuts]
+    cells = count_cells(rows, size, settings)
     scattered = runner.batches(step, "scatter", groups, scatter_shards, root / documents.folder, settings.seed, cells)
     names = output_names(scattered)
     return step.commit(Outcome.total(runner.batches(step, "part", range(cells), sort_cell, names)))
