@@ -4,6 +4,7 @@ Importing this package sets the environment variables that Prefect reads when it
 the logging configuration of the commands. A variable that is already set is kept.
 """
 
+import contextlib
 import gc
 import os
 import sys
@@ -45,7 +46,7 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     """Prepare this process for the command of a flow; exit after a wrong argument, or after a help page."""
     check_packages()
     from gpt2train.command_line import exit_code, fail
-    from gpt2train.errors import UserError
+    from gpt2train.errors import RunError, UserError
     from gpt2train.extras import PIPELINE, check_extra
     from gpt2train.plugins import load, load_plugins
     from gpt2train.store.process import prepare_streams, skip_teardown
@@ -65,7 +66,10 @@ def start_command(flow: str, words: Sequence[str]) -> None:
         load_plugins()
     except UserError as error:
         sys.exit(fail(str(error), 2, "--debug" in words))
-    load("flows.ui.arguments:check_arguments")(flow, words)
+    settings = load("flows.ui.arguments:check_arguments")(flow, words)
+    with contextlib.suppress(UserError, RunError, OSError):  # the run meets it again, and reports it
+        if module := settings.worker_module():
+            load("tasks.core.worker_pool:import_early")(module)
     if code := exit_code(load("flows.orchestration.server:check_settings"), "--debug" in words):
         sys.exit(code)
 

@@ -50,7 +50,7 @@ def start(flow: SettingsFlow[S], settings: S) -> None:
         return
     run.check()
     with contextlib.ExitStack() as stack:
-        if module := run.worker_module():
+        if module := settings.worker_module():
             stack.enter_context(early_pool(settings.workers, module))
         address = stack.enter_context(prefect_server(console.print))
         if address:

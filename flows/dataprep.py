@@ -95,10 +95,6 @@ class Dataprep(PlannedRun[DataprepSettings]):
         archives = sum(item.bytes or 0 for item in self.sources.warcs)
         return BYTES_PER_PAGE * (self.sources.url_count or 0) + archives
 
-    def worker_module(self) -> str | None:
-        is_finished = self.settings.runner != "local" or read_manifest(self.root / "tokens") is not None
-        return None if is_finished else "flows.worker_imports"
-
     def rows(self, estimate: RunEstimate) -> Rows:
         return [*source_rows(self.settings, self.sources), *super().rows(estimate)]
 

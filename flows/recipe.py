@@ -75,10 +75,6 @@ class PlannedRun(ABC, Generic[S]):
         """Estimate the bytes that the data steps still have to write."""
         return 0
 
-    def worker_module(self) -> str | None:
-        """Return the module that workers import while the server starts; None if no worker is to start early."""
-        return None
-
     def training(self) -> TrainingEstimate | None:
         """Estimate the training; None for a flow that has none, or whose training is not estimated."""
         return None

@@ -21,6 +21,7 @@ from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
 from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.settings import MAX_COUNT, Place, Settings, build, layer, nearest, read_toml
 from gpt2train.store.folder import Folder
+from gpt2train.store.manifest import read_manifest
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.clean.settings import CleanSettings
@@ -91,6 +92,10 @@ class LayeredSettings(Settings):
             UserError: what the layer is read from is missing or wrong.
         """
         return below
+
+    def worker_module(self) -> str | None:
+        """Return the module that workers import while the command starts; None if no worker is to start early."""
+        return None
 
 
 class OutputSettings(LayeredSettings):
@@ -196,6 +201,12 @@ class DataprepSettings(OutputSettings, DataStepSettings):
         lower = super().base_layer(given, file, layer(below, demo))
         chosen = lower.get("preset", file.get("preset"))  # the file's: of the training that it is for too
         return lower if chosen is None else layer({"tokenizer": _tokenizer_of(str(chosen), given)}, lower)
+
+    def worker_module(self) -> str | None:
+        """Return the module of the data steps, for a run on this machine whose tokens are not finished."""
+        if self.dry_run or self.runner != "local" or read_manifest(Folder(self.output) / "tokens") is not None:
+            return None
+        return "flows.worker_imports"
 
     @property
     def has_source(self) -> bool:

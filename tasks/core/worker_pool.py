@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import multiprocessing.context
+import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -87,8 +88,7 @@ class WorkerPool:
 
     def __init__(self, workers: int, module: str | None = None) -> None:
         self.workers = workers
-        for name, value in SINGLE_THREADED.items():
-            os.environ.setdefault(name, value)
+        _use_one_thread()
         is_forked = module is not None and sys.platform == "linux"
         context = _Forking() if is_forked else _Spawning()
         if module:
@@ -151,6 +151,19 @@ class WorkerPool:
         for call in self._calls.copy():
             if not call.done():
                 call.set_exception(BrokenProcessPool("the workers ended before this call began"))
+
+
+def import_early(module: str) -> None:
+    """Start the process that imports a module for workers that are forked from it (Linux)."""
+    if sys.platform == "linux":
+        _use_one_thread()
+        _Forking().set_forkserver_preload([module])
+        multiprocessing.forkserver.ensure_running()
+
+
+def _use_one_thread() -> None:
+    for name, value in SINGLE_THREADED.items():
+        os.environ.setdefault(name, value)
 
 
 def _begin_worker(module: str | None, environment: dict[str, str] | None) -> None:
