@@ -14,7 +14,6 @@ from tasks.core.shards import CLEAN, commit_rows, rejected_row, write_table
 from tasks.core.step import Step
 from tasks.dedup.step import DedupSettings, dedup
 from tasks.extract.step import ExtractSettings, extract
-from tasks.report.dropped_text import dropped_text
 from tasks.report.findings import TOP, findings, rejected_samples, word_diff
 from tasks.report.step import REPORT, ReportSettings, gather, report, summary
 from tasks.shuffle.step import ShuffleSettings, shuffle
@@ -115,7 +114,7 @@ def test_characters_are_summed_by_rule_and_a_rule_that_drops_much_of_a_host_is_n
     with Inline(workers=1) as runner:
         made = extract(root, pages, ExtractSettings(prefilter=False), runner)
         assert made.outcome.kept == 46
-        found = dropped_text(root, {"extract": made, "download": pages}, runner.pool)()
+        found = findings(root, {"extract": made, "download": pages}, 2, runner.pool)["dropped"]
         written = report(root, [pages, made], ReportSettings(), runner=runner)
     assert found is not None and found["pages"] == 46
     assert sum(row["share"] for row in found["rules"]) == pytest.approx(1)
