@@ -48,8 +48,9 @@ CONTROLS = bytes(code for code in range(32) if chr(code) not in "\t\n\f\r")  # l
 
 IGNORED = "Opening and ending tag mismatch"  # libxml2's message for an end tag that it ignores
 
-# After them libxml2 reads nothing, and a browser reads on: a page may be put together of several.
-ENDS = re.compile(rb"</(?:body|html)\s*>", re.IGNORECASE)
+# After these ends libxml2 reads nothing, and a browser reads on: a page may be put together of several. The slash of
+# `<body/>` is an end only in XML.
+ENDS = re.compile(rb"<(?:/(?:body|html)\s*>|(?P<start>(?:html|head|body)(?:\s[^<>]*)?)/>)", re.IGNORECASE)
 
 RULES = {page: AttributeRules(page) for page in (ARTICLE, DOCUMENTATION, FORUM)}
 LOOSE = RULES | {ARTICLE: AttributeRules(ARTICLE, loose=True)}
@@ -93,7 +94,7 @@ def parse(html: str | bytes) -> HtmlElement | None:
     """
     encoded = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     if b"<xmp" not in encoded:  # where they may be text
-        encoded = ENDS.sub(b"", encoded)
+        encoded = ENDS.sub(lambda end: b"<%b>" % end["start"] if end["start"] else b"", encoded)
     encoded = encoded.translate(None, CONTROLS)
     try:
         tree = document_fromstring(encoded, parser=PARSER)

@@ -356,6 +356,7 @@ SOURCES: dict[str, Callable[[str, random.Random], str]] = {
     "XHTML": lambda page, _: (
         '<?xml version="1.0" encoding="utf-8"?>\n' + page.replace("<br>", "<br />").replace("<hr>", "<hr />")
     ),
+    "slashes of start tags": lambda page, _: re.sub(r"<((?:html|head|body)\b[^<>]*)>", r"<\1 />", page),
     "byte order mark": lambda page, _: "\ufeff" + page,
     "CRLF": lambda page, _: page.replace("\n", "\r\n"),
     "letters as entities": lambda page, _: re.sub(
