@@ -490,7 +490,7 @@ class Walk:
             weighed
             and not self.rules.loose
             and is_mostly_links(tag, held)
-            and not (tag == "div" and element.getparent().tag == "li")
+            and not (tag in ("div", "p") and element.getparent().tag == "li")
         ):
             return LINKS
         if tag == "form" and asks_for_person(element, held.size) and not self._is_page(element):

@@ -73,6 +73,12 @@ def test_sentences_before_a_list_with_a_note_and_below_a_picture_are_prose_in_an
     assert between(f"<img src='a'><div class='teaser'>{PARAGRAPH}</div>") == PLAIN
 
 
+@pytest.mark.parametrize("tag", ["div", "p", "h3"])
+def test_titles_that_are_links_stay_with_the_words_about_them_in_a_list(tag: str) -> None:
+    items = "".join(f"<li><{tag}><a href='/{n}'>Foxes {n}</a></{tag}><p>{WORDS}</p></li>" for n in range(3))
+    assert [line.lstrip("- ") for line in between(f"<ul>{items}</ul>").split("\n")[::2]] == ["Foxes 0", "Foxes 1", "Foxes 2"]
+
+
 def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence() -> None:
     for name in ("sr-only", "visually-hidden", "mw-editsection", "headerlink", "hidden"):
         assert between(f"<h2>The river<span class='{name}'> aside</span></h2><p>{WORDS}</p>").startswith("The river\n")
