@@ -99,7 +99,7 @@ def _settle_comments(walk: Walk, found: Sequence[Contents], titles: Sequence[str
         for held in sorted(found, key=lambda held: (held.start, -held.end)):
             (inner if outer and held.end <= outer[-1].end else outer).append(held)
         live = [one for held in outer for one in walk.blocks[held.start : held.end] if not one.dropped]
-        before = sum(one.running for one in walk.blocks[start : outer[0].start] if not one.dropped)
+        before = walk.undoubted(start, outer[0].start)
         is_page = before < MIN_ARTICLE or holds_title(live, titles)
         if not is_page or sum(map(weigh, live)) < MAX_DROPPED_SHARE * weigh(walk):
             for held in outer:

@@ -406,7 +406,7 @@ class Walk:
             return False
         if verdict.comments and self.page == ARTICLE:
             self._commented = self.running
-            self._article = self.running if self._article is None else self._article
+            self._article = self.undoubted(0, len(self.blocks)) if self._article is None else self._article
             is_below = self._article >= MIN_ARTICLE
             return is_below and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
         if not (verdict.hidden or verdict.marked) or verdict.recipe:
@@ -424,6 +424,15 @@ class Walk:
         is_code = element.find(".//pre") is not None
         may_hold_main = verdict.marked and element.tag in CONTAINERS
         return (verdict.hidden or not (may_be_text or is_code)) and not (may_hold_main and holds_main(element))
+
+    def undoubted(self, start: int, end: int) -> int:
+        """Characters of running text of some blocks, without those in containers that may be dropped."""
+        left = sum(one.running for one in self.blocks[start:end] if not one.dropped)
+        for held, _ in reversed(self.doubtful):
+            if start <= held.start and held.end <= end:  # outer ones come first, inner ones do not count again
+                left -= sum(one.running for one in self.blocks[held.start : held.end] if not one.dropped)
+                end = held.start
+        return left
 
     def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
         """Weigh a container when it ends, by its marks and its share of links."""

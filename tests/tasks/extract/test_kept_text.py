@@ -76,7 +76,11 @@ def test_sentences_before_a_list_with_a_note_and_below_a_picture_are_prose_in_an
 @pytest.mark.parametrize("tag", ["div", "p", "h3"])
 def test_titles_that_are_links_stay_with_the_words_about_them_in_a_list(tag: str) -> None:
     items = "".join(f"<li><{tag}><a href='/{n}'>Foxes {n}</a></{tag}><p>{WORDS}</p></li>" for n in range(3))
-    assert [line.lstrip("- ") for line in between(f"<ul>{items}</ul>").split("\n")[::2]] == ["Foxes 0", "Foxes 1", "Foxes 2"]
+    assert [line.lstrip("- ") for line in between(f"<ul>{items}</ul>").split("\n")[::2]] == [
+        "Foxes 0",
+        "Foxes 1",
+        "Foxes 2",
+    ]
 
 
 def test_signs_of_editing_and_text_for_screen_readers_are_no_words_of_a_sentence() -> None:
@@ -240,10 +244,11 @@ COMMENT = (
 
 
 @pytest.mark.parametrize("around", ["{}", "<div id='comments'>{}</div>", "<div class='comments'><div>{}</div></div>"])
+@pytest.mark.parametrize("menu", ["<a href='/a'>News</a>", "<p>News <a href='/a'>of it all</a> and the rest</p>" * 20])
 @pytest.mark.parametrize("head", ["", "<h1>Guests</h1><p>Welcome.</p>", f"<h1>How?</h1><div>{WORDS}</div>"])
-def test_a_list_of_comments_is_the_text_of_a_page_without_an_article(around: str, head: str) -> None:
+def test_a_list_of_comments_is_the_text_of_a_page_without_an_article(around: str, head: str, menu: str) -> None:
     """Of guest books, and of questions with their answers."""
-    page = f"<html><body><div class='menu'><a href='/a'>News</a></div>{head}{around.format(COMMENT * 9)}</body></html>"
+    page = f"<html><body><div class='menu'>{menu}</div>{head}{around.format(COMMENT * 9)}</body></html>"
     found = text_of(page)
     assert found.count(WORDS.strip()) == page.count(WORDS) and "News" not in found
     below = page.replace(head, f"<h1>A</h1><div class='comments-open'>{PARAGRAPH}</div>") if head else ""
