@@ -37,7 +37,7 @@ BOILERPLATE = r"""
     | pageheader | pagefooter | siteheader | sitefooter | topbar | toolbar | statusbar
     | foot | footer\w* | footnav | docnav | navheader
     | (?:social|share|shares|sharing|sharebar|shariff|sharedaddy|addthis\w*|addtoany\w*|addtocart)\w*
-    | related\w* | recommend\w*
+    | related\w* | recommend\w* | likes\ text
     | (?:most|more)\ (?:popular|read|viewed|recent|shared|stories|on|from|in|news|articles)
     | popular\ (?:posts|articles|stories) | recent\ (?:posts|comments|articles) | latest\ (?:news|posts|articles)
     | read\ (?:more|next|also) | also\ (?:read|like) | up\ next | next\ (?:up|post|article)

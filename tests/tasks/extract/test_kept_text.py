@@ -213,6 +213,7 @@ def test_parts_that_are_closed_at_first_are_read(panel: str, control: str, close
         (f"<div role='complementary'><p>{WORDS}</p></div>", WORDS.strip()),
         (f"<aside><h3>More</h3><a href='/b'>{WORDS}</a></aside>", ""),
         (f"<aside class='newsletter'><p>{WORDS}</p></aside>", ""),
+        ("<div id='likes'><div class='likes-text'><span>%d</span> bloggers like this:</div></div>", ""),
         ("<aside epub:type='footnote'><p>1 A boat.</p></aside><aside role='doc-tip'>Row.</aside>", "1 A boat.\nRow."),
         (f"<form><input>{f'<p>{WORDS}</p>' * 3}</form>", "\n".join([WORDS.strip()] * 3)),
         (f"<form><p>{WORDS}</p><p>{WORDS}</p><input></form>", ""),
