@@ -206,7 +206,9 @@ LEVEL_PARTS = re.compile("article|body|cell|column|content|copy|entry|inner|main
 OTHER_ROLES = frozenset(["navigation", "banner", "contentinfo", "search", "menu", "menubar", "dialog", "alertdialog"])
 
 # Parts of a recipe: its lists are beside the prose on which they depend, and their items may be links to shops.
-RECIPE = re.compile(r"\b(?:recip|rezept|recet|ricett|ingredi|zutat)\w*")
+RECIPE = re.compile(
+    r"\b(?:recip|rezept|recet|ricett|ingredi|zutat)\w*+(?! (?:comment|review|rating|kommentar|bewertung))"
+)
 RECIPE_PARTS = ("recip", "rezept", "recet", "ricett", "ingredi", "zutat")  # which one of its words begins with
 INGREDIENTS = re.compile(r"\b(?:ingredi|zutat)\w*")
 

@@ -265,14 +265,14 @@ def _classify(tag: str, attributes: dict[str, str], rules: AttributeRules) -> Ve
         )
     level = _level(tag, role, identity, classes, attributes)
     main = level >= 0 and (tag == "main" or role == "main" or attributes.get("itemprop", "").lower() == "articlebody")
+    comments = (tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments)
     if tag not in MARKED_TAGS:
-        return Verdict(level=level, main=main)
+        return Verdict(level=level, main=main, comments=comments)
     post = is_forum and (
         attributes.get("itemprop") == "text" or any(POSTS.search(one.words) for one in (identity, classes))
     )
     if post:
         return Verdict(level=level, post=True)
-    comments = (tag in CONTAINERS or tag in ("ol", "ul")) and (identity.comments or classes.comments)
     toc = identity.toc or classes.toc
     if not (identity.boilerplate or classes.boilerplate):
         return Verdict(comments=comments, toc=toc, level=level, main=main) if comments or toc or level >= 0 else NEUTRAL

@@ -458,6 +458,10 @@ def test_the_list_of_a_recipe_is_a_part_of_the_text(name: str) -> None:
     assert ("wheat" in text_of(article(linked))) == (name not in ("wprm-recipe-the-cookie-rookie", "recipe-sidebar"))
     others = "<li><a href='/r'>Bread with seeds</a></li>" * 4
     assert "seeds" not in text_of(article(f"<ul class='related-recipes'>{others}</ul>"))
+    said = f"<article class='recipe-comments'><h2>Comments</h2>{f'<div><i>Anna</i><p>{WORDS}</p></div>' * 9}</article>"
+    parts = f"<article>{PARAGRAPH}</article><article class='{name}'{prop}><ul>{items}</ul></article>{said}"
+    found = text_of(f"<html><body><main>{parts}</main></body></html>")
+    assert "fox" in found and "- 200 g flour" in found and "Anna" not in found
 
 
 def test_the_text_of_a_page_without_an_article_are_its_components_and_links() -> None:
