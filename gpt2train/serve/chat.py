@@ -5,10 +5,10 @@ An answer is the completion of the prompt that the template writes: only the for
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from gpt2train.data.chat import Chat
 from gpt2train.data.token_bytes import token_bytes
@@ -35,6 +35,10 @@ class TextPart(BaseModel):
     text: str
 
 
+# Validated as parts alone: the errors of a union name the branch that failed first, not the part that is wrong.
+CONTENT: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": TextPart.model_json_schema()}]}
+
+
 class ChatMessage(BaseModel):
     """Message of a conversation."""
 
@@ -42,7 +46,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     """`developer` is OpenAI's later name of `system`."""
-    content: str | list[TextPart]
+    content: Annotated[list[TextPart], WithJsonSchema(CONTENT)]
     """Text, or parts of it."""
     name: str | None = None
     """Accepted and ignored."""
@@ -67,12 +71,12 @@ class ChatMessage(BaseModel):
             raise ValueError(f"a part of the type {str(other)[:40]!r}; the model reads text alone, the type 'text'")
         if not isinstance(given, str | list):
             raise ValueError("a text is expected, or a list of parts of the type 'text'")
-        return given
+        return [{"type": "text", "text": given}] if isinstance(given, str) else given
 
     @field_validator("content")
     @classmethod
-    def _join(cls, content: str | list[TextPart]) -> str:
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
+    def _join(cls, content: list[TextPart]) -> str:
+        text = "".join(part.text for part in content)
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise ValueError("it contains a lone surrogate, which is not a character")
         return text

@@ -11,6 +11,7 @@ TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum"
 TOKEN_LISTS = {"type": "array", "minItems": 1, "items": TOKENS}
 STOP = {"type": "string", "minLength": 1, "maxLength": 1000}
 STOPS = {"type": "array", "maxItems": 16, "items": STOP}
+SCORES = [{"type": "integer", "minimum": 0, "maximum": 100}, {"type": "boolean"}, {"type": "null"}]
 PROMPT_KINDS = "give a text, a list of texts, a list of token ids of 0 or more, or a list of such lists; none empty"
 
 
@@ -201,7 +202,7 @@ class CompletionRequest(SamplingRequest):
     """Text, list of texts, token ids, or list of lists of token ids. An empty text begins a new document."""
     best_of: int | None = Field(None, ge=1)
     """Must equal `n`."""
-    logprobs: Annotated[int, Field(ge=0, le=100)] | bool | None = None
+    logprobs: Annotated[int | None, WithJsonSchema({"anyOf": SCORES})] = Field(None, ge=0, le=100)
     """Return the log-probability of each token, and of this number of most likely tokens at its position; true for
     one."""
     echo: bool | None = False

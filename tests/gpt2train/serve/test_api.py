@@ -345,6 +345,9 @@ def test_an_error_names_the_full_path_of_a_field(server: Running) -> None:
     error = post(server, "/v1/completions", sent).json()["error"]
     assert error["param"] == "stream_options" and error["message"].startswith("stream_options.include_usage: ")
     assert post(server, "/api", {"prompts": ["a", 5]}).json()["message"].startswith("prompts[1]: ")
+    for scores in (101, -1, "2", 2.5):  # of a field with several types: no name of a type
+        error = post(server, "/v1/completions", {"prompt": "a", "logprobs": scores}).json()["error"]
+        assert error["param"] == "logprobs" and error["message"].startswith("logprobs: input should be ")
 
 
 def test_a_failure_is_logged_without_the_request(

@@ -26,6 +26,7 @@ from tests.gpt2train.serve.local_server import SHAPE, Running, running, small_ch
 
 PATH = "/v1/chat/completions"
 HELLO = {"role": "user", "content": "Hello"}
+PART = {"type": "text", "text": "a"}
 IMAGE = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
 
 
@@ -115,6 +116,8 @@ def test_an_answer_is_the_completion_of_what_the_template_writes(server: Running
         ({"messages": [{"role": "user"}]}, "messages", "messages[0].content is required"),
         ({"messages": [HELLO | {"content": [IMAGE]}]}, "messages", "content: a part of the type 'image_url'"),
         ({"messages": [HELLO | {"content": 5}]}, "messages", "messages[0].content: a text is expected, or a list"),
+        ({"messages": [HELLO | {"content": [PART, {"type": "text"}]}]}, "messages", "messages[0].content[1].text is"),
+        ({"messages": [HELLO | {"content": [PART | {"x": 1}]}]}, "messages", "field 'messages[0].content[0].x'"),
         ({"messages": [HELLO | {"x": 1}]}, "messages", "unknown field 'messages[0].x'"),
         ({"messages": [HELLO | {"content": "\ud800"}]}, "messages", "a lone surrogate"),
         ({"messages": [HELLO | {"content": "a" * 128}]}, "messages", "the prompt has 129 and max_tokens is 1"),
