@@ -17,7 +17,7 @@ from gpt2train.plan.parameters import Piece, parameters
 from gpt2train.serve.batcher import Ticket
 from gpt2train.serve.completions import CompletionRequest
 from gpt2train.serve.errors import CONTEXT_EXCEEDED, ApiError, error_body, wrong_field
-from gpt2train.serve.service import Service, cancel, continuation, deltas, finish, seed_of, submit
+from gpt2train.serve.service import PARTIAL, Service, cancel, continuation, deltas, finish, seed_of, submit
 from gpt2train.serve.sse import EventStream
 
 SCORES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -143,6 +143,7 @@ class CompletionAnswer:
         number, now = f"{self.number}-{secrets.token_hex(12)}", int(time.time())
         self.head: dict[str, Any] = {"id": number, "object": self.kind, "created": now, "model": service.name}
         self.decoded = [TextStream(service.tokenizer) for _ in jobs]  # text so far: gives each token's offset
+        self.begin = [0] * len(jobs)  # characters of the prompt before it
         self.echoed: set[int] = set()
 
     def whole(self) -> dict[str, Any]:
@@ -176,45 +177,53 @@ class CompletionAnswer:
         self, number: int, text: str, tokens: Sequence[int], scores: Sequence[TokenScore], finished: str | None
     ) -> dict[str, Any]:
         """Return new text and tokens of a choice; with `echo` the prompt comes before the first ones."""
-        scored: list[tuple[int, TokenScore | None]] = []
-        hidden = 0  # tokens before the prompt's text
+        found: dict[str, Any] | None = None if self.body.logprobs is None else {name: [] for name in SCORES}
         if self.body.echo and number not in self.echoed:
             self.echoed.add(number)
             index = number // (self.body.n or 1)
             prompt, given = self.prompts[index], self.body.prompt[index]
             decode = self.service.tokenizer.decode
-            text = (given if isinstance(given, str) else decode(prompt, skip_special_tokens=False)) + text
-            if self.body.logprobs is not None:  # the first token of a text has no log-probability
-                hidden = len(self.service.prefix) if isinstance(given, str) else 0
-                scored += zip(prompt, [None, *self.jobs[number].sequence.prompt_scores], strict=True)
-        if self.body.logprobs is not None:
-            scored += zip(tokens, scores, strict=True)
-        return {
-            "index": number,
-            "text": text,
-            "logprobs": self._log_probs(number, scored, hidden),
-            "finish_reason": finished,
-        }
+            before = given if isinstance(given, str) else decode(prompt, skip_special_tokens=False)
+            if found is not None:  # the first token of a text has no log-probability
+                hidden = len(self.service.prefix) if isinstance(given, str) else 0  # tokens before the prompt's text
+                decoded = TextStream(self.service.tokenizer)
+                starts = [0] * hidden + self._starts(decoded, prompt[hidden:])
+                # Of what the prompt's text lacks: the space that SentencePiece puts before a text, and the end of the
+                # document before an empty one.
+                lost = max(0, len(decoded.text) - len(before))
+                scores_of_prompt = [None, *self.jobs[number].sequence.prompt_scores]
+                self._add_scores(found, prompt, scores_of_prompt, [max(0, start - lost) for start in starts])
+            text, self.begin[number] = before + text, len(before)
+        if found is not None:
+            begin = self.begin[number]
+            self._add_scores(found, tokens, scores, [begin + one for one in self._starts(self.decoded[number], tokens)])
+            if not self.body.logprobs:
+                found["top_logprobs"] = None
+        return {"index": number, "text": text, "logprobs": found, "finish_reason": finished}
 
-    def _log_probs(
-        self, number: int, scored: Sequence[tuple[int, TokenScore | None]], hidden: int
-    ) -> dict[str, Any] | None:
-        """Return OpenAI's four lists for tokens of a choice; None without `logprobs`.
+    def _starts(self, decoded: TextStream, tokens: Sequence[int]) -> list[int]:
+        """Add tokens to a text, and return the number of characters before each."""
+        starts = []
+        for token in tokens:
+            before, name = len(decoded.text), self.service.token_name(token)
+            decoded.add(token)
+            # A whole character after a partial one, which became U+FFFD by it.
+            starts.append(before if name.startswith(PARTIAL) else len(decoded.text) - len(name))
+        return starts
 
-        The first `hidden` tokens are not part of the text.
-        """
-        if self.body.logprobs is None:
-            return None
-        found: dict[str, Any] = {name: [] for name in SCORES}
+    def _add_scores(
+        self,
+        found: dict[str, Any],
+        tokens: Sequence[int],
+        scores: Sequence[TokenScore | None],
+        starts: Sequence[int],
+    ) -> None:
+        """Add tokens of a choice to OpenAI's four lists."""
         name = self.service.token_name
-        for place, (token, score) in enumerate(scored):
-            found["tokens"].append(name(token))
-            found["text_offset"].append(len(self.decoded[number].text))
-            if place >= hidden:
-                self.decoded[number].add(token)
-            found["token_logprobs"].append(score and score.log_prob)
-            found["top_logprobs"].append(score and {name(other): value for other, value in score.top})
-        return found if self.body.logprobs else found | {"top_logprobs": None}
+        found["tokens"] += map(name, tokens)
+        found["text_offset"] += starts
+        found["token_logprobs"] += [score and score.log_prob for score in scores]
+        found["top_logprobs"] += [score and {name(other): value for other, value in score.top} for score in scores]
 
     def _usage(self) -> dict[str, int]:
         prompt = sum(map(len, self.prompts))  # each prompt counts once, whatever n is

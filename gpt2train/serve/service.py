@@ -32,6 +32,7 @@ from gpt2train.store.hub import repository_of
 
 DEADLINE_MARGIN_SECONDS = 5.0  # added to the deadline, which the batcher checks between steps, if a step hangs
 DEFAULT_NAME = "model"  # name of the folder that a merge writes; always accepted as the model's name
+PARTIAL = "bytes:"  # begin of the name of a token that is not a whole character
 LONG_TEXT = 20_000  # characters; longer texts take milliseconds to encode, so a thread does it
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # seconds
 
@@ -142,7 +143,7 @@ class Service:
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+            return PARTIAL + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def seed_of(seed: int | None) -> int:

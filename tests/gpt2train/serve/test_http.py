@@ -75,6 +75,30 @@ def test_echo_returns_the_prompt_with_scores(server: Running) -> None:
         assert only["logprobs"]["token_logprobs"] == pytest.approx(scores["token_logprobs"][:-1], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "starts"),
+    [
+        ("€a€b", [0, 1, 2, 2, 2, 3]),  # a partial character, and a whole one of three tokens
+        ("€", [0]),
+        ("", [0]),  # the end of a document, which is no part of the text
+    ],
+)
+def test_offsets_are_places_in_the_text(server: Running, prompt: str, starts: list[int]) -> None:
+    ids = tokenizer().encode(prompt).ids  # of the first character the first byte
+    body = {
+        "prompt": [ids[0], *ids[3:]] if ids else prompt,
+        "max_tokens": 9,
+        "temperature": 0,
+        "logprobs": 0,
+        "echo": True,
+    }
+    choice = server.client.post("/v1/completions", json=body).json()["choices"][0]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert offsets[: len(starts)] == starts
+    for token, start in list(zip(tokens, offsets, strict=True))[not prompt :]:
+        assert token.startswith("bytes:") or choice["text"].startswith(token, start)
+
+
 def stream(client: httpx.Client, **body: Any) -> list[Any]:
     with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
         assert response.status_code == 200
