@@ -34,8 +34,9 @@ from gpt2train.serve.trace import trace_routes
 
 def make_app(service: Service) -> FastAPI:
     """Create the ASGI application of a served model."""
-    # FastAPI's own documentation pages load scripts from another host; `/docs` here is self-contained.
-    app = FastAPI(title="gpt2train", version=__version__, docs_url=None, redoc_url=None)
+    # FastAPI's own documentation pages load scripts from another host; `/docs` here is self-contained. A redirect of a
+    # path with a slash more names http and this server, also behind a proxy with TLS, and clients send key and text on.
+    app = FastAPI(title="gpt2train", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     description = document(service)
     app.openapi = lambda: description  # type: ignore[method-assign] # as FastAPI documents
     app.include_router(megatron_routes(service))

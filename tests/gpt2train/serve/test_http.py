@@ -162,6 +162,8 @@ def test_model_names_are_listed_and_checked(server: Running) -> None:
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert server.client.get("/v1/completions").status_code == 405
     assert "message" in server.client.get("/nothing").json()
+    slash = server.client.post("/v1/completions/", json={"prompt": "a"})
+    assert slash.status_code == 404 and "no such path; the paths are" in slash.text
 
 
 def test_a_model_is_named_after_its_run(server: Running, tmp_path: Path) -> None:
