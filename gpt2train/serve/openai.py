@@ -97,9 +97,10 @@ async def encoded_prompts(service: Service, body: CompletionRequest) -> list[lis
             raise wrong_field("prompt", f"the largest token id is {vocab - 1}")
     for prompt in prompts:
         if len(prompt) + max_new_tokens > service.context:
-            lengths = f"the prompt has {len(prompt)} and max_tokens is {max_new_tokens}; shorten one of them"
-            field = "prompt" if len(prompt) >= service.context else "max_tokens"
-            stated = f"the model's context is {service.context} tokens, {lengths}"
+            field, more = "max_tokens", f"and max_tokens is {max_new_tokens}; shorten one of them"
+            if len(prompt) >= service.context:  # of a conversation max_tokens is not the number that was sent
+                field, more = "prompt", "alone; shorten it"
+            stated = f"the model's context is {service.context} tokens, the prompt has {len(prompt)} {more}"
             raise ApiError(400, stated, field, code=CONTEXT_EXCEEDED)
     total = sum(len(prompt) + max_new_tokens for prompt in prompts) * samples
     if total > limits.max_tokens:

@@ -120,7 +120,7 @@ def test_an_answer_is_the_completion_of_what_the_template_writes(server: Running
         ({"messages": [HELLO | {"content": [PART | {"x": 1}]}]}, "messages", "field 'messages[0].content[0].x'"),
         ({"messages": [HELLO | {"x": 1}]}, "messages", "unknown field 'messages[0].x'"),
         ({"messages": [HELLO | {"content": "\ud800"}]}, "messages", "a lone surrogate"),
-        ({"messages": [HELLO | {"content": "a" * 128}]}, "messages", "the prompt has 129 and max_tokens is 1"),
+        ({"messages": [HELLO | {"content": "a" * 128}]}, "messages", "the prompt has 129 alone; shorten it"),
         ({"messages": [HELLO | {"content": "a" * 99999}]}, "messages", "longer than the model's context of 128 tokens"),
         ({"messages": [HELLO], "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported"),
         ({"messages": [HELLO], "tool_choice": "required"}, "tool_choice", "tool_choice: not supported; leave it out"),
