@@ -108,11 +108,14 @@ class Guard:
         """Read the whole body; it counts as in memory until the request is answered.
 
         Raises:
-            ApiError: the body is too large or too slow, or the bodies of other requests take too much memory.
+            ApiError: the body is compressed, too large or too slow, or the bodies of other requests take too much
+                memory.
             ClientDisconnectedError: the client closed the connection.
         """
         settings = self.service.settings
         limit, seconds = settings.max_body, settings.body_seconds
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ApiError(415, "bodies are read as they are; send this one without Content-Encoding")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > limit and b"transfer-encoding" not in headers:
             raise ApiError(413, f"the body is larger than {limit} bytes")

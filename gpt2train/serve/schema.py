@@ -41,6 +41,7 @@ ERRORS = {
     405: "The path does not support this method; `Allow` lists the supported methods.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     421: "The Host header names another host; `--allowed-host` allows more.",
     500: "Internal server error.",
     503: "The queue is full, the server is shutting down, or pages were removed from the tokens it searches.",
@@ -70,7 +71,7 @@ ABOUT = {
     "metrics": "Metrics for Prometheus.",
 }
 ALWAYS = (400, 403, 405, 408, 421, 500)
-WITH_BODY = (*ALWAYS, 413, 503, 504)
+WITH_BODY = (*ALWAYS, 413, 415, 503, 504)
 
 
 def _operation(

@@ -1,5 +1,6 @@
 """Megatron-LM's /api, its fields, limits and answers; and adversarial bodies of all requests: no status above 499."""
 
+import gzip
 import json
 import logging
 import math
@@ -348,6 +349,16 @@ def test_an_error_names_the_full_path_of_a_field(server: Running) -> None:
     for scores in (101, -1, "2", 2.5):  # of a field with several types: no name of a type
         error = post(server, "/v1/completions", {"prompt": "a", "logprobs": scores}).json()["error"]
         assert error["param"] == "logprobs" and error["message"].startswith("logprobs: input should be ")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/api"])
+def test_a_compressed_body_is_refused_by_its_header(server: Running, path: str) -> None:
+    body = gzip.compress(json.dumps(COMPLETION).encode())
+    answer = server.client.post(path, content=body, headers=JSON | {"Content-Encoding": "gzip"})
+    assert answer.status_code == 415 and "Content-Encoding" in answer.text
+    content = json.dumps(COMPLETION if path != "/api" else {"prompts": ["a"], "tokens_to_generate": 1})
+    same = server.client.post(path, content=content, headers=JSON | {"Content-Encoding": "identity"})
+    assert same.status_code == 200
 
 
 def test_a_failure_is_logged_without_the_request(
