@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpt2train.model.lazy_weights import LazyTensor
 
 MAX_LAYERS, MAX_SIZE = 10_000, 2**24  # larger than any model; a file with more is damaged
+QUANTIZED = ("quantization_config", "quantization")  # fields of transformers and of MLX
 PADDED = (EMBEDDING, HEAD)  # parameters with a row per token; saved without the padding of the vocabulary
 
 
@@ -157,8 +158,11 @@ def layout_of_config(config: dict[str, Any], file: Path) -> HFLayout:
     """Return the layout of the family that a `config.json` names.
 
     Raises:
-        UserError: there is no such family.
+        UserError: there is no such family, or the weights are quantized.
     """
+    if quantized := next((key for key in QUANTIZED if config.get(key)), None):
+        remedy = "take the model in float32, bfloat16 or float16"
+        raise UserError(f"{file}: {quantized} says that the weights are quantized; {remedy}")
     # Files without a model type are those of OpenAI's published GPT-2.
     wanted = config.get("model_type", "gpt2")
     known: list[str] = []

@@ -165,6 +165,8 @@ def test_older_folders_are_read(tmp_path: Path) -> None:
         ({"head_dim": 7}, "rotary positions need an even one"),
         ({"hidden_size": 50}, "hidden_size 50 is not divisible by num_attention_heads 4"),
         ({"intermediate_size": "wide"}, "the size intermediate_size is wide"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config says that the weights are quantized"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "quantization says that the weights are quantized"),
         ({"rms_norm_eps": "small"}, "norm_eps"),
         ({"intermediate_size": 64}, "gate_proj"),
     ],
