@@ -142,7 +142,7 @@ def size_of(file: Path, config: dict[str, Any], key: str, maximum: int = MAX_SIZ
     if value is None and default is not None:
         return default
     if type(value) is not int or not 1 <= value <= maximum:
-        problem = "is missing" if key not in config else f"is {str(value)[:40]}"
+        problem = "is missing" if key not in config else f"is {repr(value)[:40]}"
         raise UserError(f"{file}: the size {key} {problem}; expected a whole number from 1 to {maximum:,}")
     return value
 

@@ -164,7 +164,7 @@ def test_older_folders_are_read(tmp_path: Path) -> None:
         ({"num_key_value_heads": 3}, "kv_heads 3 does not divide heads 4"),
         ({"head_dim": 7}, "rotary positions need an even one"),
         ({"hidden_size": 50}, "hidden_size 50 is not divisible by num_attention_heads 4"),
-        ({"intermediate_size": "wide"}, "the size intermediate_size is wide"),
+        ({"intermediate_size": "64"}, "the size intermediate_size is '64'; expected a whole number"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config says that the weights are quantized"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "quantization says that the weights are quantized"),
         ({"rms_norm_eps": "small"}, "norm_eps"),
