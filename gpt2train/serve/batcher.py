@@ -98,12 +98,14 @@ class Batcher:
         """Queue all jobs of a request, or none.
 
         Raises:
-            ApiError: the queue has no space for all of them, or requests are no longer accepted.
+            ApiError: the queue has no space for all of them, now or ever, or requests are no longer accepted.
         """
         with self._change:
             if not self.accepting:
                 raise ApiError(503, "the server is shutting down", headers=RETRY)
-            width = sum(job.width for job in ticket.jobs)
+            width, most = sum(job.width for job in ticket.jobs), self.queue + self.decoder.rows
+            if width > most:  # also once the queue is empty, so that no client tries again in vain
+                raise ApiError(400, f"{width} sequences (prompts x n) are above {most}, all that this server queues")
             if self.waiting + width > self.queue + max(self.decoder.rows - self.rows, 0):
                 raise ApiError(503, "the queue is full; try again in a moment", headers=RETRY)
             self._waiting.extend(Slot(ticket, number, job) for number, job in enumerate(ticket.jobs))

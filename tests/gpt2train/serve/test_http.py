@@ -220,6 +220,8 @@ def test_a_full_queue_and_a_large_body_are_refused() -> None:
             assert answer.status_code == 503
             assert int(answer.headers["Retry-After"]) >= 1
             assert answer.json()["error"]["type"] == "server_error"
+        never = server.client.post("/v1/completions", json=body | {"n": 3})
+        assert never.status_code == 400 and "3 sequences (prompts x n) are above 2" in never.text
         for path in ("/v1/completions", "/api"):
             large = server.client.post(path, content=b"a" * 3000, headers={"Content-Type": "application/json"})
             assert large.status_code == 413
