@@ -72,7 +72,8 @@ def write_config(
         "eos_token": end_token(tokenizer),
         "unk_token": unknown,
     }
-    if len(MODELS[shape.family].lengths(shape)) > 1:  # an encoder, whose texts have sentinels and padding
+    encoder = len(MODELS[shape.family].lengths(shape)) > 1
+    if encoder:  # its texts have sentinels and padding
         special["pad_token"] = tokenizer.id_to_token(padding_id(tokenizer))
         special["additional_special_tokens"] = sentinel_names(tokenizer)
     if chat is not None:  # a template names the tokens, so that they stay those that it was written for
@@ -80,7 +81,7 @@ def write_config(
         (folder / FILE).write_text(chat.template.text, encoding="utf-8")
     tokenizer_config = {
         **special,
-        **_tokenizer_class(folder, tokenizer),
+        **_tokenizer_class(folder, tokenizer, encoder),
         "clean_up_tokenization_spaces": False,
         "model_max_length": shape.context,
     }
@@ -93,18 +94,21 @@ def write_config(
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
 
 
-def _tokenizer_class(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+def _tokenizer_class(folder: Path, tokenizer: Tokenizer, encoder: bool) -> dict[str, Any]:
     """Class of transformers that encodes as the tokenizer does, with its settings.
 
-    Of a SentencePiece model it reads a `tokenizer.json`, which is written here, or else the model.
+    Of a SentencePiece model it reads a `tokenizer.json`, which is written here, or else the model; the text of an
+    encoder gets the end token, which T5's class puts there and the model does not name.
     """
     if isinstance(tokenizer, SentencePieceTokenizer):
         # Without the field, llama.cpp's converter lets every text begin with `<s>`.
         settings: dict[str, Any] = {"add_bos_token": bool(tokenizer.prefix)}
         if added := [*tokenizer.added.values()]:
             settings |= {LEGACY: tokenizer.spaces_each, **stated_added(tokenizer.added)}
-        if (converted := tokenizer_json(tokenizer.model, tokenizer.prefix, added, tokenizer.spaces_each)) is None:
-            pattern = "bos" if tokenizer.prefix else "none"
+        ends = [end_of_text_id(tokenizer)] if encoder else []
+        converted = tokenizer_json(tokenizer.model, tokenizer.prefix, added, tokenizer.spaces_each, ends)
+        if converted is None:
+            pattern = "eos" if encoder else "bos" if tokenizer.prefix else "none"
             return {"tokenizer_class": "SentencePieceBackend", "special_tokens_pattern": pattern, **settings}
         (folder / TOKENIZER).write_text(converted, encoding="utf-8")
         return {"tokenizer_class": "PreTrainedTokenizerFast", SOURCE_KEY: MODEL, **settings}

@@ -50,12 +50,16 @@ class Model(NamedTuple):
 
 
 def tokenizer_json(
-    content: bytes, prefix: Sequence[int] = (), added: Sequence[Added] = (), spaces_each: bool = True
+    content: bytes,
+    prefix: Sequence[int] = (),
+    added: Sequence[Added] = (),
+    spaces_each: bool = True,
+    suffix: Sequence[int] = (),
 ) -> str | None:
     """Return the `tokenizer.json` of the content of a `.model` file; None if it would not give the same ids.
 
-    The ids `prefix` are put before a text, `added` are tokens beside the model, `spaces_each` is as for
-    `SentencePieceTokenizer`.
+    The ids `prefix` are put before a text and `suffix` after it, `added` are tokens beside the model, `spaces_each` is
+    as for `SentencePieceTokenizer`.
     """
     model = parse_model(content)
     types = {piece.type for piece in model.pieces}
@@ -91,10 +95,11 @@ def tokenizer_json(
     special = [piece.text for piece in model.pieces if piece.type in (CONTROL, UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     tokenizer.add_tokens([token.as_token() for token in added])
-    if prefix:
-        names = [model.pieces[number].text for number in prefix]
-        tokens = list(zip(names, prefix, strict=True))
-        tokenizer.post_processor = processors.TemplateProcessing(single=[*names, "$A"], special_tokens=tokens)
+    if prefix or suffix:
+        before, after = ([model.pieces[number].text for number in ids] for ids in (prefix, suffix))
+        tokens = list(zip([*before, *after], [*prefix, *suffix], strict=True))
+        template = [*before, "$A", *after]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
     return tokenizer.to_str()
 
 

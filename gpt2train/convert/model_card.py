@@ -167,7 +167,8 @@ ENCODE_WITH_TRANSFORMERS = """```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained("MODEL"), AutoTokenizer.from_pretrained("MODEL")
-ids = tokenizer("The first <extra_id_0> to know" + tokenizer.eos_token, return_tensors="pt")
+prompt = "The first <extra_id_0> to know" + tokenizer.eos_token
+ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
 print(tokenizer.decode(model.generate(**ids, max_new_tokens=40)[0]))
 ```
 

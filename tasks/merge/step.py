@@ -18,7 +18,7 @@ from tasks.outputs.passport.write import card_sections
 DRAFT = ".tmp-model"
 RECORDS = "merge"  # folder of the step's records, beside `model/`
 CARD_RECORD = "_card.json"
-CARD_VERSION = 4  # raised when the contents of a card change: cards that nobody edited are then written again
+CARD_VERSION = 5  # raised when the contents of a card change: cards that nobody edited are then written again
 
 
 def merge(
@@ -48,7 +48,7 @@ def merge(
     step = Step(
         root,
         "merge",
-        version=4,
+        version=5,
         parameters=settings.model_dump(mode="json", exclude={"license"}),  # used only by the model card
         inputs={"train": training} | ({} if tokenizer is None else {"tokenizer": tokenizer}),
         folder=f"{training.folder}/model",

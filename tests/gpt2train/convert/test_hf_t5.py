@@ -23,6 +23,7 @@ from tests.gpt2train.convert.export_models import write_model as write_random
 from tests.gpt2train.convert.export_models import write_tokenizer as write_trained
 from tests.gpt2train.convert.llama_cpp_t5_peer import ask
 from tests.gpt2train.convert.model_folders import edit, stirred, write_model, write_tokenizer
+from tests.gpt2train.convert.test_hf_tokenizer import trained
 
 transformers = pytest.importorskip("transformers")
 
@@ -117,6 +118,23 @@ def test_another_model_is_refused(changes: dict[str, Any], message: str, tmp_pat
         open_model(tmp_path / "model")
 
 
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])  # written as a tokenizer.json, and as the model
+def test_a_text_ends_as_by_the_tokenizer_that_was_read(rule: str, tmp_path: Path) -> None:
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "pad_piece": "<pad>"}
+    source = tmp_path / "t5"
+    source.mkdir()
+    options = {"model_type": "unigram", "vocab_size": 90, "normalization_rule_name": rule, **ids}
+    (source / "spiece.model").write_bytes(trained(options))
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 0}')
+    shape = write_random(tmp_path / "ours", source, "t5", {})
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("t5", "ours"))
+    texts = ["the quick fox", "", "a b"]
+    assert ours(texts)["input_ids"] == theirs(texts)["input_ids"] == encode_for(shape, load_tokenizer(source), texts)
+    prompt = "the" + ours.eos_token  # as the card writes it for every tokenizer
+    assert ours(prompt, add_special_tokens=False)["input_ids"] == ours("the")["input_ids"]
+    assert (tmp_path / "ours/tokenizer.json").exists() is (rule == "identity")
+
+
 def test_initial_values_have_the_scales_of_transformers(tmp_path: Path) -> None:
     """Each matrix has the standard deviation of the same matrix in transformers, within a few percent."""
     options = {"head_dim": 32, "inner": 512, "activation": "gated-gelu", "encoder_layers": 1}
@@ -150,6 +168,7 @@ def test_the_card_is_right_about_a_text_with_sentinels(
     printed = capsys.readouterr().out.strip()
     prompt = "The first <extra_id_0> to know"
     ours = load_tokenizer(tmp_path / "model")
+    assert "add_special_tokens=False" in code[1]  # T5's own tokenizer puts the end after a text itself
     assert names["ids"].input_ids.tolist() == encode_for(shape, ours, [prompt])
     assert ours.token_to_id("<extra_id_0>") in names["ids"].input_ids[0]
     settings = SamplingSettings(max_new_tokens=40, temperature=0)
