@@ -27,10 +27,11 @@ def train_quality(
     precision
         Share of good documents among those that the model keeps, by cross-validation.
     """
-    from gpt2train.quality.model_file import write_model
+    from gpt2train.quality.model_file import check_model_path, write_model
     from gpt2train.quality.training import train, with_precision
     from gpt2train.quality.votes import read_votes
 
+    check_model_path(output)  # before the training, which takes minutes
     model, evaluation = train(read_votes(votes))
     model = with_precision(model, evaluation, precision)
     write_model(output, model)

@@ -65,18 +65,29 @@ def from_bytes(content: bytes, name: str) -> QualityModel:
     return model
 
 
+def check_model_path(path: Path) -> None:
+    """Check that the file of a model can be written to a path, or replaces that of another one.
+
+    Raises:
+        UserError: the path is a folder or has another file, such as the votes.
+    """
+    try:
+        _header(path.read_bytes())
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a folder; give --output as a file, such as {path / 'model.safetensors'}") from error
+    except OSError:  # there is none; of another error the write says more
+        pass
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} already exists and is no quality model; give another --output") from error
+
+
 def write_model(path: Path, model: QualityModel) -> None:
     """Write the file of a model, or replace that of another one.
 
     Raises:
         UserError: the path has another file, such as the votes, or cannot be written.
     """
-    try:
-        _header(path.read_bytes())
-    except OSError:  # there is none; of another error the write says more
-        pass
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} already exists and is no quality model; give another --output") from error
+    check_model_path(path)
     write_atomic(path, to_bytes(model))
 
 

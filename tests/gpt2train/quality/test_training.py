@@ -168,7 +168,10 @@ def test_votes_survive_a_kill_and_the_last_one_counts(tmp_path: Path) -> None:
 
 
 def test_the_command_trains_from_the_file(
-    texts: list[tuple[str, bool]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    texts: list[tuple[str, bool]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = VoteFile(tmp_path / "votes.jsonl")
     for vote in votes_on(texts[:200]):
@@ -181,6 +184,9 @@ def test_the_command_trains_from_the_file(
     assert from_bytes((tmp_path / "m").read_bytes(), "m").about["precision"] >= 0.95
     assert run_command(app, given) == 0  # over the older model
     votes = file.path.read_bytes()
+    monkeypatch.setattr("gpt2train.quality.training.train", None)  # the output is looked at before
+    assert run_command(app, [*given[:3], "--output", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder; give --output as a file" in capsys.readouterr().err
     assert run_command(app, [*given[:3], "--output", str(file.path)]) == 2
     assert "votes.jsonl already exists and is no quality model" in capsys.readouterr().err
     assert file.path.read_bytes() == votes
