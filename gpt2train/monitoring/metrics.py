@@ -13,7 +13,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.model.families import MODELS, is_lookup, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.gpu_peaks import peak_flops
-from gpt2train.store.files import no_space, read_json_lines, write_atomic
+from gpt2train.store.files import no_space, read_json_lines, set_aside, write_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -67,33 +67,32 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     An incomplete last line of a killed run is ignored. Lines that cannot be parsed or have no step are left out;
     `unreadable_lines` names them.
     """
-    return _read(run)[0]
+    return _read(Path(run) / FILE)[0]
 
 
 def unreadable_lines(run: str | Path) -> str | None:
     """Message that names the lines that `read_metrics` leaves out; None if there are none."""
-    lines = _read(run)[1]
+    lines = _read(Path(run) / FILE)[1]
     others = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
     return f"{Path(run) / FILE}: line {lines[0]}{others} cannot be read; left out" if lines else None
 
 
-def _read(run: str | Path) -> tuple[list[dict[str, Any]], list[int]]:
-    path = Path(run) / FILE
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     return read_json_lines(path.read_bytes() if path.exists() else b"", lambda row: type(row.get("step")) is int)
 
 
-def set_aside(run: str | Path, interval: int) -> None:
-    """Keep what a run that begins at step 0 would remove from metrics.jsonl, and warn.
+def keep_before(path: Path, interval: int) -> None:
+    """Set aside what a run that begins at step 0 would remove from a file of rows of steps, and warn.
 
-    That is the file of another program, or the metrics of a run that had passed its first checkpoint: its checkpoints
-    were removed, or are on a disk that is not there.
+    That is the file of another program, or of a run that had passed its first checkpoint: its checkpoints were removed,
+    or are on a disk that is not there.
     """
-    last = max((row["step"] for row in read_metrics(run)), default=0)
-    if last > interval or (not last and unreadable_lines(run)):
-        path = Path(run) / FILE
-        aside = path.replace(path.with_name(f"{FILE}.old"))
-        found = f"has metrics of {last:,} steps, but no checkpoint of them" if last else f"has another {FILE}"
-        log.warning("warning: %s %s: training begins at step 0; it is kept in %s", run, found, aside)
+    rows, unreadable = _read(path)
+    last = max((row["step"] for row in rows), default=0)
+    if last > interval or (not last and unreadable):
+        aside = set_aside(path)
+        found = f"has {last:,} steps, but no checkpoint of them" if last else "is of another program"
+        log.warning("warning: %s %s: training begins at step 0; it is kept in %s", path, found, aside)
 
 
 class MetricsWriter:

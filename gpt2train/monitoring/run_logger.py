@@ -19,9 +19,10 @@ from gpt2train.checkpoint.manifest import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.dataset import Dataset
 from gpt2train.model.families import parameter_count
+from gpt2train.monitoring import metrics, samples
 from gpt2train.monitoring.gpu_meter import gpu_meter
 from gpt2train.monitoring.memory_report import peak_resident
-from gpt2train.monitoring.metrics import MetricsWriter, mfu, set_aside
+from gpt2train.monitoring.metrics import MetricsWriter, keep_before, mfu
 from gpt2train.monitoring.rank_report import RankReport, slowest_line
 from gpt2train.monitoring.run_record import record_start
 from gpt2train.monitoring.samples import SampleWriter
@@ -30,8 +31,9 @@ from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
 from gpt2train.store.counts import count_of
-from gpt2train.store.files import write_atomic
+from gpt2train.store.files import set_aside, write_atomic
 from gpt2train.store.progress import format_duration
+from gpt2train.store.run_folder import RECORD
 from gpt2train.training.phases import PHASES, PhaseTimer, phase_columns
 from gpt2train.training.train_state import StepStats, TrainState
 from gpt2train.training.validation import Sample
@@ -111,7 +113,11 @@ class RunLogger:
 
     def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus], source: str) -> MetricsWriter:
         run, device = Path(self._config.output), self._ctx.device
-        write_atomic(run / CONFIG_FILE, to_toml(self._config).encode())
+        config, settings = run / CONFIG_FILE, to_toml(self._config).encode()
+        is_own = state.step or (run / RECORD).exists() or not config.exists() or config.read_bytes() == settings
+        if not is_own:
+            log.warning("warning: %s is not that of a run; it is kept in %s", config, set_aside(config))
+        write_atomic(config, settings)
         record_start(
             self._config,
             state.step,
@@ -122,7 +128,8 @@ class RunLogger:
             source=source,
         )
         if not state.step:
-            set_aside(run, self._config.checkpoints.interval)
+            for file in (metrics.FILE, samples.FILE):
+                keep_before(run / file, self._config.checkpoints.interval)
         self._samples = SampleWriter(run, state.step)
         return MetricsWriter(run, state.step, open_trackers(self._config, state.step))
 

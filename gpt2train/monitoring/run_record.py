@@ -30,7 +30,7 @@ from gpt2train.errors import RunError
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import Record
-from gpt2train.store.files import write_atomic
+from gpt2train.store.files import set_aside, write_atomic
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, read_manifest
 from gpt2train.store.run_folder import RECORD
@@ -255,7 +255,7 @@ def _before(run: str | Path) -> RunRecord:
         return read_record(run) or RunRecord()
     except RunError:
         path = Path(run) / RECORD
-        aside = path.replace(path.with_name(f"{RECORD}.unreadable"))
+        aside = set_aside(path)
         log.warning("%s cannot be read as the record of a run; moved to %s", path, aside)
         return RunRecord()
 

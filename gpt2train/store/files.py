@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -227,6 +228,12 @@ def write_atomic(path: Path, data: bytes) -> None:
             draft.write_bytes(data)
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file to the first free name of `NAME.old`, `NAME.old-2`, … and return that path."""
+    names = (f"{path.name}.old{number and f'-{number}'}" for number in itertools.chain([""], itertools.count(2)))
+    return path.replace(next(free for free in map(path.with_name, names) if not free.exists()))
 
 
 @contextlib.contextmanager

@@ -241,12 +241,22 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_metrics(
     (run / "checkpoints").unlink()
     logging.getLogger("gpt2train").propagate = True
     assert train(config, alone).step == 10
-    assert "has metrics of 10 steps, but no checkpoint of them: training begins at step 0" in caplog.text
+    assert "has 10 steps, but no checkpoint of them: training begins at step 0" in caplog.text
     assert (run / "metrics.jsonl.old").read_bytes() == before
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/metrics.jsonl").write_text('{"visitors": 12}\n')
-    train(make(tokens, tmp_path / "own", steps=4), alone)
-    assert (tmp_path / "own/metrics.jsonl.old").read_text() == '{"visitors": 12}\n'
+    shutil.rmtree(run / "checkpoints")
+    train(config, alone)  # keeps both histories
+    assert (run / "metrics.jsonl.old").read_bytes() == before
+    assert len((run / "metrics.jsonl.old-2").read_text().splitlines()) == 10
+
+
+def test_files_of_others_in_an_output_are_kept(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    own = {"metrics.jsonl": '{"visitors": 12}\n', "samples.jsonl": '{"dose": 3}\n', "config.toml": "port = 8080\n"}
+    for name, text in own.items():
+        (tmp_path / name).write_text(text)
+    train(make(tokens, tmp_path, steps=4), alone)
+    train(make(tokens, tmp_path, steps=5), alone)
+    assert {name: (tmp_path / f"{name}.old").read_text() for name in own} == own
+    assert not list(tmp_path.glob("*.old-*"))
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_a_foreign_record_is_set_aside_and_never_overwritten(tmp_path: Path) -> 
     with pytest.raises(RunError, match=r"run\.json cannot be read"):
         read_record(run)
     begin(run)
-    assert (run / "run.json.unreadable").read_text() == "mine"
+    assert (run / "run.json.old").read_text() == "mine"
     record = read_record(run)
     assert record is not None and len(record.starts) == 1
     # Fields of a later release are kept.
