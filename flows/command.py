@@ -14,6 +14,7 @@ from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.settings import FlowSettings
 from flows.ui import arguments
+from gpt2train import end_imports
 from gpt2train.command_line import exit_code, run_command
 from gpt2train.store.process import CLOSING, ends_with_terminal, set_exit_status
 from gpt2train.store.progress import console
@@ -30,6 +31,7 @@ def command(flow: SettingsFlow[S]) -> None:
     logging.raiseExceptions = False  # or Prefect prints each failure to send log lines to a server that is away
     settings = arguments.resolved
     if isinstance(settings, flow.model):
+        end_imports()
         code = exit_code(lambda: start(flow, settings), "--debug" in sys.argv)
     else:
         code = run_command(app_of(flow))

@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 from pydantic import ValidationError
 
+from gpt2train import end_imports
 from gpt2train.compat.cyclopts import convert_flags
 from gpt2train.errors import RunError, UserError, is_failure, redact, redacted_traceback
 from gpt2train.settings import is_group
@@ -35,6 +36,8 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
 
     `--debug` is removed from the arguments, anywhere before a `--`.
     """
+    if argv is None:
+        end_imports()
     given = list(sys.argv[1:] if argv is None else argv)
     flags = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in flags

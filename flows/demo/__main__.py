@@ -19,6 +19,7 @@ from collections import Counter
 from flows.demo import site_index
 from flows.demo.pages import PageNotFoundError, import_packages, render_page
 from flows.demo.site_index import JOURNAL
+from gpt2train import end_imports
 from gpt2train.store.process import die_with_parent
 
 HUGE_BYTES = 64 * 2**20  # larger than any `download.max_bytes`
@@ -128,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m flows.demo", description="Serve the demo site on 127.0.0.1.")
     parser.add_argument("--parent", type=int, help="end when this process, which must have started this one, ends")
     given = parser.parse_args()
+    end_imports()
     if given.parent is not None:
         die_with_parent(given.parent)
     warnings.simplefilter("ignore")  # deprecated modules warn on import

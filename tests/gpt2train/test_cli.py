@@ -99,6 +99,23 @@ def test_the_exit_code_reaches_the_shell(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps a folder that a process works in")
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT of one process")
+@pytest.mark.parametrize("module", ["gpt2train", "gpt2train.train", "flows.pretrain"])
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, module: str) -> None:
+    lost = "import os\ntry:\n    os.kill(os.getpid(), 2)\n    import time\nexcept KeyboardInterrupt:\n    pass\n"
+    for library in ("cyclopts", "torch"):  # libraries drop the exception, or convert it
+        (tmp_path / f"{library}.py").write_text(lost)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [
+        sys.executable,
+        "-c",
+        f"import os, signal; signal.signal(2, signal.default_int_handler)\n"
+        f"os.execv({sys.executable!r}, ['python', '-m', {module!r}])",
+    ]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 def test_a_working_folder_that_was_removed_is_named(tmp_path: Path) -> None:
     script = 'mkdir "$1"; cd "$1"; rmdir "$1"; exec "$2" -m gpt2train plan --preset tiny --gpus 1'
     command = ["sh", "-c", script, "sh", str(tmp_path / "gone"), sys.executable]
