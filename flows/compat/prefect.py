@@ -27,7 +27,9 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.context import AssetContext, refresh_global_settings_context
 from prefect.events.clients import NullEventsClient
 from prefect.events.worker import EventsWorker
+from prefect.exceptions import PrefectException
 from prefect.logging.handlers import APILogWorker
+from prefect.results import get_default_result_serializer, get_default_result_storage, resolve_serializer
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 from pydantic_core import to_jsonable_python
 
@@ -190,6 +192,22 @@ def explain_refusal(error: Exception) -> UserError | RunError | None:
         return UserError(f"no API of a Prefect server answers at {address} ({text}); {remedy}")
     if str(error).startswith("Found incompatible versions"):
         return UserError(f"the Prefect server at {address} is too old or too new ({text}); install the same release")
+    return None
+
+
+def explain_results() -> UserError | None:
+    """Return the line for the user's settings of results, if Prefect can use none of them; None otherwise.
+
+    The engine opens the storage before a run begins, although no flow of this project stores a result.
+
+    Breaks when: the engine opens another storage. Then the command ends with the engine's text.
+    """
+    try:
+        get_default_result_storage()
+        resolve_serializer(get_default_result_serializer())
+    except (ValueError, PrefectException, ImportError) as error:  # the last two of a block of an integration
+        names = "PREFECT_DEFAULT_RESULT_STORAGE_BLOCK or PREFECT_RESULTS_DEFAULT_SERIALIZER"
+        return UserError(f"Prefect cannot store results by its settings ({error}); correct or unset {names}")
     return None
 
 

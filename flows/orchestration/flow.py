@@ -25,6 +25,7 @@ from pydantic_core import MISSING
 from flows.compat.prefect import (
     ParametersFlow,
     explain_refusal,
+    explain_results,
     final_state,
     keep_running_without_slot,
     set_signature,
@@ -123,8 +124,8 @@ class SettingsFlow(ParametersFlow, Generic[S]):
             if started.error is not None:
                 raise started.error from error
             if started.result is None:  # the engine has not begun the run
-                if not is_embedded() and (refusal := explain_refusal(error)):
-                    raise refusal from error
+                if reason := (None if is_embedded() else explain_refusal(error)) or explain_results():
+                    raise reason from error
                 raise
             text = "it does not know the run" if isinstance(error, ObjectNotFound) else error
             log.warning("Prefect's server did not take the end of the run, whose work is complete (%s)", text)

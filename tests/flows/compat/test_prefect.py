@@ -28,6 +28,8 @@ from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_DEFAULT_RESULT_STORAGE_BLOCK,
+    PREFECT_RESULTS_DEFAULT_SERIALIZER,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     get_current_settings,
     temporary_settings,
@@ -135,6 +137,14 @@ def test_a_server_that_takes_no_run_is_explained(status: int, body: str, kind: t
     assert type(refusal) is kind
     assert re.search(said, str(refusal))
     assert compat.explain_refusal(ValueError("a bug")) is None
+
+
+@pytest.mark.parametrize("setting", [PREFECT_DEFAULT_RESULT_STORAGE_BLOCK, PREFECT_RESULTS_DEFAULT_SERIALIZER])
+def test_a_storage_of_results_that_is_not_there_is_explained(setting: Any) -> None:
+    assert compat.explain_results() is None
+    with temporary_settings({setting: "gone"}):
+        reason = compat.explain_results()
+    assert reason and f"correct or unset {PREFECT_DEFAULT_RESULT_STORAGE_BLOCK.name} or" in str(reason)
 
 
 @pytest.mark.parametrize("own", [True, False])
