@@ -97,6 +97,7 @@ class WorkerPool:
         given = (module, dict(os.environ) if is_forked else None)
         self._open = functools.partial(pebble.ProcessPool, workers, 0, _begin_worker, given, context)
         self._pool, self._opening = self._open(), threading.Lock()
+        self._closed = False
         self._calls: set[concurrent.futures.Future[Any]] = set()  # that have not ended
 
     def submit(
@@ -116,13 +117,20 @@ class WorkerPool:
             timeout: Wall-clock time after which the worker is killed.
             cpu_seconds: CPU time after which it is killed, whatever the machine's load; `spent_cpu` recognizes the
                 future's error. Ignored on Windows, which has no CPU timers.
+
+        Raises:
+            BrokenProcessPool: The pool is closed.
         """
         call = (function, *args) if cpu_seconds is None else (_with_cpu_limit, cpu_seconds, function, *args)
         with self._opening:
-            if not self._pool.active:
+            if self._closed:  # nobody would end the workers of a new one
+                raise BrokenProcessPool("the workers have ended with their run")
+            try:
+                future = self._pool.schedule(call[0], args=call[1:], timeout=timeout)
+            except RuntimeError:  # a worker died since the last call
                 self._end()
                 self._pool = self._open()
-            future = self._pool.schedule(call[0], args=call[1:], timeout=timeout)
+                future = self._pool.schedule(call[0], args=call[1:], timeout=timeout)
             self._calls.add(future)
         future.add_done_callback(self._calls.discard)
         return future
@@ -139,9 +147,10 @@ class WorkerPool:
             return result(self.submit(function, *args))
 
     def close(self) -> None:
-        """Kill all workers."""
+        """Kill all workers; the pool takes no further call."""
         if _pool is self:
             adopt(None)
+        self._closed = True
         self._end()
 
     def _end(self) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import pebble
 import pytest
 
 import tasks.core.runner
@@ -198,6 +199,23 @@ def test_a_pool_outlives_workers_that_die_between_two_calls(module: str | None) 
             os.kill(worker := pool.call(os.getpid), signal.SIGKILL)
             time.sleep(seconds)
             assert pool.call(os.getpid) != worker
+
+
+def test_a_pool_that_breaks_before_a_call_is_sent_is_replaced_unless_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule = pebble.ProcessPool.schedule
+
+    def broken(pool: pebble.ProcessPool, *args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        pool.stop()
+        return schedule(pool, *args, **options)
+
+    with contextlib.closing(WorkerPool(1)) as pool:
+        monkeypatch.setattr(pebble.ProcessPool, "schedule", broken)
+        assert pool.call(len, b"xx") == 2
+    with pytest.raises(BrokenProcessPool, match="the workers have ended with their run"):
+        pool.call(len, b"xx")  # its workers would outlive the run
 
 
 def test_no_call_waits_for_workers_that_died_before_it_was_sent() -> None:
