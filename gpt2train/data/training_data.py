@@ -17,6 +17,7 @@ from gpt2train.data.dataset import Dataset
 from gpt2train.data.document_split import Part
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import CACHE, Samples, validation_corpora
+from gpt2train.errors import UserError
 from gpt2train.model.loss import IGNORE
 
 
@@ -68,7 +69,7 @@ class TrainingData(Dataset):
         """Count the targets of these samples that are not ignored, without reading tokens.
 
         Every process computes it for the whole step, so that all divide the loss by the same number. It is at least 1:
-        if all documents have one token, all targets are ignored, and the mean loss is 0.
+        if all documents have one token, all targets are ignored, and the sum of the losses is 0.
         """
         count = len(indices) * self.context
         if not self.options.eod_mask_loss:
@@ -106,7 +107,7 @@ def packed_data(config: RunConfig, part: Part) -> TrainingData | None:
     without a validation sample is left out.
 
     Raises:
-        UserError: a file is missing, has another format, or contains too few tokens.
+        UserError: a file is missing, has another format, or contains too few tokens, or no target of a validation.
         RunError: a file is truncated, or an index belongs to other data.
     """
     corpora, seed, cache = validation_corpora(config), None, None
@@ -115,4 +116,11 @@ def packed_data(config: RunConfig, part: Part) -> TrainingData | None:
         cache = Path(config.data.cache or Path(config.output) / CACHE)
     context, vocab, split = config.sample_length, config.vocab, config.data.weights
     samples = [Samples(corpus.prefix, context, vocab, seed, cache, split=split, part=part) for corpus in corpora]
-    return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents) if samples else None
+    if not samples:
+        return None
+    data = TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)
+    read = range(min(config.validation.samples, data.per_epoch))
+    if part == "valid" and data.counted(read) == 1 < len(read) * context:  # their loss of 0 would be the best of all
+        found = f"{corpora[0].prefix}: the first {len(read):,} samples have no target: documents of one token"
+        raise UserError(f"{found}; give other validation tokens, or set documents.eod_mask_loss = false")
+    return data

@@ -136,11 +136,14 @@ class RunLogger:
     def row(self, state: TrainState, stats: StepStats, *, lr: float, tokens: int, seconds: float) -> dict[str, Any]:
         """Metrics of the step that led to `state`; `lr` is 0 if it was skipped, `tokens` are its counted targets."""
         length = self._config.model.context
+        has_targets = tokens > 1 or stats.loss != 0 or stats.grad_norm != 0  # of none, 1 is counted
+        if not has_targets:
+            log.warning("warning: the batch of step %d has no target: all are masked, and it has no loss", state.step)
         on_gpu = self._ctx.device.type == "cuda"
         row: dict[str, Any] = {
             "step": state.step,
             "epoch": state.samples / self._per_epoch,
-            "loss": stats.loss,
+            "loss": stats.loss if has_targets else math.nan,
             "grad_norm": stats.grad_norm,
             "lr": lr,
             "tokens": state.samples * length,

@@ -1,6 +1,7 @@
 """Validations, their values and samples, and what ends a run: such values, or epochs on any batches."""
 
 import bisect
+import logging
 import math
 import shutil
 from pathlib import Path
@@ -36,6 +37,7 @@ from gpt2train.training.train_state import START, StepStats, TrainState
 from gpt2train.training.validation import Measured
 from tests.gpt2train.convert.model_folders import write_tokenizer
 from tests.gpt2train.forked_ranks import run_ranks
+from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import VOCAB, curve, make, weights, write
 
 RANKS = Path(__file__).parent.parent / "parity" / "train_runs.py"
@@ -295,3 +297,21 @@ def test_samples_may_be_shorter_than_the_position_embedding(tokens: Path, tmp_pa
     assert rows.shape == (16, 32) and torch.equal(rows[8:], before[8:]) and not torch.equal(rows[:8], before[:8])
     merge(tmp_path / "run", tmp_path / "model", write_tokenizer(tmp_path / "tokenizer", VOCAB))
     assert read_shape(tmp_path / "model").context == 16
+
+
+def test_a_batch_without_a_target_has_no_loss(
+    tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    with IndexedWriter(tmp_path / "ends", "<u2") as writer:
+        for _ in range(200):  # documents of one token: every target is the first token of one
+            writer.add(np.array([3]))
+    masked = {"steps": 4, "documents": {"eod_mask_loss": True}}
+    data = {"train": str(tokens / "train"), "valid": str(tmp_path / "ends")}
+    with pytest.raises(UserError, match=r"ends: the first 7 samples have no target: documents of one token; "):
+        train(make(tokens, tmp_path / "run", data=data, **masked), alone)
+    data = {"train": str(tmp_path / "ends"), "valid": str(tokens / "valid")}
+    config = make(tokens, tmp_path / "run", data=data, **masked)
+    logging.getLogger("gpt2train").propagate = True
+    train(config, alone)
+    assert [row["loss"] for row in read_metrics(config.output)] == [None] * 4
+    assert "the batch of step 1 has no target" in caplog.text
