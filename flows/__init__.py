@@ -46,13 +46,14 @@ def start_command(flow: str, words: Sequence[str]) -> None:
     """Prepare this process for the command of a flow; exit after a wrong argument, or after a help page."""
     check_packages()
     from gpt2train import begin_imports
+
+    begin_imports()
     from gpt2train.command_line import exit_code, fail
     from gpt2train.errors import RunError, UserError
     from gpt2train.extras import PIPELINE, check_extra
     from gpt2train.plugins import load, load_plugins
     from gpt2train.store.process import prepare_streams, skip_teardown
 
-    begin_imports()
     prepare_streams("stdout", "stderr")
     skip_teardown()
     # Imports create a million objects and no garbage; collection takes 10 % of their time. The command re-enables it.

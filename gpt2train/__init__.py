@@ -1,6 +1,7 @@
 """gpt2train: the training engine. Knows torch; knows neither Prefect nor the network."""
 
 import os
+import re
 import signal
 import sys
 from typing import Any
@@ -30,6 +31,7 @@ def end_imports() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# `-m` is the name of the program while Python imports its package.
-if sys.argv[:1] == ["-m"] or "".join(sys.argv[:1]).endswith(("/gpt2train", "gpt2train.exe")):
+# `-m` is the name of the program while Python imports the package of its module, which may be a user's.
+_is_module = sys.argv[:1] == ["-m"] and any(re.match(r"(-m)?gpt2train(\.|$)", word) for word in sys.orig_argv)
+if _is_module or "".join(sys.argv[:1]).endswith(("/gpt2train", "gpt2train.exe")):
     begin_imports()

@@ -53,7 +53,7 @@ def compiled() -> None:
 
 
 @given(st.lists(st.integers(1, 2), max_size=40))
-def test_n_grams_with_one_hash_are_told_apart(words: list[int]) -> None:
+def test_n_grams_with_one_hash_are_distinct(words: list[int]) -> None:
     starts, numbers = np.arange(len(words)), np.array(words, dtype=np.uint32)
     lengths = np.minimum(3, len(words) - starts)
     grams = [tuple(words[start : start + 3]) for start in range(len(words))]
