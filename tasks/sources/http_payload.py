@@ -14,6 +14,7 @@ from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedErro
 from tasks.download.warc import Page
 from tasks.sources.warc_records import MAX_HEAD, Record
 
+MAX_INTERIM = 8  # heads of one response
 MAX_CHUNKS = 2**16  # of one body; servers that flush at each line send some thousands
 _HEAD_END = re.compile(rb"\n\r?\n")  # servers mix both line ends
 _HTTP = StatusAndHeadersParser([], verify=False)
@@ -40,9 +41,10 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, ow
     declared, charset = parse_content_type(*_fields(head, "content-type"))
     if declared not in UNKNOWN_TYPES and declared not in HTML_TYPES:
         raise FetchRejectedError("content_type", f"{declared[:60]}, {' or '.join(HTML_TYPES)} expected")
-    if "chunked" in (head.get_header("Transfer-Encoding") or "").lower():
+    content, transfer = (head.get_header(f"{kind}-Encoding") or "" for kind in ("Content", "Transfer"))
+    if "chunked" in transfer.lower():
         body = unchunk(body)
-    body = unpack(body, head.get_header("Content-Encoding") or "", max_bytes, max_ratio)
+    body = unpack(body, f"{content},{transfer}", max_bytes, max_ratio)
     if not (body or own):
         raise FetchRejectedError("empty", "a page of no bytes")
     if (content_type := declared if own and declared else type_of(declared, body)) not in HTML_TYPES:
@@ -173,10 +175,18 @@ def looks_decoded(body: bytes) -> bool:
 
 
 def split_response(block: bytes) -> tuple[StatusAndHeaders, bytes]:
-    """Split a response into HTTP head and body; reject a `broken_record`."""
-    end = _HEAD_END.search(block, 0, MAX_HEAD)
-    if end is None or not block.startswith(b"HTTP/"):
-        raise FetchRejectedError("broken_record", "the response has no HTTP head")
-    with contextlib.suppress(EOFError):
-        return _HTTP.parse(io.BytesIO(block[: end.end()])), block[end.end() :]
+    """Split a response into HTTP head and body; reject a `broken_record`.
+
+    The heads of interim responses before it (100 Continue, 103 Early Hints), which some crawlers record, are left out.
+    """
+    start = 0
+    for _ in range(MAX_INTERIM):
+        end = _HEAD_END.search(block, start, start + MAX_HEAD)
+        if end is None or not block.startswith(b"HTTP/", start):
+            break
+        with contextlib.suppress(EOFError):
+            head = _HTTP.parse(io.BytesIO(block[start : end.end()]))
+            if not (head.get_statuscode() or "").startswith("1") or not block.startswith(b"HTTP/", end.end()):
+                return head, block[end.end() :]
+        start = end.end()
     raise FetchRejectedError("broken_record", "the response has no HTTP head")
