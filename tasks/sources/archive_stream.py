@@ -2,7 +2,8 @@
 
 A position is (offset, skip): start decompression at this byte of the file and skip this many decompressed bytes. Web
 archives compress each record as its own gzip member, so that a reader can start at any record; archives with another
-compression have only one such start, their beginning.
+compression have only one such start, their beginning. Where members do not begin with records, as bgzip cuts them, a
+record goes on in the next member.
 """
 
 import re
@@ -26,6 +27,7 @@ RECORD = b"WARC/"  # first bytes of a record
 MIN_REREAD, REREAD_FACTOR = 2**26, 8
 _RECORD_AFTER_BLANK = re.compile(rb"\n\r?\n" + RECORD)
 _BREAKS = re.compile(rb"[\r\n\0]*")  # and zeros, with which some writers pad
+MEMBER_HEAD = 2**10  # packed bytes that show if a member begins with a record
 BACK = 2**20  # bytes before a fault that are searched for the next member
 
 
@@ -97,10 +99,10 @@ class ArchiveStream:
         return data
 
     def line(self, limit: int) -> bytes:
-        """Take bytes up to a line feed or the end of the member, at most `limit`."""
+        """Take bytes up to a line feed or the next member with a record, at most `limit`."""
         pieces: list[bytes] = []
         left = limit
-        while left > 0 and (self._at < len(self._buffer) or self.peek(1)):
+        while left > 0 and (self._at < len(self._buffer) or self.peek(1) or self._join_member()):
             end = self._buffer.find(b"\n", self._at)
             pieces.append(self.take(min(left, end + 1 - self._at if end >= 0 else len(self._buffer) - self._at)))
             left -= len(pieces[-1])
@@ -109,8 +111,8 @@ class ArchiveStream:
         return b"".join(pieces)
 
     def body(self, count: int) -> Iterator[bytes]:
-        """Yield chunks of the next `count` bytes, fewer at the end of the member."""
-        while count > 0 and self.peek(1):
+        """Yield chunks of the next `count` bytes, fewer before the next member with a record."""
+        while count > 0 and (self.peek(1) or self._join_member()):
             data = self.take(count)
             count -= len(data)
             yield data
@@ -225,6 +227,18 @@ class ArchiveStream:
         self._broken, self._inflate = True, None
         self._buffer, self._at = b"", 0
         return DamageError(message, self._member, truncated)
+
+    def _join_member(self) -> bool:
+        """Go on in the next gzip member; return False if there is none, or a record begins there."""
+        while self._gzipped and not self._broken:
+            while len(self._packed) < MEMBER_HEAD and (block := self._block()):
+                self._packed += block
+            if not self._packed.startswith(GZIP) or _begins_record(self._packed):
+                return False
+            self._next_member()
+            if self.peek(1):
+                return True
+        return False
 
     def _next_member(self) -> bool:
         """Start the next gzip member; after damage, the next one that begins with a record."""

@@ -29,7 +29,12 @@ from tasks.sources.user_files import ShardWriter, commit_some, identity_of
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 ENDINGS = (".warc",)
-LISTED = b"crawl-data/"  # beginning of the lines of warc.paths.gz
+HINTS = {  # by first bytes of a file that is no WARC; the last is that of any other
+    b"crawl-data/": "it lists archives of Common Crawl: fetch those, or give their addresses",  # warc.paths.gz
+    b"PK\x03\x04": "it is a zip, as WACZ files are: unpack it and give its folder archive/",
+    b"filedesc:": "it is an ARC: warcio recompress IN.arc.gz OUT.warc.gz converts it",
+    b"": "give lists of URLs with --urls, text with --documents",
+}
 MAX_SHARD_FACTOR = 50  # times `shard_rows` after which a shard ends even where no reader can start (no members)
 
 
@@ -55,9 +60,7 @@ def _check_archive(location: str) -> None:
     with open_archive(location) as stream:
         head = stream.start()
     if head and not head.startswith(RECORD):
-        hint = "give lists of URLs with --urls, text with --documents"
-        if head.startswith(LISTED):
-            hint = "it lists archives of Common Crawl: fetch those, or give their addresses"
+        hint = next(hint for first, hint in HINTS.items() if head.startswith(first))
         raise UserError(f"{location} is not a WARC: it begins with {head[:12]!r}, WARC/1.0 or 1.1 expected; {hint}")
 
 

@@ -65,10 +65,17 @@ def zstd(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
+def cut_members(records: Iterable[bytes], size: int = 1000) -> bytes:
+    """As bgzip packs, without regard to records."""
+    data = b"".join(records)
+    return members(data[at : at + size] for at in range(0, len(data), size)) + members([b""])
+
+
 INFO = record("warcinfo", 0, b"software: none\r\n")
 
 COMPRESSORS = {
     "members.warc.gz": members,
+    "cut_members.warc.gz": cut_members,
     "plain.warc": b"".join,
     "one_stream.warc.gz": lambda records: gzip.compress(b"".join(records)),
     "frames.warc.zst": lambda records: b"".join(map(zstd, records)),

@@ -157,6 +157,8 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     for name, data, message in (
         ("list.warc.gz", gzip.compress(b"http://a.example/\n"), r"is not a WARC: it begins with .*http.*--urls"),
         ("warc.paths.gz", gzip.compress(paths), "is not a WARC: .* it lists archives of Common Crawl"),
+        ("pages.wacz", b"PK\x03\x04\x14\0", "is not a WARC: .* unpack it and give its folder archive/"),
+        ("old.arc.gz", gzip.compress(b"filedesc://a.arc 0.0.0.0 2006"), "is not a WARC: .* warcio recompress"),
         ("text.warc.wet.gz", members([INFO]), "holds extracted text .*--documents"),
     ):
         with pytest.raises(UserError, match=f"{name} {message}"):
