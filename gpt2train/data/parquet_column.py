@@ -26,7 +26,7 @@ class Cell(NamedTuple):
 
     number: int  # row, from 1
     text: pa.Buffer | None
-    others: dict[str, Any]  # strings and numbers of the other columns; None for other types and invalid UTF-8
+    others: dict[str, Any]  # strings, numbers and maps of the other columns; None for other types and invalid UTF-8
     fault: str = ""  # why this and the following rows of a row group cannot be read; the next one is the next group's
     fits: bool = True  # False if these take too much memory to unpack
 
@@ -49,7 +49,8 @@ def read_cells(
         place: name of the file, for error messages.
         open_file: function that opens it.
         key: column of the texts, or the path to it through columns of structs (`metadata.text`).
-        others: further columns that are read if present, also by paths; of a path into JSON text the column with it.
+        others: further columns that are read if present, also by paths; of a path into JSON text or a map the column
+            with it.
         max_bytes: largest text that is wanted; the memory for reading grows with it.
         setting: setting that names the column, for error messages.
 
@@ -163,11 +164,16 @@ def _type_of(schema: pa.Schema, path: str) -> pa.DataType | None:
 
 
 def _place_of(schema: pa.Schema, path: str) -> str | None:
-    """Path of the column or field with a value, or column of texts that may hold it; None if there is none."""
+    """Path of the column or field with a value, or column of texts or maps that may hold it; None if there is none."""
     if _type_of(schema, path) is not None:
         return path
     first = path.partition(".")[0]
-    return first if (kind := _type_of(schema, first)) is not None and is_text(kind) else None
+    kind = _type_of(schema, first)
+    return first if kind is not None and (is_text(kind) or _is_map(kind)) else None
+
+
+def _is_map(kind: pa.DataType) -> bool:
+    return pa.types.is_map(kind) and is_text(kind.key_type)
 
 
 def _column(batch: pa.RecordBatch, path: str) -> pa.Array:
@@ -195,7 +201,7 @@ def _texts(column: pa.Array) -> Iterable[pa.Scalar]:
 def _plain(value: pa.Scalar) -> Any:
     """Convert a cell to a string, number or list, other single values to a string; None for unusable ones."""
     try:
-        found = value.as_py()
+        found = dict(value.as_py() or ()) if _is_map(value.type) else value.as_py()
         found = found.decode() if isinstance(found, bytes) else found
     except (ValueError, OverflowError, KeyError):  # no UTF-8, a date out of range, an unknown time zone
         return None

@@ -8,9 +8,15 @@ from pydantic import Field
 from gpt2train.settings import Settings
 
 KEYS = ("url", "id", "title", "date")  # keys of a record that are read if present, beside the text
-# The same in the nested objects of dolma's and RedPajama's rows, which count where the row itself has none.
+# Names of published corpora for them, which count where the row has none of those: HPLT's, OSCAR's; C4's and
+# CulturaX's, Dolma's, RedPajama's, HPLT's, DCLM's, OSCAR's.
+OTHERS = {
+    "url": ("u", "warc_headers.warc-target-uri"),
+    "date": ("timestamp", "created", "date_download", "ts", "metadata.WARC-Date", "warc_headers.warc-date"),
+}
+# The keys also in the nested objects of dolma's and RedPajama's rows.
 Paths = Mapping[str, tuple[str, ...]]
-PATHS: Paths = {key: (key, f"metadata.{key}", f"meta.{key}") for key in KEYS}
+PATHS: Paths = {key: (key, f"metadata.{key}", f"meta.{key}", *OTHERS.get(key, ())) for key in KEYS}
 
 
 class TextsSettings(Settings):

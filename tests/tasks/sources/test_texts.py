@@ -179,6 +179,32 @@ def test_nested_keys_are_read(tmp_path: Path) -> None:
     assert manifest.outcome.reasons == {"no_text": 4}
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "C4, CulturaX": {"url": "http://a.example/", "timestamp": "2020-01-02"},
+    "DCLM": {"url": "http://a.example/", "metadata": {"WARC-Date": "2020-01-02"}},
+    "Dolma": {"metadata": {"url": "http://a.example/"}, "created": "2020-01-02"},
+    "HPLT": {"u": "http://a.example/", "ts": "2020-01-02"},
+    "OSCAR": {"warc_headers": {"warc-target-uri": "http://a.example/", "warc-date": "2020-01-02"}},
+    "RedPajama v2": {"url": "http://a.example/", "date_download": "2020-01-02"},
+    "Parquet of Dolma with a map": {"metadata": {"url": "http://a.example/", "date": "2020-01-02"}},
+}
+
+
+@pytest.mark.parametrize("corpus", PUBLISHED)
+def test_rows_of_published_corpora_have_their_url_and_date(tmp_path: Path, corpus: str) -> None:
+    line = PUBLISHED[corpus] | {"text": corpus}
+    write(tmp_path / "a.jsonl", line)
+    columns = {
+        name: pa.array([[*value.items()]], pa.map_(pa.string(), pa.string()))
+        if isinstance(value, dict) and "map" in corpus
+        else pa.array([value])
+        for name, value in line.items()
+    }
+    pq.write_table(pa.table(columns), tmp_path / "b.parquet")
+    rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", tmp_path))
+    assert [(row["text"], row["url"], row["date"]) for row in rows] == [(corpus, "http://a.example/", "2020-01-02")] * 2
+
+
 NAMES: list[dict[str, str]] = [
     {"metadata": '{"url": "http://a.example/m", "title": "T"}'},
     {"meta": '{"url": "half'},
