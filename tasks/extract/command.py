@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpt2train.data.documents import DAMAGE
+from gpt2train.data.packed_file import unpack
 from gpt2train.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,14 +48,21 @@ def explain(page: str, /, *, output: Path | None = None) -> None:
 
 
 def _read(path: Path) -> "Page":
+    from tasks.core.input_files import suffix_of
+    from tasks.download.mime import HTML_TYPES, type_of
     from tasks.sources.index import whole_page
 
+    fault = ""
     try:
-        return whole_page(str(path), "explain", path.read_bytes())
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror}; give an HTML file or the address of a page"
-        ) from None
+        with path.open("rb") as file:
+            body = unpack(file, suffix_of(str(path))).read()
+        if (kind := type_of(HTML_TYPES[0], body)) not in HTML_TYPES:
+            fault = f"its bytes are those of {kind}"
+    except DAMAGE as error:
+        fault = getattr(error, "strerror", None) or str(error)
+    if fault:
+        raise UserError(f"{path} cannot be read: {fault}; give an HTML file or the address of a page")
+    return whole_page(str(path), "explain", body)
 
 
 def _fetched(url: str) -> "Page":

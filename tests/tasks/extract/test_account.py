@@ -1,6 +1,7 @@
 """The account of a page: all of its visible text, kept or dropped by a rule; and the command that shows it."""
 
 import ast
+import gzip
 from collections import Counter
 from pathlib import Path
 
@@ -111,6 +112,14 @@ def test_explain_shows_each_part_and_its_rule(tmp_path: Path, capsys: pytest.Cap
     assert "<small>class span.author</small>" in document and "<b>" not in document and "&lt;script&gt;" in document
     with pytest.raises(UserError, match="No such file or directory; give an HTML file"):
         app(["data", "explain", str(tmp_path / "none")], result_action="return_value")
+    packed = gzip.compress(page.read_bytes())
+    for name, data in (("a.html.gz", packed), ("cut.html.gz", packed[:-9]), ("zip.html", b"PK\3\4")):
+        (tmp_path / name).write_bytes(data)
+    app(["data", "explain", str(tmp_path / "a.html.gz")], result_action="return_value")
+    assert "\nkept       River\n" in capsys.readouterr().out
+    for name, said in (("cut.html.gz", "ended before"), ("zip.html", "its bytes are those of application/zip")):
+        with pytest.raises(UserError, match=rf"{name} cannot be read: .*{said}.*; give an HTML file"):
+            app(["data", "explain", str(tmp_path / name)], result_action="return_value")
 
 
 def test_explain_fetches_a_page_as_the_download_does(
