@@ -63,6 +63,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.launch.rank_logs import quietly
 from gpt2train.store.folder import Folder
 from gpt2train.store.process import LastChange, hangup_signals, signal_after
+from gpt2train.store.run_folder import FLOW_RUN
 
 log = logging.getLogger("gpt2train")
 
@@ -76,7 +77,6 @@ CANCELLING_SECONDS = 540.0  # the same for a cancelled run
 SAVED_SECONDS = 15.0  # to report the end of a run to the server, in addition to the time for the checkpoint
 EXIT_SECONDS = 5.0  # for the server's answer at the exit of the process
 REPORT_SECONDS = 600.0  # for the crash reporter to reach the server
-HOLDER_FILE = ".flow-run"
 CANCELLED = "the run was cancelled; run again to resume"
 HUNG_UP = "the terminal was closed (SIGHUP); run again to resume, in tmux, with nohup, or by a Prefect worker"
 END_REPORTED = b"over"  # message: the flow process exits, and the server knows that the run ended
@@ -365,7 +365,7 @@ def claim_output(root: Folder, flow_run: UUID) -> None:
     if previous.get("flow_run") not in (None, str(flow_run)):
         _report(previous)
     holder = {"flow_run": str(flow_run), "host": socket.gethostname(), "pid": os.getpid()}
-    root.write_bytes(HOLDER_FILE, json.dumps(holder).encode())
+    root.write_bytes(FLOW_RUN, json.dumps(holder).encode())
 
 
 def is_claimed(root: Folder, flow_run: UUID) -> bool:
@@ -375,7 +375,7 @@ def is_claimed(root: Folder, flow_run: UUID) -> bool:
 
 def _holder(root: Folder) -> dict[str, Any]:
     with contextlib.suppress(FileNotFoundError, ValueError):
-        found = json.loads(root.read_bytes(HOLDER_FILE))
+        found = json.loads(root.read_bytes(FLOW_RUN))
         return found if isinstance(found, dict) else {}
     return {}
 

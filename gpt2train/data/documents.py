@@ -8,6 +8,7 @@ import codecs
 import contextlib
 import io
 import json
+import logging
 import lzma
 import os
 import re
@@ -28,6 +29,9 @@ import orjson
 
 from gpt2train.data.packed_file import PACKED, FaultLast, compression, unpack
 from gpt2train.errors import LFS_POINTER, LFS_REMEDY, UTF16, UTF16_REMEDY, DamagedFileError, UserError
+from gpt2train.store.run_folder import FLOW_RUN
+
+log = logging.getLogger("gpt2train")
 
 BLOCK = 1 << 20  # bytes read at a time
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
@@ -180,7 +184,10 @@ def expand(inputs: list[Path]) -> list[Path]:
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """Yield the paths of all files below a local folder; a folder reached again through links is skipped."""
+    """Yield the paths of all files below a local folder; a folder reached again through links is skipped.
+
+    So is the output of a flow, by default `out` in the working folder: else the next run would read its own files.
+    """
     seen: set[tuple[int, int]] = set()
     for path, folders, names in os.walk(folder, followlinks=True):
         status = Path(path).stat()
@@ -188,6 +195,10 @@ def files_below(folder: str) -> Iterator[str]:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
+        if FLOW_RUN in names:
+            log.warning("%s is not read: it is the output of a flow; give files of it, as shuffled/*.parquet", path)
+            folders.clear()
+            continue
         folders.sort()
         yield from (f"{path.rstrip('/')}/{name}" for name in names)
 

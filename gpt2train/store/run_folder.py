@@ -17,6 +17,7 @@ from pathlib import Path
 from gpt2train.errors import UserError
 
 FOLDER = "checkpoints"
+FLOW_RUN = ".flow-run"  # file in the output folder of a flow: who writes there, or has written last
 MANIFEST = "manifest.json"
 RECORD = "run.json"  # record of the run, see gpt2train.monitoring.run_record
 LATEST, BEST = "latest", "best"

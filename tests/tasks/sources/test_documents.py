@@ -236,6 +236,22 @@ def test_small_files_share_a_batch_and_large_ones_have_their_own(tmp_path: Path)
     assert grouped([], 2, 800) == []
 
 
+@pytest.mark.parametrize("given", ["", "/*", "/out"])
+def test_the_output_of_a_flow_is_no_input(tmp_path: Path, given: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By default it is `out` in the working folder, which may hold the texts too."""
+    write(tmp_path / "a.jsonl", {"text": "Some text."})
+    for name in (".flow-run", "clean/_manifest.json", "clean/part-00000.parquet", "data-report/report.html"):
+        write(tmp_path / "out" / name, b"{")
+    place = f"{tmp_path}{given}"
+    if given == "/out":
+        with pytest.raises(UserError, match=r"no file in .*/out ends in"):
+            find_documents([place], "text", 1000)
+    else:
+        found = find_documents([place], "text", 1000)
+        assert ([file.name for file in found.texts], found.pages) == (["a.jsonl"], ())
+    assert "/out is not read: it is the output of a flow; give files of it" in caplog.text
+
+
 def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dangling link, a FIFO, a loop of links, a file that disappears; the others are read."""
     folder = tmp_path / "in"
