@@ -29,7 +29,7 @@ from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.forgotten import REASON, forgotten_beside, name_of, read_forgotten
 from tasks.core.input_files import InputFile, suffix_of, where_to_read
 from tasks.core.runner import Runner
-from tasks.core.shards import REJECTED, write_table
+from tasks.core.shards import REJECTED, read_rows, write_table
 from tasks.core.step import Step
 from tasks.core.url_lists import LONGEST, read_urls, without_credentials
 
@@ -79,6 +79,9 @@ def blacklist(
     (total,) = runner.batches(step, "write", [classified], write_shards, duplicates, settings.shard_rows)
     if not total.kept:
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
+        rows = (row for record in total.rejected for row in read_rows(step.folder, record.name))
+        if detail := next((row["detail"] for row in rows if row["detail"]), None):
+            counts += f"; {detail}"
         remedy = f"see {step.folder.url}/rejected, then fix the list or the [blacklist] settings"
         raise UserError(f"every one of the {total.seen} URLs was rejected ({counts}); {remedy}")
     return step.commit(total)

@@ -21,6 +21,8 @@ from tasks.core.input_files import BLOCK, InputFile, find_inputs, kind_of, open_
 TEXT = (".txt", ".lst")
 LONGEST = 8192  # bytes of a URL; longer ones are crawler traps or not URLs
 COLUMN = "url"
+TABLE = "give its URLs alone, one per line, or Parquet with a column 'url'"
+LINES = 100  # of a list, whose form is looked at
 DOCUMENTS = (*JSON_NAMES, ".html", ".htm", ".xhtml")
 LISTED = b"crawl-data/"  # beginning of the lines of Common Crawl's warc.paths.gz
 ROWS = 8192  # of a Parquet file, in memory at a time
@@ -59,6 +61,9 @@ def _check_start(location: str) -> None:
     with open_input(location) as stream:
         head = stream.read(BLOCK)  # so much that a truncated list of some thousand URLs is found here
         _check_kind(location, head[:256].removeprefix(b"\xef\xbb\xbf").lstrip())
+        lines = [line.split() for line in head.decode(errors="replace").splitlines()[:LINES] if "://" in line]
+        if len(lines) > 1 and all(len(parts) > 1 for parts in lines):  # the crawl would ask for URLs that do not exist
+            raise UserError(f"{location} has more than a URL in each line; {TABLE}; write a space of a URL as %20")
         if b"\r" in head.strip() and b"\n" not in head:  # as spreadsheets of macOS write text
             remedy = r"convert it: tr '\r' '\n' < IN > OUT"
             raise UserError(f"{location} is a single line: its lines end in carriage returns; {remedy}")
@@ -73,7 +78,7 @@ def _check_kind(location: str, head: bytes) -> None:
     if kind in DOCUMENTS or head.startswith((b"{", b"<", b"[{")):
         raise UserError(f"{location} holds documents, not a list of URLs; give it with --documents")
     if kind in (".csv", ".tsv"):  # read by lines, the other columns would be parts of the URLs
-        raise UserError(f"{location} is a table; give its URLs alone, one per line, or Parquet with a column 'url'")
+        raise UserError(f"{location} is a table; {TABLE}")
     if b"\0" in head:
         raise UserError(f"{location} is not text; a list of URLs has one per line, or is Parquet with a column 'url'")
     if head.startswith(LISTED):

@@ -80,6 +80,11 @@ def test_a_list_is_read_over_http(tmp_path: Path) -> None:
         ("*.none", None, "no file matches"),
         ("a.csv", b"url,title\nhttp://a.example/,x\n", r"a\.csv is a table; give its URLs alone"),
         ("a.tsv.gz", gzip.compress(b"http://a.example/\tx\n"), "is a table"),
+        (
+            "titles.txt",
+            b"url,title\nhttp://a.example/,On x\nhttp://a.example/1,A b\n",
+            "more than a URL .*; give its URLs",
+        ),
         ("empty.txt", b"\n# nothing\n", "holds no URL"),
         ("mac.txt", b"http://a.example/1\rhttp://a.example/2\r", r"mac\.txt is a single line: .*: tr '\\r' '\\n'"),
         ("cut.gz", gzip.compress(LINES, mtime=0)[:-9], "not a complete .gz file"),
