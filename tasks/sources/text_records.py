@@ -41,6 +41,7 @@ HEAD = 10  # rows by which the format of a file is checked
 BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
 LIMIT = "texts.separator splits a file, texts.max_bytes is the limit"
+CONVERT = "convert it: iconv -f LATIN1 -t UTF-8 IN > OUT; or rename the file if it is packed"
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
 MAX_INTEGER = 2**63  # orjson reads a larger one as a float, which many ids have in common
 NULL = "{!r} is null"
@@ -210,7 +211,8 @@ def _text_item(location: str, data: bytes | None, encoding: str, fields: dict[st
     try:
         return checked(location, data.decode(encoding).removeprefix("\ufeff"), fields, max_bytes)
     except UnicodeDecodeError as fault:
-        return Item(location, "", fields, "invalid_utf8", f"byte {fault.start:,} is no {encoding}")
+        remedy = f"; {CONVERT}" if encoding == "utf-8" else ""
+        return Item(location, "", fields, "invalid_utf8", f"byte {fault.start:,} is no {encoding}{remedy}")
 
 
 def _meta_fields(location: str | None) -> dict[str, str]:
@@ -301,7 +303,7 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str], *, a
     if reasons <= {"broken_json", "wrong_type", "invalid_utf8"} and not keys:
         remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array, and jq -c . of objects"
         if reasons == {"invalid_utf8"}:
-            remedy = "convert it: iconv -f LATIN1 -t UTF-8 IN > OUT; or rename the file if it is packed"
+            remedy = CONVERT
         if first.detail in (PYTHON_REMEDY, UTF16_REMEDY):
             raise UserError(f"{location}, {first.location}: {first.detail}")
         said = f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}"

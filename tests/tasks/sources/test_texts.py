@@ -318,8 +318,9 @@ def test_each_file_of_a_folder_is_a_record_and_html_is_extracted(tmp_path: Path)
     manifest = texts(root, found.texts, "text", TextsSettings(), Inline())
     expected = {"one.txt": "first line\nsecond line\n", "deep/one.txt": "other\n", "notes.md": "# Notes\n"}
     assert {row["url"]: row["text"] for row in rows_of(root, manifest)} == expected
-    reasons = [(row["reason"], row["detail"].split(":")[0]) for row in rejected_of(root, manifest)]
+    reasons = [(row["reason"], row["detail"].split(": ")[0]) for row in rejected_of(root, manifest)]
     assert reasons == [("empty", "empty.txt"), ("invalid_utf8", "latin.txt")]
+    assert "convert it: iconv" in rejected_of(root, manifest)[1]["detail"]
     pages = webpages(root, found.pages, WebpagesSettings(), Inline())
     assert pages.outcome.reasons == {"empty": 1}
     with Runner(workers=1) as runner:
