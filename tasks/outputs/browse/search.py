@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import UserError
-from gpt2train.store.output import FinishedStep
+from gpt2train.store.output import MERGED, FinishedStep
 from gpt2train.store.rows import column_of, find_row, matches, read_row
 from tasks.core.url_lists import hosts_of
 
 Kind = Literal["id", "url", "text", "host"]
+SOURCES = {name for names in MERGED for name in names}  # steps that have documents or pages of their own
 MAX_HITS = 50
 SECONDS = 1.0  # after which a search stops and says how far it came
 MAX_QUERY = 500
@@ -54,12 +55,13 @@ def _by_id(steps: list[FinishedStep], identity: str) -> dict[str, Any] | None:
 
 
 def _scan(steps: list[FinishedStep], query: str, kind: str, start: int) -> dict[str, Any]:
-    """Search the column of the first step that has it, and the rejected rows of all steps for ids and URLs."""
+    """Search the column of the first step that has it, and of other sources; for ids and URLs all rejected rows too."""
     column = "url" if kind == "host" else kind
-    whole = next((step for step in steps if column in step.columns()), None)
-    if whole is None:
+    whole = [step for step in steps if column in step.columns()]
+    if not whole:
         raise UserError(f"no step of this output has a column {column}")
-    work = [(whole, name) for name in whole.outputs]
+    sources = [step for step in whole if step is whole[0] or step.manifest.step in SOURCES]
+    work = [(step, name) for step in sources for name in step.outputs]
     if kind != "text":
         work += [(step, name) for step in steps for name in step.rejected]
     ignore_case = kind == "text" and query == query.lower() and query.isascii()

@@ -35,10 +35,11 @@ from tests.chromium import chromium, until
 from tests.gpt2train.quality.labelled_texts import cleaned, planted
 from tests.gpt2train.quality.test_label import Client as PageClient
 from tests.gpt2train.quality.test_label import served
-from tests.tasks.corpus import Inline, extracted, pieces_of_novels
+from tests.tasks.corpus import Inline, extracted, pieces_of_novels, rows_of
 from tests.tasks.extract.made_pages import article
 from tests.tasks.extract.test_step import download
 from tests.tasks.extract.test_step import page as extract_page
+from tests.tasks.sources.text_files import read, write
 
 if TYPE_CHECKING:
     from tests.trained_run import TrainedRun
@@ -135,6 +136,17 @@ def test_an_open_page_says_that_the_output_was_removed(output: Path, tmp_path: P
         root.write_text("a file in its place")
         status, answer = client("search?query=a")
         assert status == 400 and str(root) in answer["error"]
+
+
+def test_documents_of_every_source_are_found(tmp_path: Path) -> None:
+    extracted(Folder(tmp_path), [{"id": "0" * 32, "url": "http://a.example/p", "text": "A page of words."}])
+    (row,) = rows_of(Folder(tmp_path), read(tmp_path, write(tmp_path / "notes.jsonl", {"text": "A note of words."})))
+    search = browse_routes(Folder(tmp_path)).get["search"]
+    for query, found in (
+        *[("a.example", {"0" * 32}), ("notes.jsonl", {row["id"]}), ("of words", {"0" * 32, row["id"]})],
+        *[("00000000", {"0" * 32}), (row["id"][:8], {row["id"]})],
+    ):
+        assert {hit["id"] for hit in search({"query": query})["hits"]} == found
 
 
 def test_a_host_is_found_in_each_form_of_a_url(tmp_path: Path) -> None:
