@@ -67,7 +67,7 @@ def read_records(stream: ArchiveStream, wanted: Collection[str], max_block: int)
 
     while True:
         position: StreamPosition | None = None
-        record: Record | None = None
+        record: Record | None = None  # if all of it was read
         url = ""
         try:
             if not stream.skip_blank():
@@ -87,12 +87,13 @@ def read_records(stream: ArchiveStream, wanted: Collection[str], max_block: int)
                 go_on(stream.next_record)
                 continue
             block, count = _block(stream, int(length), max_block if kind in wanted else 0)
-            record = Record(position, kind, url, head.get_header("WARC-Date") or "", head, block)
+            found = Record(position, kind, url, head.get_header("WARC-Date") or "", head, block)
+            record = found if count == int(length) else None
             if fault := _fault(stream, int(length), count):
                 yield broken_at(position, *fault, url)
                 go_on(functools.partial(_resume, stream, position, count, max_block))
             elif kind in wanted:
-                yield record
+                yield found
         except DamageError as damage:
             if record is not None and position is not None and damage.offset > position.offset:
                 if record.kind in wanted:  # the damage is in the next record

@@ -169,6 +169,15 @@ def test_a_gap_in_the_middle_costs_its_records_only(tmp_path: Path) -> None:
     assert manifest.outcome.reasons == {"broken_record": 1}
 
 
+def test_a_record_whose_rest_is_damaged_is_no_page(tmp_path: Path) -> None:
+    """Its member ends before the record does, and what follows is no member."""
+    cut = members([response(1, BODY)]) + gzip.compress(response(2, BODY)[:-700])
+    path = archive(tmp_path, cut + b"no gzip" * 1000 + members([response(3, BODY)]))
+    manifest = index(tmp_path / "out", path)
+    assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(3)]
+    assert [fault[:2] for fault in faults_of(tmp_path / "out", manifest)] == [(url(2), "broken_record")]
+
+
 def test_a_page_that_holds_an_archive_adds_no_pages(tmp_path: Path) -> None:
     inside = members([response(8, BODY)]) + b"\r\n\r\n" + response(9, BODY)
     page = gzip.compress(response(1, b"<p>" + inside), compresslevel=0)  # stored: the inner bytes are there unchanged
