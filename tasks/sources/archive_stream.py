@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BLOCK = 2**16  # bytes read at a time; a larger block would be copied once for each small member in it
 GZIP = b"\x1f\x8b\x08"
+BGZIP = re.compile(GZIP + rb"\x04.{8}BC", re.DOTALL)  # beginning of a member that bgzip has cut
 OTHER_PACKINGS = tuple(suffix for suffix in PACKED if suffix not in (".gz", ".gzip"))
 RECORD = b"WARC/"  # first bytes of a record
 # Limit on bytes that are read again after returning: a constant, and a factor of the bytes read once.
@@ -241,7 +242,7 @@ class ArchiveStream:
         return False
 
     def _next_member(self) -> bool:
-        """Start the next gzip member; after damage, the next one that begins with a record."""
+        """Start the next gzip member; after damage, the next one that a reader can start at."""
         if not self._gzipped:
             return False
         if self._broken:
@@ -260,7 +261,7 @@ class ArchiveStream:
 
 
 def find_member(file: IO[bytes], offset: int) -> int | None:
-    """Return the offset of the first gzip member from `offset` on that begins with a record; None if there is none."""
+    """Return the offset of the first gzip member from `offset` on that begins with a record or is bgzip's, or None."""
     file.seek(offset)
     held, start = b"", offset
     while block := file.read(BLOCK * 16):
@@ -269,7 +270,7 @@ def find_member(file: IO[bytes], offset: int) -> int | None:
         while at >= 0:
             if at + BLOCK > len(held) and (more := file.read(BLOCK)):
                 held += more
-            if _begins_record(held[at : at + BLOCK]):
+            if BGZIP.match(held, at) or _begins_record(held[at : at + BLOCK]):
                 return start + at
             at = held.find(GZIP, at + 1)
         start += len(held) - len(GZIP)

@@ -68,7 +68,8 @@ def zstd(data: bytes) -> bytes:
 def cut_members(records: Iterable[bytes], size: int = 1000) -> bytes:
     """As bgzip packs, without regard to records."""
     data = b"".join(records)
-    return members(data[at : at + size] for at in range(0, len(data), size)) + members([b""])
+    packed = [gzip.compress(data[at : at + size], mtime=0) for at in range(0, len(data) + size, size)]
+    return b"".join(one[:3] + b"\4" + one[4:10] + b"\6\0BC\2\0\0\0" + one[10:] for one in packed)
 
 
 INFO = record("warcinfo", 0, b"software: none\r\n")

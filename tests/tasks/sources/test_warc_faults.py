@@ -27,6 +27,7 @@ from tests.tasks.sources.archives import (
     INFO,
     archive,
     chunked,
+    cut_members,
     faults_of,
     index,
     members,
@@ -167,6 +168,15 @@ def test_a_gap_in_the_middle_costs_its_records_only(tmp_path: Path) -> None:
     manifest = index(tmp_path / "out", archive(tmp_path, before + os.urandom(200_000) + after))
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2), url(3)]
     assert manifest.outcome.reasons == {"broken_record": 1}
+
+
+def test_a_damaged_member_of_bgzip_costs_its_records_only(tmp_path: Path) -> None:
+    data = cut_members([response(n, numbered(n)) for n in range(9)])
+    at = data.index(b"\x1f\x8b\x08", len(data) // 3)
+    path = archive(tmp_path, data[: at + 40] + bytes(9) + data[at + 49 :])
+    manifest = index(tmp_path / "out", path)
+    assert manifest.outcome.reasons.keys() == {"broken_record"} and manifest.outcome.kept >= 6
+    assert pages_of(tmp_path / "out", manifest)[-1].url == url(8)
 
 
 def test_a_record_whose_rest_is_damaged_is_no_page(tmp_path: Path) -> None:
