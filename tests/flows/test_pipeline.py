@@ -85,8 +85,12 @@ def test_a_second_run_is_cached_and_quick(finished: Finished, server: Server) ->
     assert cpu_of_children() - used < 20
     by_name = {"name": {"any_": ["pipeline"]}}
     [run] = server.ask("POST", "flow_runs/filter", flows=by_name, sort="START_TIME_DESC", limit=1)
-    states = server.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run["id"]]}})
-    assert [one["state_name"] for one in states] == ["Cached"] * len(STEPS)
+
+    def states() -> list[str]:
+        tasks = server.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run["id"]]}})
+        return [one["state_name"] for one in tasks]
+
+    wait_for(lambda: states() == ["Cached"] * len(STEPS), 60, "the states, which the server writes in batches")
 
 
 def cpu_of_children() -> float:
