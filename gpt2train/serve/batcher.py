@@ -104,7 +104,7 @@ class Batcher:
             if not self.accepting:
                 raise ApiError(503, "the server is shutting down", headers=RETRY)
             width, most = sum(job.width for job in ticket.jobs), self.queue + self.decoder.rows
-            if width > most:  # also once the queue is empty, so that no client tries again in vain
+            if width > most:  # also of an empty queue: a 503 would be retried forever
                 raise ApiError(400, f"{width} sequences (prompts x n) are above {most}, all that this server queues")
             if self.waiting + width > self.queue + max(self.decoder.rows - self.rows, 0):
                 raise ApiError(503, "the queue is full; try again in a moment", headers=RETRY)

@@ -9,7 +9,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -19,13 +18,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.data.text_units import has_unspaced, units_of
-from gpt2train.errors import RunError
 from gpt2train.runs.contamination import RESULT, parse_result
 from gpt2train.store.counts import count_of
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Manifest
 from tasks.core.shards import read_rows, read_table
-from tasks.core.worker_pool import WorkerLostError, WorkerPool, result
+from tasks.core.worker_pool import WorkerPool, result
 from tasks.dedup.cluster_report import Cluster, largest_clusters
 from tasks.dedup.lost_sources import MAX_LOST_SHARE, lost_sources
 from tasks.download.shard_writer import REFRESH, changes
@@ -73,18 +71,18 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int, pool: 
         ),
     }
     made = {
-        "length_picture": _or_none(lambda: result(picture)) if picture else None,
-        "dropped": _or_none(dropped),
+        "length_picture": _unless_lost(lambda: result(picture)) if picture else None,
+        "dropped": _unless_lost(dropped),
     }
     return found | made
 
 
-def _or_none(wait: Callable[[], T]) -> T | None:
+def _unless_lost(wait: Callable[[], T]) -> T | None:
     """Wait for a part of the page that workers make; without it a report is still a report."""
     try:
         return wait()
-    except (RunError, FileNotFoundError, WorkerLostError, BrokenExecutor) as error:
-        log.warning("warning: a part of the report is left out: %s", error)
+    except Exception as error:  # noqa: BLE001 - lost pages or workers, and whatever a library raises for a hostile page
+        log.warning("warning: a part of the report is left out: %s: %s", type(error).__name__, error)
         return None
 
 

@@ -90,6 +90,19 @@ def test_counts_are_correct(made: tuple[Folder, list[Manifest], str]) -> None:
     assert not data["sampled"]
 
 
+def test_a_part_that_cannot_be_made_is_left_out(
+    made: tuple[Folder, list[Manifest], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no space for a picture")
+
+    root, manifests, _ = made
+    monkeypatch.setattr("tasks.report.findings.length_histogram", broken)
+    data = findings(root, {manifest.step: manifest for manifest in manifests}, 2, InlinePool(1))
+    assert data["length_picture"] is None and data["languages"]
+    assert "left out: MemoryError: no space for a picture" in caplog.text
+
+
 def test_lists_are_bounded(made: tuple[Folder, list[Manifest], str]) -> None:
     root, manifests, page = made
     data = findings(root, {manifest.step: manifest for manifest in manifests}, 2, InlinePool(1))
