@@ -24,7 +24,7 @@ from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout
 from gpt2train.plan.simulate_command import SimulatedLayout
 from gpt2train.serve.settings import ServeSettings
-from gpt2train.settings import Settings
+from gpt2train.settings import Settings, described
 from tasks.finetune.settings import TaskSettings
 
 
@@ -205,7 +205,7 @@ def _part(part: Part) -> Iterator[str]:
         if group.path:
             yield f"## {'.'.join(group.path)} {{ #{anchor(part, group.path)} }}\n"
             yield f"{inspect.getdoc(group.model)}\n"
-        schema = group.model.model_json_schema()
+        schema = described(group.model).model_json_schema()
         for name, field in group.fields().items():
             if part.without is None or group.path or name not in part.without.model_fields:
                 yield from _setting(part, group, name, field, schema["properties"][name])

@@ -24,13 +24,14 @@ from prefect.assets import Asset, AssetProperties
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State, StateType
-from prefect.context import AssetContext, refresh_global_settings_context
+from prefect.context import AssetContext, SettingsContext, get_settings_context, refresh_global_settings_context
 from prefect.events.clients import NullEventsClient
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException
 from prefect.logging.handlers import APILogWorker
 from prefect.results import get_default_result_serializer, get_default_result_storage, resolve_serializer
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
+from prefect.settings import get_current_settings
+from prefect.utilities.callables import ParameterSchema, parameter_schema
 from pydantic_core import to_jsonable_python
 
 from gpt2train.errors import RunError, UserError
@@ -59,6 +60,15 @@ class ParametersFlow(Flow[..., str]):
 
     Breaks when: the engine validates or serializes parameters by other methods.
     """
+
+    @property
+    def parameters(self) -> ParameterSchema:
+        """Schema of the parameters, which a deployment needs, and a run does not."""
+        return parameter_schema(self.fn)
+
+    @parameters.setter
+    def parameters(self, schema: ParameterSchema) -> None:
+        """Ignore the schema that Prefect makes when the flow is created."""
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters unchanged; the function of the flow validates them."""
@@ -165,10 +175,14 @@ def discard() -> None:
 def brief_client(seconds: float) -> Iterator[SyncPrefectClient]:
     """Provide a client whose requests fail after so many seconds, where Prefect's own tries for minutes.
 
+    Prefect's `temporary_settings` would read all settings anew for it.
+
     Breaks when: a client reads the number of retries otherwise than from the settings.
     """
+    now = get_settings_context()
+    client_settings = now.settings.client.model_copy(update={"max_retries": 0})
     with (
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        SettingsContext(profile=now.profile, settings=now.settings.model_copy(update={"client": client_settings})),
         get_client(sync_client=True, httpx_settings={"timeout": seconds}) as client,
     ):
         yield client

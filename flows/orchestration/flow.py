@@ -40,7 +40,7 @@ from flows.settings import SOURCES, FlowSettings, resolve
 from flows.ui import log_filter
 from flows.ui.flags import dump
 from gpt2train.errors import RunError, UserError, redact, redact_values, redacted_errors
-from gpt2train.settings import Settings
+from gpt2train.settings import Settings, described
 
 S = TypeVar("S", bound=FlowSettings)
 
@@ -190,9 +190,9 @@ def settings_flow(kind: type[PlannedRun[S]]) -> SettingsFlow[S]:
 
     execute.__name__ = execute.__qualname__ = kind.name
     execute.__doc__ = kind.__doc__
-    set_signature(execute, signature_of(kind.model))
     flow: SettingsFlow[S] = SettingsFlow(execute, name=kind.name)  # type: ignore[arg-type]  # Prefect accepts a returned state
     flow.planned = kind
+    set_signature(execute, signature_of(kind.model))  # after Prefect has read it: a command needs no form
     return flow
 
 
@@ -227,31 +227,44 @@ def _without_nulls(model: type[BaseModel], values: Mapping[str, Any]) -> dict[st
     return kept
 
 
+@dataclass(frozen=True)
+class FormField:
+    """Annotation of a parameter that is a field of a settings model; its JSON schema is made when a form needs it."""
+
+    model: type[Settings]
+    name: str
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        """Return the schema of the field in the form of the UI."""
+        found: dict[str, Any] = settings_schema(self.model)["properties"][self.name]
+        return found
+
+
 def signature_of(model: type[Settings]) -> inspect.Signature:
     """Signature of a flow, annotated so that Prefect uses the model's JSON schema: bounds, help texts and choices.
 
     Required fields have no default; all others default to `NOT_GIVEN`.
     """
+    fields = model.model_fields
+    annotations = {name: FormField(model, name) for name in (*(one for one in FIRST if one in fields), *fields)}
     config = {"title": CONFIG, "type": "string", "description": CONFIG_HELP}
-    schema = settings_schema(model)
     parameters = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if name in schema.get("required", ()) else NOT_GIVEN,
-            annotation=Annotated[Any, WithJsonSchema(field_schema)],
+            default=inspect.Parameter.empty if name in fields and fields[name].is_required() else NOT_GIVEN,
+            annotation=Annotated[Any, annotation],
         )
-        for name, field_schema in {CONFIG: config, **schema["properties"]}.items()
+        for name, annotation in {CONFIG: WithJsonSchema(config), **annotations}.items()
     ]
     return inspect.Signature(parameters)
 
 
+@functools.cache
 def settings_schema(model: type[Settings]) -> dict[str, Any]:
     """JSON schema of a settings model for the UI form: references inlined, no defaults, titles are the field names."""
-    schema = model.model_json_schema()
+    schema = described(model).model_json_schema()
     definitions = schema.pop("$defs", {})
-    fields = schema["properties"]
-    schema["properties"] = {name: fields[name] for name in (*(one for one in FIRST if one in fields), *fields)}
     form: dict[str, Any] = _form_schema(schema, definitions)
     return form
 

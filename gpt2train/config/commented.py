@@ -8,7 +8,7 @@ import tomli_w
 from pydantic.fields import FieldInfo
 
 from gpt2train.config.run import RunConfig
-from gpt2train.settings import Settings, build, layer
+from gpt2train.settings import Settings, build, described, layer
 
 WIDTH = 100  # characters of a comment line
 
@@ -56,7 +56,7 @@ def _lines(settings: Settings, path: tuple[str, ...], sources: Mapping[str, str]
         return f"{text} # {source}" if source else text
 
     plain, nested = [], []
-    for name, field in type(settings).model_fields.items():
+    for name, field in described(type(settings)).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, Settings):
             inner = (*path, name)

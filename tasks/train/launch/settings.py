@@ -39,7 +39,7 @@ else:
         __module__=__name__,
         __doc__=CommonLaunchSettings.__doc__,
         __validators__={"check": model_validator(mode="after")(_check)},
-        launcher=(Literal[tuple(launchers())], Field(common.default, description=common.description)),
+        launcher=(Literal[tuple(launchers())], common.default),
         **{
             name: (item.settings, Field(item.settings(), description=inspect.getdoc(item.settings)))
             for name, item in launchers().items()
