@@ -150,6 +150,8 @@ for name in MODELS:
                 assert end.code == code, (name, word)
         assert code or FLOWS[name].split(".")[0] in " ".join(page.getvalue().split()), name
         assert not [module for module in (*large, "prefect") if module in sys.modules], (name, word)
+import flows.pipeline
+assert "aiohttp" not in sys.modules  # of the download
 from tests.flows.commands import run
 assert run("pipeline", "--dry-run", "--output", sys.argv[2]) == 0
 models = {name: getattr(sys.modules[f"flows.{name}"], name) for name in MODELS}

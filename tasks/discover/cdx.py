@@ -5,7 +5,7 @@ The answers are lines of JSON; each names the archive, the first byte and the le
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pyarrow as pa
@@ -13,11 +13,13 @@ import pyarrow as pa
 from gpt2train.errors import RunError
 from tasks.core.document import strip_unstorable
 from tasks.discover.found import FoundUrls
-from tasks.discover.session import Session
 from tasks.discover.settings import DiscoverSettings
 from tasks.download.ledger import Fetched
 from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
+
+if TYPE_CHECKING:
+    from tasks.discover.session import Session  # imports aiohttp (0.3 s)
 
 CAPTURES = pa.schema(
     [
@@ -38,7 +40,7 @@ _NAME = re.compile(r"(?!.*\.\.)[\w][\w./=-]{0,300}\.warc\.gz", re.ASCII)
 _TIME = re.compile(r"\d{14}", re.ASCII)
 
 
-async def find_crawls(session: Session, settings: DiscoverSettings) -> tuple[str, ...]:
+async def find_crawls(session: "Session", settings: DiscoverSettings) -> tuple[str, ...]:
     """Return the crawls to search: those of the settings, else the newest one that the server lists.
 
     Raises:
@@ -60,7 +62,7 @@ async def find_crawls(session: Session, settings: DiscoverSettings) -> tuple[str
 
 
 async def find_captures(
-    session: Session, crawls: tuple[str, ...], found: FoundUrls, settings: DiscoverSettings
+    session: "Session", crawls: tuple[str, ...], found: FoundUrls, settings: DiscoverSettings
 ) -> list[dict[str, Any]]:
     """Return the captures of HTML pages of a domain, sorted by URL; of several of one URL the newest.
 
@@ -104,7 +106,7 @@ def _answer(page: Fetched) -> bytes:
     return page.body
 
 
-async def _page_count(session: Session, address: str) -> int:
+async def _page_count(session: "Session", address: str) -> int:
     body = _answer(await session.fetch(address))
     try:
         found = json.loads(body or b"0")
