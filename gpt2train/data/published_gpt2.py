@@ -1,5 +1,6 @@
 """The published files of GPT-2's tokenizer, verified by hash."""
 
+import functools
 import hashlib
 import http.client
 import urllib.request
@@ -48,8 +49,14 @@ def published_files(
                 f"{location} is not GPT-2's published {name} (SHA-256 {found[:12]}…, {digest[:12]}… expected); {remedy}"
             )
         content[name] = data
-    vocab, merges = parse_tables(content[VOCAB].decode(), content[MERGES].decode())
-    return {**tokenizer_files(vocab, merges), **content}, len(vocab)
+    files, size = _files(content[VOCAB], content[MERGES])
+    return {**files, **content}, size
+
+
+@functools.lru_cache(1)  # a run reads them for its checks and for the step
+def _files(vocab: bytes, merges: bytes) -> tuple[dict[str, bytes], int]:
+    tables = parse_tables(vocab.decode(), merges.decode())
+    return tokenizer_files(*tables), len(tables[0])
 
 
 def _download(url: str, remedy: str) -> bytes:
