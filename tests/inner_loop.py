@@ -58,12 +58,12 @@ gpt2train/evaluate/test_perplexity.py: test_document_perplexity_equals_the_refer
     test_wikitext_equals_the_reference_implementation
 gpt2train/evaluate/test_tasks.py: test_trees_hold_every_request_once
 gpt2train/inference: test_distributed_job.py
-gpt2train/inference/test_beam_search.py: test_beams_and_scores_equal_transformers
 gpt2train/inference/test_command.py: test_a_message_that_does_not_fit_is_refused_and_the_conversation_goes_on
     test_mistakes_are_one_line test_the_history_is_sent
 gpt2train/inference/test_decoders.py: test_equal_to_the_plain_model_as_rows_come_and_go
     test_two_tensor_parallel_processes_answer_as_one
-gpt2train/inference/test_generate.py: test_a_batch_gives_what_each_prompt_gives_alone test_equal_to_transformers
+gpt2train/inference/test_generate.py: test_a_batch_gives_what_each_prompt_gives_alone
+    test_beams_and_scores_equal_transformers test_equal_to_transformers
 gpt2train/launch: test_multi_node.py test_stop_request.py
 gpt2train/model/test_linear.py: test_a_compiled_model_has_the_gradients_of_the_plain_one
 gpt2train/monitoring: test_trackers.py
@@ -85,7 +85,7 @@ gpt2train/training/test_performance.py: test_phases_add_up_to_the_seconds_of_a_s
 tasks: test_kills.py
 tasks/blacklist/test_blacklist.py: test_order_is_kept_and_shards_are_full test_the_fast_path_equals_the_general_one
     test_the_real_list_gets_its_reference_decisions
-tasks/clean/filters/test_plugin.py: test_help_and_errors_name_its_settings
+tasks/clean/filters/test_filters.py: test_help_and_errors_name_its_settings
     test_the_filter_of_the_page_cleans_in_worker_processes
 tasks/clean/test_clean.py: test_a_fast_library_that_disagrees_is_not_used test_real_mojibake_is_repaired
     test_token_counts_of_real_texts_are_exact
@@ -122,7 +122,7 @@ tasks/sources/test_texts.py: test_a_large_page_of_a_parquet_file_takes_little_me
     test_a_repeated_text_in_a_parquet_file_takes_little_memory
     test_each_file_of_a_folder_is_a_record_and_html_is_extracted test_long_lines_are_rejected_and_not_held_in_memory
     test_many_keys_take_bounded_memory test_several_sources_are_one_input
-tasks/sources/test_warc_faults.py: test_a_fault_has_a_reason_and_costs_no_other_page
+tasks/sources/test_warcs.py: test_a_fault_has_a_reason_and_costs_no_other_page
     test_decompression_bombs_are_read_in_bounded_memory test_reading_time_is_proportional_to_the_decompressed_size
 tasks/tokenize: test_tokenize.py
 tasks/tokenizer/test_step.py: test_training_depends_on_the_texts_alone

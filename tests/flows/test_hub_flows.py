@@ -18,7 +18,7 @@ from huggingface_hub import constants
 
 from flows.settings import DataprepSettings, resolve
 from tests.docs.page_commands import TRAIN, run_line, served
-from tests.gpt2train.convert.export_models import passages, write_model, write_tokenizer
+from tests.gpt2train.convert.model_folders import passages, write_random, write_trained
 from tests.hub_server import Hub, ask_only
 from tests.object_stores import free_port
 
@@ -56,7 +56,7 @@ def run_of(output: Path) -> Path:
 def test_every_command_takes_names_of_the_hub_and_records_their_commits(
     hub: Hub, tmp_path: Path, open_data: Path
 ) -> None:
-    write_model(tmp_path / "model", write_tokenizer(tmp_path / "t", "bpe", passages(open_data)), "gpt2", {})
+    write_random(tmp_path / "model", write_trained(tmp_path / "t", "bpe", passages(open_data)), "gpt2", {})
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir() if path.is_file()}
     commit = hub.put("models/some/model", {**files, "pytorch_model.bin": b"a pickle" * 200})
     texts = passages(open_data)

@@ -15,7 +15,6 @@ from gpt2train.model.causal_lm import CausalLM, Shape, build_model
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE, soft_cap
-from tests.gpt2train.convert.model_folders import write_model
 
 
 def lively(shape: Shape, seed: int = 3, noise: float = 0.3, dropout: float = 0.0) -> CausalLM:
@@ -61,12 +60,6 @@ def small_bpe(bpe: Path, folder: Path, merges: int = 4000) -> Path:
     first = {token: number for token, number in vocab.items() if number < 256 + merges}
     folder.mkdir(parents=True)
     save_tokenizer(folder, first | {END_OF_TEXT: len(first)}, pairs[:merges])
-    return folder
-
-
-def write(model: GPT2, folder: Path, bpe: Path) -> Path:
-    """The model as a folder that transformers loads."""
-    write_model(folder, dict(model.state_dict()), model.shape, bpe)
     return folder
 
 

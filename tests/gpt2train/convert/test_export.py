@@ -13,18 +13,18 @@ from gpt2train.convert.huggingface import open_model, read_model, save_model
 from gpt2train.data.template import encode_prompts
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.inference.generate import SamplingSettings, generate
-from tests.gpt2train.convert.export_models import (
+from tests.gpt2train.convert.llama_cpp_peer import ask
+from tests.gpt2train.convert.model_folders import (
     GQA,
     PROMPTS,
     check_continuation,
+    difference,
     export_folder,
     passages,
     read_gguf,
-    write_model,
-    write_tokenizer,
+    write_random,
+    write_trained,
 )
-from tests.gpt2train.convert.llama_cpp_peer import ask
-from tests.gpt2train.convert.model_folders import difference
 
 pytest.importorskip("gguf", reason="needs the extra gguf")
 
@@ -77,7 +77,7 @@ CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.exhaustive
 def test_llama_cpp_continues_as_the_model_does(name: str, tmp_path: Path, open_data: Path) -> None:
     algorithm, family, options = MODELS[name]
     texts = passages(open_data)
-    write_model(tmp_path / "m", write_tokenizer(tmp_path / "t", algorithm, texts), family, options)
+    write_random(tmp_path / "m", write_trained(tmp_path / "t", algorithm, texts), family, options)
     notes = export_folder(tmp_path / "m", tmp_path / "m.gguf")
     if "rope_scaling" in options:
         architecture = name.partition(",")[0].replace("qwen2", "llama")
@@ -118,7 +118,7 @@ def check_ids(
     tokenizer.train_from_iterator(texts, trainer)
     (folder / "t").mkdir()
     tokenizer.save(str(folder / "t/tokenizer.json"))
-    write_model(folder / "m", folder / "t", family, GQA if family == "llama" else {})
+    write_random(folder / "m", folder / "t", family, GQA if family == "llama" else {})
     assert export_folder(folder / "m", folder / "m.gguf") == ()
     tokens, _ = ask(folder / "m.gguf", wanted)
     ours = load_tokenizer(folder / "m")
@@ -146,7 +146,7 @@ def test_llama_cpp_splits_digits_as_smollm2(tmp_path: Path, open_data: Path) -> 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "equal"), [("f16", 0.99), ("bf16", 0.99), ("q8_0", 0.9)])
 def test_llama_cpp_reads_the_smaller_types(kind: str, equal: float, tmp_path: Path, open_data: Path) -> None:
-    write_model(tmp_path / "m", open_data / "bpe", "gpt2", {})
+    write_random(tmp_path / "m", open_data / "bpe", "gpt2", {})
     export_folder(tmp_path / "m", tmp_path / "full.gguf")
     export_folder(tmp_path / "m", tmp_path / "small.gguf", kind=kind)
     prompts = [[number] for number in range(100, 200)]
@@ -157,8 +157,8 @@ def test_llama_cpp_reads_the_smaller_types(kind: str, equal: float, tmp_path: Pa
 
 
 def test_metadata_and_types_of_the_file(tmp_path: Path, open_data: Path) -> None:
-    tokenizer = write_tokenizer(tmp_path / "t", "bpe", passages(open_data))
-    shape = write_model(tmp_path / "m", tokenizer, "gpt2", {"inner": 80})
+    tokenizer = write_trained(tmp_path / "t", "bpe", passages(open_data))
+    shape = write_random(tmp_path / "m", tokenizer, "gpt2", {"inner": 80})
     end = shape.vocab - 3
     (tmp_path / "m/chat_template.jinja").write_text("{{ messages }}")
     export_folder(tmp_path / "m", tmp_path / "a.gguf", kind="q8_0")
@@ -180,8 +180,8 @@ def test_metadata_and_types_of_the_file(tmp_path: Path, open_data: Path) -> None
 
 
 def test_a_t5_has_its_scale_and_its_start_token(tmp_path: Path, open_data: Path) -> None:
-    tokenizer = write_tokenizer(tmp_path / "t", "sentencepiece_unigram", passages(open_data))
-    write_model(tmp_path / "m", tokenizer, "t5", {"encoder_layers": 2, "head_dim": 24}, layers=3)
+    tokenizer = write_trained(tmp_path / "t", "sentencepiece_unigram", passages(open_data))
+    write_random(tmp_path / "m", tokenizer, "t5", {"encoder_layers": 2, "head_dim": 24}, layers=3)
     export_folder(tmp_path / "m", tmp_path / "m.gguf")
     fields, tensors = read_gguf(tmp_path / "m.gguf")
     assert (fields["t5.block_count"], fields["t5.decoder_block_count"]) == (2, 1)
@@ -224,7 +224,7 @@ def test_a_folder_has_what_vllm_and_sglang_read(kind: str, tmp_path: Path, open_
     transformers = pytest.importorskip("transformers", minversion="5")
     algorithm, family, options, architecture = FOLDERS[kind]
     folder, texts = tmp_path / "m", passages(open_data)
-    shape = write_model(folder, write_tokenizer(tmp_path / "t", algorithm, texts), family, options)
+    shape = write_random(folder, write_trained(tmp_path / "t", algorithm, texts), family, options)
     assert read_model(folder).shape == shape  # a run with the same options can begin from the folder
     peer, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     config = peer.config

@@ -18,10 +18,16 @@ from gpt2train.data.chat import open_chat
 from gpt2train.data.chat_template import FILE, chat_files, default_template
 from gpt2train.data.tokenizer import build_tokenizer, encode_ordinary, load_tokenizer, save_tokenizer
 from gpt2train.errors import UserError
-from tests.gpt2train.convert.export_models import export_folder, passages, read_gguf, write_model
-from tests.gpt2train.convert.export_models import write_tokenizer as write_trained
 from tests.gpt2train.convert.llama_cpp_peer import talk
-from tests.gpt2train.convert.model_folders import stirred, write_tokenizer
+from tests.gpt2train.convert.model_folders import (
+    export_folder,
+    passages,
+    read_gguf,
+    stirred,
+    write_random,
+    write_tokenizer,
+    write_trained,
+)
 from tests.gpt2train.data.test_chat import TEMPLATES
 from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.gpt2train.serve.fixed_text_model import write_reciting_model
@@ -154,7 +160,7 @@ def check_in_transformers(folder: Path) -> None:
 
 
 def test_a_folder_keeps_its_template_and_its_tokens(tmp_path: Path) -> None:
-    shape = write_model(tmp_path / "m", own_template(tmp_path / "t"), "llama", {})
+    shape = write_random(tmp_path / "m", own_template(tmp_path / "t"), "llama", {})
     tokenizer = load_tokenizer(tmp_path / "m")
     end, turn = (tokenizer.token_to_id(name) for name in ("<|endoftext|>", "<|im_end|>"))
     assert (tmp_path / "m" / FILE).read_text() == json.loads((tmp_path / "t" / CONFIG).read_text())["chat_template"]
@@ -168,11 +174,11 @@ def test_a_folder_keeps_its_template_and_its_tokens(tmp_path: Path) -> None:
 def test_a_folder_has_the_default_template_of_its_tuning(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     save_tokenizer(tmp_path / "t", *small_tables())
-    write_model(tmp_path / "plain", tmp_path / "t", "gpt2", {})
+    write_random(tmp_path / "plain", tmp_path / "t", "gpt2", {})
     assert not (tmp_path / "plain" / FILE).exists()
     for name, content in chat_files(default_template(load_tokenizer(tmp_path / "t"), "\n")).items():
         (tmp_path / "t" / name).write_bytes(content)
-    write_model(tmp_path / "m", tmp_path / "t", "gpt2", {})
+    write_random(tmp_path / "m", tmp_path / "t", "gpt2", {})
     for file in (tmp_path / "plain").iterdir():  # nothing else changes, but the order of keys
         if file.suffix == ".json" and file.name not in (CONFIG, SPECIAL_MAP):
             assert file.read_bytes() == (tmp_path / "m" / file.name).read_bytes()
@@ -183,13 +189,13 @@ def test_pieces_of_sentencepiece_are_those_of_transformers(tmp_path: Path, open_
     """As of Llama 2: the template writes the tokens that begin and end a text."""
     folder = write_trained(tmp_path / "t", "sentencepiece_bpe", passages(open_data))
     (folder / CONFIG).write_text(json.dumps({"add_bos_token": True, "chat_template": TEMPLATES["llama2"][1]}))
-    write_model(tmp_path / "m", folder, "llama", {})
+    write_random(tmp_path / "m", folder, "llama", {})
     check_in_transformers(tmp_path / "m")
 
 
 def test_llama_cpp_gets_the_template_and_the_end_of_a_turn(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="needs the extra gguf")
-    write_model(tmp_path / "m", own_template(tmp_path / "t"), "llama", {})
+    write_random(tmp_path / "m", own_template(tmp_path / "t"), "llama", {})
     export_folder(tmp_path / "m", tmp_path / "m.gguf")
     fields, _ = read_gguf(tmp_path / "m.gguf")
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "m/tokenizer.json"))

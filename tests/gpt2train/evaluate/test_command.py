@@ -13,8 +13,9 @@ from gpt2train.evaluate import curve
 from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.tasks import description, scores
 from gpt2train.evaluate.tasks.description import ready_files
+from tests.gpt2train.convert.model_folders import write
 from tests.gpt2train.evaluate.conftest import Call
-from tests.gpt2train.models import noisy_model, write
+from tests.gpt2train.models import noisy_model
 from tests.trained_run import TrainedRun
 
 

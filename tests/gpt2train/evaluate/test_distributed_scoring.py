@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.gpt2train.convert.model_folders import write
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import finish, start
-from tests.gpt2train.models import noisy_model, write
+from tests.gpt2train.models import noisy_model
 
 RANKS = Path(__file__).parents[1] / "parallel/run_cases.py"
 COUNTS = (2, 41)  # the first gives the third process nothing to do

@@ -19,8 +19,9 @@ from gpt2train.evaluate.tasks.items import DataFile, read_items
 from gpt2train.evaluate.tasks.scores import score_task
 from gpt2train.evaluate.tasks.suite import read_work, score_work
 from gpt2train.model.gpt2 import GPT2
+from tests.gpt2train.convert.model_folders import write
 from tests.gpt2train.evaluate.eval_sets import HARNESS, SETS, SPLIT, rows_of, write_set
-from tests.gpt2train.models import noisy_model, write
+from tests.gpt2train.models import noisy_model
 
 CONTEXT = 160
 WORDS = "the of and to in a is that for it as was with be by on not he his but at are this have from"

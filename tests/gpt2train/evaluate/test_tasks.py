@@ -29,7 +29,8 @@ from gpt2train.evaluate.tasks.scores import _notes, score_task
 from gpt2train.evaluate.tasks.suite import read_work
 from gpt2train.evaluate.token_tree import build_trees, tree_batches
 from gpt2train.model.families import MODELS, Shape
-from tests.gpt2train.models import lively, noisy_model, write
+from tests.gpt2train.convert.model_folders import write
+from tests.gpt2train.models import lively, noisy_model
 
 CHOICES = {"kind": "multiple_choice", "data": ["items.jsonl"]}
 

@@ -57,7 +57,7 @@ COMPILED = [
 
 
 def case(name: str, row: tuple[Any, ...]) -> str:
-    return f"uneven_cases.{name} {' '.join(map(repr, row))}"
+    return f"tensor_cases.{name} {' '.join(map(repr, row))}"
 
 
 @pytest.fixture(scope="module")

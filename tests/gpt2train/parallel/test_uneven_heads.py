@@ -10,7 +10,7 @@ from gpt2train.parallel.head_split import HeadSplit
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.tensor_parallel import _parallel_class
 from gpt2train.parallel.uneven_heads import check_attention, used_rows
-from tests.gpt2train.parallel.uneven_cases import shape_of
+from tests.gpt2train.parallel.tensor_cases import shape_of
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 6, 12, 25, 47])
