@@ -15,7 +15,7 @@ from gpt2train.data.tokenizer import save_tokenizer
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.model_folders import write_model
 from tests.gpt2train.convert.test_huggingface import make_model, weights_of
-from tests.gpt2train.convert.test_megatron_core_formats import source
+from tests.gpt2train.convert.test_megatron import source
 from tests.gpt2train.data.test_tokenizer import small_tables
 
 VALUES: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 10**9, 10**30, 1.5, float("nan"), "x", "", [], [1], {}, {"a": 1})
