@@ -285,7 +285,9 @@ def _form_schema(schema: Any, definitions: Mapping[str, Any], name: str | None =
         own["title"] = name
         help_text = " ".join(own.get("description", "").split())
         if default is not None and not isinstance(default, Mapping):
-            help_text = f"{help_text} {DEFAULT_HELP.format(_default_text(default))}"
+            is_text = isinstance(default, str) and default  # as a user would type it into the form
+            shown = default if is_text else json.dumps(default, ensure_ascii=False)
+            help_text = f"{help_text} {DEFAULT_HELP.format(shown)}"
         own["description"] = help_text
     return {
         key: {field: _form_schema(value, definitions, field) for field, value in inner.items()}
@@ -293,8 +295,3 @@ def _form_schema(schema: Any, definitions: Mapping[str, Any], name: str | None =
         else _form_schema(inner, definitions)
         for key, inner in own.items()
     }
-
-
-def _default_text(default: Any) -> str:
-    """Default value as a user would type it into the form."""
-    return default if isinstance(default, str) and default else json.dumps(default, ensure_ascii=False)

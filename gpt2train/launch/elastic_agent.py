@@ -182,7 +182,9 @@ def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1, 
     if stopped and set(codes.values()) <= {-signal.SIGTERM}:
         quietly(print)("stopped before training started", file=sys.stderr)
         return STOPPED
-    rank, code = min(codes.items(), key=lambda item: (_cause_order(item[1]), item[0]))
+    # The root cause of several failures comes first: reported errors, signals, then consequences.
+    order = {USER_ERROR: 0, 1: 1, PEER_HUNG: 2, -signal.SIGKILL: 3, LOST_CONTACT: 5, -signal.SIGTERM: 6}
+    rank, code = min(codes.items(), key=lambda item: (order.get(item[1], 4), item[0]))
     if code in (1, USER_ERROR):
         return code
     if code == PEER_HUNG:
@@ -198,9 +200,3 @@ def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1, 
         return lost
     quietly(print)(f"{prefix} exited with code {code}; see logs/rank-{rank}.log", file=sys.stderr)
     return 1
-
-
-def _cause_order(code: int) -> int:
-    """Sort key by which the root cause of several failures comes first: reported errors, signals, then consequences."""
-    order = {USER_ERROR: 0, 1: 1, PEER_HUNG: 2, -signal.SIGKILL: 3, LOST_CONTACT: 5, -signal.SIGTERM: 6}
-    return order.get(code, 4)

@@ -50,14 +50,11 @@ class CpuMeter:
 def open_cpu_meter(powercap: Path = POWERCAP) -> CpuMeter | None:
     """Meter of this machine; None without counters that this user may read."""
     try:
-        zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if _is_package(zone)]
-        return CpuMeter(zones) if zones else None
+        zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+        packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
+        return CpuMeter(packages) if packages else None
     except (OSError, ValueError):
         return None
-
-
-def _is_package(zone: Path) -> bool:
-    return zone.name.count(":") == 1 and (zone / "name").read_text().startswith("package")
 
 
 def _number(file: Path) -> int:

@@ -179,8 +179,3 @@ def _steps(settings: TrainSettings, batches: BatchPlan, per_epoch: int | None) -
     if settings.epochs and per_epoch is None:
         return None
     return resolve_epochs(settings, per_epoch or 0, batches).steps
-
-
-def tokens_of(steps: int, settings: TrainSettings, layout: Layout) -> int:
-    """Return the tokens of a number of steps; with a batch ramp-up the first steps have fewer."""
-    return layout.batches.samples_after(steps) * settings.model.context

@@ -9,7 +9,7 @@ from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.plan.budget import GOALS, Rate
-from gpt2train.plan.fit import duration, planned_steps, tokens_of
+from gpt2train.plan.fit import duration, planned_steps
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import Memory
 from gpt2train.plan.search import Candidate, Plan, offload_of, shown
@@ -120,7 +120,7 @@ def _row(candidate: Candidate, shape: Shape, hardware: Hardware, train_tokens: i
     yield ("" if candidate.simulated else "~") + _gigabytes(candidate.memory, candidate.device, 1)
     yield f"{seconds:.3g}"
     yield f"{shown(rate):,.0f}"
-    yield "-" if steps is None else f"{tokens_of(steps, settings, layout) / rate / 3600:,.3g}"
+    yield "-" if steps is None else f"{layout.batches.samples_after(steps) * length / rate / 3600:,.3g}"
     yield f"{used:.0%}"
     yield f"{1 - candidate.duration.compute / seconds:.0%}"
 

@@ -107,10 +107,6 @@ IGNORED = (
 )
 
 
-def _is_neutral(value: Any, neutral: Any) -> bool:
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
-
-
 def _describe_others(schema: dict[str, Any], model: Any) -> None:
     """Begin the JSON schema with the required fields, and add those that are not supported or ignored."""
     required, fields = schema.get("required", ()), schema["properties"]
@@ -182,8 +178,9 @@ class SamplingRequest(BaseModel):
             return given
         given = {name: whole(value) for name, value in given.items() if value is not None and name not in cls.ignored}
         for name in [name for name in given if name in cls.neutral]:
-            if not _is_neutral(given.pop(name), cls.neutral[name]):
-                raise ValueError(f"{name}: not supported; leave it out or send {json.dumps(cls.neutral[name])}")
+            value, neutral = given.pop(name), cls.neutral[name]
+            if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):
+                raise ValueError(f"{name}: not supported; leave it out or send {json.dumps(neutral)}")
         return given
 
     @model_validator(mode="after")

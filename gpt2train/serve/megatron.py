@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpt2train.data.token_bytes import token_bytes
-from gpt2train.inference.batch import Continuation
 from gpt2train.inference.beam_search import BeamSearch
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.serve.completions import whole
@@ -105,7 +104,9 @@ def megatron_routes(service: Service) -> APIRouter:
         jobs = [continuation(service, prompt, settings, index) for index, prompt in enumerate(prompts)]
         await finish(service, jobs, request)
         texts = _texts(service, [[*job.prompt, *job.sequence.tokens] for job in jobs])
-        return texts | {"logprobs": [_log_probs(job) for job in jobs] if body.logprobs else None}
+        scores = [(*job.sequence.prompt_scores, *job.sequence.scores) for job in jobs]
+        log_probs = [[score.log_prob for score in of_job] for of_job in scores]
+        return texts | {"logprobs": log_probs if body.logprobs else None}
 
     return router
 
@@ -178,7 +179,3 @@ def _texts(service: Service, sequences: Sequence[list[int]]) -> dict[str, Any]:
         "text": [tokenizer.decode(ids, skip_special_tokens=False) for ids in sequences],
         "segments": [[token_bytes(tokenizer, token).decode(errors="replace") for token in ids] for ids in sequences],
     }
-
-
-def _log_probs(job: Continuation) -> list[float]:
-    return [score.log_prob for score in (*job.sequence.prompt_scores, *job.sequence.scores)]

@@ -34,7 +34,9 @@ def plan_items(task: Task, items: Sequence[Item], count: int, tokenizer: Tokeniz
         UserError: the tokenizer has no token for a continuation.
     """
     if task.kind == "perplexity":
-        return _plan_texts([item.targets[0] for item in items[:count]], tokenizer, context)
+        before = start_ids(tokenizer)[-1:]
+        texts = encode_ordinary(tokenizer, [item.targets[0] for item in items[:count]])
+        return [Plan(tuple(rolling_windows([*before, *ids], context))) for ids in texts]
     pairs: list[tuple[str, str]] = []
     for item, examples in zip(items[:count], draw_examples(items, task.shots, count), strict=True):
         shown = "".join(_example(example, task) for example in examples)
@@ -69,12 +71,6 @@ def draw_examples(items: Sequence[Item], shots: int, count: int) -> list[list[It
 
 def _example(item: Item, task: Task) -> str:
     return pick(item.contexts, item.answer) + task.delimiter + pick(item.targets, item.answer) + SHOT_END
-
-
-def _plan_texts(texts: Sequence[str], tokenizer: Tokenizer, context: int) -> list[Plan]:
-    start = start_ids(tokenizer)
-    encoded = encode_ordinary(tokenizer, texts)
-    return [Plan(tuple(rolling_windows([*start[-1:], *ids], context))) for ids in encoded]
 
 
 def rolling_windows(tokens: Sequence[int], context: int) -> Iterator[ScoringRequest]:

@@ -129,7 +129,8 @@ class PlannedTask:
         values, resampled = _intervals(task, self.name, verdicts)
         result |= {"rule": task.rule, **values}
         if resampled is not None:
-            random = task.random if task.random is not None else _random(task, self.items)
+            chances = [0.0 if task.kind == "greedy" else 1 / item.choices for item in self.items]
+            random = math.fsum(chances) / len(chances) if task.random is None else task.random
             result |= {"random": significant(random), "centred": centred(result["accuracy"], random)}
         if task.group:
             result["groups"] = _groups(task, self.items, verdicts)
@@ -209,10 +210,6 @@ def _groups(task: Task, items: Sequence[Item], verdicts: Sequence[Verdict]) -> d
     for item, verdict in zip(items, verdicts, strict=True):
         parts.setdefault(item.group, []).append(verdict)
     return {name: {"items": len(parts[name]), **_values(task, parts[name])} for name in sorted(parts)}
-
-
-def _random(task: Task, items: Sequence[Item]) -> float:
-    return 0.0 if task.kind == "greedy" else math.fsum(1 / item.choices for item in items) / len(items)
 
 
 def _notes(task: Task, result: Mapping[str, Any], items: Sequence[Item]) -> list[str]:
