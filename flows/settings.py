@@ -19,7 +19,7 @@ from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import UserError
 from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
 from gpt2train.plan.devices import find_gpus, usable_cores
-from gpt2train.settings import MAX_COUNT, Place, Settings, build, layer, nearest, read_toml
+from gpt2train.settings import MAX_COUNT, Location, Place, Settings, build, layer, nearest, read_toml, source_of
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import read_manifest
 from tasks.blacklist.settings import BlacklistSettings
@@ -390,14 +390,13 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     given = layer(from_file, flags or {})
     base = model.base_layer(given, file, {})
 
-    def source(location: tuple[int | str, ...]) -> str:
+    def source(location: Location, message: str) -> str:
         if not location and not config:  # a check of several settings: the message names them
             return ""
-        base_file = given.get(model.base_source)
-        if base_file and not _has_value(given, location) and _has_value(base, location):
-            return str(base_file)
-        in_file = config and _has_value(from_file, location) and not _has_value(flags or {}, location)
-        return config if config and (in_file or not flags) else "settings"
+        rest = config if config and not flags else "settings"
+        base_source = str(given.get(model.base_source) or rest)
+        layers = (base_source, base), (config or rest, from_file), ("settings", flags or {})
+        return source_of(model, location, message, *layers) or rest
 
     return build(model, base, given, source=source)
 
@@ -424,14 +423,3 @@ def _tokenizer_of(preset_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(chosen, Mapping) and "name" not in chosen and any(name in chosen for name in TRAINED):
         return {}
     return PRESET_TOKENIZERS.get(preset_name, {"name": "gpt2"})
-
-
-def _has_value(values: Any, location: tuple[int | str, ...]) -> bool:
-    """Return True if nested settings have a value at this path. An item of a list counts as the list."""
-    for key in location:
-        if not isinstance(values, Mapping):
-            break
-        if key not in values:
-            return False
-        values = values[key]
-    return bool(location)

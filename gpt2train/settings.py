@@ -189,13 +189,15 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-Source = str | Callable[[tuple[int | str, ...]], str]
+Location = tuple[int | str, ...]  # path of a setting
+Source = str | Callable[[Location, str], str]
 
 
 def build(model: type[M], *layers: Mapping[str, Any], source: Source = "settings") -> M:
     """Build a settings model from nested mappings, lowest precedence first.
 
-    The source is the origin of the settings for error messages, or a function that maps a setting's path to it.
+    The source is the origin of the settings for error messages, or a function that maps a setting's path and pydantic's
+    message to it.
 
     Raises:
         UserError: a setting is wrong or unknown; the message is one line with the nearest valid name.
@@ -204,6 +206,36 @@ def build(model: type[M], *layers: Mapping[str, Any], source: Source = "settings
         return model.model_validate(layer(*layers))
     except ValidationError as error:
         raise UserError(explain(error, model, source)) from error
+
+
+def source_of(model: type[BaseModel], location: Location, message: str, *layers: tuple[str, Mapping[str, Any]]) -> str:
+    """Name of the layer that an error comes from, the lowest layer first; empty if no layer has the setting.
+
+    Of a value, that is the highest layer that gives it. A group, or all settings together, may be wrong by values of
+    several layers: then it is the first layer with which pydantic has this message.
+    """
+    giving, group, merged = "", "", dict[str, Any]()
+    for name, settings in layers:
+        value: Any = settings
+        for key in location:
+            value = value.get(key) if isinstance(value, Mapping) else value  # an item of a list counts as the list
+        merged = layer(merged, settings)
+        giving = giving if value is None else name
+        if isinstance(value, Mapping) and not group and (location, message) in _errors(model, merged):
+            group = name
+    return group or giving
+
+
+def _errors(model: type[BaseModel], settings: Mapping[str, Any]) -> list[tuple[Location, str]]:
+    try:
+        model.model_validate(settings)
+    except ValidationError as error:
+        return [(_without_types(one["loc"]), one["msg"]) for one in error.errors()]
+    return []
+
+
+def _without_types(location: Location) -> Location:
+    return tuple(part for part in location if not _is_type(part))
 
 
 def validated(model: type[M], given: Mapping[str, Any], source: str) -> M:
@@ -217,10 +249,10 @@ def validated(model: type[M], given: Mapping[str, Any], source: str) -> M:
 def explain(error: ValidationError, model: type[BaseModel], source: Source = "settings") -> str:
     """Describe the first error that pydantic found in one line, with the setting's name and the valid values."""
     first, others = _clearest(error.errors())
-    location = tuple(part for part in first["loc"] if not _is_type(part))
+    location = _without_types(first["loc"])
     path = [str(part) for part in location]
     name = ".".join(path)
-    source = source if isinstance(source, str) else source(location)
+    source = source if isinstance(source, str) else source(location, first["msg"])
     if first["type"] == "extra_forbidden":
         near = nearest(path[-1], _fields_at(model, path[:-1]), ".".join(path[:-1]))
         if not model.model_fields.keys().isdisjoint(("optimizer", "train")):  # settings of a training

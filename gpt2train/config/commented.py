@@ -8,7 +8,7 @@ import tomli_w
 from pydantic.fields import FieldInfo
 
 from gpt2train.config.run import RunConfig
-from gpt2train.settings import Settings, build, described, layer
+from gpt2train.settings import Location, Settings, build, described, layer
 
 WIDTH = 100  # characters of a comment line
 
@@ -36,7 +36,7 @@ def commented_run(
     given = {"data": {"train": train, "valid": valid}, "vocab": vocab, "output": output}
     sources = sources or {}
 
-    def source(setting: tuple[int | str, ...]) -> str:
+    def source(setting: Location, _: str) -> str:
         return sources.get(".".join(map(str, setting)), name)
 
     lines = [f"Settings of a training run: {name}, complete. Start it with", ""]

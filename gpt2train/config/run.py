@@ -22,7 +22,7 @@ from gpt2train.model.families import MODELS
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.model.shape import PADDING, Shape
 from gpt2train.plugins import load
-from gpt2train.settings import MAX_COUNT, Place, PositiveNumber, Settings, build, layer, read_toml
+from gpt2train.settings import MAX_COUNT, Location, Place, PositiveNumber, Settings, build, layer, read_toml, source_of
 
 CONFIG_FILE = "config.toml"
 
@@ -199,15 +199,12 @@ def read_run_config(
     Raises:
         UserError: a file is missing, is not TOML, or a setting is wrong.
     """
-    given = layer(*changes)
+    base, given = layer(preset(preset_name) if preset_name else {}, read_toml(path)), layer(*changes)
 
-    def source(setting: tuple[int | str, ...]) -> str:
-        value: Any = given
-        for name in setting:
-            value = value.get(name) if isinstance(value, Mapping) else value
-        return "--set" if setting and value is not None else str(path)
+    def source(setting: Location, message: str) -> str:
+        return source_of(RunConfig, setting, message, (str(path), base), ("--set", given)) or str(path)
 
-    return build(RunConfig, preset(preset_name) if preset_name else {}, read_toml(path), given, source=source)
+    return build(RunConfig, base, given, source=source)
 
 
 def read_run_settings(run: str | Path) -> RunConfig:

@@ -116,6 +116,16 @@ def test_a_recipe_takes_the_place_of_a_preset() -> None:
         assert resolve(type(found), flags=dump(found, "json")) == found
 
 
+def test_a_contradiction_in_the_file_is_blamed_on_it_whatever_flags_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nsteps = 20\n[train.schedule]\nwarmup = 50\n")
+    for flags in ({}, {"train": {"logging": {"interval": 5}}}):
+        with pytest.raises(UserError, match=f"^{file}: train: schedule.warmup 50 must be below steps 20"):
+            resolve(PretrainSettings, str(file), flags)
+    with pytest.raises(UserError, match=r"^settings: train: schedule.warmup 30 must be below steps 20"):
+        resolve(PretrainSettings, str(file), {"train": {"schedule": {"warmup": 30}}})
+
+
 @pytest.mark.slow
 def test_the_deployment_for_gpt2_ends_when_the_goal_is_passed(tmp_path: Path) -> None:
     out, tasks = prepare_scored_data(tmp_path / "out"), tmp_path / "evaluation/commonsense_reasoning"

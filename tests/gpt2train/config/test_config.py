@@ -283,6 +283,26 @@ def test_changes_lie_above_the_file_and_the_preset(tmp_path: Path) -> None:
         read("optimizer.lr=1e-4")
 
 
+@pytest.mark.parametrize(
+    ("in_file", "change", "message"),
+    [
+        ("", "schedule.warmup=90", "--set: schedule.warmup 90 must be below steps 90"),
+        ("", "steps=10", "--set: schedule.warmup 10 must be below steps 10"),
+        ("warmup = 95", "schedule.warmup=94", "--set: schedule.warmup 94 must be below steps 90"),
+        ("warmup = 95", "logging.interval=5", "{file}: schedule.warmup 95 must be below steps 90"),
+        ("warmup = 5", "schedule.warmup_fraction=0.1", "--set: schedule: the warm-up is given more than once"),
+        ("warmup = 5\nwarmup_fraction = 0.1", "schedule.min_lr=0", "{file}: schedule: the warm-up is given more than"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_blamed_on_the_layer_that_brings_it_in(
+    in_file: str, change: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"{FILE}\n[schedule]\n{in_file or 'warmup = 10'}\n")
+    with pytest.raises(UserError, match=f"^{re.escape(message.format(file=file))}"):
+        read_run_config(file, "tiny", [parse_assignment(change)])
+
+
 def test_paths_begin_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))  # Windows
