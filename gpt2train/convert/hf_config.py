@@ -5,15 +5,18 @@ another architecture and the names of the classes. Its `pad_token_id` is require
 a sample that is not this one.
 """
 
+import contextlib
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpt2train.checkpoint.manifest import sha256
 from gpt2train.convert.hf_layout import layout_of, layout_of_config
 from gpt2train.convert.hf_sentencepiece import tokenizer_json
-from gpt2train.convert.settings import Dtype
+from gpt2train.convert.settings import CARD, Dtype
 from gpt2train.data.added_tokens import stated_added
 from gpt2train.data.chat import Chat
 from gpt2train.data.chat_template import FILE
@@ -32,6 +35,7 @@ from gpt2train.store.inner_path import inner_path
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 ENDINGS = (".json", ".safetensors", ".txt", ".model", ".jinja", ".md")  # of the files that a model is written with
 SCORES = "eval"  # folder of the scores of a model
+SEAL = "\n<!-- files as written: "  # at the end of a model card; Markdown does not show it
 CLASSIFIER = "ForSequenceClassification"
 LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM")
 MAX_LABELS = 2**16
@@ -229,7 +233,8 @@ def check_free(folder: Path) -> None:
     """Check that a model may be written to a path: it does not exist, is empty, or is an older model folder.
 
     Raises:
-        UserError: the path is something else, or a model folder with files that none is written with, such as `.git`.
+        UserError: the path is something else, or a model folder with files that none is written with, such as `.git`,
+            or that were added or changed since it was written here.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         try:
@@ -239,6 +244,21 @@ def check_free(folder: Path) -> None:
         for path in sorted(folder.iterdir()):
             if path.name != SCORES if path.is_dir() else path.suffix not in ENDINGS:
                 raise UserError(f"{folder} has {path.name} of yours, which would be removed; give another folder")
+        card = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            card = (folder / CARD).read_text(encoding="utf-8")
+        if sealed(folder, card.rpartition(SEAL)[0]) != card:
+            changed = "files that were added or changed since it was written, which would be lost"
+            raise UserError(f"{folder} has {changed}; give another folder")
+
+
+def sealed(folder: Path, card: str) -> str:
+    """Return a model card with a hash at its end: of the card, and of all other files of its folder but the weights."""
+    found = hashlib.sha256(card.encode())
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name != CARD and file.suffix != Path(SAFETENSORS).suffix:
+            found.update(f"\0{file.name}\0{sha256(file)}".encode())
+    return f"{card}{SEAL}{found.hexdigest()[:16]} -->\n"
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpt2train.convert.hf_config import check_free, read_label_names, read_shape, write_config
+from gpt2train.convert.hf_config import check_free, read_label_names, read_shape, sealed, write_config
 from gpt2train.convert.hf_gpt2 import join_heads, split_heads  # noqa: F401 - others take them from here
 from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
@@ -52,7 +52,7 @@ def save_model(
     check_free(folder)
     with atomic_folder(folder) as draft:
         card = card_text(weights.shape, dtype, fill_folder(draft, weights, tokenizer, dtype), facts)
-        (draft / CARD).write_text(card, encoding="utf-8")
+        (draft / CARD).write_text(sealed(draft, card), encoding="utf-8")
 
 
 def fill_folder(folder: Path, weights: LazyWeights, tokenizer: Path, dtype: Dtype) -> Tokenizer:

@@ -9,7 +9,7 @@ from gpt2train.checkpoint.manifest import read_manifest, sha256
 from gpt2train.checkpoint.store import open_weights
 from gpt2train.convert.card_scores import scores_of
 from gpt2train.convert.detect import find_source, find_tokenizer
-from gpt2train.convert.hf_config import check_free
+from gpt2train.convert.hf_config import check_free, sealed
 from gpt2train.convert.huggingface import card_text, fill_folder
 from gpt2train.convert.model_card import CardFacts, training_facts
 from gpt2train.convert.settings import CARD, Dtype
@@ -86,7 +86,7 @@ def merged_card(
     facts = replace(card_facts(checkpoint), license=license, sections=sections)
     if run := _run_of(checkpoint):
         facts = replace(facts, scores=scores_of(run, sha256(folder / SAFETENSORS)))
-    return card_text(open_weights(checkpoint).shape, dtype, load_tokenizer(folder), facts)
+    return sealed(folder, card_text(open_weights(checkpoint).shape, dtype, load_tokenizer(folder), facts))
 
 
 def card_facts(checkpoint: Path) -> CardFacts:

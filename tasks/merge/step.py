@@ -18,7 +18,7 @@ from tasks.outputs.passport.write import card_sections
 DRAFT = ".tmp-model"
 RECORDS = "merge"  # folder of the step's records, beside `model/`
 CARD_RECORD = "_card.json"
-CARD_VERSION = 5  # raised when the contents of a card change: cards that nobody edited are then written again
+CARD_VERSION = 6  # raised when the contents of a card change: cards that nobody edited are then written again
 
 
 def merge(

@@ -105,6 +105,13 @@ def test_a_model_folder_is_written_atomically(tmp_path: Path, open_data: Path) -
             write_model(tmp_path / "m", weights, SHAPE, open_data / "bpe")
         assert (tmp_path / "m" / mine).read_text() == "mine"
         shutil.move(tmp_path / "m" / mine.partition("/")[0], tmp_path / "elsewhere")
+    for name in ("README.md", "generation_config.json", "notes.md"):  # edited by hand, or added
+        mine, before = tmp_path / "m" / name, (tmp_path / "m" / name).read_bytes() if name != "notes.md" else b""
+        mine.write_bytes(before + b"\n")
+        with pytest.raises(UserError, match=r"m has files that were added or changed since it was written, which"):
+            write_model(tmp_path / "m", weights, SHAPE, open_data / "bpe")
+        assert mine.read_bytes() == before + b"\n"
+        mine.write_bytes(before) if before else mine.unlink()
     assert (tmp_path / "m/model.safetensors").read_bytes() == after
 
 
