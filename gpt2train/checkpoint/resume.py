@@ -82,10 +82,14 @@ def _check_folder(output: str) -> None:
         remedy = "give it as checkpoints.init_from, and another output"
         raise UserError(f"{output} is a checkpoint, not the folder of a run: it would not be read; {remedy}")
     folder = Path(output) / run_folder.FOLDER
-    if folder.is_symlink() and not folder.exists():
-        raise UserError(f"{folder} is a link to {folder.readlink()}, which is not there; mount it, or remove the link")
-    if folder.exists() and not folder.is_dir():  # the first save would fail
-        raise UserError(f"{folder} is a file, not the folder of the checkpoints; remove it")
+    newest = max((path.name for path in run_folder.list_checkpoints(output)), default="")
+    newer = [path for path in run_folder.list_no_folders(output) if path.name > newest]
+    for path in (folder, *newer):  # without the newest the run would fall back, and its save at that step fail
+        if path.is_symlink() and not path.exists():
+            raise UserError(f"{path} is a link to {path.readlink()}, which is not there; mount it, or remove the link")
+        if path.exists() and not path.is_dir():
+            what = "the folder of the checkpoints" if path == folder else "a checkpoint"
+            raise UserError(f"{path} is a file, not {what}; remove it")
 
 
 def validation_identity(config: RunConfig, data: Dataset | None = None) -> str | None:

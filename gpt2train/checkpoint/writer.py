@@ -135,7 +135,7 @@ def publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, k
     repairs the rest.
     """
     write_durably(draft / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-    if final.exists():  # a run that fell back to an older checkpoint reaches this step again
+    if final.exists() or final.is_symlink():  # a run that fell back to an older checkpoint reaches this step again
         remove(final)
     draft.rename(final)
     fsync(final.parent)

@@ -57,11 +57,19 @@ def list_drafts(run: str | Path) -> list[Path]:
     return _folders(run, TEMPORARY)
 
 
+def list_no_folders(run: str | Path) -> list[Path]:
+    """List what is named like a checkpoint but is no folder, such as a link to a disk that is not there."""
+    return [path for path in _named(run) if not path.is_dir()]
+
+
 def _folders(run: str | Path, ending: str = "") -> list[Path]:
-    """List the folders of a run that are named by a step and an ending, oldest first."""
+    return [path for path in _named(run, ending) if path.is_dir()]
+
+
+def _named(run: str | Path, ending: str = "") -> list[Path]:
+    """List what is named by a step and an ending in the folder of checkpoints, oldest first."""
     names = re.compile(rf"{_PREFIX}\d+{re.escape(ending)}", re.ASCII)
-    found = (Path(run) / FOLDER).glob(f"{_PREFIX}*{ending}")
-    return sorted(path for path in found if names.fullmatch(path.name) and path.is_dir())
+    return sorted(path for path in (Path(run) / FOLDER).glob(f"{_PREFIX}*{ending}") if names.fullmatch(path.name))
 
 
 def newest_checkpoint(run: str | Path) -> Path:

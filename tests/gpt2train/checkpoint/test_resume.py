@@ -249,6 +249,24 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_metrics(
     assert len((run / "metrics.jsonl.old-2").read_text().splitlines()) == 10
 
 
+def test_a_newest_checkpoint_on_a_disk_that_is_not_there_ends_the_run_at_once(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
+) -> None:
+    run = copy(saved_run, tmp_path / "run")
+    steps = sorted((run / "checkpoints").glob("step-*"))
+    config = make(tokens, run, steps=12, checkpoints=SAVING)
+    for moved in (steps[0], steps[-1]):
+        shutil.move(moved, tmp_path / moved.name)
+        moved.symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UserError, match=rf"{steps[-1].name} is a link to .*unmounted, which is not there; mount it"):
+        train(config, alone)
+    shutil.move(tmp_path / steps[-1].name, tmp_path / "unmounted")
+    assert train(config, alone).step == 12  # also with the link of an old one
+    (run / "checkpoints/step-00000099").touch()
+    with pytest.raises(UserError, match="step-00000099 is a file, not a checkpoint; remove it"):
+        train(config, alone)
+
+
 def test_files_of_others_in_an_output_are_kept(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     own = {"metrics.jsonl": '{"visitors": 12}\n', "samples.jsonl": '{"dose": 3}\n', "config.toml": "port = 8080\n"}
     for name, text in own.items():
