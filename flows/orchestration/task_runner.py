@@ -18,7 +18,7 @@ import httpx
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, TagsContext
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -161,7 +161,9 @@ class PrefectRunner(Runner):
         )(run_redacted)
         self._progress = StageProgress(UNITS.get(step, "document"), stage.batches, all_rows=sum(stage.rows.values()))
         self._stage, self._batch_rows = stage, {name: (0, rows) for name, rows in stage.rows.items()}
-        self._context = contextvars.copy_context()
+        # The task run of the step has the slots of a limit by tags; a batch would wait for them until it ends.
+        with TagsContext(current_tags=set()):
+            self._context = contextvars.copy_context()
         self._bar = ProgressBar(f"{step} {stage.name}" if stage.name != "part" else step, self._progress)
         self._started_at = time.monotonic()
         try:

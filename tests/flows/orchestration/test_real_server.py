@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from prefect import flow
+from prefect import flow, tags
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.orchestration.task_runner import PrefectRunner
@@ -21,6 +21,7 @@ from tasks.core.runner import Retries, Runner
 from tasks.core.step import Step
 from tests.flows.deployed_run import SECONDS
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server
+from tests.flows.slow_batches import slow_batches
 from tests.processes import wait_for
 
 
@@ -55,6 +56,14 @@ def test_only_transient_errors_of_a_step_are_retried(prefect_server: PrefectServ
         ends = steps(return_state=True).result()[1:]
     assert ends == ["no such file: tokens.bin; check the path", "rank 0: OutOfMemoryError"]
     assert tried == ["passes"] * 3 + ["mistaken", "hungry"]
+
+
+@pytest.mark.slow
+def test_a_limit_by_a_tag_counts_steps_and_not_their_batches_too(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    prefect_server.ask("POST", "v2/concurrency_limits/", name="tag:slot", limit=1)
+    run = slow_batches.with_options(timeout_seconds=SECONDS)
+    with temporary_settings({PREFECT_API_URL: prefect_server.address}), tags("slot"):
+        assert run({"output": str(tmp_path / "out"), "workers": 2}, 0.0) == "naps"
 
 
 @pytest.mark.exhaustive
@@ -192,7 +201,7 @@ def test_a_command_whose_server_stops_answering_ends_with_its_result(fails: str,
 TRAINS = """
 import sys
 import flows
-from prefect import flow
+from prefect import flow, tags
 from flows.orchestration.task_runner import PrefectRunner
 
 @flow(name="trains", flow_run_name=sys.argv[1])
