@@ -99,8 +99,8 @@ def evaluate_lambada(scorer: Scorer, passages: Sequence[str]) -> Result:
         "last_token": last_token_pairs(tokenizer, passages),
         "megatron_strict": strict_pairs(tokenizer, passages),
     }
-    for number, pair in enumerate(pairs["lambada_openai"], 1):
-        if not pair.target:
+    for number, targets in enumerate(zip(*pairs.values(), strict=True), 1):
+        if not all(pair.target for pair in targets):
             raise UserError(f"passage {number}: the tokenizer has no token for its last word; remove the passage")
     by_characters = BY_CHARACTERS if any(last_unit(text) is not None for text in passages) else ""
     truncated = sum(len(pair.context) + len(pair.target) > context + 1 for pair in pairs["lambada_openai"])

@@ -94,7 +94,7 @@ def detokenize_wikitext(text: str) -> str:
 WIKITEXT_EVALUATION = Evaluation(
     help="Score models by perplexity on a WikiText file, adjusted to its words as in Megatron-LM.",
     data="WikiText in its tokenised form (wiki.test.tokens).",
-    read=decode,
+    read=lambda raw, name: decode(raw, name).replace("\r\n", "\n"),  # of a file that passed through Windows
     run=lambda scorer, text, settings: wikitext_perplexity(scorer, text, settings.stride),
     metrics=(
         Metric(

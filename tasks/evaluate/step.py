@@ -68,7 +68,7 @@ def evaluate(
     step = Step(
         root,
         "evaluate",
-        version=5,
+        version=6,
         parameters=settings,
         inputs={
             "merge": model,

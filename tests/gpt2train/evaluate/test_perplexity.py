@@ -25,7 +25,7 @@ from gpt2train.evaluate.passages import last_unit, read_passages, unigram_perple
 from gpt2train.evaluate.perplexity import document_perplexity, notes, windows
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
-from gpt2train.evaluate.wikitext import detokenize_wikitext, wikitext_perplexity
+from gpt2train.evaluate.wikitext import WIKITEXT_EVALUATION, detokenize_wikitext, wikitext_perplexity
 from gpt2train.model.gpt2 import GPT2, Shape
 from gpt2train.model.init import initialise
 
@@ -120,6 +120,12 @@ def test_no_document_is_an_error(uniform: GPT2, tokenizer: Tokenizer) -> None:
         document_perplexity(Scorer(uniform, tokenizer), ["", " \n"])
     with pytest.raises(UserError, match="stride 33"):
         document_perplexity(Scorer(uniform, tokenizer), ["a b"], stride=33)
+
+
+def test_wikitext_with_the_line_ends_and_the_mark_of_windows_is_the_same_text() -> None:
+    plain = " = Title = \n \n the cat sat . \n"
+    for text in (plain, plain.replace("\n", "\r\n"), "\ufeff" + plain):
+        assert WIKITEXT_EVALUATION.read(text.encode(), "wiki.test.tokens") == plain
 
 
 def test_wikitext_equals_the_reference_implementation(model: GPT2, tokenizer: Tokenizer, open_data: Path) -> None:
@@ -335,6 +341,8 @@ def test_a_last_word_without_tokens_is_one_error_line(lambada_model: GPT2) -> No
     words = Tokenizer(models.BPE(vocab={"a": 0, "</s>": 1, "Ġ": 2}, merges=[]))
     with pytest.raises(UserError, match="passage 2: the tokenizer has no token for its last word; remove the passage"):
         evaluate_lambada(Scorer(lambada_model, words), ["a a", "a 书"])
+    with pytest.raises(UserError, match="passage 1: the tokenizer has no token for its last word; remove the passage"):
+        evaluate_lambada(Scorer(lambada_model, words), ["书"])  # only the space before it, in two of the definitions
 
 
 @settings(max_examples=40, deadline=None)
