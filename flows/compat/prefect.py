@@ -14,7 +14,7 @@ import queue
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Signature
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import httpx
@@ -24,7 +24,13 @@ from prefect.assets import Asset, AssetProperties
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State, StateType
-from prefect.context import AssetContext, SettingsContext, get_settings_context, refresh_global_settings_context
+from prefect.context import (
+    AssetContext,
+    FlowRunContext,
+    SettingsContext,
+    get_settings_context,
+    refresh_global_settings_context,
+)
 from prefect.events.clients import NullEventsClient
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException
@@ -82,6 +88,16 @@ class ParametersFlow(Flow[..., str]):
         plain: dict[str, Any] = to_jsonable_python(parameters, fallback=str)
         return plain
 
+    def with_options(self, **options: Any) -> Self:
+        """Return a flow with other options, of the same class: Prefect makes one of its own.
+
+        That one showed the passwords in the parameters, and answered a wrong name with the whole signature.
+        """
+        made = super().with_options(**options)
+        made.__class__ = type(self)
+        vars(made).update({name: value for name, value in vars(self).items() if name not in vars(made)})
+        return made  # type: ignore[return-value]
+
 
 def set_signature(function: Callable[..., Any], signature: Signature) -> None:
     """Give a function the signature from which Prefect builds the parameters of its flow and their form.
@@ -111,6 +127,17 @@ def materialize(key: str, made_from: Sequence[str], name: str, facts: Mapping[st
     context.downstream_assets.add(Asset(key=key, properties=AssetProperties(name=name)))
     context.direct_asset_dependencies.update(Asset(key=other) for other in made_from)
     context.add_asset_metadata(key, dict(facts))
+
+
+def is_retried() -> bool:
+    """Return True if the current flow has retries, by its options or by `PREFECT_FLOWS_DEFAULT_RETRIES`.
+
+    The engine makes them for an error that is raised; a state that is returned it leaves in `AwaitingRetry`, where only
+    a Prefect worker would look.
+
+    Breaks when: the engine reads the number of retries from elsewhere than the flow.
+    """
+    return bool(getattr(getattr(FlowRunContext.get(), "flow", None), "retries", 0))
 
 
 def final_state(error: Exception, kind: StateType = StateType.FAILED) -> State[Any]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from prefect.artifacts import create_markdown_artifact
-from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound, ParameterBindError
 from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
@@ -27,6 +26,7 @@ from flows.compat.prefect import (
     explain_refusal,
     explain_results,
     final_state,
+    is_retried,
     keep_running_without_slot,
     set_signature,
     shield_temporary_server,
@@ -96,7 +96,7 @@ class SettingsFlow(ParametersFlow, Generic[S]):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the flow of a command by its name: Ray and Dask would copy its class, which stands in `__main__`."""
         if self.planned.__module__ == "__main__":
-            return pkgutil.resolve_name, (f"flows.{self.name}:{self.name}",)
+            return pkgutil.resolve_name, (f"flows.{self.planned.name}:{self.planned.name}",)
         return super().__reduce_ex__(protocol)
 
     def __call__(self, *args: Any, **parameters: Any) -> Any:
@@ -108,7 +108,7 @@ class SettingsFlow(ParametersFlow, Generic[S]):
         try:
             return super().__call__(*args, **parameters)
         except ParameterBindError as error:
-            remedy = f"python -m flows.{self.name} --help-all lists them"
+            remedy = f"python -m flows.{self.planned.name} --help-all lists them"
             raise UserError(f"{str(error).partition(chr(10))[0].rstrip('.')}; {remedy}") from None
 
     def start(self, run: PlannedRun[S]) -> str:
@@ -179,7 +179,11 @@ def settings_flow(kind: type[PlannedRun[S]]) -> SettingsFlow[S]:
             except (UserError, RunError) as error:
                 if started:
                     started.error = error
-                return final_state(error, error.state if isinstance(error, RunEndedError) else StateType.FAILED)
+                if isinstance(error, RunEndedError):
+                    return final_state(error, error.state)
+                if is_retried():
+                    raise
+                return final_state(error)
             except Exception as error:
                 if started:
                     started.error = error

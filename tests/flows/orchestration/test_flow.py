@@ -164,6 +164,20 @@ def test_a_call_with_an_unknown_setting_is_answered_in_one_line() -> None:
         dataprep(outptu="x")
 
 
+def test_a_flow_with_other_options_of_prefect_stays_what_it_is() -> None:
+    nightly = dataprep.with_options(name="nightly", retries=1)
+    assert (nightly.name, nightly.retries, nightly.planned) == ("nightly", 1, Dataprep)
+    stored = nightly.serialize_parameters({"urls": ["https://user:secret@host/list"], "workers": NOT_GIVEN})
+    assert list(stored) == ["urls"] and "secret" not in str(stored)
+    with pytest.raises(UserError, match=r"'dataprep': got an unexpected .* -m flows\.dataprep --help-all"):
+        nightly(outptu="x")
+    with (  # Prefect retries what is raised; `final_state` would leave the run in AwaitingRetry
+        FlowRunContext.model_construct(flow=nightly, flow_run=None),
+        pytest.raises(UserError, match="no-such"),
+    ):
+        nightly.fn(config="no-such.toml")
+
+
 def layout(processes: int, **parallel: int) -> dict[str, Any]:
     return {"launch": {"processes": processes}, "train": {"parallel": parallel}}
 
