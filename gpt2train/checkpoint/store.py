@@ -5,6 +5,7 @@ that another layout can load them. torch's own loader does not detect a flipped 
 """
 
 import functools
+import os
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -58,12 +59,15 @@ class SafeReader(dcp.FileSystemReader):
 
         Raises:
             UserError: it names a file outside of its folder.
-            RunError: it names a class that is not allowed.
+            RunError: it names a class that is not allowed, or the checkpoint was removed.
         """
         if self._read is None:
             path = Path(self.path) / ".metadata"
-            with path.open("rb") as file:
-                found: Metadata = _Unpickler(file).load()
+            try:
+                with path.open("rb") as file:
+                    found: Metadata = _Unpickler(file).load()
+            except FileNotFoundError as error:
+                raise _load_error(self.path, error) from error
             for stored in (found.storage_data or {}).values():
                 inner_path(stored.relative_path, path)
             self._read = found
@@ -113,8 +117,14 @@ def load(checkpoint: str | Path, state: Mapping[str, Tensor], group: dist.Proces
     try:
         dcp.load(dict(state), storage_reader=reader, process_group=group)
     except CheckpointException as error:
-        reason = next(iter(error.failures.values()))[0]
-        raise RunError(f"cannot load {checkpoint}: {reason}") from error
+        raise _load_error(checkpoint, next(iter(error.failures.values()))[0]) from error
+
+
+def _load_error(checkpoint: str | os.PathLike[str], reason: BaseException) -> RunError:
+    if isinstance(reason, FileNotFoundError):  # its files were there a moment ago, when they were hashed
+        remedy = "a training keeps its newest alone (checkpoints.keep); run again"
+        return RunError(f"{checkpoint} was removed while it was read: {remedy}")
+    return RunError(f"cannot load {checkpoint}: {reason}")
 
 
 def open_weights(checkpoint: str | Path) -> LazyWeights:
@@ -146,5 +156,8 @@ def _read(reader: SafeReader, key: str, size: torch.Size, dtype: torch.dtype) ->
     state = {key: torch.empty(size, dtype=dtype)}
     with warnings.catch_warnings():  # torch warns about the missing process group even with no_dist
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(state, storage_reader=reader, no_dist=True)
+        try:
+            dcp.load(state, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # a BaseException
+            raise _load_error(reader.path, next(iter(error.failures.values()))[0]) from error
     return state[key]

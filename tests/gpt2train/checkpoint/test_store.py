@@ -97,6 +97,17 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
             read(folder)
 
 
+@pytest.mark.parametrize("has_metadata", [False, True])
+def test_a_checkpoint_that_a_training_removes_while_it_is_read_is_named(tmp_path: Path, has_metadata: bool) -> None:
+    """Its files were there when they were hashed, which takes a minute for a large model."""
+    folder = save(tmp_path, 1)
+    opened = store.open_tensors(folder)["a.weight"]
+    shutil.rmtree(folder)
+    read: Any = (lambda: opened.read(torch.float32)) if has_metadata else (lambda: store.open_tensors(folder))
+    with pytest.raises(RunError, match=r"step-00000001 was removed while it was read: .*; run again"):
+        read()
+
+
 def test_no_checkpoint_and_a_missing_tensor_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint in"):
         newest_checkpoint(tmp_path)
