@@ -1,6 +1,7 @@
 """Atomic, collective writing of a checkpoint, removal of old ones, and clean-up after interrupted saves."""
 
 import contextlib
+import logging
 import math
 import shutil
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from gpt2train.store.files import (
     missing_folder,
     no_space,
     probe_space,
+    set_aside,
     write_error,
 )
 from gpt2train.store.run_folder import (
@@ -36,6 +38,8 @@ from gpt2train.store.run_folder import (
     list_drafts,
     list_without_manifest,
 )
+
+log = logging.getLogger("gpt2train")
 
 
 def write(
@@ -150,8 +154,10 @@ def clean_up(run: str | Path) -> None:
         UserError: the run folder cannot be written.
     """
     folder = Path(run) / FOLDER
-    for left in [*list_drafts(run), *list_without_manifest(run)]:
-        shutil.rmtree(left)
+    for draft in list_drafts(run):
+        shutil.rmtree(draft)
+    for left in list_without_manifest(run):
+        remove(left)
     if found := list_checkpoints(run):
         try:
             _point(folder, found[-1], best_first(found))
@@ -177,12 +183,22 @@ def best_first(checkpoints: list[Path]) -> list[Path]:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint, or a link to one; the manifest first, so that a partly removed folder does not count."""
+    """Remove a checkpoint, or a link to one; the manifest first, so that a partly removed folder does not count.
+
+    Files of the user in it, such as a model that was merged there, stay in a folder `step-….old`.
+    """
     if checkpoint.is_symlink():
         checkpoint.unlink()
         return
     (checkpoint / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint)
+    own = [path for path in checkpoint.iterdir() if path.name.startswith((".", "__")) or path.suffix == TEMPORARY]
+    if len(own) == len(list(checkpoint.iterdir())):
+        shutil.rmtree(checkpoint)
+        return
+    for path in own:
+        if path.is_file():
+            path.unlink()
+    log.warning("%s has files of yours, which are kept in %s", checkpoint, set_aside(checkpoint))
 
 
 def write_durably(path: Path, text: str) -> None:

@@ -255,6 +255,20 @@ def test_copies_that_a_user_made_are_no_checkpoints_and_stay(tmp_path: Path) -> 
     assert left >= {"step-00000001-good", "step-00000001.bak", "step-00000009.best"}
 
 
+def test_files_of_a_user_in_a_checkpoint_outlive_it(tmp_path: Path) -> None:
+    for step in (1, 2):  # as by `merge CHECKPOINT --output CHECKPOINT/model`
+        (retained_save(tmp_path, step) / "model").mkdir()
+        (tmp_path / f"checkpoints/{checkpoint_name(step)}/model/config.json").write_text(str(step))
+    (tmp_path / "checkpoints/step-00000002/manifest.json").unlink()  # a kill in the removal
+    clean_up(tmp_path)
+    for step in (3, 4, 5):
+        retained_save(tmp_path, step)
+    assert checkpoint_steps(tmp_path) == [4, 5]
+    for step in (1, 2):
+        (left,) = (tmp_path / f"checkpoints/{checkpoint_name(step)}.old").iterdir()
+        assert (left / "config.json").read_text() == str(step)
+
+
 def test_removing_takes_the_manifest_first_and_half_of_it_does_not_stop_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
