@@ -48,7 +48,7 @@ INDEX = pa.schema(
     ]
 )
 PLACES = "_places"
-MAX_BYTES = 64 * 2**20  # of a page of the download, which has a limit of its own
+MAX_BYTES = 64 * 2**20  # of a page of the download, which has a limit of its own, or of one between two codings
 NO_PAGE = ("http_status", "content_type")  # reasons of records that hold no HTML page
 FIELDS = ("url", "final_url", "content_type", "charset", "fetched_at", "source", "sha256")
 
@@ -182,7 +182,8 @@ def _pages(location: str, rows: Sequence[dict[str, Any]]) -> Iterator[Page | Non
             archive.seek(StreamPosition(row["offset"], row["skip"]))
             record = next(read_records(archive, ("response",), row["length"]), None)
             try:
-                yield page_of(record, row["source"], row["bytes"], math.inf) if isinstance(record, Record) else None
+                limit = max(row["bytes"], MAX_BYTES)
+                yield page_of(record, row["source"], limit, math.inf) if isinstance(record, Record) else None
             except FetchRejectedError:
                 yield None
 

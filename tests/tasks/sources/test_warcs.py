@@ -276,6 +276,7 @@ BODIES = {
     "neither of two any more": (BODY, ["Content-Encoding: br, gzip"]),
     "two": (gzip.compress(brotli.compress(BODY)), ["Content-Encoding: br, gzip"]),
     "the same twice": (gzip.compress(gzip.compress(BODY)), ["Content-Encoding: gzip, gzip"]),
+    "longer between the two": (gzip.compress(gzip.compress(BODY, 0)), ["Content-Encoding: gzip, gzip"]),
     "named twice": (gzip.compress(BODY), ["Content-Encoding: gzip, gzip"]),
     "gzip with half a head as its tail": (gzip.compress(BODY) + b"\x1f", ["Content-Encoding: gzip"]),
     "identity": (BODY, ["Content-Encoding: identity"]),
