@@ -298,6 +298,8 @@ def _describe(location: str, name: str, flag: str) -> InputFile:
         fs, path = file_system(location)
         if isinstance(fs, LocalFileSystem):
             status = Path(path).stat()
+            if not stat.S_ISREG(status.st_mode):  # the hash would wait for a writer, or take what is to be read
+                raise UserError(f"{location} is a pipe or device, which is read only once; write it to a file first")
             with Path(path).open("rb") as file:
                 check_no_pointer(file.read(len(LFS_POINTER)), location)
             return InputFile(location, name, status.st_size, _hash_once(path, status.st_size, status.st_mtime_ns))

@@ -112,6 +112,13 @@ def test_a_missing_file_is_one_line(
         assert "\n" not in str(error.value) and ("relative to" in str(error.value)) == bool(end)
 
 
+@pytest.mark.parametrize("place", ["fifo.txt", "", "/dev/null"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, place: str) -> None:
+    os.mkfifo(tmp_path / "fifo.txt")
+    with pytest.raises(UserError, match=r"(fifo\.txt|null) is a pipe or device, .* write it to a file first$"):
+        find_inputs([str(tmp_path / place)], "--urls", (".txt",))
+
+
 def test_a_name_that_is_not_utf_8_is_named_in_readable_form(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
