@@ -108,6 +108,9 @@ def _drop_output_without_reader() -> bool:
 
 
 def _fail_unexpectedly(error: BaseException, debug: bool) -> int:
+    if isinstance(error, MemoryError):
+        said = f" ({error})" if str(error) else ""
+        return fail(f"not enough memory{said}; end other programs or raise its limit, and run again", 1, debug)
     return fail(f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows the traceback)"), 1, debug)
 
 

@@ -326,7 +326,7 @@ def _translate_errors(location: str, remedy: str = "check the path") -> Iterator
     """Turn any error of a file system or store into a `UserError` of one line; stores raise errors of many types."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         missing = "no such file" if isinstance(error, FileNotFoundError) else None
@@ -359,6 +359,8 @@ class ErrorTranslatingFile(io.RawIOBase):
         """Read into a buffer."""
         try:
             return self._stream.readinto(buffer)
+        except MemoryError:  # of this machine, not of the file
+            raise
         except Exception as error:
             if away := unreachable(self._location, error):
                 raise away from error

@@ -162,6 +162,7 @@ OUTPUT = "a file or standard output"
         (OSError(28, "no"), 1, f"error: no space left while writing {OUTPUT}; free some and run again\n"),
         (PermissionError(13, "no", "a"), 2, "error: no permission for a; change its mode, or run as its owner\n"),
         (KeyError("k"), 1, "error: KeyError: 'k' (--debug shows the traceback)\n"),
+        (MemoryError(), 1, "error: not enough memory; end other programs or raise its limit, and run again\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],
 )

@@ -198,6 +198,7 @@ class Failing(io.RawIOBase):
         (OSError("Invalid data stream"), DamagedFileError),  # of bz2
         (OSError(errno.EIO, "Input/output error"), UserError),
         (ValueError("any"), UserError),
+        (MemoryError("a.jsonl.gz"), MemoryError),
         *((error, TransientError) for error in (ConnectionResetError("reset by peer"), TimeoutError("no answer"))),
     ],
 )
