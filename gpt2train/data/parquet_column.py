@@ -185,8 +185,8 @@ def _column(batch: pa.RecordBatch, path: str) -> pa.Array:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """True for strings, for bytes, for a dictionary of them, and for a column of nulls, which has no other type."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    """True for strings (of JSON too), bytes, a dictionary of them, and a column of nulls, which has no other type."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else getattr(kind, "storage_type", kind)
     return any(test(kind) for test in TEXT_TYPES)
 
 
