@@ -159,21 +159,34 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
     """
     with contextlib.ExitStack() as stack:
         with _translate_errors(location):
-            raw: IO[bytes] = stack.enter_context(open_raw(location))
+            raw: IO[bytes] = stack.enter_context(_open(location))
             unpacked = unpack(raw, suffix_of(location))
         yield stack.enter_context(io.BufferedReader(ErrorTranslatingFile(unpacked, location), BLOCK))
 
 
 def open_raw(location: str, *, columns: bool = False) -> Any:
-    """Open a file as it is, for `with`; a worker on another machine has not been asked for its address before.
+    """Open a file as it is, for `with`, to be read at any of its bytes.
 
     With `columns` it is read in several places in turn: of a URL the blocks around them are kept.
+
+    Raises:
+        UserError: A web server sends it as a stream, of no known length.
     """
+    kept = {"block_size": STORE_BLOCK, "cache_type": "blockcache", "cache_options": {"maxblocks": 8}}
+    file = _open(location, **kept if columns and "://" in location else {})
+    if getattr(file, "size", 0) is None:
+        raise UserError(f"cannot read {location} in parts: its server gives no length; download it first")
+    return file
+
+
+def _open(location: str, **options: Any) -> Any:
+    """Open a file as it is; a worker on another machine has not been asked for its address before."""
     allow(location)
     fs, path = file_system(location)
-    if not columns or "://" not in location:
-        return fs.open(path, "rb")
-    return fs.open(path, "rb", block_size=STORE_BLOCK, cache_type="blockcache", cache_options={"maxblocks": 8})
+    file = fs.open(path, "rb", **options)
+    with contextlib.suppress(AttributeError):
+        file.kept = fs  # one of an archive closes its files when nothing refers to it
+    return file
 
 
 def file_system(location: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -192,7 +205,7 @@ def read_any(location: str) -> bytes:
     """
     with _translate_errors(location):
         check_store_url(location)
-        with open_raw(location) as file:
+        with _open(location) as file:
             return bytes(file.read())
 
 
@@ -201,7 +214,8 @@ def base_name(location: str) -> str:
     if "://" not in location:
         return PurePosixPath(location).name or location
     if not location.startswith(("http://", "https://")):  # `?` and `#` are characters of a file's name
-        return PurePosixPath(_VERSION.sub("", location)).name
+        inner = location.partition("::")[0]  # of `zip://a.txt::s3://bucket/b.zip`
+        return PurePosixPath(_VERSION.sub("", inner if "://" in inner else location)).name
     address = redact(location)  # the last component of `https://user:password@host` is not a file name
     return PurePosixPath(re.split("[?#]", address)[0]).name or address
 
@@ -250,8 +264,11 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
             missing = f"no file matches {pattern}; {_check('pattern', pattern, flag)}"
     if not names:
         raise UserError(missing)
-    local = isinstance(fs, LocalFileSystem)
-    return [(name if local else str(fs.unstrip_protocol(name)), names[name]) for name in sorted(names)]
+    if isinstance(fs, LocalFileSystem):
+        return [(name, names[name]) for name in sorted(names)]
+    first, mark, rest = pattern.partition("::")
+    outer = mark + rest if "://" in first else ""  # the archive that the files are in
+    return [(f"{fs.unstrip_protocol(name)}{outer}", names[name]) for name in sorted(names)]
 
 
 def _below(fs: fsspec.AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> dict[str, str]:
@@ -330,6 +347,8 @@ def _translate_errors(location: str, remedy: str = "check the path") -> Iterator
         raise
     except Exception as error:
         missing = "no such file" if isinstance(error, FileNotFoundError) else None
+        if missing and (cause := error.__cause__) and getattr(cause, "status", 0) != 404:  # of fsspec, for any fault
+            missing = str(cause) or type(cause).__name__
         reason = getattr(error, "strerror", None) or missing or str(error) or type(error).__name__
         raise UserError(f"cannot read {location}: {redact(reason, location)}; {remedy}") from error
 

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import tracemalloc
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,20 @@ def test_any_fsspec_file_system_is_read() -> None:
     assert [(file.location, file.bytes) for file in found] == [(f"memory:///lists/{name}.txt", 1) for name in "ab"]
     with open_input(found[1].location) as stream:
         assert stream.read() == b"b"
+
+
+def test_files_in_an_archive_are_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        for name in ("in/b.txt", "in/a.txt", "in/notes.pdf"):
+            packed.writestr(name, name)
+    place = f"{tmp_path}/a.zip"
+    for inner in ("zip://in/?.txt", "zip://in", "zip://"):
+        found = find_inputs([f"{inner}::{place}"], "--urls", [".txt"])
+        assert [file.location for file in found] == [f"zip://in/{name}.txt::{place}" for name in "ab"]
+    (one,) = find_inputs([f"zip://in/b.txt::{place}"], "--urls", [])
+    assert (one.name, kind_of(one.location), one.bytes) == ("b.txt", ".txt", 8)
+    with open_input(one.location) as stream:
+        assert stream.read() == b"in/b.txt"
 
 
 def test_identity_depends_on_the_content_and_not_on_the_path(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import http.server
 import io
 import threading
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -55,6 +56,7 @@ def test_parquet_is_read_by_its_url_column(tmp_path: Path) -> None:
 
 def test_a_list_is_read_over_http(tmp_path: Path) -> None:
     (tmp_path / "urls.txt").write_bytes(LINES)
+    (tmp_path / "urls.parquet").write_bytes(parquet(url=[*EXPECTED]))
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args: object) -> None:
@@ -63,13 +65,30 @@ def test_a_list_is_read_over_http(tmp_path: Path) -> None:
         def log_message(self, *args: object) -> None:
             pass
 
+        def send_header(self, name: str, value: str) -> None:
+            if name != "Content-Length" or "stream" not in self.path:
+                super().send_header(name, value)
+
+        def send_head(self) -> io.BytesIO | BinaryIO | None:
+            if "private" in self.path:
+                self.send_error(403)
+                return None
+            return super().send_head()
+
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_port}"
         (found,) = find_url_lists([f"{base}/urls.txt?month=2005"])
         assert (found.name, tuple(urls_of(found.location))) == ("urls.txt", EXPECTED)
-        with pytest.raises(UserError, match=r"gone\.txt"):
+        for name in ("urls.txt?stream", "urls.parquet"):
+            (found,) = find_url_lists([f"{base}/{name}"])
+            assert tuple(urls_of(found.location)) == EXPECTED
+        with pytest.raises(UserError, match=r"urls\.parquet\?… in parts: its server gives no length"):
+            find_url_lists([f"{base}/urls.parquet?stream"])
+        with pytest.raises(UserError, match=r"gone\.txt: no such file"):
             find_url_lists([f"{base}/gone.txt"])
+        with pytest.raises(UserError, match=r"private\.txt: 403"):
+            find_url_lists([f"{base}/private.txt"])
         server.shutdown()
 
 

@@ -472,8 +472,8 @@ class Away(io.RawIOBase):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_a_hub_that_goes_away_is_asked_again_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     content = parquet(*map(str, range(20))) if name.endswith("parquet") else lines(*(["word " * 99] * 400))
-    for module in (input_files, text_records):
-        monkeypatch.setattr(module, "open_raw", lambda *_, **__: Away(content))
+    for module, opener in ((input_files, "_open"), (text_records, "open_raw")):
+        monkeypatch.setattr(module, opener, lambda *_, **__: Away(content))
     file = InputFile(f"hf://{NAME}@0/{name}", name, len(content), "x")
     with pytest.raises(TransientError, match=rf"cannot read hf://.*{name}: .*Name or service not known; run again"):
         list(text_records.read_items(file, "text", 10**6))
