@@ -31,7 +31,7 @@ from tasks.sources.warc_records import BrokenRecord, read_records
 ENDINGS = (".warc",)
 HINTS = {  # by first bytes of a file that is no WARC; the last is that of any other
     b"crawl-data/": "it lists archives of Common Crawl: fetch those, or give their addresses",  # warc.paths.gz
-    b"PK\x03\x04": "it is a zip, as WACZ files are: unpack it and give its folder archive/",
+    b"PK\x03\x04": "it is a zip; the archives of a WACZ are 'zip://archive/*.warc.gz::FILE'",
     b"filedesc:": "it is an ARC: warcio recompress IN.arc.gz OUT.warc.gz converts it",
     b"": "give lists of URLs with --urls, text with --documents",
 }

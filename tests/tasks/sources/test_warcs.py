@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -203,7 +204,7 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     for name, data, message in (
         ("list.warc.gz", gzip.compress(b"http://a.example/\n"), r"is not a WARC: it begins with .*http.*--urls"),
         ("warc.paths.gz", gzip.compress(paths), "is not a WARC: .* it lists archives of Common Crawl"),
-        ("pages.wacz", b"PK\x03\x04\x14\0", "is not a WARC: .* unpack it and give its folder archive/"),
+        ("pages.wacz", b"PK\x03\x04\x14\0", r"is not a WARC: .* 'zip://archive/\*\.warc\.gz::FILE'"),
         ("old.arc.gz", gzip.compress(b"filedesc://a.arc 0.0.0.0 2006"), "is not a WARC: .* warcio recompress"),
         ("text.warc.wet.gz", members([INFO]), "holds extracted text .*--documents"),
     ):
@@ -215,6 +216,18 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
         UserError, match=r"hold no page that can be used \(http_status 1; x\.warc\.gz, byte 0: 404, 200 exp"
     ):
         index(tmp_path / "out", archive(tmp_path, members([response(1, BODY, status="404 gone")]), "x.warc.gz"))
+
+
+def test_the_archives_of_a_wacz_are_read_in_it(tmp_path: Path) -> None:
+    root, place = Folder(tmp_path / "out"), tmp_path / "a.wacz"
+    with zipfile.ZipFile(place, "w") as packed:
+        for part in range(2):
+            pages = [response(n, numbered(n)) for n in range(3 * part, 3 * part + 3)]
+            packed.writestr(f"archive/{part}.warc.gz", members([INFO, *pages]))
+    with Inline(workers=1) as runner:
+        found = find_warcs([f"zip://archive/*.warc.gz::{place}"])
+        manifest = warcs(root, found, WarcSettings(shard_rows=2), runner)
+    assert [page.body for page in pages_of(tmp_path / "out", manifest)] == [numbered(n) for n in range(6)]
 
 
 def test_an_archive_that_needs_a_dictionary_is_named(tmp_path: Path) -> None:
