@@ -178,6 +178,8 @@ def expand(inputs: list[Path]) -> list[Path]:
             found += [file for file in files if scraped_text(str(file)) not in names]
         elif path.is_file():
             found.append(path)
+        elif path.exists():
+            raise UserError(f"{path} is a pipe or device; write what it gives to a file first")
         else:
             raise UserError(f"there is no file {path}; check the path")
     return found

@@ -294,6 +294,7 @@ def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: p
         ("a.txt.gz", gzip.compress(b"\xef\xbb\xbf" + SAMPLE.encode()), "rename it to .jsonl"),
         ("a.txt", POINTER, "a.txt is a pointer of Git LFS, not the file itself; fetch it: git lfs pull"),
         ("a.parquet", POINTER, "git lfs pull"),
+        ("/dev/null", b"", "/dev/null is a pipe or device; write what it gives to a file first"),
         (None, b"", "there is no file"),
     ],
 )
