@@ -91,7 +91,9 @@ def read_records(stream: ArchiveStream, wanted: Collection[str], max_block: int)
             record = found if count == int(length) else None
             if fault := _fault(stream, int(length), count):
                 yield broken_at(position, *fault, url)
-                go_on(functools.partial(_resume, stream, position, count, max_block))
+                resume = functools.partial(_resume, stream, position, count, max_block)
+                position, record, url = None, None, ""  # damage on the way is that of what follows
+                go_on(resume)
             elif kind in wanted:
                 yield found
         except DamageError as damage:

@@ -472,6 +472,17 @@ def test_a_record_whose_rest_is_damaged_is_no_page(tmp_path: Path) -> None:
     assert [fault[:2] for fault in faults_of(tmp_path / "out", manifest)] == [(url(2), "broken_record")]
 
 
+def test_a_record_of_wrong_length_before_damage_is_no_page(tmp_path: Path) -> None:
+    """Its fault is reported before the search for the next record meets the damage."""
+    damaged = bytearray(members([response(3, os.urandom(500))]))
+    damaged[300:400] = bytes(100)
+    data = members([response(1, BODY), response(2, BODY, length=60)]) + damaged + members([response(4, BODY)])
+    manifest = index(tmp_path / "out", archive(tmp_path, data))
+    assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(4)]
+    found = [fault[:2] for fault in faults_of(tmp_path / "out", manifest)]
+    assert found == [(url(2), "broken_record"), ("", "broken_record")]
+
+
 def test_a_page_that_holds_an_archive_adds_no_pages(tmp_path: Path) -> None:
     inside = members([response(8, BODY)]) + b"\r\n\r\n" + response(9, BODY)
     page = gzip.compress(response(1, b"<p>" + inside), compresslevel=0)  # stored: the inner bytes are there unchanged
