@@ -84,7 +84,7 @@ def read_cells(
                         number + 1, None, {}, f"the rows from here to {end:,} are damaged ({_first_line(error)})"
                     )
                 number = end
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a damaged name of a column
         if is_io_failure(error):
             raise UserError(f"cannot read {place}: {_first_line(error)}; check the path") from error
         fault = f"not a valid Parquet file after row {number:,} ({_first_line(error)})"

@@ -147,5 +147,5 @@ def _read_parquet(location: str) -> Iterator[tuple[int, str | None]]:
                     number += 1
                     url = (value or b"").decode("utf-8", errors="replace").strip()
                     yield number, url if len(value or b"") <= LONGEST else None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{location} is not a readable Parquet file ({error}); fetch it again or rename it") from error

@@ -193,6 +193,15 @@ def test_a_damaged_row_group_of_parquet_is_lost_alone(tmp_path: Path, fault: str
     assert [(one.line, one.reason) for one in found if isinstance(one, Rejected)] == [(251, "broken_file")]
 
 
+def test_a_damaged_name_of_a_column_is_damage_of_the_file(tmp_path: Path) -> None:
+    table = pa.table({"text": ["words"], "other": ["x"]})
+    for name, letters in (("a", b"other"), ("b", b"oth\xff\xff")):
+        pq.write_table(table, sink := io.BytesIO(), store_schema=False)
+        (tmp_path / f"{name}.parquet").write_bytes(sink.getvalue().replace(b"other", letters))
+    manifest = read(tmp_path / "out", tmp_path)
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_file": 1})
+
+
 @pytest.mark.parametrize(
     ("header", "need"),
     [
