@@ -54,7 +54,6 @@ TEMPLATES = {
             "man-page",
             "texinfo",
             "docnav",
-            "navheader",
             "DisplayArea",
             "apidoc",
             "apidocs",
@@ -63,9 +62,7 @@ TEMPLATES = {
             "NavBarCell1Rev",  # Javadoc up to version 6, then to 15 and Groovydoc
             "navBarCell1Rev",
             "toplang",
-            "quickview",
             "package-header",  # Haddock
-            "module-header",
             "REFBODY",  # Erlang
             "erlang-logo",
             "SAuthorListBox",  # Scribble
@@ -115,7 +112,7 @@ CLASSES, IDS, ITEM_TYPES = (XPath(f"//*/@{name}", smart_strings=False) for name 
 # Addresses in the archives of mailing lists by pipermail and MHonArc, whose pages have no classes.
 MAIL_LINKS = re.compile(r"/mailman/listinfo/|(?:^|/)(?:maillist|threads?|date)\.html#\d")
 MAX_PLAIN = 5  # classes and ids of a page without a template
-CODE = ("pre", "code", "dt", "kbd", "samp", "tt")
+CODE = ("pre", "code", "kbd", "samp", "tt")
 MIN_CODE = 12
 
 

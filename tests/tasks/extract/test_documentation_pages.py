@@ -30,7 +30,7 @@ def test_code_of_doxygen_keeps_its_lines_and_the_title_is_kept(end: str) -> None
     [
         "<meta name='generator' content='ExDoc v0.34'>",
         "<meta name='generator' content='GTK-Doc V1.33.1 (XML mode)'>",
-        "<div id='module-header'></div>",
+        "<div id='package-header'></div>",
         "<div class='REFBODY'></div>",
         "<div class='docblock'></div>",
         "<nav><ul class='book-summary'></ul></nav>",
@@ -40,6 +40,20 @@ def test_documentation_is_known_by_its_generator(mark: str) -> None:
     notes = f"<div class='author'><p>{WORDS}</p></div>"  # a class that marks boilerplate in an article
     kept = [text_of(f"<html><body>{mark_}<div>{PARAGRAPH}{notes}</div></body></html>") for mark_ in (mark, "")]
     assert [found.count(WORDS.strip()) for found in kept] == [4, 3]
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<div class='module-header'>News</div>",
+        "<button class='quickview'>View</button>",
+        "<header id='navheader'>Shop</header>",
+        f"<dl>{'<dt>2011</dt><dd>Posts of that year</dd>' * 30}</dl>",
+    ],
+)
+def test_names_and_lists_of_terms_that_all_sites_have_are_no_signs_of_documentation(mark: str) -> None:
+    notes = f"<div class='author'><p>{WORDS}</p></div>"
+    assert text_of(f"<html><body>{mark}<div>{PARAGRAPH}{notes}</div></body></html>").count(WORDS.strip()) == 3
 
 
 def documentation(inside: str) -> str:
