@@ -24,6 +24,7 @@ MAX_CALL = 400  # characters of one
 MIN_LINKED = 0.1  # of the characters of a call in links
 MOSTLY = 0.9  # of the characters of a line in links
 MIN_CREDITS = 3  # persons or groups with a part in an article
+MAX_DATES = 3  # of one article, before its text
 MIN_SAME = 3  # lines that differ in numbers at most
 
 WORDS = re.compile(r"\w+")
@@ -144,10 +145,14 @@ def drop_lines(blocks: Sequence[Block], titles: Sequence[str], *, are_links: boo
 
 
 def _drop_title(blocks: Sequence[Block], titles: Sequence[str]) -> None:
-    """Drop the title and the date before the text, which have columns of their own, and the path to the page."""
+    """Drop the title and the date before the text, which have columns of their own, and the path to the page.
+
+    Many dates are those of what the page lists.
+    """
     first = next((number for number, one in enumerate(blocks) if one.running > MIN_RUNNING), len(blocks))
+    dates = {one.text for one in blocks[:first] if is_date(one)}
     for one in blocks[:first]:
-        if is_title(one, titles) or is_date(one):
+        if is_title(one, titles) or (one.text in dates and len(dates) <= MAX_DATES):
             one.dropped = TITLE
         elif _is_path(one):
             one.dropped = LINKS

@@ -100,6 +100,16 @@ def test_the_title_and_the_date_of_a_page_are_no_part_of_an_article() -> None:
     assert found.splitlines() == [(WORDS * 3).strip()] * 3 + ["In 2019", (WORDS * 3).strip()]
 
 
+@pytest.mark.parametrize("line", ["<li>{}</li>", "<tr><td>{}<td>Room 5</tr>", "<h4>{}</h4><p>Room 5</p>", "<p>{}</p>"])
+def test_the_dates_of_what_a_page_lists_are_its_text(line: str) -> None:
+    for count in (4, 30):
+        days = [f"May {day + 1}, 2026 - 9:00 AM" for day in range(count)]
+        tag = {"<l": "ul", "<t": "table"}.get(line[:2], "div")
+        rows = "".join(line.format(f"<b>{day}</b>") for day in days)
+        found = text_of(f"<body><main><h1>Meetings</h1><{tag}>{rows}</{tag}></main></body>")
+        assert all(day in found for day in days)
+
+
 def test_calls_at_the_end_of_an_article_are_dropped() -> None:
     calls = "<p>Reporting by <a>A. Fox</a>.</p><p>Follow us on <a href='/net'>the net</a> for more stories.</p>"
     assert text_of(f"<html><body><article>{PARAGRAPH * 3}{calls}</article></body></html>").endswith("night falls.")
