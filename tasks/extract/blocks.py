@@ -45,7 +45,7 @@ class Block:
         text: one line; of code, its lines.
         kind: `p`, `h`, `li`, `td`, `pre`, or "" for text outside of these.
         size: letters, see `letters`.
-        links: characters in links.
+        links: letters in links.
         running: characters of running text, which headings, short lines and links are not.
         pictured: a picture stands right before or after it.
         cut: end of its text that was cut off, the signature of a mail.
@@ -57,7 +57,7 @@ class Block:
     def __init__(self, text: str, kind: str, links: int) -> None:
         self.text, self.kind, self.size, self.dropped = text, kind, letters(text), KEPT
         self.pictured, self.cut = False, ""
-        self.links = min(links, len(text)) * self.size // max(len(text), 1)
+        self.links = min(links, self.size)
         runs = kind != "h" and (self.size > MIN_RUNNING or kind in ("p", "pre", "li")) and 2 * self.links < self.size
         self.running = self.size - self.links if runs else 0
 

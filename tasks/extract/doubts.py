@@ -7,7 +7,7 @@ from lxml.html import HtmlElement
 
 
 class Doubt(NamedTuple):
-    """Pieces of a block that may be no words of it, and the characters of links in them."""
+    """Pieces of a block that may be no words of it, and the letters of links in them."""
 
     start: int
     end: int

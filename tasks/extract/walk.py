@@ -42,6 +42,7 @@ from tasks.extract.blocks import (
     is_prose,
     is_recipe,
     is_sentence,
+    letters,
 )
 from tasks.extract.candidates import Candidates
 from tasks.extract.code_text import SCRIPTS, code_text, is_code
@@ -141,7 +142,7 @@ class Walk:
         self.commented = 0
         self._commented = 0  # characters of running text before comments whose container has not ended
         self._pieces: list[str] = []  # of the block that is being read
-        self._linked = self._in_links = 0  # characters of links in them; depth of links
+        self._linked = self._in_links = 0  # letters of links in them; depth of links
         self._marker = ""  # of the list item that begins
         self._doubts: list[Doubt] = []  # pieces that are words of a sentence, or nothing
         self._in_doubt = self._pictured = False
@@ -161,7 +162,7 @@ class Walk:
         pieces = self._pieces
         if text := element.text:
             if self._in_links:
-                self._linked += len(text)
+                self._linked += letters(text)
             if pieces or not text.isspace():  # white space at the start of a block is none of its text
                 pieces.append(text)
         for child in element:
@@ -173,7 +174,7 @@ class Walk:
                 self._read_sometimes(child, tag, kind)
             if text := child.tail:
                 if self._in_links:
-                    self._linked += len(text)
+                    self._linked += letters(text)
                 if pieces or not text.isspace():
                     pieces.append(text)
 

@@ -544,6 +544,11 @@ def test_a_page_in_chinese_is_read_as_one_in_english_of_its_length(page: str) ->
         assert [line.count("狐") + line.count("fox") for line in chinese.split("\n")] == kept, times
 
 
+def test_titles_of_other_pages_are_mostly_links_in_japanese_too() -> None:
+    item = "<li><a href='/'>圧力抑制室損傷の号機、特殊な方法で密封</a> （4月17日 20:58）</li>"
+    assert "損傷" not in text_of(article(f"{PARAGRAPH}<ul>{item * 9}</ul>"))
+
+
 def test_the_path_to_a_page_is_no_line_of_its_text() -> None:
     path = "<a href='/'>首页</a> > <a href='/b'>Boats</a> > Lake"
     line = f"{WORDS}Then <a href='/b'>File</a> > Save."
