@@ -144,8 +144,12 @@ def _is_dated(walk: Walk) -> bool:
 
 
 def _is_fragment(walk: Walk, running: int) -> bool:
-    """Return True if the main content of a page is short, and a weak container, or not most of the running text."""
-    outside = sum(one.running for one in walk.blocks if one.dropped == OUTSIDE)
+    """Return True if the main content of a page is short, and a weak container, or not most of the text and rows."""
+    outside = sum(
+        max(one.running, (CELLS in one.text and 2 * one.links < one.size) * one.size)
+        for one in walk.blocks
+        if one.dropped == OUTSIDE
+    )
     is_part = walk.level >= CONTENT_LEVEL or running < MOST_OF_ARTICLE * (running + outside)
     return running < MAX_FRAGMENT and is_part and not _is_dated(walk)
 

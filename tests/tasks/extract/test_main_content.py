@@ -583,6 +583,14 @@ def test_a_question_before_a_hidden_text_opens_it() -> None:
             assert "Ends" not in text_of(article(f"<div>The boat</div><div {hidden}><p>{answer} Ends.</p></div>"))
 
 
+def test_rows_beside_an_introduction_are_the_text_of_a_page_that_states_no_article() -> None:
+    rows = "".join(f"<tr><td>{n}/4/26<td>25-{n}<td><a href='/{n}'>Fox v. Dog {n}</a></tr>" for n in range(60))
+    page = f"<body><nav><a href='/'>Home</a></nav><main><article>{PARAGRAPH}</article>{{}}</main></body>"
+    assert "25-59 | Fox v. Dog 59" in text_of(page.format(f"<table>{rows}</table>"))
+    menu = "".join(f"<tr><td><a href='/{n}'>Town {n}</a><td><a href='/b{n}'>Boat {n}</a></tr>" for n in range(9))
+    assert "Boat" not in text_of(page.format(f"<table>{menu}</table>"))
+
+
 def test_lists_of_links_to_other_sites_are_text_where_they_stand_in_one() -> None:
     own = "".join(f"<a href='https://news.example/{number}'>{number}</a>" for number in range(20))
     links = (
