@@ -119,6 +119,14 @@ def is_of_series(element: HtmlElement) -> bool:
     )
 
 
+def is_of_column(cell: HtmlElement) -> bool:
+    """Return True for a cell with few links, of the class of the one above or below it: a field of a table."""
+    row, name = cell.getparent(), cell.get("class")
+    place = row.index(cell)
+    beside = [one for one in (row.getprevious(), row.getnext()) if one is not None and len(one) > place]
+    return is_text(cell) and any(one[place].get("class") == name for one in beside)
+
+
 def is_shown_code(area: HtmlElement) -> bool:
     """Return True for a text area of several lines that is for reading alone."""
     return "readonly" in area.attrib and (area.text or "").strip().count("\n") >= MIN_LINES - 1

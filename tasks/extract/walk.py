@@ -60,6 +60,7 @@ from tasks.extract.elements import (
     is_layout,
     is_link_to_page,
     is_mostly_links,
+    is_of_column,
     is_of_series,
     is_picture,
     is_plain,
@@ -337,6 +338,8 @@ class Walk:
         is_shown = element.tag == "p" and self._opened.is_seen(element, verdict) and is_text(element)
         if verdict.hidden and (is_shown or self._opened.is_opened(element, verdict)):
             verdict = verdict._replace(hidden=False)
+        if verdict.marked and element.tag == "td" and is_of_column(element):
+            verdict = verdict._replace(may_be_text=True)
         return verdict
 
     def _leave_out(self, element: HtmlElement, reason: str, text: str | None = None) -> None:

@@ -591,6 +591,16 @@ def test_rows_beside_an_introduction_are_the_text_of_a_page_that_states_no_artic
     assert "Boat" not in text_of(page.format(f"<table>{menu}</table>"))
 
 
+def test_cells_of_a_column_are_text_whatever_its_name_is() -> None:
+    """Of Drupal's tables, whose cells are named after all fields in them."""
+    cell = f"<td class='views-field views-field-author'><b>Fox v. Dog {{0}}</b><br>{WORDS * 5}<br>Judge {{0}}</td>"
+    rows = "".join(f"<tr><td>{n}</td>{cell.format(n)}</tr>" for n in range(5))
+    found = text_of(f"<body><main><h1>Cases</h1><table>{rows}</table></main></body>")
+    assert all(f"Fox v. Dog {n}" in found and f"Judge {n}" in found for n in range(5))
+    side = text_of(f"<body><table><tr>{cell.format(0)}<td>{PARAGRAPH * 5}</td></tr></table></body>")
+    assert "Fox v." not in side
+
+
 def test_lists_of_links_to_other_sites_are_text_where_they_stand_in_one() -> None:
     own = "".join(f"<a href='https://news.example/{number}'>{number}</a>" for number in range(20))
     links = (
