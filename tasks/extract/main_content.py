@@ -37,7 +37,7 @@ from tasks.extract.edge_lines import drop_edges
 from tasks.extract.forum_lines import SIGNATURE, drop_post_lines, without_signature
 from tasks.extract.json_ld import article_body
 from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type, states_article
-from tasks.extract.settle import settle
+from tasks.extract.settle import settle, weigh_again
 from tasks.extract.walk import Walk, page_blocks
 
 # A tree has up to 2,048 levels. By default it has 256, and the text below them is lost where many tags are not closed
@@ -205,7 +205,8 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
         start, end = _main_container(walk) if walk.rules.loose else _best_container(walk, tree, titles)
         end = _end_of_commented(walk, start, end)
         lead = _lead(walk.blocks[:start]) + [one for held in walk.recipes for one in walk.blocks[held.start : held.end]]
-        _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
+        taken = _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
+        weigh_again(walk, [start + number for number in taken])
         _readmit_sources(walk, start, end)
         drop_lines(walk.blocks[start:end], titles, are_links=walk.rules.loose)
         _drop_pull_quotes(walk)
@@ -467,18 +468,19 @@ def _drop_pull_quotes(walk: Walk) -> None:
             _drop(walk.blocks[held.start : held.end], REPEATED)
 
 
-def _readmit(blocks: Sequence[Block], *choices: Sequence[str]) -> None:
-    """Take back the blocks that were dropped for a reason, if they hold most of the text."""
+def _readmit(blocks: Sequence[Block], *choices: Sequence[str]) -> list[int]:
+    """Take back the blocks that were dropped for a reason, if they hold most of the text; returns their places."""
     running = _running(blocks)
     for reasons in choices:
         found = [one for one in blocks if one.dropped == reasons[-1]]
         if reasons[-1] == HIDDEN and running >= MIN_TEXT:  # words for search engines have no sentences
             found = [one for one in found if SENTENCE_END.search(one.text)]
         if sum(one.running for one in found) > 2 * running:
-            for one in blocks:
-                if one.dropped in reasons:
-                    one.dropped = KEPT
-            return
+            taken = [number for number, one in enumerate(blocks) if one.dropped in reasons]
+            for number in taken:
+                blocks[number].dropped = KEPT
+            return taken
+    return []
 
 
 def _readmit_sources(walk: Walk, start: int, end: int) -> None:

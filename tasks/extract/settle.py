@@ -1,7 +1,9 @@
 """Containers that are marked as boilerplate, weighed against the whole page when it has been read."""
 
+import itertools
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 from tasks.extract.article_lines import holds_title
@@ -10,6 +12,7 @@ from tasks.extract.blocks import (
     FIGURE,
     FORM,
     HIDDEN,
+    KEPT,
     LINKS,
     MARKED,
     REPEATED,
@@ -18,6 +21,7 @@ from tasks.extract.blocks import (
     Contents,
     is_prose,
 )
+from tasks.extract.elements import is_mostly_links
 from tasks.extract.walk import MAX_DROPPED, MIN_ARTICLE, Walk
 
 MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
@@ -69,7 +73,24 @@ def _settle_names(walk: Walk) -> None:
             for held in dropped:
                 walk.keep(held, MARKED)
     walk.doubtful = [one for one in walk.doubtful if one[0] not in taken]
+    weigh_again(walk, [held.start for held in taken])
     _drop_repeated(walk)
+
+
+def weigh_again(walk: Walk, taken: Collection[int]) -> None:
+    """Keep the containers that were dropped for their links, and are not mostly links with the blocks taken back."""
+    if not taken or not walk.linked:
+        return
+    live = [one if one.dropped in (KEPT, LINKS) else None for one in walk.blocks]
+    sizes = list(itertools.accumulate((one.size if one else 0 for one in live), initial=0))
+    links = list(itertools.accumulate((one.links if one else 0 for one in live), initial=0))
+    places, start = sorted(taken), len(walk.blocks)
+    for tag, held in reversed(walk.linked):  # outer ones first
+        if held.start < start and bisect_left(places, held.start) < bisect_left(places, held.end):
+            size, linked = sizes[held.end] - sizes[held.start], links[held.end] - links[held.start]
+            if not is_mostly_links(tag, held._replace(size=size, links=linked)):
+                walk.keep(held, LINKS)
+                start = held.start
 
 
 def _drop_repeated(walk: Walk) -> None:

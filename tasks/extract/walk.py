@@ -116,6 +116,7 @@ class Walk:
         candidates: containers that may hold the main content, inner ones first.
         asides: asides that are text.
         boxes: containers of several blocks with most of the running text up to their ends, inner ones first.
+        linked: containers that were dropped for their links, by their tag.
         recipes: parts of recipes with a list, no part inside another.
         sources: lists of links in an order, or to other sites, which are text if they stand in one.
         size, links, running: characters of the blocks that are not dropped.
@@ -133,6 +134,7 @@ class Walk:
         self.posts: list[tuple[int, int]] = []
         self.candidates = Candidates()
         self.asides: list[Contents] = []
+        self.linked: list[tuple[str, Contents]] = []
         self.recipes: list[Contents] = []
         self.sources: list[Contents] = []
         self.boxes: list[Contents] = []
@@ -457,8 +459,8 @@ class Walk:
             self._mains += 1
         if reason and self.left_out is not None:
             self.causes.append((held.start, held.end, reason, described(element)))
-        if reason == LINKS and (tag == "ol" or (tag == "ul" and leads_elsewhere(element, self._site))):
-            self.sources.append(held)
+        if reason == LINKS:
+            self._note_links(element, tag, held)
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
         is_all = reason in (FORM, MARKED, TOC) and held.size == self.size  # of the text so far
         if reason not in (KEPT, ASKED) and (held.running > MAX_DROPPED or strong or is_all or reason == COMMENT):
@@ -479,6 +481,11 @@ class Walk:
             after = itertools.islice(element.itersiblings(tag), MAX_AFTER)
             is_section = any(one.get("class") == element.get("class") for one in after)
             self.commented, self._commented = 0 if is_section else held.end, 0
+
+    def _note_links(self, element: HtmlElement, tag: str, held: Contents) -> None:
+        self.linked.append((tag, held))
+        if tag == "ol" or (tag == "ul" and leads_elsewhere(element, self._site)):
+            self.sources.append(held)
 
     def _note(self, tag: str, held: Contents) -> None:
         """Note a container that is kept, if it may be looked up when all is read."""
@@ -503,7 +510,7 @@ class Walk:
             weighed
             and not self.rules.loose
             and is_mostly_links(tag, held)
-            and not (tag in ("div", "p") and element.getparent().tag == "li")
+            and not (tag in ("div", "p") and element.getparent().tag in ("li", "dd"))
         ):
             return LINKS
         if tag == "form" and asks_for_person(element, held.size) and not self._is_page(element):

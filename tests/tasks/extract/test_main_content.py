@@ -601,6 +601,15 @@ def test_cells_of_a_column_are_text_whatever_its_name_is() -> None:
     assert "Fox v." not in side
 
 
+def test_a_list_with_terms_that_are_links_is_kept_with_the_words_about_them() -> None:
+    term = "<dt>[{0}] <a href='/{0}'>paper:{0}</a> [<a href='/pdf/{0}'>as a file to print and to keep</a>]</dt>"
+    names = "<p><a href='/b'>A. Fox</a></p>"
+    about = f"<dd><div class='meta'><div>Title {{0}}: {WORDS[:40]}</div>{names}{WORDS}</div></dd>"
+    items = "".join((term + about).format(n) for n in range(30))
+    found = text_of(f"<body><main><h1>Papers</h1><dl>{items}</dl></main></body>")
+    assert all(f"paper:{n}" in found and f"Title {n}:" in found for n in range(30)) and found.count("A. Fox") == 30
+
+
 def test_lists_of_links_to_other_sites_are_text_where_they_stand_in_one() -> None:
     own = "".join(f"<a href='https://news.example/{number}'>{number}</a>" for number in range(20))
     links = (
