@@ -8,7 +8,7 @@ from lxml.etree import XPath, iterwalk
 from lxml.html import HtmlElement
 
 from tasks.core.url_lists import host_of
-from tasks.extract.attribute_names import TOGGLE
+from tasks.extract.attribute_names import HIDDEN, TOGGLE
 from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, Contents, letters
 
 CELLS = frozenset(("td", "th"))
@@ -242,20 +242,26 @@ def is_link_to_page(element: HtmlElement) -> bool:
     href = element.get("href")
     if not is_short(element, MIN_RUNNING if href is None else MAX_LINK):
         return False
-    is_control = href is not None and (not href or href.startswith(("#", "javascript:")))
+    is_control = not href or href.startswith(("#", "javascript:"))
     return not (is_control and opens_text(element))
 
 
 def opens_text(link: HtmlElement) -> bool:
     """Return True for a link that opens the text after it, or after the element of which it is the end."""
-    outer, is_control = link, False
+    outer, is_control, is_scripted = link, False, "href" not in link.attrib and "name" not in link.attrib
     for _ in range(MAX_OUTER):
         is_control = is_control or not CONTROL_SIGNS.isdisjoint(outer.attrib) or "collapse" in outer.values()
         after, around = outer.getnext(), outer.getparent()
         if after is not None or around is None:
+            is_control = is_control or (is_scripted and after is not None and is_closed(after))
             return is_control and after is not None and after.tag in BLOCK_TAGS and is_text(after)
         outer = around
     return False
+
+
+def is_closed(element: HtmlElement) -> bool:
+    """Return True for an element that is not displayed at first, by its own attributes."""
+    return bool("hidden" in element.attrib or HIDDEN.search(element.get("style") or ""))
 
 
 def own_site(tree: HtmlElement) -> str:

@@ -64,6 +64,7 @@ MIN_SHARE = 0.4  # of the page's running text in it
 MIN_OF_ARTICLE = 0.7  # of the running text of an `article`, in a container of a strong name inside it
 MIN_COMMENTED = 2  # running text of an article above its comments, relative to what follows their container
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
+MIN_LISTS = 3  # of links, of which a text consists
 MOST = 0.9  # share of the text in the main content of documentation, forums, and pages that state no article
 MIN_POSTS = 0.5  # share of the running text in the posts of a forum
 LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
@@ -208,6 +209,7 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
         taken = _readmit(walk.blocks[start:end], (MARKED,), (MARKED, HIDDEN))
         weigh_again(walk, [start + number for number in taken])
         _readmit_sources(walk, start, end)
+        _readmit_lists(walk, tree, walk.blocks[start:end])
         drop_lines(walk.blocks[start:end], titles, are_links=walk.rules.loose)
         _drop_pull_quotes(walk)
     else:
@@ -393,7 +395,11 @@ def _smallest_container(walk: Walk) -> tuple[int, int]:
 def _lead(before: Sequence[Block]) -> list[Block]:
     """Introduction of an article, which is often outside the container of its body, with the text up to that."""
     near = [one for one in before[-LEAD_BLOCKS:] if not one.dropped]
-    found = [one for one in near if one.kind in "ph" and one.size >= MIN_LEAD and not one.links]
+    found = [
+        one
+        for one in near
+        if one.size >= MIN_LEAD and not one.links and (one.kind in "ph" or (one.kind == "li" and is_prose([one])))
+    ]
     first = near.index(found[0]) if found else len(near)
     return [one for one in near[first:] if one in found or (one.kind in ("p", "li") and is_prose([one]))]
 
@@ -489,6 +495,23 @@ def _readmit_sources(walk: Walk, start: int, end: int) -> None:
     for held in walk.sources:
         if prose and prose[0] < held.start and held.end <= prose[-1]:
             walk.keep(held, LINKS)
+
+
+def _readmit_lists(walk: Walk, tree: HtmlElement, blocks: Sequence[Block]) -> None:
+    """Take back the lists of links of which a stated article consists, each below a line of it.
+
+    A page that states none is read again with all its links.
+    """
+    links = sum(one.size for one in blocks if one.dropped == LINKS and one.kind == "li")
+    if walk.level >= CONTENT_LEVEL or links <= MANY_LINKS * _size(blocks):
+        return
+    heads = sum(
+        not (before.dropped or before.links) and one.dropped == LINKS and one.kind == "li"
+        for before, one in itertools.pairwise(blocks)
+    )
+    if heads >= MIN_LISTS and states_article(tree):
+        for one in blocks:
+            one.dropped = KEPT if one.dropped == LINKS else one.dropped
 
 
 def _readmit_contents(blocks: Sequence[Block]) -> None:

@@ -6,9 +6,9 @@ from functools import cached_property
 from lxml.etree import XPath
 from lxml.html import HtmlElement
 
-from tasks.extract.attribute_names import HIDDEN, TOGGLE
+from tasks.extract.attribute_names import TOGGLE
 from tasks.extract.attribute_rules import AttributeRules, Verdict
-from tasks.extract.elements import QUESTION_MARKS, QUESTIONS, UNSHOWN, holds_input, is_text
+from tasks.extract.elements import QUESTION_MARKS, QUESTIONS, UNSHOWN, holds_input, is_closed, is_text, opens_text
 
 CONTROLLED = XPath(
     "//@aria-controls | //@data-target | //@data-bs-target | //a/@href[starts-with(., '#')]", smart_strings=False
@@ -49,7 +49,7 @@ class Opened:
 
     def is_seen(self, element: HtmlElement, verdict: Verdict) -> bool:
         """Return True for words that are shown, but not read aloud: no name of an icon, and no copy of words beside."""
-        if not verdict.closed or element.get("aria-hidden") != "true" or _is_hidden(element):
+        if not verdict.closed or element.get("aria-hidden") != "true" or is_closed(element):
             return False
         text = "".join(element.text_content().split())
         if ICON.search(element.get("class") or "") or not any(map(str.isalnum, text)):
@@ -63,7 +63,7 @@ class Opened:
         before = element.getprevious()
         if before is None or self._read > MAX_READ:
             return False
-        button = before.find(".//button")
+        button, link = before.find(".//button"), before if before.tag == "a" else before.find(".//a")
         control = before if button is None else button
         is_control = (
             before.tag == "button"
@@ -72,6 +72,7 @@ class Opened:
             or "onclick" in control.attrib
             or (button is not None and before.tag in QUESTIONS)
             or TOGGLE.search(control.get("class") or "") is not None
+            or (link is not None and "href" not in link.attrib and opens_text(link))
         )
         self._read += len(element.text_content()) if is_control else 0
         return is_control and not holds_input(element) and is_text(element)
@@ -87,15 +88,11 @@ class Opened:
         return frozenset(one for value in SCRIPTED(self.tree) for one in ARGUMENT.findall(value))
 
 
-def _is_hidden(element: HtmlElement) -> bool:
-    return bool("hidden" in element.attrib or HIDDEN.search(element.get("style") or ""))
-
-
 def _holds_alternatives(outer: HtmlElement) -> bool:
     """Return True if all elements in one are hidden, and no text is beside them: a script shows the one that fits."""
     texts = (outer.text, *(inner.tail for inner in outer))
     parts = [inner for inner in outer.iterchildren("*") if inner.tag not in UNSHOWN]
-    return len(parts) > 1 and not any(text and text.strip() for text in texts) and all(map(_is_hidden, parts))
+    return len(parts) > 1 and not any(text and text.strip() for text in texts) and all(map(is_closed, parts))
 
 
 def _is_slide(element: HtmlElement) -> bool:

@@ -338,10 +338,10 @@ class Walk:
         if is_id and is_of_series(element):  # a name
             verdict = verdict._replace(marked=False)
         is_shown = element.tag == "p" and self._opened.is_seen(element, verdict) and is_text(element)
-        if verdict.hidden and (is_shown or self._opened.is_opened(element, verdict)):
-            verdict = verdict._replace(hidden=False)
         if verdict.marked and element.tag == "td" and is_of_column(element):
             verdict = verdict._replace(may_be_text=True)
+        if verdict.hidden and (is_shown or self._opened.is_opened(element, verdict)):
+            verdict = verdict._replace(hidden=False)
         return verdict
 
     def _leave_out(self, element: HtmlElement, reason: str, text: str | None = None) -> None:

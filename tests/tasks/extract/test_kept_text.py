@@ -38,7 +38,16 @@ def test_parts_that_other_screens_do_not_show_are_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["overflow-hidden", "overflow-x-hidden", "hide-comments", "not-sr-only", "show-menu", "w-embed"]
+    "name",
+    [
+        "overflow-hidden",
+        "overflow-x-hidden",
+        "hide-comments",
+        "not-sr-only",
+        "show-menu",
+        "w-embed",
+        "views-field views-field-field-related-laws",
+    ],
 )
 def test_names_of_what_is_done_to_a_part_mark_nothing(name: str) -> None:
     assert between(f"<div class='relative {name}'><p>Take the <a href='/b'>boat</a></p></div>") == "Take the boat"
@@ -280,10 +289,11 @@ def test_dialogs_stay_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    "control", ["<a href=\"javascript:toggle('b')\">+/-</a>", "<b onclick='toggle(\"b\")'>+/-</b>"]
+    "control", ["<a href=\"javascript:toggle('b')\">+/-</a>", "<b onclick='toggle(\"b\")'>+/-</b>", "<a id='c'>+/-</a>"]
 )
 def test_text_that_a_script_opens_is_read(control: str) -> None:
     """Of cbflib's dictionary: the description of each item is closed at first."""
+    assert between(f"<div><a>Vote</a></div><div>{PARAGRAPH}</div>") == PLAIN
     panel = "<div id='b' style='display:none'>{}</div>"
     assert between(f"<p>{control} Axes</p>{panel.format(PARAGRAPH)}") == f"+/- Axes\n{PLAIN}"
     for inside in ("<p>Copied.</p>", f"<form><input name='name'>{PARAGRAPH}</form>", f"<a href='/b'>{PLAIN}</a>"):

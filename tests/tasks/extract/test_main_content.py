@@ -110,6 +110,44 @@ def test_the_dates_of_what_a_page_lists_are_its_text(line: str) -> None:
         assert all(day in found for day in days)
 
 
+def test_rows_beside_an_introduction_are_the_text_of_a_page_that_states_no_article() -> None:
+    rows = "".join(f"<tr><td>{n}/4/26<td>25-{n}<td><a href='/{n}'>Fox v. Dog {n}</a></tr>" for n in range(60))
+    page = f"<body><nav><a href='/'>Home</a></nav><main><article>{PARAGRAPH}</article>{{}}</main></body>"
+    assert "25-59 | Fox v. Dog 59" in text_of(page.format(f"<table>{rows}</table>"))
+    menu = "".join(f"<tr><td><a href='/{n}'>Town {n}</a><td><a href='/b{n}'>Boat {n}</a></tr>" for n in range(9))
+    assert "Boat" not in text_of(page.format(f"<table>{menu}</table>"))
+
+
+def test_cells_of_a_column_are_text_whatever_its_name_is() -> None:
+    """Of Drupal's tables, whose cells are named after all fields in them."""
+    cell = f"<td class='views-field views-field-author'><b>Fox v. Dog {{0}}</b><br>{WORDS * 5}<br>Judge {{0}}</td>"
+    rows = "".join(f"<tr><td>{n}</td>{cell.format(n)}</tr>" for n in range(5))
+    found = text_of(f"<body><main><h1>Cases</h1><table>{rows}</table></main></body>")
+    assert all(f"Fox v. Dog {n}" in found and f"Judge {n}" in found for n in range(5))
+    side = text_of(f"<body><table><tr>{cell.format(0)}<td>{PARAGRAPH * 5}</td></tr></table></body>")
+    assert "Fox v." not in side
+
+
+def test_a_list_with_terms_that_are_links_is_kept_with_the_words_about_them() -> None:
+    term = "<dt>[{0}] <a href='/{0}'>paper:{0}</a> [<a href='/pdf/{0}'>as a file to print and to keep</a>]</dt>"
+    names = "<p><a href='/b'>A. Fox</a></p>"
+    about = f"<dd><div class='meta'><div>Title {{0}}: {WORDS[:40]}</div>{names}{WORDS}</div></dd>"
+    items = "".join((term + about).format(n) for n in range(30))
+    found = text_of(f"<body><main><h1>Papers</h1><dl>{items}</dl></main></body>")
+    assert all(f"paper:{n}" in found and f"Title {n}:" in found for n in range(30)) and found.count("A. Fox") == 30
+
+
+def test_lists_of_links_below_lines_of_their_own_are_the_text_that_consists_of_them() -> None:
+    lists = "".join(
+        f"<p><b>May {day}</b></p><ul>{''.join(f'<li><a href=/{n}>Fox {n} v. Dog</a></li>' for n in range(9))}</ul>"
+        for day in range(9)
+    )
+    head = "<meta property='og:type' content='article'>"
+    page = f"<html><head>{head}</head><body><div class='post-content'><p>{WORDS * 4}</p>{{}}</div></body></html>"
+    assert text_of(page.format(lists)).count("Fox 8 v. Dog") == 9
+    assert "v. Dog" not in text_of(page.format(f"{PARAGRAPH * 10}{lists}"))
+
+
 def test_calls_at_the_end_of_an_article_are_dropped() -> None:
     calls = "<p>Reporting by <a>A. Fox</a>.</p><p>Follow us on <a href='/net'>the net</a> for more stories.</p>"
     assert text_of(f"<html><body><article>{PARAGRAPH * 3}{calls}</article></body></html>").endswith("night falls.")
@@ -581,33 +619,6 @@ def test_a_question_before_a_hidden_text_opens_it() -> None:
             assert answer in text_of(article(f"<section>{question}<div {hidden}><p>{answer} Ends.</p></div></section>"))
         if "Collapse" not in hidden:
             assert "Ends" not in text_of(article(f"<div>The boat</div><div {hidden}><p>{answer} Ends.</p></div>"))
-
-
-def test_rows_beside_an_introduction_are_the_text_of_a_page_that_states_no_article() -> None:
-    rows = "".join(f"<tr><td>{n}/4/26<td>25-{n}<td><a href='/{n}'>Fox v. Dog {n}</a></tr>" for n in range(60))
-    page = f"<body><nav><a href='/'>Home</a></nav><main><article>{PARAGRAPH}</article>{{}}</main></body>"
-    assert "25-59 | Fox v. Dog 59" in text_of(page.format(f"<table>{rows}</table>"))
-    menu = "".join(f"<tr><td><a href='/{n}'>Town {n}</a><td><a href='/b{n}'>Boat {n}</a></tr>" for n in range(9))
-    assert "Boat" not in text_of(page.format(f"<table>{menu}</table>"))
-
-
-def test_cells_of_a_column_are_text_whatever_its_name_is() -> None:
-    """Of Drupal's tables, whose cells are named after all fields in them."""
-    cell = f"<td class='views-field views-field-author'><b>Fox v. Dog {{0}}</b><br>{WORDS * 5}<br>Judge {{0}}</td>"
-    rows = "".join(f"<tr><td>{n}</td>{cell.format(n)}</tr>" for n in range(5))
-    found = text_of(f"<body><main><h1>Cases</h1><table>{rows}</table></main></body>")
-    assert all(f"Fox v. Dog {n}" in found and f"Judge {n}" in found for n in range(5))
-    side = text_of(f"<body><table><tr>{cell.format(0)}<td>{PARAGRAPH * 5}</td></tr></table></body>")
-    assert "Fox v." not in side
-
-
-def test_a_list_with_terms_that_are_links_is_kept_with_the_words_about_them() -> None:
-    term = "<dt>[{0}] <a href='/{0}'>paper:{0}</a> [<a href='/pdf/{0}'>as a file to print and to keep</a>]</dt>"
-    names = "<p><a href='/b'>A. Fox</a></p>"
-    about = f"<dd><div class='meta'><div>Title {{0}}: {WORDS[:40]}</div>{names}{WORDS}</div></dd>"
-    items = "".join((term + about).format(n) for n in range(30))
-    found = text_of(f"<body><main><h1>Papers</h1><dl>{items}</dl></main></body>")
-    assert all(f"paper:{n}" in found and f"Title {n}:" in found for n in range(30)) and found.count("A. Fox") == 30
 
 
 def test_lists_of_links_to_other_sites_are_text_where_they_stand_in_one() -> None:
