@@ -62,7 +62,8 @@ def described(model: type[M]) -> type[M]:
     """Return a model after its fields, and those of the models inside, have got their docstrings as descriptions.
 
     pydantic's `use_attribute_docstrings` sets them when a class is made, which took a sixth of the time of a command's
-    imports. Only help pages, forms and commented files need them.
+    imports. Only help pages, forms and commented files need them. The classes are rebuilt in place, so call it before
+    other threads use them.
     """
     found = {cls: _attribute_docstrings(cls) for cls in reversed(model.__mro__) if issubclass(cls, Record)}
     texts = {name: text for one in found.values() for name, text in one.items()}
@@ -77,14 +78,15 @@ def described(model: type[M]) -> type[M]:
 
 
 def _attribute_docstrings(cls: type) -> dict[str, str]:
-    """Strings that follow the fields in the source of a class; none for a class that was made without source."""
+    """Strings that follow the fields in the source of a class; none if there is no source, or another one by now."""
     try:
-        [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        found = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, SyntaxError):
         return {}
-    assert isinstance(tree, ast.ClassDef)
     return {
         field.target.id: inspect.cleandoc(after.value.value)
+        for tree in found
+        if isinstance(tree, ast.ClassDef)
         for field, after in itertools.pairwise(tree.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
@@ -214,7 +216,8 @@ def source_of(model: type[BaseModel], location: Location, message: str, *layers:
     Of a value, that is the highest layer that gives it. A group, or all settings together, may be wrong by values of
     several layers: then it is the first layer with which pydantic has this message.
     """
-    giving, group, merged = "", "", dict[str, Any]()
+    giving = group = ""
+    merged: dict[str, Any] = {}
     for name, settings in layers:
         value: Any = settings
         for key in location:

@@ -240,8 +240,7 @@ class FormField:
 
     def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
         """Return the schema of the field in the form of the UI."""
-        found: dict[str, Any] = settings_schema(self.model)["properties"][self.name]
-        return found
+        return dict(settings_schema(self.model)["properties"][self.name])
 
 
 def signature_of(model: type[Settings]) -> inspect.Signature:

@@ -69,7 +69,7 @@ SERVICES = {
     # a task run, and 6 ms in batches. A page shows a state up to a second later.
     "TASK_RUN_RECORDER_BATCH_SIZE": "50",
     "TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    # Those of deployments and workers, whose server does not end with a command: it would find their runs late.
+    # They serve deployments and workers, which need a server that outlives a command; this one would call runs late.
     **dict.fromkeys(("SCHEDULER_ENABLED", "LATE_RUNS_ENABLED", "FOREMAN_ENABLED"), "false"),
 }
 BACKLOG = 2048  # connections that wait until the server accepts them, as many as uvicorn asks for

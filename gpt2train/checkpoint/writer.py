@@ -191,13 +191,14 @@ def remove(checkpoint: Path) -> None:
         checkpoint.unlink()
         return
     (checkpoint / MANIFEST).unlink(missing_ok=True)
-    own = [path for path in checkpoint.iterdir() if path.name.startswith((".", "__")) or path.suffix == TEMPORARY]
-    if len(own) == len(list(checkpoint.iterdir())):
+    found = list(checkpoint.iterdir())
+    files = [path for path in found if path.is_file()]  # a checkpoint has no folders; one like `.git` is the user's
+    own = [path for path in files if path.name.startswith((".", "__")) or path.suffix == TEMPORARY]
+    if len(own) == len(found):
         shutil.rmtree(checkpoint)
         return
     for path in own:
-        if path.is_file():
-            path.unlink()
+        path.unlink()
     log.warning("%s has files of yours, which are kept in %s", checkpoint, set_aside(checkpoint))
 
 

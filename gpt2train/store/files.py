@@ -231,7 +231,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file to the first free name of `NAME.old`, `NAME.old-2`, … and return that path."""
+    """Rename a file or folder to the first free name of `NAME.old`, `NAME.old-2`, … and return that path."""
     names = (f"{path.name}.old{number and f'-{number}'}" for number in itertools.chain([""], itertools.count(2)))
     return path.replace(next(free for free in map(path.with_name, names) if not free.exists()))
 

@@ -1,5 +1,6 @@
 """Settings, plug-ins and errors of the engine, and what its doctor finds."""
 
+import importlib
 import importlib.metadata
 import os
 import subprocess
@@ -18,7 +19,7 @@ from gpt2train import doctor
 from gpt2train.cli import app, run_command
 from gpt2train.errors import RunError, UserError, redact, redact_error, redact_values, redacted_traceback
 from gpt2train.plugins import Registry
-from gpt2train.settings import PositiveNumber, Settings, build, flatten, read_toml
+from gpt2train.settings import PositiveNumber, Settings, build, described, flatten, read_toml
 
 
 class Inner(Settings):
@@ -36,6 +37,48 @@ class Outer(Settings):
     any_of: bool | int = 3
     options: dict[str, Any] = {}
     switch: bool | str = "auto"
+
+
+SOURCE = '''
+from pydantic import Field
+from gpt2train.settings import Settings
+
+class Leaf(Settings{config}):
+    """A leaf."""
+    size: int = 1
+    """Size of it, in two
+    lines.
+    """
+    plain: int = 2
+    named: int = Field(3, description="given")
+    """not this one"""
+
+class Base(Settings{config}):
+    rate: float = 0.5
+    r"""A rate, \\d."""
+
+if True:
+    class Root(Base{config}):
+        many: tuple[Leaf, ...] = ()
+        """Leaves."""
+        maybe: Leaf | None = None
+        own: Leaf = Leaf()
+        "Own leaf."
+'''
+
+
+def test_descriptions_are_those_that_pydantic_reads_from_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, config in (("ours", ""), ("theirs", ", use_attribute_docstrings=True")):
+        (tmp_path / f"{name}_described.py").write_text(SOURCE.replace("{config}", config))
+    ours, theirs = (importlib.import_module(f"{name}_described").Root for name in ("ours", "theirs"))
+    assert "description" not in str(ours.model_json_schema()["properties"])
+    assert described(ours).model_json_schema() == theirs.model_json_schema()
+    (tmp_path / "ours_described.py").write_text("# changed while it runs\n")  # then there are none
+    made = type("Later", (importlib.import_module("ours_described").Leaf,), {"__module__": "ours_described"})
+    assert described(made).model_fields["named"].description == "given"
 
 
 def test_nested_names_are_joined_by_dots_in_their_order() -> None:

@@ -23,7 +23,7 @@ from flows.ui.flags import dump, flags_model
 from flows.ui.help import STEPS, USUAL
 from gpt2train.command_line import run_command
 from gpt2train.config import TrainSettings, preset
-from gpt2train.settings import Settings, build
+from gpt2train.settings import Settings, build, described
 from tests.flows.commands import APPS, run
 from tests.flows.small_tokens import prepare_tokens
 
@@ -107,8 +107,9 @@ def test_the_flags_have_the_fields_and_defaults_of_the_settings(model: type) -> 
     given = {"run": "r"} if model is EvaluateFlowSettings else {}
     made = flags_model(model)
     assert made(**given).model_dump() == model(**given).model_dump()
-    described = {name: field.description for name, field in model.model_fields.items()}
-    assert {name: field.description for name, field in made.model_fields.items()} == described
+    texts = {name: field.description for name, field in described(model).model_fields.items()}
+    assert all(texts.values())
+    assert {name: field.description for name, field in described(made).model_fields.items()} == texts
 
 
 @given(st.integers(-10, 10), st.integers(-10, 10))

@@ -256,9 +256,9 @@ def test_copies_that_a_user_made_are_no_checkpoints_and_stay(tmp_path: Path) -> 
 
 
 def test_files_of_a_user_in_a_checkpoint_outlive_it(tmp_path: Path) -> None:
-    for step in (1, 2):  # as by `merge CHECKPOINT --output CHECKPOINT/model`
-        (retained_save(tmp_path, step) / "model").mkdir()
-        (tmp_path / f"checkpoints/{checkpoint_name(step)}/model/config.json").write_text(str(step))
+    for step, name in ((1, "model"), (2, ".git")):  # as by `merge CHECKPOINT --output CHECKPOINT/model`
+        (retained_save(tmp_path, step) / name).mkdir()
+        (tmp_path / f"checkpoints/{checkpoint_name(step)}/{name}/config.json").write_text(str(step))
     (tmp_path / "checkpoints/step-00000002/manifest.json").unlink()  # a kill in the removal
     clean_up(tmp_path)
     for step in (3, 4, 5):
