@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tasks.core.sorted_arrays import sorted_unique
 from tasks.decontaminate.folding import folded, letters
 
 SLOTS_PER_NGRAM = 16  # in the table of booleans: at most one window in 16 is looked up in vain
@@ -78,10 +79,10 @@ class NgramIndex:
             hashes[length == size] = _windows(words, size)[0][start[length == size]]
         first, gram = distinct(hashes, self._words, start, length, ngram)
         self._starts, self._lengths = start[first], length[first].astype(np.uint8)
-        holders = np.unique(gram * len(texts) + text)  # pairs of an n-gram and a text
+        holders = sorted_unique(gram * len(texts) + text)  # pairs of an n-gram and a text
         self._holders = (holders % max(len(texts), 1)).astype(np.int32)
         self._ends = np.cumsum(np.bincount(holders // max(len(texts), 1), minlength=len(first)))
-        every = np.unique(_windows(words, min_ngram)[0][start])
+        every = sorted_unique(_windows(words, min_ngram)[0][start])
         bits = min(max(16, (SLOTS_PER_NGRAM * len(every)).bit_length()), 26)
         self._keys = Keys(every, np.zeros(1 << bits, dtype=bool), np.uint64(64 - bits))
         self._keys.known[every >> self._keys.shift] = True

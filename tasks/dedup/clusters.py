@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table, write_numbers, write_table
+from tasks.core.sorted_arrays import sorted_unique
 from tasks.dedup.document_index import Group, Numbers, first_previous, group_of, look_up, ranks
 from tasks.dedup.exact import EXACT
 from tasks.dedup.settings import Policy
@@ -104,7 +105,7 @@ def find_clusters(folder: Folder, name: str, part: Part, policy: Policy, groups:
     accepted = [("accepted", "=", True)]
     near = pa.concat_tables([read_table(folder, file, ["first", "second", "jaccard"], accepted) for file in pairs])
     ends = [copies["dropped"], copies["kept"], near["first"], near["second"]]
-    numbers = np.unique(np.concatenate([column.to_numpy() for column in ends]))
+    numbers = sorted_unique(np.concatenate([column.to_numpy() for column in ends]))
     if not len(numbers):
         none = CLUSTER.empty_table()
         return _write(folder, part.number, [none], [none.select(DROPPED)], EXACT.empty_table(), 0)

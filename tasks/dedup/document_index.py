@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from gpt2train.store.folder import FileRecord, Folder
 from tasks.core.shards import in_groups, read_table
+from tasks.core.sorted_arrays import isin_sorted
 from tasks.dedup.settings import DedupSettings
 
 Numbers = npt.NDArray[np.int64]
@@ -105,13 +106,6 @@ def read_range(
 ) -> pa.Table:
     """Rows whose value of a column is in [low, high); row groups outside the range are not read."""
     return read_table(folder, name, columns, [(column, ">=", low), (column, "<", high)])
-
-
-def isin_sorted(numbers: Numbers, ascending: Numbers) -> npt.NDArray[np.bool_]:
-    """Mask of the numbers that are in an ascending array."""
-    if not len(ascending):
-        return np.zeros(len(numbers), dtype=bool)
-    return ascending[np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)] == numbers
 
 
 def look_up(folder: Folder, groups: Sequence[Group], numbers: Numbers, columns: Sequence[str]) -> pa.Table:

@@ -8,8 +8,9 @@ import pyarrow as pa
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table, write_numbers
+from tasks.core.sorted_arrays import isin_sorted
 from tasks.dedup import datasketch_engine
-from tasks.dedup.document_index import Corpus, Group, Numbers, first_previous, isin_sorted, look_up, ranks, read_sketch
+from tasks.dedup.document_index import Corpus, Group, Numbers, first_previous, look_up, ranks, read_sketch
 from tasks.dedup.exact import in_part, run_starts
 from tasks.dedup.minhash import band_name
 

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from gpt2train.store.folder import FileRecord, Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import write_numbers
+from tasks.core.sorted_arrays import isin_sorted, sorted_unique
 from tasks.dedup import datasketch_engine, shingles
-from tasks.dedup.document_index import ROW_MASK, Corpus, Group, Numbers, group_of, isin_sorted, read_range
+from tasks.dedup.document_index import ROW_MASK, Corpus, Group, Numbers, group_of, read_range
 from tasks.dedup.lsh import CANDIDATE, Pairs, distinct_pairs
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Sets
@@ -62,7 +63,7 @@ def write_sets(folder: Folder, target: str, group: Group, wanted: Pairs, setting
     set.
     """
     with folder.writing(target) as draft, pq.ParquetWriter(draft, SETS, compression="none") as writer:
-        for numbers, sets in shingled(group, np.unique(wanted[:, 0]), settings):
+        for numbers, sets in shingled(group, sorted_unique(wanted[:, 0]), settings):
             column = _bytes_of(sets)
             some = wanted[(wanted[:, 0] >= numbers[0]) & (wanted[:, 0] <= numbers[-1])]
             for owner in np.unique(some[:, 1]).tolist():

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Outcome
 from tasks.core.shards import read_table, write_numbers, write_table
+from tasks.core.sorted_arrays import sorted_unique
 from tasks.dedup.document_index import Corpus, Group, Numbers, look_up, ranks
 from tasks.dedup.lsh import CANDIDATE, distinct_pairs
 from tasks.dedup.settings import DedupSettings
@@ -125,7 +126,7 @@ def similarities(overlap: Overlap, settings: DedupSettings) -> Similarities:
 
 def _by_rank(folder: Folder, groups: Sequence[Group], first: Numbers, second: Numbers) -> pa.Table:
     """First four columns of the pairs, with the better-ranked document first."""
-    numbers = np.unique(np.concatenate([first, second]))
+    numbers = sorted_unique(np.concatenate([first, second]))
     if not len(numbers):
         return PAIR.empty_table().select(PAIR.names[:4])
     documents = look_up(folder, groups, numbers, ["id", "length"])

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from gpt2train.data.text_units import unit_spans
 from tasks.core.document import pieces_between
+from tasks.core.sorted_arrays import sorted_unique
 from tasks.dedup.reference import WORD
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import shingle_sequences
@@ -43,7 +44,7 @@ def anchors_of(texts: pa.ChunkedArray, min_words: int) -> list[tuple[Numbers, Nu
             found.append((np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
             continue
         lowest = np.lib.stride_tricks.sliding_window_view(hashes, window).argmin(axis=1)
-        positions = np.unique(np.arange(len(lowest)) + lowest)
+        positions = sorted_unique(np.arange(len(lowest)) + lowest)
         found.append((positions, hashes[positions]))
     return found
 

@@ -30,9 +30,9 @@ from tasks.core.shards import (
     write_numbers,
     write_table,
 )
+from tasks.core.sorted_arrays import isin_sorted
 from tasks.core.step import Step
 from tasks.core.tokenizer_file import TokenizerFile, tokenizer_file
-from tasks.dedup.document_index import isin_sorted
 from tasks.substrings.grams import anchors_of, cut_spans, grams_near, repeated, without
 from tasks.substrings.settings import SubstringSettings
 
