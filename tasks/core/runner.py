@@ -105,7 +105,7 @@ class Runner:
     """Runner on this machine: dispatching threads and a warm pool of worker processes.
 
     Args:
-        workers: Number of worker processes, and of batches in flight.
+        workers: Number of worker processes. One batch more than these is in flight.
         verify: Also compare the hashes of finished outputs.
         limits: Maximum share of rejected rows for each step; None disables the check.
         environment: Treatment of outputs that were made with other versions of the packages that shape them.
@@ -196,7 +196,7 @@ class Runner:
                 bytes or distributes pieces to the machine's `local_pool`; this is a thread of this process here and a
                 worker on a cluster. `thread`: always in this process, for work that needs its state (rate limits of
                 hosts, the user's files).
-            at_once: Batches in flight; default: the number of workers.
+            at_once: Batches in flight; default: the number of workers, and one that waits for the first to be free.
             rows: Rows of each item, for long-running work that reports progress through `advance`.
 
         Returns:
@@ -252,7 +252,9 @@ class Runner:
         """Start the processes in which batches run; return the number of groups that are in flight by default."""
         if where != "thread":
             adopt(self.pool)
-        return self.workers
+        # One more than there are workers: they have work while an ended batch is committed, and while the pages of one
+        # are read here.
+        return self.workers + (where != "thread")
 
     def run_group(self, group: Group, where: Where) -> Outcomes:
         """Run a group of batches, in a thread of its own, and return the outcomes."""
