@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
 from pydantic import ValidationError
 
 from gpt2train import end_imports
@@ -142,6 +142,8 @@ def explain_flags(error: CycloptsError) -> str:
             from gpt2train.foreign.table import unknown_option  # a table that only a mistake needs
 
             return unknown_option(unknown, options)
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"no option takes {error.unused_tokens[0]!r}; quote a value with spaces, --help lists the options"
     return str(error)
 
 

@@ -59,7 +59,8 @@ class FlowApp(cyclopts.App):
             # The preset sets the defaults of `train.*`, whatever the model's own default is. An empty default is none.
             known = not name.startswith("train.") and argument.field_info.default not in ((), None)
             default = None if argument.show_default is True and known else False
-            more = cyclopts.Parameter(group=groups[title], show=shown, show_default=default)
+            # A list takes all words after its flag: a shell replaces `--warcs cc/*.warc.gz` by several.
+            more = cyclopts.Parameter(group=groups[title], show=shown, show_default=default, consume_multiple=1)
             argument.parameter = cyclopts.Parameter.combine(argument.parameter, more)
         if is_page and not self.shows_all:
             usual = {name: index for index, name in enumerate(USUAL)}

@@ -88,11 +88,21 @@ def test_an_option_on_a_preset_changes_nothing_else() -> None:
         ("--train.batch.size 1", "--train.batch has .global-batch, .gradient-accumulation-steps, .micro-batch"),
         ("--train.checkpoints.every 1", "did you mean --train.checkpoints."),
         ("--train.model.layers 0", "error: --train.model.layers: input should be greater than or equal to 1"),
+        ("--tokens 0.3 a 0.7 b", "error: no option takes 'a'; quote a value with spaces, --help lists the options\n"),
     ],
 )
 def test_a_flag_that_does_not_is_refused(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("pretrain", *flags.split(), "--dry-run") == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_list_takes_the_words_that_a_shell_makes_of_a_glob() -> None:
+    words = "--documents a.jsonl b.jsonl --warcs x.warc --documents c.jsonl --limits.texts 0.1 --verify"
+    _, bound, _ = APPS["dataprep"].parse_args(words.split(), exit_on_error=False, print_error=False)
+    found = dump(bound.arguments["settings"], "python", given=True)
+    assert found["documents"] == ("a.jsonl", "b.jsonl", "c.jsonl")
+    assert found["warcs"] == ("x.warc",) and found["verify"]
+    assert run("dataprep", "--documents", "--verify") == 2
 
 
 def test_the_dump_of_settings_gives_the_same_settings() -> None:
