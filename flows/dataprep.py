@@ -82,7 +82,7 @@ class Dataprep(PlannedRun[DataprepSettings]):
         data, page = made
         show_result(publisher, self.root, [*data.manifests, page])
         leave_passport(self.root)
-        log.info("report: %s", (self.root / page.folder).path(REPORT))
+        log.info("report: %s", (self.root / page.folder).location(REPORT))
         return (self.root / data.tokenize.folder).url
 
     def subject(self) -> list[str]:

@@ -59,7 +59,7 @@ def output_paths(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, 
         ("tokens", "tokenize", ""),
     ]
     return [
-        {"what": what, "where": f"`{(root / by_step[step].folder).path(name)}`"}
+        {"what": what, "where": f"`{(root / by_step[step].folder).location(name)}`"}
         for what, step, name in paths
         if step in by_step
     ]
@@ -85,8 +85,7 @@ def next_commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str,
     elif run:
         found += [("score it", f"{flows.program}evaluate --run {quote(run)}")]
     elif "tokenize" in by_step:
-        place = root.path() if root.is_local else root.url
-        found += [("train on it", f"{flows.program}pretrain --data {quote(place)}")]
+        found += [("train on it", f"{flows.program}pretrain --data {quote(root.location())}")]
     for manifest in manifests:
         if manifest.step == "download" and (pages := manifest.outcome.facts.get("retryable")):
             again = "the same, with --retry-failed, or --param retry_failed=true"

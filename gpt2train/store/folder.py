@@ -88,9 +88,11 @@ class Folder:
         """Return the path of a file for `self.fs`; on local disk an absolute path."""
         return f"{self._target[1]}/{name}" if name else self._target[1]
 
-    def location(self, name: str) -> str:
+    def location(self, name: str = "") -> str:
         """Return the location of a file for other programs: absolute path on local disk, URL in a store."""
-        return self.path(name) if self.is_local else f"{self.url}/{name}"
+        if self.is_local:
+            return self.path(name)
+        return f"{self.url}/{name}" if name else self.url
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, or None if it does not exist."""

@@ -141,6 +141,9 @@ def test_the_result_names_the_outputs_and_the_next_command(tmp_path: Any) -> Non
     missed = next_commands(root, [manifest("download", facts={"retryable": 1200})])[0]
     assert "1,200 pages" in missed["to"] and "--param retry_failed=true" in missed["command"]
     assert next_commands(root, [manifest("download", facts={"retryable": 0})]) == []
+    tokens = manifest("tokenize", "tokens")
+    assert {"what": "tokens", "where": f"`{tmp_path}/tokens`"} in output_paths(root, [tokens])
+    assert {"what": "tokens", "where": "`memory://b/out/tokens`"} in output_paths(Folder("memory://b/out"), [tokens])
 
 
 def test_a_server_that_does_not_answer_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
