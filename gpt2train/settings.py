@@ -214,25 +214,38 @@ def source_of(model: type[BaseModel], location: Location, message: str, *layers:
     """Name of the layer that an error comes from, the lowest layer first; empty if no layer has the setting.
 
     Of a value, that is the highest layer that gives it. A group, or all settings together, may be wrong by values of
-    several layers: then it is the first layer with which pydantic has this message.
+    several layers: then it is the first layer with which pydantic has this message. Pydantic judges no group that lacks
+    a value, which is taken from the layers above.
     """
     giving = group = ""
     merged: dict[str, Any] = {}
+    whole = layer(*(settings for _, settings in layers))
     for name, settings in layers:
-        value: Any = settings
-        for key in location:
-            value = value.get(key) if isinstance(value, Mapping) else value  # an item of a list counts as the list
+        value = _value_at(settings, location)
         merged = layer(merged, settings)
         giving = giving if value is None else name
-        if isinstance(value, Mapping) and not group and (location, message) in _errors(model, merged):
+        if isinstance(value, Mapping) and not group and (location, message) in _errors(model, merged, whole):
             group = name
     return group or giving
 
 
-def _errors(model: type[BaseModel], settings: Mapping[str, Any]) -> list[tuple[Location, str]]:
+def _value_at(settings: Any, location: Location) -> Any:
+    """Value at a path, of an item of a list the list; None if there is none."""
+    for key in location:
+        settings = settings.get(key) if isinstance(settings, Mapping) else settings
+    return settings
+
+
+def _errors(
+    model: type[BaseModel], settings: Mapping[str, Any], whole: Mapping[str, Any]
+) -> list[tuple[Location, str]]:
     try:
         model.model_validate(settings)
     except ValidationError as error:
+        lacks = [_without_types(one["loc"]) for one in error.errors() if one["type"] == "missing"]
+        if found := {at: value for at in lacks if (value := _value_at(whole, at)) is not None}:
+            added = (nest(".".join(map(str, at)), value) for at, value in found.items())
+            return _errors(model, layer(settings, *added), {})
         return [(_without_types(one["loc"]), one["msg"]) for one in error.errors()]
     return []
 

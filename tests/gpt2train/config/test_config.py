@@ -303,6 +303,24 @@ def test_settings_that_contradict_each_other_are_blamed_on_the_layer_that_brings
         read_run_config(file, "tiny", [parse_assignment(change)])
 
 
+@pytest.mark.parametrize(
+    ("in_file", "changes", "message"),
+    [
+        ("data.train = 't'\nschedule.warmup = 95", ["vocab=300"], "{file}: schedule.warmup 95 must be below steps 90"),
+        ("schedule.warmup = 95", ["vocab=300", "data.train=t"], "{file}: schedule.warmup 95 must be below steps 90"),
+        ("data.valid = 'v'\ndata.split = '9,1'", ["vocab=300", "data.train=t"], "{file}: data: data.split and data."),
+        ("data.valid = 'v'", ["vocab=300", "data.train=t", "data.split=9,1"], "--set: data: data.split and data."),
+    ],
+)
+def test_a_contradiction_stays_the_files_if_a_change_gives_what_the_file_lacks(
+    in_file: str, changes: list[str], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"output = 'run'\nsteps = 90\n{in_file}\n")
+    with pytest.raises(UserError, match=f"^{re.escape(message.format(file=file))}"):
+        read_run_config(file, "tiny", [parse_assignment(change) for change in changes])
+
+
 def test_paths_begin_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))  # Windows
