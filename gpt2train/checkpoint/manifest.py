@@ -7,7 +7,7 @@ manifest.json                     size and SHA-256 of each file; step, sample in
 import hashlib
 from operator import not_
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -20,7 +20,7 @@ from gpt2train.store.inner_path import InnerPath
 from gpt2train.store.run_folder import MANIFEST
 from gpt2train.training.train_state import TrainState
 
-FORMAT = 1
+FORMAT: Final = 1
 
 
 class StoredFile(Record):
@@ -41,7 +41,7 @@ class StoredCorpus(Record):
 class CheckpointManifest(Record):
     """Content of `manifest.json`, whose presence makes a folder a checkpoint."""
 
-    format: int  # version of the layout on disk
+    format: Literal[1]  # version of the layout on disk: FORMAT
     position: TrainState  # train state of the run
     config: dict[str, Any]  # complete settings of the run
     tokenizer_hash: str | None  # hash of the tokenizer that the weights belong to
@@ -59,19 +59,22 @@ def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        UserError: there is no checkpoint at this path, or it names a file outside of its folder.
-        RunError: its manifest is damaged or has another format version.
+        UserError: there is no checkpoint at this path, it names a file outside of its folder, or another version of
+            the package wrote it: it is intact there, so that a run must not fall back and replace it.
+        RunError: its manifest is damaged.
     """
     path = Path(checkpoint) / MANIFEST
     try:
-        manifest = CheckpointManifest.model_validate_json(path.read_bytes(), context={"place": path})
+        return CheckpointManifest.model_validate_json(path.read_bytes(), context={"place": path})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}") from error
     except ValidationError as error:
-        raise RunError(f"{path} is damaged or has another format version; use another checkpoint") from error
-    if manifest.format != FORMAT:
-        raise RunError(f"{checkpoint} has format {manifest.format}, but this version reads {FORMAT}")
-    return manifest
+        newer = [one for one in error.errors() if one["type"] in ("literal_error", "extra_forbidden")]
+        if newer:
+            what = f"{'.'.join(map(str, newer[0]['loc']))} = {str(newer[0]['input'])[:40]}"
+            remedy = "install that version, or use another checkpoint"
+            raise UserError(f"another version of gpt2train wrote {path} ({what}); {remedy}") from error
+        raise RunError(f"{path} is damaged; use another checkpoint") from error
 
 
 def verify(checkpoint: str | Path, part: int = 0, of: int = 1) -> CheckpointManifest:

@@ -1,5 +1,6 @@
 """Resuming a run, and its initial state, also of another format: differences are refused or logged."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -305,6 +306,20 @@ def test_a_damaged_checkpoint_is_named_and_skipped_for_the_one_before(
     with pytest.raises(RunError, match=r"all 4 checkpoints in .* are damaged"):
         train(make(tokens, run, steps=10, checkpoints=SAVING), alone)
     assert len(list((run / "checkpoints").glob("step-*"))) == 4
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"masks": []}])
+def test_a_checkpoint_of_a_later_version_is_no_damage_and_stays(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, change: dict[str, Any]
+) -> None:
+    """The run would fall back, reach its step again and replace it."""
+    run = copy(saved_run, tmp_path / "run")
+    manifest = newest_checkpoint(run) / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | change))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.suffix != ".log"}
+    with pytest.raises(UserError, match=rf"another version of gpt2train wrote {manifest} \({next(iter(change))} = "):
+        train(make(tokens, run, steps=10, checkpoints=SAVING), alone)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.suffix != ".log"} == before
 
 
 @pytest.mark.exhaustive
