@@ -13,6 +13,7 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 # number follows. One slash or several: a mistyped URL holds the same secret.
 _USER = re.compile(r"(?<=:/)(/*)([^\s/@:]+:(?!\d+(?:/|\s|$))\S*|[^\s/]*)@(\S*)")
 _QUERY = re.compile(r"(:/+[^\s?#]+)([?#])\S*?(?=['\"),;:.\]}>]*(?:\s|$))")
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # by first bytes
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as Windows writes text; no UTF-8 begins with these bytes
 UTF16_REMEDY = "it is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 IN > OUT"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # begins what a clone without Git LFS has for a large file
@@ -31,6 +32,12 @@ def check_not_utf16(content: bytes, file: object) -> None:
     """Raise a UserError if a file of lines is UTF-16, which `json.loads` would guess for its first line alone."""
     if content.startswith(UTF16):
         raise UserError(f"{file}: {UTF16_REMEDY}")
+
+
+def check_not_packed(content: bytes, file: object, remedy: str = "unpack it") -> None:
+    """Raise a UserError if a file of lines of JSON is compressed."""
+    if kind := next((kind for start, kind in PACKED.items() if content.startswith(start)), None):
+        raise UserError(f"{file} is compressed by {kind}; {remedy}")
 
 
 def check_no_pointer(content: bytes, file: object) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpt2train.data.text_units import has_unspaced, units_of
-from gpt2train.errors import UserError, check_not_utf16
+from gpt2train.errors import UserError, check_not_packed, check_not_utf16
 
 MAX_LETTERS = 20  # of a last word in a script without spaces between words; no word is as long
 
@@ -17,6 +17,7 @@ def read_passages(data: bytes, name: str) -> list[str]:
     Raises:
         UserError: a line is not such an object, or there is no passage; the message names file and line.
     """
+    check_not_packed(data, name)
     check_not_utf16(data, name)
     passages = []
     for number, line in enumerate(data.split(b"\n"), 1):

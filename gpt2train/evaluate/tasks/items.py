@@ -20,12 +20,11 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gpt2train.errors import UserError, check_not_utf16
+from gpt2train.errors import UserError, check_not_packed, check_not_utf16
 from gpt2train.evaluate.tasks.description import Task
 
 MAX_DIGITS = 10  # of an index in a text
 ZIP_START = b"PK\x03\x04"
-PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}  # by first bytes
 MAX_UNPACKED = 1 << 30  # bytes of an archive's rows; BLiMP has 29 MB
 Row = Mapping[str, Any]
 
@@ -158,8 +157,7 @@ def unpacked(data: Sequence[DataFile]) -> Iterator[DataFile]:
             file has another compression.
     """
     for file in data:
-        if kind := next((kind for start, kind in PACKED.items() if file.content.startswith(start)), None):
-            raise UserError(f"{file.name} is compressed by {kind}; unpack it, or give a ZIP archive")
+        check_not_packed(file.content, file.name, "unpack it, or give a ZIP archive")
         if not file.content.startswith(ZIP_START):
             yield file
             continue

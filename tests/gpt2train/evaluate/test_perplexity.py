@@ -1,5 +1,6 @@
 """Perplexity and LAMBADA's three definitions: reference implementations, models with a known answer."""
 
+import gzip
 import json
 import math
 import statistics
@@ -334,6 +335,8 @@ def test_a_clause_is_no_word_to_predict() -> None:
         read_passages(b'{"text": "a b"}\n' + line, "x.jsonl")
     with pytest.raises(UserError, match=r"x\.jsonl: it is UTF-16, not UTF-8; convert it: iconv"):
         read_passages('{"text": "a b"}\n'.encode("utf-16"), "x.jsonl")
+    with pytest.raises(UserError, match=r"x\.jsonl is compressed by gzip; unpack it"):
+        read_passages(gzip.compress(b'{"text": "a b"}\n'), "x.jsonl")
     assert read_passages(json.dumps({"text": f"一 {clause}也"}).encode(), "x") == [f"一 {clause}也"]
 
 
