@@ -69,12 +69,21 @@ def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}") from error
     except ValidationError as error:
-        newer = [one for one in error.errors() if one["type"] in ("literal_error", "extra_forbidden")]
-        if newer:
-            what = f"{'.'.join(map(str, newer[0]['loc']))} = {str(newer[0]['input'])[:40]}"
+        if what := _of_other_version(error):
             remedy = "install that version, or use another checkpoint"
             raise UserError(f"another version of gpt2train wrote {path} ({what}); {remedy}") from error
         raise RunError(f"{path} is damaged; use another checkpoint") from error
+
+
+def _of_other_version(error: ValidationError) -> str:
+    """Return what only a manifest of another version has: its format, or a key beside all of ours; else ""."""
+    found = error.errors()
+    formats = [one for one in found if one["loc"] == ("format",) and isinstance(one["input"], int)]
+    # A damaged name of a key is unknown too, and the key is missing.
+    keys = found if all(one["type"] == "extra_forbidden" for one in found) else []
+    for one in (*formats, *keys):
+        return " ".join(f"{'.'.join(map(str, one['loc']))} = {one['input']}".split())[:60]
+    return ""
 
 
 def verify(checkpoint: str | Path, part: int = 0, of: int = 1) -> CheckpointManifest:

@@ -114,9 +114,11 @@ def test_no_checkpoint_and_a_missing_tensor_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a checkpoint"):
         load_weights(tmp_path)
     folder = save(tmp_path, 1)
-    (folder / "manifest.json").write_text('{"format": 1}')
-    with pytest.raises(RunError, match=r"manifest.json is damaged; use another"):
-        load_weights(folder)
+    manifest = folder / "manifest.json"
+    for damaged in ('{"format": 1}', manifest.read_text().replace('"position"', '"positioo"')):
+        manifest.write_text(damaged)
+        with pytest.raises(RunError, match=r"manifest.json is damaged; use another"):
+            load_weights(folder)
     folder = save(tmp_path, 2)
     with pytest.raises(RunError, match=r"cannot load .*model\.other"):
         store.load(folder, {"model.other": torch.zeros(3)})
