@@ -64,6 +64,7 @@ MIN_SHARE = 0.4  # of the page's running text in it
 MIN_OF_ARTICLE = 0.7  # of the running text of an `article`, in a container of a strong name inside it
 MIN_COMMENTED = 2  # running text of an article above its comments, relative to what follows their container
 MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
+MIN_PARTS = 0.5  # of the running text from the first part to the last, in all parts
 MIN_LISTS = 3  # of links, of which a text consists
 MOST = 0.9  # share of the text in the main content of documentation, forums, and pages that state no article
 MIN_POSTS = 0.5  # share of the running text in the posts of a forum
@@ -277,15 +278,16 @@ def _best_container(walk: Walk, tree: HtmlElement, titles: Sequence[str]) -> tup
         if not found:
             continue
         size, best = max(found, key=lambda pair: pair[0])
-        # A text may be divided into several containers of one kind.
-        alike = [
-            one
+        # A text may be divided into several containers of one kind, which hold most of what is between them.
+        parts = [
+            (own, one)
             for own, one in found
             if own >= MIN_PART * size and (level == 0 or (one.tag, one.name) == (best.tag, best.name))
         ]
+        alike = [one for _, one in parts]
         start, end = min(one.start for one in alike), max(one.end for one in alike)
         joint = _running(walk.blocks[start:end])
-        if len(alike) == 1 or joint <= 1.1 * size:
+        if len(alike) == 1 or joint <= 1.1 * size or sum(own for own, _ in parts) < MIN_PARTS * joint:
             start, end, joint = best.start, best.end, size
         else:
             start -= _heading_blocks(walk.blocks, alike)

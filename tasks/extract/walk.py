@@ -484,7 +484,7 @@ class Walk:
 
     def _note_links(self, element: HtmlElement, tag: str, held: Contents) -> None:
         self.linked.append((tag, held))
-        if tag == "ol" or (tag == "ul" and leads_elsewhere(element, self._site)):
+        if tag == "ol" or (tag in ("ul", "table") and leads_elsewhere(element, self._site)):
             self.sources.append(held)
 
     def _note(self, tag: str, held: Contents) -> None:

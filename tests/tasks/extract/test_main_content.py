@@ -206,6 +206,13 @@ def test_a_short_part_after_the_text_is_a_part_of_it() -> None:
         assert found.count(WORDS.strip()) == 27 + is_kept, (between, name)
 
 
+def test_names_of_a_main_content_around_little_of_it_are_none() -> None:
+    """Of stylesheets whose names of a colour are those of a text: a menu has it, and the caption of a picture."""
+    line = "<div class='text-copy-primary'>Boats</div>"
+    page = f"<html><body>{line}<main><p>{WORDS}</p>{line}<p>{WORDS}</p><p>{WORDS}</p></main></body></html>"
+    assert text_of(page).count(WORDS.strip()) == 3
+
+
 def test_cards_under_an_empty_link_are_dropped() -> None:
     card = f"<div class='card'><a href='/b'></a><h3>Another story</h3><p>{WORDS}</p></div>"
     page = "<html><body><article>{}</article></body></html>"
@@ -632,6 +639,9 @@ def test_lists_of_links_to_other_sites_are_text_where_they_stand_in_one() -> Non
     assert "- Boat 2" in text_of(page.format(links.format("boats.example")))
     assert "Boat" not in text_of(page.format(links.format("www.news.example")))
     assert "Boat 2" in text_of(page.format(links.format("news.example").replace("ul>", "ol>")))
+    rows = links.replace("ul>", "table>").replace("<li>", "<tr><td>").replace("li>", "td>")
+    assert "Boat 2" in text_of(page.format(rows.format("boats.example")))
+    assert "Boat" not in text_of(page.format(rows.format("www.news.example")))
     assert "Boat" not in text_of(page.format("").replace("</div>", links.format("boats.example") + "</div>", 1))
 
 
