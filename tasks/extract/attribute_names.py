@@ -123,7 +123,7 @@ FORUM_PARTS = (
 POSTS = re.compile(
     r"^(?:post ?body|post ?message(?: \d+)?|post ?content restore|post ?content|post ?text|post ?msg|bb wrapper"
     r"|message (?:body|content|text)|msg \d+|pid \d+|cooked|comment (?:copy|body|text)|commtext|comm text"
-    r"|ips comment content|ips type rich ?text|forum post content|reply content|entry content)\b"
+    r"|ips comment content|ips type rich ?text|forum post content|(?:bbp )?reply content|entry content)\b"
     r"|\b(?:s prose|js post body|post_?body)\b"
 )
 TOC = re.compile(

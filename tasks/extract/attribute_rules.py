@@ -178,10 +178,12 @@ MODIFIERS = re.compile(
 MODIFIED = re.compile(
     "(?:has|with|out|not?|label|able|hide|hidden|show|overflow|backface|elementor|comments?|et|w|kt|cmp|so|field)[-_]"
 )
-# Topics of a post, in the classes that WordPress gives it (`category-newsletter tag-social`).
-TOPICS = re.compile(r"\b(?:[\w-]+_)?(?:category|cat|tag)-[\w-]+")
+# Topics of a post, in the classes that WordPress gives it (`category-newsletter tag-social`), and that it is a post of
+# who began a discussion.
+TOPICS = re.compile(r"\b(?:[\w-]+_)?(?:category|cat|tag)-[\w-]+|\btopic-author\b")
 SIGNATURE = re.compile(r"[(),\[\]<>=@%*]")  # in the id of a function, as `binarySearch,openArray[T]`
 DISPLAYS = frozenset(["block", "flex", "grid", "inline", "inline-block", "inline-flex", "table", "table-cell"])
+HASH = re.compile(r"(?:__|--)_?(?=[A-Za-z0-9]{5}\b)[A-Za-z0-9][a-z]*[A-Z0-9]\w*")  # of CSS modules (`Item_root__adF2E`)
 HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -194,6 +196,8 @@ def words(value: str) -> str:
     if "hentry" in value or "status-publish" in value:
         value = TOPICS.sub(" ", value)
     lower = value.islower()
+    if not lower and ("__" in value or "--" in value):
+        value = HASH.sub(" ", value)
     if "-" in value or "_" in value:
         text = value if lower else value.lower()
         if MODIFIED.search(text):

@@ -105,6 +105,7 @@ TEMPLATES = {
             "timeline-comment",  # issues of GitHub, old and new
             "react-issue-comment",
             "cooked",
+            "bbp-reply-content",
         ]
     ),
 }

@@ -74,9 +74,14 @@ def test_tables_can_be_left_out() -> None:
     assert "1 | 2" in text_of(page) and "1 | 2" not in text_of(page, tables=False)
 
 
-def test_posts_of_a_forum_are_all_kept() -> None:
+@pytest.mark.parametrize(
+    ("post", "body"),
+    [("post", "postbody"), ("bbp-reply-position-2 topic-author post-9 type-reply hentry", "bbp-reply-content")],
+    ids=["phpbb", "bbpress"],
+)
+def test_posts_of_a_forum_are_all_kept(post: str, body: str) -> None:
     posts = "".join(
-        f"<div class='post'><div class='postbody'><p>Answer {n}: {WORDS}</p></div><div class='signature'>me</div></div>"
+        f"<div class='{post}'><div class='{body}'><p>Answer {n}: {WORDS}</p></div><div class='signature'>me</div></div>"
         for n in range(4)
     )
     found = text_of(f"<html><body><div class='menu'>Board index</div><div id='posts'>{posts}</div></body></html>")
@@ -384,12 +389,31 @@ def plain_words(value: str) -> str:
             is_shown = any(re.search(r":(?:block|flex)$", name) for name in names)
             names = [name for name in names if not (re.search("[:(/]", name) or (is_shown and name == "hidden"))]
             value = " ".join(names)
+        value = re.sub(r"(?:___?|---?)(?=\w{5}\b)[A-Za-z0-9][a-z]*[A-Z0-9][A-Za-z0-9]*(?!\w)", " ", value)
         value = attribute_rules.MODIFIERS.sub(" ", value)
         value = re.sub(r"[\s_\-:.]+|(?<=[a-z])(?=[A-Z])", " ", value).strip().lower()
     return re.sub(r"(?<!\S)(\S+)(?: \1(?!\S))+", r"\1", value)
 
 
-NAMES = ["has", "No", "label", "side", "barNav", "-", "_", " ", ":", ".", "1", "É", "with-", "hidden", ":flex", "x("]
+NAMES = [
+    "has",
+    "No",
+    "label",
+    "side",
+    "barNav",
+    "-",
+    "_",
+    " ",
+    ":",
+    ".",
+    "1",
+    "É",
+    "with-",
+    "hidden",
+    ":flex",
+    "x(",
+    "__adF2E",
+]
 
 
 @given(st.lists(st.sampled_from(NAMES)))
@@ -490,6 +514,12 @@ def test_a_caption_for_each_size_of_a_screen_is_kept_once() -> None:
 def test_code_is_text_though_its_container_is_named_after_a_button() -> None:
     assert "make all" in text_of(article("<div class='snippet-clipboard-content'><pre>make all</pre></div>"))
     assert "Copy" not in text_of(article("<div class='clipboard'>Copy</div>"))
+
+
+def test_the_hash_that_a_bundler_adds_to_a_name_is_no_word_of_it() -> None:
+    page = article(f"{PARAGRAPH}<details class='Item_root__{{}}'><p>{WORDS}</p><img></details>")
+    assert text_of(page.format("adF2E")).count("fox") == text_of(page.format("kqF2E")).count("fox")
+    assert text_of(page.format("advert")).count("fox") < text_of(page.format("adF2E")).count("fox")
 
 
 @pytest.mark.parametrize("name", ["timeline-comment", "react-issue-comment"])
