@@ -123,7 +123,8 @@ FORUM_PARTS = (
 POSTS = re.compile(
     r"^(?:post ?body|post ?message(?: \d+)?|post ?content restore|post ?content|post ?text|post ?msg|bb wrapper"
     r"|message (?:body|content|text)|msg \d+|pid \d+|cooked|comment (?:copy|body|text)|commtext|comm text"
-    r"|ips comment content|ips type rich ?text|forum post content|(?:bbp )?reply content|entry content)\b"
+    r"|bbp (?:reply|topic) content|ips comment content|ips type rich ?text|forum post content|reply content"
+    r"|entry content)\b"
     r"|\b(?:s prose|js post body|post_?body)\b"
 )
 TOC = re.compile(

@@ -146,13 +146,17 @@ def _is_dated(walk: Walk) -> bool:
 
 
 def _is_fragment(walk: Walk, running: int) -> bool:
-    """Return True if the main content of a page is short, and a weak container, or not most of the text and rows."""
+    """Return True if the main content of a page is short, and a weak container, or not most of the text and rows.
+
+    Or it is less than the sentences that are links: those of a catalogue, about what they lead to.
+    """
     outside = sum(
         max(one.running, (CELLS in one.text and 2 * one.links < one.size) * one.size)
         for one in walk.blocks
         if one.dropped == OUTSIDE
     )
-    is_part = walk.level >= CONTENT_LEVEL or running < MOST_OF_ARTICLE * (running + outside)
+    linked = sum(one.size for one in walk.blocks if one.dropped == LINKS and SENTENCE_END.search(one.text))
+    is_part = walk.level >= CONTENT_LEVEL or running < MOST_OF_ARTICLE * (running + outside) or running < linked
     return running < MAX_FRAGMENT and is_part and not _is_dated(walk)
 
 

@@ -568,6 +568,16 @@ def test_the_text_of_a_page_without_an_article_are_its_components_and_links() ->
     assert "Boat " not in text_of(page.format("", PARAGRAPH * 20))
 
 
+def test_sentences_that_are_links_are_the_text_of_a_catalogue() -> None:
+    cards = "".join(
+        f"<a href='/{n}'><h3>Boat {n}</h3><p>A boat of ours, with {n} sails.</p></a>" for n in range(20)
+    )
+    page = f"<html><head>{{}}</head><body><article><h1>Boats</h1>{PARAGRAPH}<div>{cards}</div></article></body></html>"
+    assert "with 7 sails" in text_of(page.format(""))
+    assert "sails" not in text_of(page.format("<meta property='og:type' content='article'>"))
+    assert "sails" not in text_of(page.format("").replace(PARAGRAPH, PARAGRAPH * 4))
+
+
 def test_a_short_text_in_a_container_of_any_name_is_kept_without_lines_and_links_beside_it() -> None:
     links = "".join(f"<li><a href='/town/{number}'>Town {number} of the river</a></li>" for number in range(45))
     page = f"<body><div><div>Boats of the river</div><ul>{links}</ul></div><div>{PARAGRAPH * 3}</div><div>Radio</div>"
