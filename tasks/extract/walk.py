@@ -384,7 +384,8 @@ class Walk:
                 self.running - running,
                 self._mains - mains,
             )
-            is_card = tag in CARDS and self.page == ARTICLE and held.size < MAX_CARD and not held.links
+            is_article = self.page == ARTICLE and not self.rules.loose
+            is_card = tag in CARDS and is_article and held.size < MAX_CARD and not held.links
             if is_card and self.overlays > overlays:
                 self.cards[tag, element.get("class")].append(held)
             self.overlays = overlays if tag in CARDS else self.overlays

@@ -223,6 +223,8 @@ def test_cards_under_an_empty_link_are_dropped() -> None:
     page = "<html><body><article>{}</article></body></html>"
     assert text_of(page.format(PARAGRAPH * 4 + card * 4)) == text_of(page.format(PARAGRAPH * 4))
     assert "Another story" in text_of(page.format(PARAGRAPH * 4 + card))  # one alone is part of the text
+    # They are the text of a page that has hardly another.
+    assert "Another story" in text_of(f"<html><body><h1>Boats</h1>{card * 4}</body></html>")
 
 
 def test_containers_that_announce_other_pages_are_not_the_main_content() -> None:
@@ -569,9 +571,7 @@ def test_the_text_of_a_page_without_an_article_are_its_components_and_links() ->
 
 
 def test_sentences_that_are_links_are_the_text_of_a_catalogue() -> None:
-    cards = "".join(
-        f"<a href='/{n}'><h3>Boat {n}</h3><p>A boat of ours, with {n} sails.</p></a>" for n in range(20)
-    )
+    cards = "".join(f"<a href='/{n}'><h3>Boat {n}</h3><p>A boat of ours, with {n} sails.</p></a>" for n in range(20))
     page = f"<html><head>{{}}</head><body><article><h1>Boats</h1>{PARAGRAPH}<div>{cards}</div></article></body></html>"
     assert "with 7 sails" in text_of(page.format(""))
     assert "sails" not in text_of(page.format("<meta property='og:type' content='article'>"))
