@@ -14,7 +14,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from tarfile import (  # type: ignore[attr-defined]
     EmptyHeaderError,
@@ -43,6 +43,16 @@ DATASET_FILES = (
     "dataset_dict.json",
     "state.json",
 )  # of the library datasets
+CARD = "README.md"  # of a dataset or repository
+CARD_HEAD = 2**16  # bytes of a card in which its keys are looked for
+# Keys in the front matter of a dataset's card: those of no other page, and those of other pages too.
+CARD_KEYS = {
+    *(b"annotations_creators", b"configs", b"dataset_info", b"language_creators", b"multilinguality", b"pretty_name"),
+    *(b"size_categories", b"source_datasets", b"task_categories", b"task_ids"),
+}
+SHARED_KEYS = {b"language", b"license"}
+_FRONT_MATTER = re.compile(rb"(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?)(?:^---[ \t]*\r?$|\Z)", re.DOTALL | re.MULTILINE)
+_KEY = re.compile(rb"^([a-z_]+):(?=\s|\Z)", re.MULTILINE)
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
 PARQUET_MAGIC = b"PAR1"
 BLANK = b" \t\r\n" + codecs.BOM_UTF8  # bytes before the first line of a text
@@ -59,6 +69,7 @@ UNKNOWN_NAMES = (".zip", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz", ".l
 JSON_NAMES = (".jsonl", ".json", ".ndjson", ".jsonlines", ".jl", ".ldjson", ".geojsonl")
 PARQUET_NAMES = (".parquet", ".pq", ".parq")
 TEXT_NAMES = (".txt", ".text", ".md", ".markdown")
+_ROWS = re.compile(rf"(?:{'|'.join((*JSON_NAMES, *PARQUET_NAMES))})(?:{'|'.join(PACKED)})?\Z", re.IGNORECASE)
 END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
 REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
@@ -162,6 +173,8 @@ def rejected(row: Row, reason: str, detail: str) -> Rejected:
 def expand(inputs: list[Path]) -> list[Path]:
     """List the files of the inputs: a folder has all of its files, by name, but for the metadata of scraped texts.
 
+    The card of a dataset in a folder is left out too.
+
     Raises:
         UserError: an input does not exist, or a folder has no file, or a name without one.
     """
@@ -175,7 +188,8 @@ def expand(inputs: list[Path]) -> list[Path]:
             if odd := next((file for file in files if not file.is_file()), None):
                 raise UserError(f"{odd} is no file, or a link to one that is not there; remove it")
             names = {str(file) for file in files}
-            found += [file for file in files if scraped_text(str(file)) not in names]
+            cards = dataset_cards(names, _read_head)
+            found += [file for file in files if scraped_text(str(file)) not in names and str(file) not in cards]
         elif path.is_file():
             found.append(path)
         elif path.exists():
@@ -209,6 +223,33 @@ def is_hidden(path: str | Path) -> bool:
     """Return True if a path below a given folder is no data by its name, or by that of a folder on the way."""
     inner = PurePosixPath(path)
     return inner.name in DATASET_FILES or any(part.startswith(HIDDEN) and part != ".." for part in inner.parts)
+
+
+def dataset_cards(names: Collection[str], read_head: Callable[[str], bytes]) -> set[str]:
+    """Find the cards of datasets among the files of a folder, which are about its rows and none of its documents.
+
+    A `README.md` is one by the keys of its front matter; by those that other pages have too if rows are below it.
+    """
+    rows = [name for name in names if _ROWS.search(name)]
+    cards = set()
+    for name in names:
+        folder, slash, base = name.rpartition("/")
+        if base != CARD:
+            continue
+        with contextlib.suppress(OSError):
+            found = _FRONT_MATTER.match(read_head(name))
+            keys = set(_KEY.findall(found[1])) if found else set()
+            if keys & CARD_KEYS or (keys & SHARED_KEYS and any(row.startswith(folder + slash) for row in rows)):
+                cards.add(name)
+    if cards:
+        more = f" and {len(cards) - 1} more" if len(cards) > 1 else ""
+        log.info("%s%s: not read, as the card of a dataset; name the file itself to read it", min(cards), more)
+    return cards
+
+
+def _read_head(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(CARD_HEAD)
 
 
 def scraped_text(location: str) -> str | None:

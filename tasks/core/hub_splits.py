@@ -12,14 +12,14 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from yaml import YAMLError
 
-from gpt2train.data.documents import DATASET_FILES, HIDDEN
+from gpt2train.data.documents import CARD, DATASET_FILES, HIDDEN
 from gpt2train.errors import UserError
 
 ADDRESS = re.compile(r"(hf://datasets/[^/@:]+/[^/@:]+(?:@(?:refs/(?:convert|pr)/)?[^/:]+)?)(?::(.*?))?/?")
 TRAIN = "train"
 WORDS = {TRAIN: "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation"}
 SHARD = re.compile(r"data/([^/]*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
-CARD, MAX_CARD = "README.md", 2**20
+MAX_CARD = 2**20
 IGNORED = (CARD, "config.json", *DATASET_FILES)
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.data.documents import files_below, is_hidden
+from gpt2train.data.documents import CARD_HEAD, dataset_cards, files_below, is_hidden
 from gpt2train.data.packed_file import PACKED, FaultLast, FrameError, unpack
 from gpt2train.errors import (
     LFS_POINTER,
@@ -274,8 +274,13 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
 def _below(fs: fsspec.AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> dict[str, str]:
     """Find the files of a folder with these suffixes; the values are their paths in it, since two may have one name."""
     start = f"{folder.rstrip('/')}/"
-    every = files_below(folder) if isinstance(fs, LocalFileSystem) else fs.find(folder)
+    is_local = isinstance(fs, LocalFileSystem)
+    every = files_below(folder) if is_local else fs.find(folder)
     shown = {name: inner for name in every if not is_hidden(inner := name.removeprefix(start))}
+    if ".md" in suffixes:
+        readable = [name for name in shown if not is_local or Path(name).is_file()]
+        for card in dataset_cards(readable, lambda name: fs.cat_file(name, end=CARD_HEAD)):
+            del shown[card]
     _log_others(folder, [inner for name, inner in shown.items() if kind_of(name) not in suffixes])
     return {name: inner for name, inner in shown.items() if kind_of(name) in suffixes}
 

@@ -28,7 +28,7 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.documents import Rejected, documents, read_rows
+from gpt2train.data.documents import Rejected, documents, expand, read_rows
 from gpt2train.errors import TransientError, UserError
 from gpt2train.store.folder import Folder
 from tasks.core import input_files
@@ -245,6 +245,37 @@ def test_small_files_share_a_batch_and_large_ones_have_their_own(tmp_path: Path)
     assert grouped([], 2, 800) == []
 
 
+CARDS = {
+    "of a clone": (b"---\r\nlicense: mit\r\n---\r\n# Rows\n", "data/a.jsonl.zst", True),
+    "of texts": (b"\xef\xbb\xbf---\nconfigs:\n- config_name: a\n---\n", "a.txt", True),
+    "with much about each file": (b"---\ndataset_info:\n" + b"- config_name: a\n" * 9000 + b"---\n", "b.pq", True),
+    "of notes": (b"---\nlicense: mit\ntitle: Notes\n---\nSome words.\n", "a.txt", False),
+    "without keys": (b"# License\nlicense: mit\n", "a.jsonl", False),
+    "after a line": (b"Words.\n---\nlicense: mit\n---\n", "a.jsonl", False),
+    "below a line": (b"---\ntitle: A\n---\nlicense: mit\n", "a.jsonl", False),
+}
+
+
+@pytest.mark.parametrize("kind", CARDS)
+def test_the_card_of_a_dataset_is_no_document(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As a clone has one beside the rows; a README that is a text stays one, and so does a card that is named."""
+    content, beside, is_card = CARDS[kind]
+    for name, data in {
+        "README.md": content,
+        "notes/README.md": b"---\nlicense: mit\n---\nA note.",
+        beside: b"",
+    }.items():
+        write(tmp_path / "in" / name).write_bytes(data)
+    caplog.set_level("INFO")
+    names = ["README.md", *sorted(["notes/README.md", beside])]
+    found = [file.name for file in find_inputs([str(tmp_path / "in")], "--documents", ENDINGS)]
+    assert found == names[is_card:]
+    assert [str(path.relative_to(tmp_path / "in")) for path in expand([tmp_path / "in"])] == found
+    assert ("in/README.md: not read, as the card of a dataset" in caplog.text) is is_card
+    named = [str(tmp_path / "in"), str(tmp_path / "in" / "README.md")]
+    assert len(find_inputs(named, "--documents", ENDINGS)) == 3
+
+
 @pytest.mark.parametrize("given", ["", "/*", "/out"])
 def test_the_output_of_a_flow_is_no_input(tmp_path: Path, given: str, caplog: pytest.LogCaptureFixture) -> None:
     """By default it is `out` in the working folder, which may hold the texts too."""
@@ -352,7 +383,7 @@ from tests.tasks.sources.text_files import read
 answers = []
 for root, pattern in json.loads(sys.argv[1]):
     try:
-        files = find_inputs([pattern], "--documents", (".jsonl", ".parquet"))
+        files = find_inputs([pattern], "--documents", (".jsonl", ".parquet", ".md"))
         done = read(root, pattern)
         texts = [row["text"] for row in rows_of(Folder(root), done)]
         found = {"fingerprint": done.fingerprint, "texts": texts, "reasons": done.outcome.reasons, "read": done.read}
@@ -392,7 +423,8 @@ def ask(hub: Hub, tmp_path: Path, *pairs: tuple[str, str], **variables: str) -> 
 
 
 def test_files_are_pinned_and_known_by_the_hubs_hashes(hub: Hub, tmp_path: Path) -> None:
-    first = hub.put(NAME, {"data/a.jsonl": LARGE, "data/b/c.jsonl": SMALL, "README.md": b"x"})
+    card = b"---\nlicense: mit\n---\n"
+    first = hub.put(NAME, {"data/a.jsonl": LARGE, "data/b/c.jsonl": SMALL, "data/README.md": card})
     address = f"hf://{NAME}/data/**/*.jsonl"
     [found] = ask(hub, tmp_path, ("one", address))
     assert len(found["texts"]) == 61 and not found["reasons"]
