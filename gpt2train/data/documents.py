@@ -68,10 +68,12 @@ UNKNOWN_NAMES = (".zip", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz", ".l
 # Endings by which every command knows a format, in lower case; the order is that of messages.
 JSON_NAMES = (".jsonl", ".json", ".ndjson", ".jsonlines", ".jl", ".ldjson", ".geojsonl")
 PARQUET_NAMES = (".parquet", ".pq", ".parq")
+ARROW_NAMES = (".arrow",)  # of the library datasets
+COLUMN_NAMES = (*PARQUET_NAMES, *ARROW_NAMES)
 TEXT_NAMES = (".txt", ".text", ".md", ".markdown")
-_ROWS = re.compile(rf"(?:{'|'.join((*JSON_NAMES, *PARQUET_NAMES))})(?:{'|'.join(PACKED)})?\Z", re.IGNORECASE)
+_ROWS = re.compile(rf"(?:{'|'.join((*JSON_NAMES, *COLUMN_NAMES))})(?:{'|'.join(PACKED)})?\Z", re.IGNORECASE)
 END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
-REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
+REMEDY = "give Parquet, .arrow, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
 _SEAM = re.compile(rb"\}(?:\s|\xef\xbb\xbf)*\{")
 _SPACE = re.compile(r"[\s\ufeff]*")
@@ -222,7 +224,12 @@ def files_below(folder: str) -> Iterator[str]:
 def is_hidden(path: str | Path) -> bool:
     """Return True if a path below a given folder is no data by its name, or by that of a folder on the way."""
     inner = PurePosixPath(path)
-    return inner.name in DATASET_FILES or any(part.startswith(HIDDEN) and part != ".." for part in inner.parts)
+    is_result = inner.name.startswith("cache-") and inner.suffix in ARROW_NAMES  # of `map`, beside what it has read
+    return (
+        is_result
+        or inner.name in DATASET_FILES
+        or any(part.startswith(HIDDEN) and part != ".." for part in inner.parts)
+    )
 
 
 def dataset_cards(names: Collection[str], read_head: Callable[[str], bytes]) -> set[str]:
@@ -316,7 +323,7 @@ def _broken(last: Row, error: Exception) -> Row:
 
 def _file_rows(path: Path, key: str, separator: bytes) -> Iterator[Row]:
     with path.open("rb", buffering=BLOCK) as file:
-        if file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC:
+        if (head := file.read(len(PARQUET_MAGIC))) == PARQUET_MAGIC or (head and path.suffix.lower() in ARROW_NAMES):
             yield from _cells(path, key)
             return
         file.seek(0)
@@ -361,7 +368,7 @@ def _refusal(head: bytes, place: str, name: str, separator: bytes) -> str:
     Raises:
         DamagedFileError: it has no bytes, not even those by which a packed file begins.
     """
-    if not head and name.endswith((*ARCHIVES, *PARQUET_NAMES)):
+    if not head and name.endswith((*ARCHIVES, *COLUMN_NAMES)):
         raise DamagedFileError(f"{place} has 0 bytes", "it has 0 bytes")
     if unknown := next((kind for magic, kind in UNKNOWN.items() if head.startswith(magic)), None):
         return f"{place} has an unknown compression ({unknown}); {REMEDY}"
@@ -393,11 +400,12 @@ def check_text(place: str, line: bytes, key: str) -> None:
 
 
 def _cells(path: Path, key: str) -> Iterator[Row]:
-    """Rows of a Parquet file."""
-    from gpt2train.data.parquet_column import read_cells  # imports pyarrow (0.1 s)
+    """Rows of a Parquet or Arrow file."""
+    from gpt2train.data.parquet_column import read_arrow_cells, read_cells  # imports pyarrow (0.1 s)
 
     place = str(path)
-    for cell in read_cells(place, lambda: path.open("rb"), key, (), MAX_DOCUMENT):
+    read = read_arrow_cells if path.suffix.lower() in ARROW_NAMES else read_cells
+    for cell in read(place, lambda: path.open("rb"), key, (), MAX_DOCUMENT):
         if cell.fault and cell.fits:
             yield Row(place, cell.number, "broken_file", cell.fault.encode(errors="replace"))
         elif cell.fault or (cell.text is not None and cell.text.size > MAX_DOCUMENT):

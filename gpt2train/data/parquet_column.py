@@ -1,4 +1,4 @@
-"""Texts of a Parquet file's column, row by row, in bounded memory also for columns that repeat large values."""
+"""Texts of a Parquet or Arrow file's column, row by row, in bounded memory also if it repeats large values."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +18,8 @@ TEXT_TYPES = (
     *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
     *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_null),
 )
+ARROW_MAGIC = b"ARROW1"  # a stream has none
+BYTES = {"string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()}  # the same bytes
 MAX_SHOWN = 12  # columns that an error names
 
 
@@ -91,6 +93,47 @@ def read_cells(
         raise DamagedFileError(f"{place} is {fault}; write it again or rename it", fault) from error
 
 
+def read_arrow_cells(
+    place: str,
+    open_file: Callable[[], AbstractContextManager[IO[bytes]]],
+    key: str,
+    others: Sequence[str],
+    max_bytes: int,
+) -> Iterator[Cell]:
+    """Yield the rows of an Arrow file or stream, as `datasets` saves one to the disk; see `read_cells`."""
+    number = 0
+    try:
+        with open_file() as raw:
+            is_file = raw.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+            raw.seek(0)
+            open_arrow = pa.ipc.open_file if is_file else pa.ipc.open_stream
+            schema = open_arrow(raw).schema
+            check_column(place, schema, key, "--json-key")
+            columns = _columns_of(schema, key, others)
+            fields = {schema.get_field_index(name) for name in columns}
+            fields |= {schema.get_field_index(name.partition(".")[0]) for name in columns}
+            raw.seek(0)
+            options = pa.ipc.IpcReadOptions(included_fields=sorted(fields - {-1}), use_threads=False)
+            reader: Any = open_arrow(raw, options=options)
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+            while True:
+                with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                batch.validate()
+                for cell in _batch_cells(batch, number, columns, checked=True):
+                    number = cell.number
+                    yield cell
+    except MemoryError:
+        yield Cell(number + 1, None, {}, f"the rows from here take more than {PARQUET_MB:,} MB to unpack", fits=False)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if is_io_failure(error):
+            raise UserError(f"cannot read {place}: {_first_line(error)}; check the path") from error
+        fault = f"not a valid Arrow file after row {number:,} ({_first_line(error)})"
+        raise DamagedFileError(f"{place} is {fault}; write it again or rename it", fault) from error
+
+
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:150]
 
@@ -109,17 +152,24 @@ def _opened(
         )
         options = {"buffer_size": 2**20, "pre_buffer": False, "read_dictionary": columns}
         with pq.ParquetFile(raw, page_checksum_verification=True, **options) as file:
-            schema = file.schema_arrow
-            kind = _type_of(schema, key)
-            if kind is None:
-                several = schema.names.count(key) > 1
-                found, remedy = (
-                    ("several columns", "rename them") if several else ("no column", f"name it by {setting}")
-                )
-                raise UserError(f"{place} has {found} {key!r}; it has {list_names(schema.names)}; {remedy}")
-            if not is_text(kind):
-                raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by {setting}")
+            check_column(place, file.schema_arrow, key, setting)
             yield file
+
+
+def check_column(place: str, schema: pa.Schema, key: str, setting: str) -> None:
+    """Raise a `UserError` if a file has no column of texts of this name."""
+    kind = _type_of(schema, key)
+    if kind is None:
+        several = schema.names.count(key) > 1
+        found, remedy = ("several columns", "rename them") if several else ("no column", f"name it by {setting}")
+        raise UserError(f"{place} has {found} {key!r}; it has {list_names(schema.names)}; {remedy}")
+    if not is_text(kind):
+        raise UserError(f"column {key!r} of {place} holds {kind}, strings expected; name another by {setting}")
+
+
+def _columns_of(schema: pa.Schema, key: str, others: Sequence[str]) -> list[str]:
+    present = filter(None, (_place_of(schema, name) for name in others))
+    return [*dict.fromkeys((key, *present))]
 
 
 def _cells(
@@ -130,8 +180,7 @@ def _cells(
     Raises:
         MemoryError: a batch takes more than `PARQUET_MB`.
     """
-    present = filter(None, (_place_of(file.schema_arrow, name) for name in others))
-    columns = [*dict.fromkeys((key, *present))]
+    columns = _columns_of(file.schema_arrow, key, others)
     # In this thread alone: one of Arrow's that still holds a file of Python's when the interpreter ends aborts it.
     batches = file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False)
     while True:
@@ -139,11 +188,27 @@ def _cells(
             batch = next(batches, None)
         if batch is None:
             return
-        further = [(name, _column(batch, name)) for name in columns[1:]]
-        # As bytes, because Arrow does not check that a string is valid UTF-8.
-        for row, text in enumerate(_texts(_column(batch, key))):
-            number += 1
-            yield Cell(number, text.as_buffer(), {name: _plain(column[row]) for name, column in further})
+        yield from _batch_cells(batch, number, columns)
+        number += batch.num_rows
+
+
+def _batch_cells(
+    batch: pa.RecordBatch, number: int, columns: Sequence[str], *, checked: bool = False
+) -> Iterator[Cell]:
+    """Yield the rows of a batch; the text is in the first column, the number that of the row before it.
+
+    A batch of Arrow's has to be `checked`, since its offsets can point anywhere.
+    """
+    found = [_column(batch, name) for name in columns]
+    if checked:
+        found = [column.view(BYTES[str(column.type)]) if str(column.type) in BYTES else column for column in found]
+        for column in found:
+            column.validate(full=True)
+    key, *further = found
+    # As bytes, because Arrow does not check that a string is valid UTF-8.
+    for row, text in enumerate(_texts(key)):
+        others = {name: _plain(column[row]) for name, column in zip(columns[1:], further, strict=True)}
+        yield Cell(number + row + 1, text.as_buffer(), others)
 
 
 def list_names(names: list[str]) -> str:

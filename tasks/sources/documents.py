@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, TEXT_NAMES, scraped_text
+from gpt2train.data.documents import COLUMN_NAMES, JSON_NAMES, TEXT_NAMES, scraped_text
 from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import DamagedFileError, UserError
 from gpt2train.store.manifest import digest
@@ -39,7 +39,7 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
     files = _with_meta(find_inputs(patterns, "--documents", known, faults=True, check=check))
     texts = tuple(file for file in files if kind_of(file.location) in text_records.ENDINGS)
     readable = [file for file in texts if file.fault is None]
-    keyed = (file for file in readable if kind_of(file.location) in (*JSON_NAMES, *PARQUET_NAMES))
+    keyed = (file for file in readable if kind_of(file.location) in (*JSON_NAMES, *COLUMN_NAMES))
     plain = (file for file in readable if kind_of(file.location) in TEXT_NAMES)
     for file in (*islice(keyed, CHECKED_FILES), *islice(plain, CHECKED_FILES)):
         try:

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from gpt2train.data.documents import (
+    ARROW_NAMES,
     BLANK,
+    COLUMN_NAMES,
     END_OF_TEXT,
     JSON_NAMES,
-    PARQUET_NAMES,
     PYTHON_REMEDY,
     PYTHON_ROW,
     TEXT_NAMES,
@@ -27,7 +28,7 @@ from gpt2train.data.documents import (
     read_lines,
     split_objects,
 )
-from gpt2train.data.parquet_column import Cell, list_names, read_cells
+from gpt2train.data.parquet_column import Cell, list_names, read_arrow_cells, read_cells
 from gpt2train.errors import UTF16, UTF16_REMEDY, DamagedFileError, UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, open_raw, read_any, unreachable
@@ -36,7 +37,7 @@ from tasks.sources.settings import PATHS, Paths
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 WET = (".wet",)
-ENDINGS = (*JSON_NAMES, *PARQUET_NAMES, *TEXT_NAMES, *WET)
+ENDINGS = (*JSON_NAMES, *COLUMN_NAMES, *TEXT_NAMES, *WET)
 HEAD = 10  # rows by which the format of a file is checked
 BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
@@ -71,7 +72,7 @@ def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "", p
     kind = kind_of(file.location)
     if kind in JSON_NAMES:
         return json_items(file.location, key, max_bytes, paths)
-    if kind in PARQUET_NAMES:
+    if kind in COLUMN_NAMES:
         return parquet_items(file.location, key, max_bytes, paths)
     return wet_items(file.location, max_bytes) if kind in WET else text_items(file, max_bytes, separator)
 
@@ -155,14 +156,15 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int, paths: 
 
 
 def parquet_items(location: str, key: str, max_bytes: int, paths: Paths = PATHS) -> Iterator[Item]:
-    """Yield the records of a Parquet file.
+    """Yield the records of a Parquet or Arrow file.
 
     Raises:
-        UserError: The file is not Parquet or its only row group is damaged, or it has no text column of this name.
+        UserError: The file is neither, or its only row group is damaged, or it has no text column of this name.
         TransientError: Its store does not answer.
     """
     others = [path for found in paths.values() for path in found]
-    cells = read_cells(location, lambda: open_raw(location, columns=True), key, others, max_bytes)
+    read = read_arrow_cells if kind_of(location) in ARROW_NAMES else read_cells
+    cells = read(location, lambda: open_raw(location, columns=True), key, others, max_bytes)
     try:
         for cell in cells:
             yield _cell_item(cell, key, max_bytes, paths)

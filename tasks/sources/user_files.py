@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpt2train.data.documents import PARQUET_NAMES
+from gpt2train.data.documents import COLUMN_NAMES
 from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import UserError
 from gpt2train.store.folder import Folder
@@ -37,7 +37,7 @@ def grouped(files: Sequence[InputFile], count: int, size: int) -> list[tuple[Inp
 
 def fault_of(file: InputFile) -> str | None:
     """Return the reason for which a file cannot be read, or no longer be opened; None if it can."""
-    if file.bytes == 0 and suffix_of(file.location) in (*PACKED, *PARQUET_NAMES):
+    if file.bytes == 0 and suffix_of(file.location) in (*PACKED, *COLUMN_NAMES):
         return "it has 0 bytes"
     if file.fault or "://" in file.location:
         return file.fault

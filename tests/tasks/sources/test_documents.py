@@ -1,6 +1,7 @@
 """Files of texts that the user names, on this machine and on a hub: formats, refusals, unreadable files, batches."""
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import io
@@ -193,6 +194,45 @@ def test_a_damaged_row_group_of_parquet_is_lost_alone(tmp_path: Path, fault: str
     assert [(one.line, one.reason) for one in found if isinstance(one, Rejected)] == [(251, "broken_file")]
 
 
+def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
+    """As `datasets` saves it, with the results of `map` beside it; a text that is no UTF-8 is lost alone."""
+    datasets = pytest.importorskip("datasets")
+    rows = [{"meta": {"url": f"http://a.example/{n}"}, "text": f"document {n}", "n": n} for n in range(2500)]
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(tmp_path / "in")
+    saved = datasets.load_from_disk(tmp_path / "in")["train"]
+    saved.map(lambda row: {"text": row["text"].upper()})
+    assert list((tmp_path / "in" / "train").glob("cache-*.arrow"))
+    manifest = read(tmp_path / "out", tmp_path / "in")
+    found = rows_of(Folder(tmp_path / "out"), manifest)
+    wanted = [(f"document {n}", f"http://a.example/{n}") for n in range(2500)]
+    assert [(row["text"], row["url"]) for row in found] == wanted
+    (path,) = (tmp_path / "in" / "train").glob("data-*.arrow")
+    path.write_bytes(path.read_bytes().replace(b"document 7document 8", b"document \xffdocument 8"))
+    manifest = read(tmp_path / "again", tmp_path / "in")
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (2499, {"invalid_utf8": 1})
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    manifest = read(tmp_path / "cut", tmp_path / "in")
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (999, {"invalid_utf8": 1, "broken_file": 1})
+    with pytest.raises(UserError, match=r"arrow has no column 'body'; it has 'meta', 'text', 'n'; name it by --json-"):
+        find_documents([str(tmp_path / "in")], "body", 2**20)
+    path.write_bytes(b"Arrow?")
+    with pytest.raises(UserError, match=r"arrow is not a valid Arrow file after row 0 \("):
+        find_documents([str(path)], "text", 2**20)
+
+
+@given(st.integers(0, 2**32), st.binary(min_size=1, max_size=8))
+def test_a_damaged_arrow_file_ends_no_process(
+    tmp_path_factory: pytest.TempPathFactory, place: int, damage: bytes
+) -> None:
+    """Its offsets can point anywhere, which Arrow follows unless it is asked to check them."""
+    path = tmp_path_factory.mktemp("damaged") / "a.arrow"
+    data = arrow([f"text {n}" for n in range(9)])
+    at = place % len(data)
+    path.write_bytes(data[:at] + damage + data[at + len(damage) :])
+    with contextlib.suppress(UserError):  # of a damaged name of the column
+        assert len(list(read_rows(path, "text"))) <= 11
+
+
 def test_a_damaged_name_of_a_column_is_damage_of_the_file(tmp_path: Path) -> None:
     table = pa.table({"text": ["words"], "other": ["x"]})
     for name, letters in (("a", b"other"), ("b", b"oth\xff\xff")):
@@ -347,14 +387,23 @@ def archive(texts: list[str]) -> bytes:
     return sink.getvalue()
 
 
+def arrow(texts: list[str]) -> bytes:
+    """A stream as `datasets` writes it; a file of Arrow's if there is one text."""
+    rows = pa.table({"text": texts})
+    with (pa.ipc.new_file if len(texts) == 1 else pa.ipc.new_stream)(sink := io.BytesIO(), rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=2)
+    return sink.getvalue()
+
+
 FORMATS = {
+    ".arrow": arrow,
     ".jsonl": lambda texts: lines(*texts),
     ".parquet": lambda texts: parquet(*texts, noise=9),
     ".txt": lambda texts: SEPARATOR.join(texts).encode(),
     ".tar": archive,
     ".wet": lambda texts: b"".join(record("conversion", at, text.encode()) for at, text in enumerate(texts)),
 }
-PACKED = [*itertools.product(set(FORMATS) - {".parquet"}, COMPRESSORS), (".parquet", "")]
+PACKED = [*itertools.product(set(FORMATS) - {".arrow", ".parquet"}, COMPRESSORS), (".arrow", ""), (".parquet", "")]
 
 
 @given(st.sampled_from(sorted(PACKED)), TEXTS)
