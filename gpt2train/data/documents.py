@@ -72,6 +72,9 @@ ARROW_NAMES = (".arrow",)  # of the library datasets
 COLUMN_NAMES = (*PARQUET_NAMES, *ARROW_NAMES)
 TEXT_NAMES = (".txt", ".text", ".md", ".markdown")
 _ROWS = re.compile(rf"(?:{'|'.join((*JSON_NAMES, *COLUMN_NAMES))})(?:{'|'.join(PACKED)})?\Z", re.IGNORECASE)
+WIKI = re.compile(r"wiki_[0-9]{2,}")  # files of wikiextractor, which have no ending
+WIKI_HEAD = b"<doc id="
+_WIKI_DOCUMENT = re.compile(rb'<doc id="([^"]*)".*? url="([^"]*)" title="(.*)">\r?')
 END_OF_TEXT = "<|endoftext|>"  # as tools write it between the documents of a .txt file
 REMEDY = "give Parquet, .arrow, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, DamagedFileError)
@@ -290,6 +293,40 @@ def read_lines(stream: IO[bytes], longest: int, end: bytes = b"\n") -> Iterator[
         yield number, None if size + len(edge) > longest else b"".join([*held, edge])
 
 
+def read_wiki(stream: IO[bytes], longest: int) -> Iterator[tuple[int, dict[str, bytes], bytes | None]]:
+    """Yield the documents between the lines `<doc …>` and `</doc>` of wikiextractor: line, fields and text of each.
+
+    The text is None if it has more than `longest` bytes. References for `&`, `<` and `>` are resolved.
+
+    Raises:
+        DamagedFileError: there is text outside of a document, or the last one has no end.
+    """
+    number, fields, held, size = 0, dict[str, bytes](), list[bytes](), 0
+    for line_number, line in read_lines(stream, longest):
+        head = _WIKI_DOCUMENT.fullmatch(line or b"") if not number else None
+        if head:
+            number, held, size = line_number, [], 0
+            fields = dict(zip(("id", "url", "title"), head.groups(), strict=True))
+        elif number and line is not None and line.rstrip() == b"</doc>":
+            text = b"\n".join(held).strip(b"\r\n")
+            for reference, letter in ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&amp;", b"&")):
+                text = text.replace(reference, letter)
+            yield number, fields, text if size <= longest else None
+            number = 0
+        elif number:
+            size += longest + 1 if line is None else len(line) + 1
+            if size > longest:
+                held.clear()
+            elif line is not None:
+                held.append(line)
+        elif line is None or line.strip():
+            raise DamagedFileError(f"line {line_number:,} is in no document", f"line {line_number:,} is in no <doc …>")
+    if number:
+        raise DamagedFileError(
+            f"the document of line {number:,} has no end", f"the <doc …> of line {number:,} has no end"
+        )
+
+
 def read_rows(path: Path, key: str, separator: str = "") -> Iterator[Row]:
     """Read the documents of a file in their order; of a damaged file those before its first fault, and then the fault.
 
@@ -346,12 +383,10 @@ def _rows(file: IO[bytes], place: str, key: str, separator: bytes, depth: int) -
         yield Row(place, 0, "not_text", b"")
     elif head[257:262] == b"ustar":
         yield from _members(stream, place, key, separator, depth)
-    elif name.endswith(TEXT_NAMES) and separator:
-        for number, text in read_lines(stream, MAX_DOCUMENT, separator):
-            if text is None or text.strip():
-                yield Row(place, number, "too_large" if text is None else "text", (text or b"").strip(b"\r\n"))
-    elif name.endswith(TEXT_NAMES):
+    elif name.endswith(TEXT_NAMES) and not separator:
         yield _text(stream, place, "" if depth else key)
+    elif name.endswith(TEXT_NAMES) or head.startswith(WIKI_HEAD):
+        yield from _texts(stream, place, separator if name.endswith(TEXT_NAMES) else b"")
     elif not head or first == b"{" or (name.endswith(JSON_NAMES) and first != b"["):
         yield from _lines(stream, place)
     elif depth:
@@ -375,6 +410,14 @@ def _refusal(head: bytes, place: str, name: str, separator: bytes) -> str:
     if head.startswith(UTF16) and name.endswith((*JSON_NAMES, *TEXT_NAMES) if separator else JSON_NAMES):
         return f"{place}: {UTF16_REMEDY}"
     return f"{place} {LFS_REMEDY}" if head.startswith(LFS_POINTER) else ""
+
+
+def _texts(stream: IO[bytes], place: str, separator: bytes) -> Iterator[Row]:
+    """Texts between separators, or of wikiextractor."""
+    wiki = ((number, text) for number, _, text in read_wiki(stream, MAX_DOCUMENT))
+    for number, text in read_lines(stream, MAX_DOCUMENT, separator) if separator else wiki:
+        if text is None or text.strip():
+            yield Row(place, number, "too_large" if text is None else "text", (text or b"").strip(b"\r\n"))
 
 
 def _text(stream: IO[bytes], place: str, key: str) -> Row:

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.data.documents import CARD_HEAD, dataset_cards, files_below, is_hidden
+from gpt2train.data.documents import CARD_HEAD, WIKI, dataset_cards, files_below, is_hidden
 from gpt2train.data.packed_file import PACKED, FaultLast, FrameError, unpack
 from gpt2train.errors import (
     LFS_POINTER,
@@ -44,6 +44,7 @@ from tasks.core.hub_splits import files_of_split, split_of
 log = logging.getLogger("gpt2train")
 
 BLOCK = 2**20  # bytes read at a time
+WIKI_KIND = "wiki_00"
 MAX_ENDINGS = 10  # of files of a folder that are not read, in the log
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)  # and bare `OSError`s of bz2 and zstd
 TAGS = (
@@ -226,9 +227,13 @@ def suffix_of(location: str) -> str:
 
 
 def kind_of(location: str) -> str:
-    """Return the suffix of a file's format, which precedes `.gz` and other compression suffixes."""
+    """Return the suffix of a file's format, which precedes `.gz` and other compression suffixes.
+
+    That of the files `wiki_00`, `wiki_01`, … of wikiextractor, which have none, is `WIKI_KIND`.
+    """
     name = PurePosixPath(base_name(location).lower())
-    return PurePosixPath(name.stem).suffix if name.suffix in PACKED else name.suffix
+    name = PurePosixPath(name.stem) if name.suffix in PACKED else name
+    return WIKI_KIND if WIKI.fullmatch(name.name) else name.suffix
 
 
 def where_to_read(files: Sequence[InputFile], root: Folder) -> Literal["process", "thread"]:

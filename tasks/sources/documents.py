@@ -9,7 +9,7 @@ from gpt2train.data.documents import COLUMN_NAMES, JSON_NAMES, TEXT_NAMES, scrap
 from gpt2train.data.packed_file import PACKED
 from gpt2train.errors import DamagedFileError, UserError
 from gpt2train.store.manifest import digest
-from tasks.core.input_files import InputFile, find_inputs, kind_of
+from tasks.core.input_files import WIKI_KIND, InputFile, find_inputs, kind_of
 from tasks.sources import text_records, webpages
 
 CHECKED_FILES = 32  # files whose first record is read before the run starts; the others are checked while they are read
@@ -39,7 +39,7 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
     files = _with_meta(find_inputs(patterns, "--documents", known, faults=True, check=check))
     texts = tuple(file for file in files if kind_of(file.location) in text_records.ENDINGS)
     readable = [file for file in texts if file.fault is None]
-    keyed = (file for file in readable if kind_of(file.location) in (*JSON_NAMES, *COLUMN_NAMES))
+    keyed = (file for file in readable if kind_of(file.location) in (*JSON_NAMES, *COLUMN_NAMES, WIKI_KIND))
     plain = (file for file in readable if kind_of(file.location) in TEXT_NAMES)
     for file in (*islice(keyed, CHECKED_FILES), *islice(plain, CHECKED_FILES)):
         try:

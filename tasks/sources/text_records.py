@@ -22,22 +22,24 @@ from gpt2train.data.documents import (
     PYTHON_REMEDY,
     PYTHON_ROW,
     TEXT_NAMES,
+    WIKI_HEAD,
     check_text,
     find_value,
     parse,
     read_lines,
+    read_wiki,
     split_objects,
 )
 from gpt2train.data.parquet_column import Cell, list_names, read_arrow_cells, read_cells
 from gpt2train.errors import UTF16, UTF16_REMEDY, DamagedFileError, UserError
 from tasks.core.document import strip_unstorable
-from tasks.core.input_files import InputFile, kind_of, open_input, open_raw, read_any, unreachable
+from tasks.core.input_files import WIKI_KIND, InputFile, kind_of, open_input, open_raw, read_any, unreachable
 from tasks.sources.archive_stream import open_archive
 from tasks.sources.settings import PATHS, Paths
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 WET = (".wet",)
-ENDINGS = (*JSON_NAMES, *COLUMN_NAMES, *TEXT_NAMES, *WET)
+ENDINGS = (*JSON_NAMES, *COLUMN_NAMES, *TEXT_NAMES, *WET, WIKI_KIND)
 HEAD = 10  # rows by which the format of a file is checked
 BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
@@ -72,6 +74,8 @@ def read_items(file: InputFile, key: str, max_bytes: int, separator: str = "", p
     kind = kind_of(file.location)
     if kind in JSON_NAMES:
         return json_items(file.location, key, max_bytes, paths)
+    if kind == WIKI_KIND:
+        return wiki_items(file.location, key, max_bytes, paths)
     if kind in COLUMN_NAMES:
         return parquet_items(file.location, key, max_bytes, paths)
     return wet_items(file.location, max_bytes) if kind in WET else text_items(file, max_bytes, separator)
@@ -224,6 +228,25 @@ def _meta_fields(location: str | None) -> dict[str, str]:
     with contextlib.suppress(ValueError, RecursionError):
         return fields_of(parse(read_any(location)))
     return {}
+
+
+def wiki_items(location: str, key: str, max_bytes: int, paths: Paths) -> Iterator[Item]:
+    """Yield the articles that wikiextractor has written, between lines `<doc …>` and `</doc>` or as JSON lines.
+
+    Raises:
+        UserError: The file begins with neither, or its JSON lines lack the key.
+    """
+    with open_input(location) as stream:
+        head = stream.peek().lstrip()  # type: ignore[attr-defined]
+        if not head.startswith(WIKI_HEAD):
+            if head and not head.startswith(b"{"):
+                begin = f"{location} begins with {head[:12]!r}, <doc …> or JSON lines of wikiextractor expected"
+                raise UserError(f"{begin}; rename it by its format, as to .txt")
+            yield from json_items(location, key, max_bytes, paths)
+            return
+        for number, values, text in read_wiki(stream, max_bytes):
+            fields = {name: strip_unstorable(value.decode(errors="replace")) for name, value in values.items()}
+            yield _text_item(f"line {number:,}", text, "utf-8", fields, max_bytes)
 
 
 def wet_items(location: str, max_bytes: int) -> Iterator[Item]:

@@ -233,6 +233,36 @@ def test_a_damaged_arrow_file_ends_no_process(
         assert len(list(read_rows(path, "text"))) <= 11
 
 
+WIKI = (
+    b'<doc id="12" url="https://w.example/wiki?curid=12" title="A "quoted" & title">\nA "quoted" & title\n\n'
+    b'Where x &lt; y &amp; z.\n\nMore.\n\n</doc>\n<doc id="13" revid="7" url="https://w.example/wiki?curid=13" '
+    b'title="Two">\r\nTwo\r\n\r\n\r\n</doc>\r\n'
+)
+
+
+def test_the_files_of_wikiextractor_are_read(tmp_path: Path) -> None:
+    """They have no endings, and a line before and after each article; or JSON lines."""
+    (tmp_path / "in/AA").mkdir(parents=True)
+    (tmp_path / "in/AA/wiki_00.bz2").write_bytes(bz2.compress(WIKI))
+    write(tmp_path / "in/AB/wiki_100", {"id": "1", "url": "https://w.example/1", "title": "T", "text": "Words."})
+    (tmp_path / "in/AB/wiki_101").write_bytes(b"")
+    first = 'A "quoted" & title\n\nWhere x < y & z.\n\nMore.'
+    manifest = read(tmp_path / "out", tmp_path / "in")
+    rows = rows_of(Folder(tmp_path / "out"), manifest)
+    assert [row["text"] for row in rows] == [first, "Two", "Words."]
+    assert [row["title"] for row in rows] == ['A "quoted" & title', "Two", "T"]
+    assert [row["url"][-2:] for row in rows] == ["12", "13", "/1"]
+    assert [text for path in expand([tmp_path / "in"]) for text in documents(path, "text")] == [
+        row["text"] for row in rows
+    ]
+    (tmp_path / "in/AA/wiki_00").write_bytes(WIKI[:-20])
+    manifest = read(tmp_path / "cut", tmp_path / "in/AA/wiki_00")
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_file": 1})
+    (tmp_path / "in/AA/wiki_00").write_bytes(b"words")
+    with pytest.raises(UserError, match=r"wiki_00 begins with b'words', <doc …> or JSON lines of .*; rename it"):
+        read(tmp_path / "other", tmp_path / "in")
+
+
 def test_a_damaged_name_of_a_column_is_damage_of_the_file(tmp_path: Path) -> None:
     table = pa.table({"text": ["words"], "other": ["x"]})
     for name, letters in (("a", b"other"), ("b", b"oth\xff\xff")):
