@@ -28,7 +28,7 @@ from typing import IO, Any, Literal, NamedTuple, Self
 import orjson
 
 from gpt2train.data.packed_file import PACKED, FaultLast, compression, unpack
-from gpt2train.errors import LFS_POINTER, LFS_REMEDY, UTF16, UTF16_REMEDY, DamagedFileError, UserError
+from gpt2train.errors import LFS_POINTER, LFS_REMEDY, UTF16_REMEDY, DamagedFileError, UserError
 from gpt2train.store.run_folder import FLOW_RUN
 
 log = logging.getLogger("gpt2train")
@@ -81,7 +81,13 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, Value
 _SEAM = re.compile(rb"\}(?:\s|\xef\xbb\xbf)*\{")
 _SPACE = re.compile(r"[\s\ufeff]*")
 _DECODER = json.JSONDecoder()
-NO_MARK = "as in UTF-16 without a byte order mark, or UTF-32; convert it: iconv -f UTF-16LE -t UTF-8 IN > OUT"
+BYTE_ORDERS = {  # UTF-32 first, since one of its marks begins with one of UTF-16
+    **{codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be"},
+    **{codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"},
+}
+UTF32_REMEDY = UTF16_REMEDY.replace("16", "32")
+# Encodings without a mark by the NULs among the first four bytes, those of ASCII letters.
+_BY_NULS = {(1, 3): "UTF-16LE", (0, 2): "UTF-16BE", (1, 2, 3): "UTF-32LE", (0, 1, 2): "UTF-32BE"}
 PYTHON_ROW = re.compile(rb"\s*\{\s*'")  # as Python prints a dict
 PYTHON_REMEDY = (
     "it is a dict as Python prints it, not JSON; convert the file: python -c 'import ast, json, sys; "
@@ -157,17 +163,26 @@ def read_text(row: Row, key: str) -> str | Rejected:
 
 
 def _decode(content: bytes) -> str:
-    """Decode a text file, UTF-8 or UTF-16 with a byte order mark.
+    """Decode a text file, of UTF-8, or UTF-16 or UTF-32 with a byte order mark.
 
     Raises:
-        UnicodeDecodeError: it is neither, by its first bytes also where these could be UTF-8.
+        UnicodeDecodeError: it is none, by its first bytes also where these could be UTF-8.
     """
-    head = content[:4]
-    if head.startswith(UTF16) and head[2:] != b"\0\0":
-        return content.decode("utf-16")
-    if (at := head.find(0)) >= 0:
-        raise UnicodeDecodeError("utf-8", head, at, at + 1, NO_MARK)
-    return content.decode("utf-8-sig")
+    encoding = encoding_of(content)
+    if encoding == "utf-8" and (at := content[:4].find(0)) >= 0:
+        raise UnicodeDecodeError("utf-8", content[:4], at, at + 1, no_mark(content) or "a text has no NUL")
+    return content.decode(encoding).removeprefix("\ufeff")
+
+
+def encoding_of(head: bytes) -> str:
+    """Return the encoding of a text by its byte order mark, UTF-8 without one."""
+    return next((encoding for mark, encoding in BYTE_ORDERS.items() if head.startswith(mark)), "utf-8")
+
+
+def no_mark(head: bytes) -> str:
+    """Return the remedy for a text that is UTF-16 or UTF-32 without a byte order mark; empty for another."""
+    found = _BY_NULS.get(tuple(at for at, byte in enumerate(head[:4]) if not byte))
+    return f"as in {found} without a byte order mark; convert it: iconv -f {found} -t UTF-8 IN > OUT" if found else ""
 
 
 def rejected(row: Row, reason: str, detail: str) -> Rejected:
@@ -407,8 +422,9 @@ def _refusal(head: bytes, place: str, name: str, separator: bytes) -> str:
         raise DamagedFileError(f"{place} has 0 bytes", "it has 0 bytes")
     if unknown := next((kind for magic, kind in UNKNOWN.items() if head.startswith(magic)), None):
         return f"{place} has an unknown compression ({unknown}); {REMEDY}"
-    if head.startswith(UTF16) and name.endswith((*JSON_NAMES, *TEXT_NAMES) if separator else JSON_NAMES):
-        return f"{place}: {UTF16_REMEDY}"
+    encoding = encoding_of(head)
+    if encoding != "utf-8" and name.endswith((*JSON_NAMES, *TEXT_NAMES) if separator else JSON_NAMES):
+        return f"{place}: {UTF16_REMEDY if encoding.startswith('utf-16') else UTF32_REMEDY}"
     return f"{place} {LFS_REMEDY}" if head.startswith(LFS_POINTER) else ""
 
 

@@ -33,7 +33,7 @@ from gpt2train.errors import UserError
 from gpt2train.extras import version_of
 from gpt2train.store.files import atomic_file, atomic_folder, make_folder, write_error
 
-FORMAT = 3  # of the partial files
+FORMAT = 4  # of the partial files
 BLOCK_BYTES = 1 << 22  # of stored documents; about a second of the reference encoder
 SAVE_SECONDS = 10.0  # between two records of the progress
 BLOCKS_AHEAD = 2  # blocks in flight per worker

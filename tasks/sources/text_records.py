@@ -5,7 +5,6 @@ An unusable record is returned with a reason: `invalid_utf8`, `wrong_type`, `no_
 A *file* that does not have the format of its suffix is a user error.
 """
 
-import codecs
 import contextlib
 import itertools
 import json
@@ -22,9 +21,12 @@ from gpt2train.data.documents import (
     PYTHON_REMEDY,
     PYTHON_ROW,
     TEXT_NAMES,
+    UTF32_REMEDY,
     WIKI_HEAD,
     check_text,
+    encoding_of,
     find_value,
+    no_mark,
     parse,
     read_lines,
     read_wiki,
@@ -41,7 +43,6 @@ from tasks.sources.warc_records import BrokenRecord, read_records
 WET = (".wet",)
 ENDINGS = (*JSON_NAMES, *COLUMN_NAMES, *TEXT_NAMES, *WET, WIKI_KIND)
 HEAD = 10  # rows by which the format of a file is checked
-BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 SEPARATE = f"it contains {END_OF_TEXT}, at which texts.separator splits a file"
 LIMIT = "texts.separator splits a file, texts.max_bytes is the limit"
 CONVERT = "convert it: iconv -f LATIN1 -t UTF-8 IN > OUT; or rename the file if it is packed"
@@ -140,6 +141,8 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int, paths: 
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
+        if line[:4].count(0) == 3 or encoding_of(line).startswith("utf-32"):
+            return None, Item(location, reason="invalid_utf8", detail=UTF32_REMEDY)
         if line.startswith(UTF16) or line[:2].count(0) == 1:
             return None, Item(location, reason="invalid_utf8", detail=UTF16_REMEDY)
         # The standard library accepts NaN and lone surrogates, as Python writes them; the latter are rejected below.
@@ -193,10 +196,13 @@ def _cell_item(cell: Cell, key: str, max_bytes: int, paths: Paths) -> Item:
 
 
 def text_items(file: InputFile, max_bytes: int, separator: str = "") -> Iterator[Item]:
-    """Yield the texts of a text file, UTF-8 or UTF-16 with a byte order mark: one, or those between the separators."""
+    """Yield the texts of a text file, of UTF-8, or UTF-16 or UTF-32 with a byte order mark.
+
+    It is one text, or those between the separators.
+    """
     fields = _meta_fields(file.meta)
     with open_input(file.location) as stream:
-        encoding = BYTE_ORDERS.get(stream.peek()[:2], "utf-8")  # type: ignore[attr-defined]
+        encoding = encoding_of(stream.peek())  # type: ignore[attr-defined]
         if separator:
             for number, data in read_lines(stream, max_bytes, separator.encode(encoding)):
                 item = _text_item(f"text {number:,}", data, encoding, fields, max_bytes)
@@ -215,9 +221,11 @@ def _text_item(location: str, data: bytes | None, encoding: str, fields: dict[st
     if data is None:
         return Item(location, "", fields, "too_large", f"more than {max_bytes:,} bytes")
     try:
-        return checked(location, data.decode(encoding).removeprefix("\ufeff"), fields, max_bytes)
+        item = checked(location, data.decode(encoding).removeprefix("\ufeff"), fields, max_bytes)
+        remedy = no_mark(data) if item.reason == "nul" else ""
+        return item._replace(detail=f"{item.detail}, {remedy}") if remedy else item
     except UnicodeDecodeError as fault:
-        remedy = f"; {CONVERT}" if encoding == "utf-8" else ""
+        remedy = (f", {found}" if (found := no_mark(data)) else f"; {CONVERT}") if encoding == "utf-8" else ""
         return Item(location, "", fields, "invalid_utf8", f"byte {fault.start:,} is no {encoding}{remedy}")
 
 
@@ -329,7 +337,7 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str], *, a
         remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array, and jq -c . of objects"
         if reasons == {"invalid_utf8"}:
             remedy = CONVERT
-        if first.detail in (PYTHON_REMEDY, UTF16_REMEDY):
+        if first.detail in (PYTHON_REMEDY, UTF16_REMEDY, UTF32_REMEDY):
             raise UserError(f"{location}, {first.location}: {first.detail}")
         said = f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}"
         if reasons == {"broken_json"} and alone:

@@ -335,7 +335,9 @@ def test_a_text_of_utf_16_is_read(bpe: Path, tmp_path: Path) -> None:
     assert tokenize(bpe, tmp_path / "t", tmp_path / "a.txt", tmp_path / "b.jsonl", "--workers", 1) == 0
     assert texts_of(bpe, tmp_path / "t") == ["über", "x"]
     assert [row["reason"] for row in rejected(tmp_path / "t")] == ["not_json"]
-    for encoding in ("utf-16-le", "utf-16-be", "utf-32", "utf-32-be"):
+    (tmp_path / "a.txt").write_text("über", encoding="utf-32")
+    assert [*documents.documents(tmp_path / "a.txt", "text")] == ["über"]
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         (tmp_path / "a.txt").write_text("words", encoding=encoding)
         [found] = documents.documents(tmp_path / "a.txt", "text")
         assert isinstance(found, Rejected) and found.reason == "not_utf8" and "iconv" in found.detail

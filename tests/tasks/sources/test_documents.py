@@ -57,6 +57,8 @@ NO_SUCH = {
     ),
     "UTF-16 of ASCII": ('{"text": "a"}\n'.encode("utf-16-le"), "x.jsonl", r"row 1: it is UTF-16, .* iconv -f UTF-16"),
     "objects over lines": (b'{\n  "text": "a"\n}\n', "x.json", r"x\.json, row 1: .*jq -c \. of objects"),
+    "UTF-32": ('{"text": "a"}\n'.encode("utf-32"), "x.jsonl", r"row 1: it is UTF-32, .* iconv -f UTF-32"),
+    "UTF-32 without a mark": ('{"text": "a"}\n'.encode("utf-32-be"), "x.jsonl", r"row 1: it is UTF-32, .* -f UTF-32"),
     "UTF-16": ('{"text": "a"}\n'.encode("utf-16"), "x.jsonl", r"x\.jsonl, row 1: it is UTF-16, .* iconv -f UTF-16"),
     "a dict of Python": (b"{'text': 'a'}\n", "x.json", r"x\.json, row 1: it is a dict as Python .*json\.dumps"),
     "another key": (b'{"body": "a", "u": 1}\n', "x.jsonl", r"row 1: no key 'text'; it has 'body', 'u'; .*--json-key"),

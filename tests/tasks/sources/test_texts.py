@@ -282,6 +282,17 @@ def test_texts_of_a_file_are_separated(tmp_path: Path, encoding: str, caplog: py
         caplog.clear()
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_text_of_wide_letters_is_read_by_its_mark(tmp_path: Path, encoding: str) -> None:
+    """Without one the remedy is that for its encoding."""
+    for name, mark in {"with": "\ufeff", "without": ""}.items():
+        write(tmp_path / f"{name}.txt").write_bytes(f"{mark}Schöne Worte, 中文.".encode(encoding))
+    manifest = read(tmp_path / "out", tmp_path / "with.txt", tmp_path / "without.txt")
+    assert [row["text"] for row in rows_of(Folder(tmp_path / "out"), manifest)] == ["Schöne Worte, 中文."]
+    (bad,) = rejected_of(Folder(tmp_path / "out"), manifest)
+    assert f"iconv -f {encoding.upper().replace('-', '').replace('UTF', 'UTF-')} -t UTF-8 IN > OUT" in bad["detail"]
+
+
 META = {"url": "http://a.example/1", "word_count": 2, "elapsed": 0.1, "scraper": "newspaper", "domain": "a.example"}
 
 
