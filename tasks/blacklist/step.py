@@ -27,7 +27,7 @@ from tasks.blacklist.megatron_rules import MegatronClassifier
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.forgotten import REASON, forgotten_beside, name_of, read_forgotten
-from tasks.core.input_files import InputFile, suffix_of, where_to_read
+from tasks.core.input_files import InputFile, check_unchanged, suffix_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_rows, write_table
 from tasks.core.step import Step
@@ -128,6 +128,7 @@ def read_list(
             columns = [urls, [reason for reason, _, _ in verdicts], details]
             writer.write_table(pa.table([pa.array(column, pa.string()) for column in columns], schema=CLASSIFIED_ROWS))
             count += len(block)
+        check_unchanged(item)
     index = np.array(key_writer.index, dtype=np.int64).reshape(-1, cells + 1)
     records = (folder.record(target, rows=count), folder.record(keys))
     return Outcome(outputs=(*records, *write_array(folder, f"work/{name}.index.npy", index).outputs))

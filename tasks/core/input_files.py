@@ -28,6 +28,7 @@ from gpt2train.data.packed_file import PACKED, FaultLast, FrameError, unpack
 from gpt2train.errors import (
     LFS_POINTER,
     DamagedFileError,
+    RunError,
     TransientError,
     UserError,
     check_no_pointer,
@@ -68,6 +69,7 @@ class InputFile:
     fault: str | None = None
     # Path or URL of a JSON file with the URL of a crawler's text, else None; `identity` includes it.
     meta: str | None = None
+    changed: int | None = None  # nanoseconds of a local file's last change, when its hash was taken
 
 
 def find_inputs(
@@ -196,6 +198,21 @@ def file_system(location: str) -> tuple[fsspec.AbstractFileSystem, str]:
         return LocalFileSystem(), str(Path(in_home(location)).absolute())
     found: tuple[fsspec.AbstractFileSystem, str] = fsspec.core.url_to_fs(location)
     return found
+
+
+def check_unchanged(file: InputFile) -> None:
+    """Check after reading a local file that it is the one whose hash is part of the step's fingerprint.
+
+    Raises:
+        RunError: It has been written or replaced since.
+    """
+    if file.changed is None:
+        return
+    with contextlib.suppress(OSError):
+        status = Path(in_home(file.location)).stat()
+        if (status.st_size, status.st_mtime_ns) == (file.bytes, file.changed):
+            return
+    raise RunError(f"{file.location} has changed since the run began; run the command again")
 
 
 def read_any(location: str) -> bytes:
@@ -329,7 +346,8 @@ def _describe(location: str, name: str, flag: str) -> InputFile:
                 raise UserError(f"{location} is a pipe or device, which is read only once; write it to a file first")
             with Path(path).open("rb") as file:
                 check_no_pointer(file.read(len(LFS_POINTER)), location)
-            return InputFile(location, name, status.st_size, _hash_once(path, status.st_size, status.st_mtime_ns))
+            found = _hash_once(path, status.st_size, status.st_mtime_ns)
+            return InputFile(location, name, status.st_size, found, changed=status.st_mtime_ns)
         info: dict[str, Any] = fs.info(path)
         size = info.get("size")
         if large := info.get("lfs"):  # of a hub, which knows the hash of a large file

@@ -17,7 +17,7 @@ from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.document import document_id
 from tasks.core.forgotten import read_forgotten
-from tasks.core.input_files import InputFile, commits_of, kind_of, where_to_read
+from tasks.core.input_files import InputFile, check_unchanged, commits_of, kind_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Step
@@ -99,6 +99,7 @@ def _items(files: Sequence[InputFile], key: str, settings: TextsSettings) -> Ite
         except DamagedFileError as error:
             place = f"after {item.location}" if item.location else ""
             yield file, Item(place, "", {"url": file.name}, "broken_file", error.fault)
+        check_unchanged(file)
 
 
 def document(file: InputFile, item: Item) -> dict[str, Any]:

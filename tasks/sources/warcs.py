@@ -15,7 +15,7 @@ from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.document import strip_unstorable
 from tasks.core.forgotten import read_forgotten
-from tasks.core.input_files import InputFile, commits_of, find_inputs, kind_of, where_to_read
+from tasks.core.input_files import InputFile, check_unchanged, commits_of, find_inputs, kind_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.download.consent.settings import ConsentSettings
@@ -135,6 +135,7 @@ def warcs_part(
                 shards.reject(row, error.reason, f"{file.name}, byte {place}: {error.detail}")
             else:
                 shards.keep(index_row(file, page, record))
+    check_unchanged(file)
     outcome = shards.close()
     facts = {f"{signal}_signals": count for signal, count in sorted(signals.items())}
     return outcome.model_copy(update={"facts": outcome.facts | facts})

@@ -9,7 +9,7 @@ from gpt2train.errors import DamagedFileError
 from gpt2train.store.folder import Folder
 from gpt2train.store.manifest import Manifest, Outcome
 from tasks.core.forgotten import read_forgotten
-from tasks.core.input_files import InputFile, commits_of, open_input, where_to_read
+from tasks.core.input_files import InputFile, check_unchanged, commits_of, open_input, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.download.mime import HTML_TYPES, type_of
@@ -57,6 +57,7 @@ def webpages_part(folder: Folder, name: str, files: Sequence[InputFile], setting
         except DamagedFileError as error:
             shards.reject(row, "broken_file", f"{file.name}: {error.fault}")
             continue
+        check_unchanged(file)
         if len(body) > settings.max_bytes:
             shards.reject(row, "too_large", f"{file.name}: more than {settings.max_bytes:,} bytes")
         elif not body.strip():

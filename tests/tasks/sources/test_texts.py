@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from gpt2train.data.documents import split_objects
 from gpt2train.data.parquet_column import ROWS
-from gpt2train.errors import UserError
-from gpt2train.store.manifest import Folder, merge_manifests
+from gpt2train.errors import RunError, UserError
+from gpt2train.store.manifest import Folder, Manifest, merge_manifests
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.extract.step import ExtractSettings, document_id, extract
@@ -291,6 +291,31 @@ def test_a_text_of_wide_letters_is_read_by_its_mark(tmp_path: Path, encoding: st
     assert [row["text"] for row in rows_of(Folder(tmp_path / "out"), manifest)] == ["Schöne Worte, 中文."]
     (bad,) = rejected_of(Folder(tmp_path / "out"), manifest)
     assert f"iconv -f {encoding.upper().replace('-', '').replace('UTF', 'UTF-')} -t UTF-8 IN > OUT" in bad["detail"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.warc", "a.html"])
+def test_a_file_that_changes_during_a_run_ends_it(tmp_path: Path, name: str) -> None:
+    """Else its new rows would stand under the hash of the old ones, and a later run would take them for those."""
+    content = {"a.jsonl": b'{"text": "old words"}\n', "a.warc": response(1, PAGE.encode()), "a.html": PAGE.encode()}
+    path, root = write(tmp_path / name, content[name]), Folder(tmp_path / "out")
+
+    def run() -> Manifest:
+        if name == "a.warc":
+            return warcs(root, find_warcs([str(path)]), WarcSettings(), Replacing())
+        found = find_documents([str(path)], "text", 2**20)
+        if name == "a.html":
+            return webpages(root, found.pages, WebpagesSettings(), Replacing())
+        return texts(root, found.texts, "text", TextsSettings(), Replacing())
+
+    class Replacing(Inline):
+        def batches(self, *arguments: Any, **options: Any) -> Any:
+            if b"new" not in path.read_bytes():
+                path.write_bytes(content[name].replace(b"old", b"new").replace(b"A title", b"A newly"))
+            return super().batches(*arguments, **options)
+
+    with pytest.raises(RunError, match=rf"{name} has changed since the run began; run the command again"):
+        run()
+    assert run().outcome.kept == 1
 
 
 META = {"url": "http://a.example/1", "word_count": 2, "elapsed": 0.1, "scraper": "newspaper", "domain": "a.example"}
