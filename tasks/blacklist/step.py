@@ -66,7 +66,7 @@ def blacklist(
     parameters = settings.model_dump(mode="json", exclude=left_out)
     found_by = (discovered,) if discovered else ()  # its lists are in `lists`; other captures are no other URLs
     # No `packages`: a crawl continues with its list if tld has a new list of public suffixes, or idna new tables.
-    step = Step(root, "blacklist", version=3, parameters=parameters, inputs=inputs, folder="urls", read=found_by)
+    step = Step(root, "blacklist", version=4, parameters=parameters, inputs=inputs, folder="urls", read=found_by)
     if done := runner.finished(step):
         return done
     cells = cells_of(sum((item.bytes or 2**30) * (8 if suffix_of(item.location) in PACKED else 1) for item in lists))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, read_lines
+from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, encoding_of, no_mark, read_lines
 from gpt2train.data.parquet_column import is_text
 from gpt2train.errors import UserError
 from tasks.core.input_files import BLOCK, InputFile, find_inputs, kind_of, open_input, open_raw
@@ -64,6 +64,8 @@ def _check_start(location: str) -> None:
         lines = [line.split() for line in head.decode(errors="replace").splitlines()[:LINES] if "://" in line]
         if len(lines) > 1 and all(len(parts) > 1 for parts in lines):  # the crawl would ask for URLs that do not exist
             raise UserError(f"{location} has more than a URL in each line; {TABLE}; write a space of a URL as %20")
+        if len(lines) > 1 and all(parts[0][0] in "\"'" or parts[-1].endswith(",") for parts in lines):
+            raise UserError(f"{location} has quotes or commas around its URLs; {TABLE}")
         if b"\r" in head.strip() and b"\n" not in head:  # as spreadsheets of macOS write text
             remedy = r"convert it: tr '\r' '\n' < IN > OUT"
             raise UserError(f"{location} is a single line: its lines end in carriage returns; {remedy}")
@@ -79,6 +81,12 @@ def _check_kind(location: str, head: bytes) -> None:
         raise UserError(f"{location} holds documents, not a list of URLs; give it with --documents")
     if kind in (".csv", ".tsv"):  # read by lines, the other columns would be parts of the URLs
         raise UserError(f"{location} is a table; {TABLE}")
+    if (encoding := encoding_of(head)) != "utf-8" or no_mark(head):
+        remedy = (
+            no_mark(head)
+            or f"as its byte order mark says; convert it: iconv -f {encoding[:6].upper()} -t UTF-8 IN > OUT"
+        )
+        raise UserError(f"{location} is not UTF-8, {remedy}")
     if b"\0" in head:
         raise UserError(f"{location} is not text; a list of URLs has one per line, or is Parquet with a column 'url'")
     if head.startswith(LISTED):
@@ -121,7 +129,7 @@ def _read_text(location: str) -> Iterator[tuple[int, str | None]]:
             if line is None:
                 yield number, None
                 continue
-            url = line.decode("utf-8-sig" if number == 1 else "utf-8", errors="replace").strip()
+            url = line.decode(errors="replace").strip().removeprefix("\ufeff").strip()  # a mark where files were joined
             if url and not url.startswith("#"):
                 yield number, url
 

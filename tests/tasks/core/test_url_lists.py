@@ -19,7 +19,7 @@ from tasks.core.url_lists import find_url_lists, host_of, hosts_of, read_urls
 from tasks.sources.documents import find_documents
 from tasks.sources.warcs import find_warcs
 
-LINES = b"# a comment\nhttp://a.example/\r\n\n  http://b.example/x y  \nhttp://a.example/\n"
+LINES = b"# a comment\nhttp://a.example/\r\n\n\xef\xbb\xbf  http://b.example/x y  \nhttp://a.example/\n"
 EXPECTED = ("http://a.example/", "http://b.example/x y", "http://a.example/")
 
 
@@ -104,6 +104,10 @@ def test_a_list_is_read_over_http(tmp_path: Path) -> None:
             b"url,title\nhttp://a.example/,On x\nhttp://a.example/1,A b\n",
             "more than a URL .*; give its URLs",
         ),
+        ("quoted.txt", b'"http://a.example/1"\n"http://a.example/2"\n', "has quotes or commas around its URLs; give"),
+        ("commas.txt", b"http://a.example/1,\nhttp://a.example/2,\n", "has quotes or commas around its URLs; give"),
+        ("wide.txt", "http://a.example/1\r\n".encode("utf-16"), "mark says; convert it: iconv -f UTF-16 -t UTF-8"),
+        ("bare.txt", "http://a.example/1\n".encode("utf-32-be"), "without a byte .*: iconv -f UTF-32BE -t UTF-8"),
         ("empty.txt", b"\n# nothing\n", "holds no URL"),
         ("mac.txt", b"http://a.example/1\rhttp://a.example/2\r", r"mac\.txt is a single line: .*: tr '\\r' '\\n'"),
         ("cut.gz", gzip.compress(LINES, mtime=0)[:-9], "not a complete .gz file"),
