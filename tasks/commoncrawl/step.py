@@ -141,5 +141,5 @@ def page_of_range(body: bytes, row: Mapping[str, Any], settings: DownloadSetting
         raise FetchRejectedError("broken_record", f"the record is of {record.url[:200]}")
     page = page_of(record, f"commoncrawl/{row['crawl']}", settings.max_bytes, settings.max_ratio)
     if settings.consent.enabled:
-        check_consent(page, record.block, settings.consent, settings.agent)
+        check_consent(page, record, settings.consent, settings.agent)
     return page

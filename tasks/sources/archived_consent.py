@@ -10,16 +10,17 @@ from tasks.download.consent.settings import ConsentSettings
 from tasks.download.consent.signals import Consent, SiteSignals, consent
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.warc import Page
-from tasks.sources.http_payload import split_response
+from tasks.sources.http_payload import split_record
+from tasks.sources.warc_records import Record
 
 
-def check_consent(page: Page, block: bytes | None, settings: ConsentSettings, agent: str) -> Consent:
-    """Return the signals of an archived page whose response record has this block.
+def check_consent(page: Page, record: Record, settings: ConsentSettings, agent: str) -> Consent:
+    """Return the signals of an archived page of a record.
 
     Raises:
         FetchRejectedError: The page is not to be used; the reason is the signal.
     """
-    head, _ = split_response(block or b"")
+    head, _ = split_record(record)
     tags = page_tags(page.body, page.charset)
     found = consent(settings, agent, page.final_url, SiteSignals(), CIMultiDict(head.headers), tags)
     if found.refusal is not None:

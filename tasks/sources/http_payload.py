@@ -20,8 +20,17 @@ _HEAD_END = re.compile(rb"\n\r?\n")  # servers mix both line ends
 _HTTP = StatusAndHeadersParser([], verify=False)
 
 
+def is_page(record: Record) -> bool:
+    """Return False for a resource that is no page, as screenshots and logs of crawlers."""
+    return record.kind != "resource" or parse_content_type(_type_of_block(record))[0] in HTML_TYPES
+
+
+def _type_of_block(record: Record) -> str:
+    return record.head.get_header("Content-Type") or "application/http"
+
+
 def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, own: bool = False) -> Page:
-    """Return the HTML page of a response record of the archive `source`, with the limits of `unpack`.
+    """Return the HTML page of a response or resource record of the archive `source`, with the limits of `unpack`.
 
     A record of this project's `own` download may be empty, and its type is the one that the download found.
 
@@ -31,10 +40,14 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, ow
     """
     if record.block is None:
         raise FetchRejectedError("too_large", "the record is longer than the bound")
-    kind = record.head.get_header("Content-Type") or "application/http"
-    if not record.block.startswith(b"HTTP/") and not kind.lower().startswith("application/http"):
+    kind = _type_of_block(record)
+    if (
+        record.kind != "resource"
+        and not record.block.startswith(b"HTTP/")
+        and not kind.lower().startswith("application/http")
+    ):
         raise FetchRejectedError("content_type", f"{kind[:60]}, application/http expected")  # as Heritrix writes dns:
-    head, body = split_response(record.block)
+    head, body = split_record(record)
     status = (head.get_statuscode() or "")[:20]
     if status != "200":
         raise FetchRejectedError("http_status", f"{status or 'none'}, 200 expected")
@@ -172,6 +185,14 @@ def _unbrotli(body: bytes, limit: int) -> tuple[bytes, bool]:
 def looks_decoded(body: bytes) -> bool:
     """Return True if a body is an uncompressed page: `<` after an optional byte order mark and white space."""
     return body[:200].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
+
+
+def split_record(record: Record) -> tuple[StatusAndHeaders, bytes]:
+    """Split a record's block into the head of the response and its body; a resource is a body with a type."""
+    if record.kind == "resource":
+        fields = [("Content-Type", _type_of_block(record))]
+        return StatusAndHeaders("200 OK", fields, "HTTP/1.1"), record.block or b""
+    return split_response(record.block or b"")
 
 
 def split_response(block: bytes) -> tuple[StatusAndHeaders, bytes]:

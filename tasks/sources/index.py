@@ -47,6 +47,7 @@ INDEX = pa.schema(
         pa.field("sha256", pa.string(), nullable=False),  # of the decoded page
     ]
 )
+PAGE_KINDS = ("response", "resource")  # of records with pages; a resource has no HTTP header
 PLACES = "_places"
 MAX_BYTES = 64 * 2**20  # of a page of the download, which has a limit of its own, or of one between two codings
 NO_PAGE = ("http_status", "content_type")  # reasons of records that hold no HTML page
@@ -180,7 +181,7 @@ def _pages(location: str, rows: Sequence[dict[str, Any]]) -> Iterator[Page | Non
     with open_archive(location) as archive:
         for row in rows:
             archive.seek(StreamPosition(row["offset"], row["skip"]))
-            record = next(read_records(archive, ("response",), row["length"]), None)
+            record = next(read_records(archive, PAGE_KINDS, row["length"]), None)
             try:
                 limit = max(row["bytes"], MAX_BYTES)
                 yield page_of(record, row["source"], limit, math.inf) if isinstance(record, Record) else None

@@ -22,11 +22,11 @@ from tasks.download.consent.settings import ConsentSettings
 from tasks.download.response_body import FetchRejectedError
 from tasks.sources.archive_stream import RECORD, open_archive
 from tasks.sources.archived_consent import check_consent
-from tasks.sources.http_payload import page_of
-from tasks.sources.index import INDEX, index_row, write_locations
+from tasks.sources.http_payload import is_page, page_of
+from tasks.sources.index import INDEX, PAGE_KINDS, index_row, write_locations
 from tasks.sources.settings import WarcSettings
 from tasks.sources.user_files import ShardWriter, commit_some, identity_of
-from tasks.sources.warc_records import BrokenRecord, read_records
+from tasks.sources.warc_records import BrokenRecord, Record, read_records
 
 ENDINGS = (".warc",)
 HINTS = {  # by first bytes of a file that is no WARC; the last is that of any other
@@ -91,14 +91,14 @@ def warcs(
         parameters["consent"] = consent.model_dump(mode="json")
     packages = ("idna", "tld", "warcio", *(("libxml2", "lxml") if consent else ()))
     read = commits_of(files)
-    step = Step(root, "warcs", version=11, parameters=parameters, inputs=inputs, packages=packages, commits=read)
+    step = Step(root, "warcs", version=12, parameters=parameters, inputs=inputs, packages=packages, commits=read)
     write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done
     where = where_to_read(files, root)
     outcomes = runner.batches(step, "part", list(files), warcs_part, settings, rules, consent, where=where)
     what = "the archives given with --warcs hold no page that can be used"
-    return commit_some(step, outcomes, what, "no response records")
+    return commit_some(step, outcomes, what, "no record of a page")
 
 
 def warcs_part(
@@ -115,7 +115,9 @@ def warcs_part(
     shards = ShardWriter(folder, name, INDEX, "bytes", lambda row: int(row["bytes"]))
     with open_archive(file.location) as stream:
         last = -1
-        for record in read_records(stream, ("response",), settings.max_record):
+        for record in read_records(stream, PAGE_KINDS, settings.max_record):
+            if isinstance(record, Record) and not is_page(record):
+                continue
             full, overfull = settings.shard_rows, MAX_SHARD_FACTOR * settings.shard_rows
             if shards.rows >= (full if record.position.offset != last else overfull):
                 shards.end_shard()
@@ -127,7 +129,7 @@ def warcs_part(
                     raise FetchRejectedError(verdict[0], verdict[1])
                 page = page_of(record, file.name, settings.max_bytes, settings.max_ratio)
                 if consent is not None:
-                    found = check_consent(page, record.block, consent, consent.agent)
+                    found = check_consent(page, record, consent, consent.agent)
                     signals.update(signal.name for signal in found.signals)
             except FetchRejectedError as error:
                 row, (offset, skip) = {"url": strip_unstorable(record.url), "source": file.name}, record.position

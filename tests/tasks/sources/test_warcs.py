@@ -118,6 +118,21 @@ def test_pages_equal_those_of_warcio(tmp_path: Path) -> None:
     assert [(page.url, page.body) for page in ours] == theirs
 
 
+def resource(number: int, body: bytes, kind: str = "text/html; charset=latin-1") -> bytes:
+    return record("resource", number, body).replace(b"application/http", kind.encode())
+
+
+def test_pages_of_resource_records_are_read(tmp_path: Path) -> None:
+    """As `warcit` makes them of files; the screenshots and logs of crawlers are no pages and no faults."""
+    refusal = b'<meta name="robots" content="noai"><p>No.'
+    records = [resource(1, b"<p>caf\xe9"), resource(2, b"\x89PNG", "image/png"), resource(3, refusal)]
+    path = archive(tmp_path, members([INFO, *records, response(4, numbered(4)), resource(5, b"", "text/plain")]))
+    manifest = index(tmp_path / "out", path, consent=ArchiveConsent(agent="bot"))
+    pages = pages_of(tmp_path / "out", manifest)
+    assert [(page.url, page.body) for page in pages] == [(url(1), b"<p>caf\xe9"), (url(4), numbered(4))]
+    assert pages[0].charset == "latin-1" and manifest.outcome.reasons == {"noai": 1}
+
+
 def test_pages_have_the_language_of_their_header(tmp_path: Path) -> None:
     """As the pages of the download; the extraction takes it where the page itself names none."""
     languages = {
