@@ -35,6 +35,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -330,6 +331,8 @@ def check_home() -> None:
     Raises:
         UserError: the folder is another user's, as after `sudo -u`, there is no home folder, or the file is damaged.
     """
+    # Of Prefect's import, two lines; the server that needs the folder names it.
+    warnings.filterwarnings("ignore", message="Failed to create the Prefect home")
     try:
         with contextlib.suppress(FileNotFoundError):
             _profiles_path().stat()

@@ -235,6 +235,15 @@ def test_a_home_of_prefect_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert run_in(tmp_path, "-P", "-m", "flows.dataprep", "--help").returncode == 0
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which root cannot write either")
+def test_a_home_of_prefect_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    environment = {**os.environ, "PREFECT_HOME": "/proc/nowhere/prefect", "PREFECT_API_URL": ""}
+    command = [sys.executable, "-P", "-m", "flows.dataprep", "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: cannot ") and "set PREFECT_HOME to a folder that you own" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("profile", "said"),
     [
