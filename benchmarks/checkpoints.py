@@ -60,7 +60,7 @@ def _measure(folder: Path, rounds: int) -> None:
     for turn in range(rounds + 1):
         for name, async_save in (("at once", False), ("background", True)):
             with CheckpointManager(_config(folder, async_save)) as checkpoints:
-                position = TrainState(step=turn + 1, samples=0, updates=0, skipped=0)
+                position = TrainState(step=turn + 1, samples=turn + 1, updates=turn + 1, skipped=0)
                 timed(f"{name}: stands still", lambda c=checkpoints, p=position: c.save(state, p))  # type: ignore[misc]
                 timed(f"{name}: until it is there", checkpoints.wait)
         timed("a copy in memory", lambda: {key: value.clone() for key, value in state.items()})

@@ -9,7 +9,7 @@ from operator import not_
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, NonNegativeInt, ValidationError
 
 from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
@@ -17,7 +17,7 @@ from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
 from gpt2train.settings import Record
 from gpt2train.store.inner_path import InnerPath
-from gpt2train.store.run_folder import MANIFEST
+from gpt2train.store.run_folder import MANIFEST, checkpoint_step, is_checkpoint_name
 from gpt2train.training.train_state import TrainState
 
 FORMAT: Final = 1
@@ -26,7 +26,7 @@ FORMAT: Final = 1
 class StoredFile(Record):
     """File of a checkpoint."""
 
-    bytes: int  # size in bytes
+    bytes: NonNegativeInt  # size in bytes
     sha256: str  # SHA-256 of the content, lower-case hex
 
 
@@ -34,7 +34,7 @@ class StoredCorpus(Record):
     """Training corpus of a run, as stored in checkpoints."""
 
     identity: str  # hash of its document lengths and of a sample of its tokens, independent of its path
-    tokens: int  # number of tokens; 0 if they are no token files
+    tokens: NonNegativeInt  # number of tokens; 0 if they are no token files
     share: float  # share of the samples, 0 to 1
 
 
@@ -65,7 +65,7 @@ def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
     """
     path = Path(checkpoint) / MANIFEST
     try:
-        return CheckpointManifest.model_validate_json(path.read_bytes(), context={"place": path})
+        found = CheckpointManifest.model_validate_json(path.read_bytes(), context={"place": path})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}") from error
     except ValidationError as error:
@@ -73,6 +73,9 @@ def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
             remedy = "install that version, or use another checkpoint"
             raise UserError(f"another version of gpt2train wrote {path} ({what}); {remedy}") from error
         raise RunError(f"{path} is damaged; use another checkpoint") from error
+    if is_checkpoint_name(path.parent.name) and checkpoint_step(path.parent) != found.position.step:
+        raise RunError(f"{path} is damaged (it has the step {found.position.step:,}); use another checkpoint")
+    return found
 
 
 def _of_other_version(error: ValidationError) -> str:

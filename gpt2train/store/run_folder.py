@@ -23,6 +23,7 @@ RECORD = "run.json"  # record of the run, see gpt2train.monitoring.run_record
 LATEST, BEST = "latest", "best"
 TEMPORARY = ".tmp"
 _PREFIX = "step-"
+_NAME = re.compile(rf"{_PREFIX}\d+", re.ASCII)
 
 
 def checkpoint_name(step: int) -> str:
@@ -33,6 +34,11 @@ def checkpoint_name(step: int) -> str:
 def checkpoint_step(checkpoint: Path) -> int:
     """Step of a checkpoint, by the name of its folder."""
     return int(checkpoint.name.removeprefix(_PREFIX))
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Return True if a folder is named like a checkpoint, by its step."""
+    return _NAME.fullmatch(name) is not None
 
 
 def last_step(run: str | Path, steps: int) -> int:
@@ -68,8 +74,8 @@ def _folders(run: str | Path, ending: str = "") -> list[Path]:
 
 def _named(run: str | Path, ending: str = "") -> list[Path]:
     """List what is named by a step and an ending in the folder of checkpoints, oldest first."""
-    names = re.compile(rf"{_PREFIX}\d+{re.escape(ending)}", re.ASCII)
-    return sorted(path for path in (Path(run) / FOLDER).glob(f"{_PREFIX}*{ending}") if names.fullmatch(path.name))
+    found = (Path(run) / FOLDER).glob(f"{_PREFIX}*{ending}")
+    return sorted(path for path in found if is_checkpoint_name(path.name.removesuffix(ending)))
 
 
 def newest_checkpoint(run: str | Path) -> Path:

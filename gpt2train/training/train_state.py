@@ -5,9 +5,9 @@ import json
 import math
 from operator import not_
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gpt2train.config import RunConfig, ScalerSettings, SpikeSettings, TrainSettings
 from gpt2train.model.objectives import OBJECTIVES
@@ -25,9 +25,9 @@ class LossScale(Record):
     gradients are divided by it before the update. If they overflow, the step is skipped and the scale is lowered.
     """
 
-    value: float
+    value: PositiveFloat
     """Loss scale of the next step."""
-    good: int = 0
+    good: NonNegativeInt = 0
     """Steps without overflow since the last overflow or change of the scale."""
     patience: int
     """Overflows left until the scale is halved (hysteresis); below 1 each one halves it."""
@@ -111,22 +111,32 @@ class TrainState(Record):
     Its methods are pure functions, the same on every process.
     """
 
-    step: int
+    step: NonNegativeInt
     """Steps done. Dropout of a step is seeded by (seed, step, rank), so no generator state needs saving."""
-    samples: int
+    samples: NonNegativeInt
     """Samples used, which is the global index of the next sample."""
-    updates: int
+    updates: NonNegativeInt
     """Steps that changed the weights; they determine the learning rate."""
-    skipped: int
+    skipped: NonNegativeInt
     """Steps skipped because the gradient was not finite or a spike was detected."""
-    consecutive_skipped: int = 0
+    consecutive_skipped: NonNegativeInt = 0
     """Skipped steps since the last update."""
     scale: LossScale | None = None
     """Loss scale, in fp16 only."""
     history: SpikeWindow = SpikeWindow()
     """Metric values of the last steps, for spike detection."""
-    batches: tuple[tuple[int, int], ...] = Field((), exclude_if=not_)
+    batches: tuple[tuple[PositiveInt, PositiveInt], ...] = Field((), exclude_if=not_)
     """Batch sizes so far, as pairs (steps, samples per step), oldest first; empty if there was one size only."""
+
+    @model_validator(mode="after")
+    def agree(self) -> Self:
+        """Refuse counts that contradict one another: a flipped digit of a checkpoint, which has no hash of its own."""
+        sums = sum(steps for steps, _ in self.batches), sum(steps * size for steps, size in self.batches)
+        if self.step != self.updates + self.skipped or self.consecutive_skipped > self.skipped:
+            raise ValueError("the updates and the skipped steps are not the steps")
+        if self.samples < self.step or (self.batches and sums != (self.step, self.samples)):
+            raise ValueError("the samples are not those of the steps")
+        return self
 
     @property
     def done(self) -> tuple[tuple[int, int], ...]:

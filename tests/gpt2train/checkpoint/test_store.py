@@ -1,6 +1,7 @@
 """Storage of checkpoints: atomic saves, detection of damage, and which of them stay, also after kills."""
 
 import errno
+import json
 import os
 import pickle
 import shutil
@@ -95,6 +96,29 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
     for read in (verify, load_weights):
         with pytest.raises(RunError, match=f"damaged: .*{name}"):
             read(folder)
+
+
+@pytest.mark.parametrize("key", ["step", "samples", "updates", "skipped", "consecutive_skipped", "batches"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_flipped_digit_of_the_train_state_is_damage(tmp_path: Path, key: str, sign: int) -> None:
+    """The manifest has no hash of its own: a sample index of -7 ended in a traceback, another step in other samples."""
+    path = save(tmp_path, 6) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    sound = {**manifest["position"], "batches": [[4, 8], [2, 8]]}
+    path.write_text(json.dumps({**manifest, "position": sound}))
+    assert read_manifest(path.parent).position.samples == 48
+    flipped = [[4, 8], [2, 8 + sign]] if key == "batches" else sound[key] + sign
+    path.write_text(json.dumps({**manifest, "position": {**sound, key: flipped}}))
+    with pytest.raises(RunError, match=r"^.*step-00000006/manifest.json is damaged; use another checkpoint$"):
+        read_manifest(path.parent)
+
+
+def test_a_manifest_of_another_step_than_its_folder_is_damage(tmp_path: Path) -> None:
+    folder = save(tmp_path, 6)
+    other = folder.rename(folder.with_name(checkpoint_name(8)))
+    with pytest.raises(RunError, match=r"step-00000008/manifest.json is damaged \(it has the step 6\)"):
+        verify(other)
+    assert verify(other.rename(tmp_path / "mine")).position.step == 6
 
 
 @pytest.mark.parametrize("has_metadata", [False, True])

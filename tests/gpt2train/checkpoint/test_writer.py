@@ -351,7 +351,9 @@ def test_a_checkpoint_of_lost_weights_is_skipped_for_the_one_before(
         position = checkpoints.restore(engine.state(), open_initial_weights)
         engine.model_parts[0].wte.weight.data[7] = 1e30
         monkeypatch.setattr("gpt2train.checkpoint.manager.non_finite_tensor", lambda state: None)
-        checkpoints.save(engine.state(), position.model_copy(update={"step": 6}))
+        checkpoints.save(
+            engine.state(), position.model_copy(update={"step": 6, "updates": 6, "skipped": 0, "samples": 48})
+        )
     monkeypatch.undo()
     logging.getLogger("gpt2train").propagate = True
     with caplog.at_level(logging.INFO):
@@ -367,7 +369,7 @@ def test_non_finite_initial_weights_are_refused(tokens: Path, tmp_path: Path, al
     with CheckpointManager(run) as checkpoints, pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpt2train.checkpoint.manager.non_finite_tensor", lambda state: None)
         position = checkpoints.restore(Engine(run, alone).state(), open_initial_weights)
-        checkpoints.save(engine.state(), position.model_copy(update={"step": 3}))
+        checkpoints.save(engine.state(), position.model_copy(update={"step": 3, "updates": 3, "samples": 24}))
     other = config(tokens, tmp_path / "other", 3, checkpoints={"init_from": run.output, "restore": "weights"})
     with pytest.raises(RunError, match=r"model\.wte\.weight .*; give another checkpoints\.init_from"):
         train(other, alone)

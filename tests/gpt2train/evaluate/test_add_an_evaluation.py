@@ -69,7 +69,10 @@ def plain_answers(model: Path, tokenizer_folder: Path, items: Path) -> list[int]
 @pytest.mark.exhaustive
 def test_command_of_two_models_and_curve(installed: Path, run: Path, tmp_path: Path) -> None:
     items, tokenizer = tmp_path / "items.jsonl", run.parents[1] / "tokenizer"
-    shutil.copytree(run / "checkpoints/step-00000002", run / "checkpoints/step-00000003")
+    third = shutil.copytree(run / "checkpoints/step-00000002", run / "checkpoints/step-00000003")
+    manifest = json.loads((third / "manifest.json").read_text())
+    manifest["position"] |= {"step": 3, "updates": 3}
+    (third / "manifest.json").write_text(json.dumps(manifest))
     models = ["--model", run, "--model", run / "checkpoints/step-00000002"]
     done = call(installed, "multiple_choice", *models, "--data", items, "--tokenizer", tokenizer)
     assert (done.returncode, done.stderr) == (0, "")

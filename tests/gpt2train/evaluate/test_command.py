@@ -26,7 +26,7 @@ def run(trained_run: TrainedRun, tmp_path: Path) -> Path:
     first = checkpoints / "step-00000001"
     shutil.copytree(checkpoints / "step-00000002", first)
     manifest = json.loads((first / "manifest.json").read_text())
-    manifest["position"] |= {"step": 1, "samples": 2}
+    manifest["position"] |= {"step": 1, "samples": 2, "updates": 1}
     (first / "manifest.json").write_text(json.dumps(manifest | {"valid_loss": 5.5}))
     return tmp_path / "out/runs/small"
 
